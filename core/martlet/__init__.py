@@ -1,0 +1,1 @@
+"""Martlet: a durable log that speaks many protocols."""

@@ -1,0 +1,1 @@
+"""The log on disk: one CommitLog, and indexes that can be rebuilt from it."""

@@ -1,0 +1,1 @@
+"""RocketMQ remoting for Martlet: broker protocol, name server, client."""
