@@ -1,0 +1,154 @@
+"""The configuration: records read from TOML, each key with its default, unit and reason.
+
+Every part of Martlet declares its keys in a frozen dataclass whose fields are made
+by `setting`; this module fills such records from tables of a TOML file and from
+``--set KEY=VALUE``, and refuses unknown keys and wrong types with the nearest right
+one. ``docs/config.md`` is generated from the same records.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from martlet.errors import ConfigError
+
+__all__ = ["Setting", "describe", "fill", "override", "read_toml", "setting"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key as documentation shows it."""
+
+    key: str
+    type: str
+    default: object
+    unit: str
+    reason: str
+
+
+def setting(default: T, reason: str, *, unit: str = "", low: int | None = None, high: int | None = None) -> T:
+    """Declare a key: its default, why it is there, its unit, and the bounds of a number."""
+    metadata = {"reason": reason, "unit": unit, "low": low, "high": high}
+    if isinstance(default, list):
+        copied = list(default)
+        return field(default_factory=lambda: list(copied), metadata=metadata)  # type: ignore[return-value]
+    return field(default=default, metadata=metadata)
+
+
+def describe(record: type, prefix: str) -> list[Setting]:
+    """Return every key of *record*, in order, with ``prefix.`` before its name."""
+    hints = get_type_hints(record)
+    return [
+        Setting(f"{prefix}.{f.name}", _type_name(hints[f.name]), _default(f), f.metadata["unit"], f.metadata["reason"])
+        for f in fields(record)
+    ]
+
+
+def _default(f: "Field[Any]") -> object:
+    factory = f.default_factory
+    return f.default if factory is MISSING else factory()
+
+
+def _type_name(hint: object) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in get_args(hint))
+    if get_origin(hint) is list:
+        return "list of strings"
+    return {bool: "true or false", int: "whole number", float: "number", str: "text"}[hint]  # type: ignore[index]
+
+
+def fill(record: type[T], table: Mapping[str, object], prefix: str) -> T:
+    """Return a *record* filled from *table*; keys that are not given keep their defaults.
+
+    Raises:
+      ConfigError: an unknown key (the nearest known one is named) or a wrong value.
+    """
+    hints = get_type_hints(record)
+    known = {f.name: f for f in fields(record)}  # type: ignore[arg-type]
+    values: dict[str, object] = {}
+    for name, value in table.items():
+        if name not in known:
+            raise ConfigError(unknown_key(f"{prefix}.{name}", [f"{prefix}.{k}" for k in known]))
+        values[name] = _checked(f"{prefix}.{name}", value, hints[name], known[name])
+    return record(**values)
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Say that *key* is unknown and which known key is nearest."""
+    choices = list(known)
+    near = difflib.get_close_matches(key, choices, 1, 0.5)
+    mend = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(choices)}"
+    return f"config key {key!r} is unknown; {mend}"
+
+
+def _checked(key: str, value: object, hint: object, f: "Field[Any]") -> object:
+    wanted = _type_name(hint)
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ConfigError(f"config key {key!r} is {value!r}; it must be {wanted}")
+        return value
+    if get_origin(hint) is list:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"config key {key!r} is {value!r}; it must be a {wanted}")
+        return value
+    if hint is float and type(value) is int:
+        value = float(value)
+    if type(value) is not hint:
+        raise ConfigError(f"config key {key!r} is {value!r}; it must be {wanted}")
+    _check_bounds(key, value, f)
+    return value
+
+
+def _check_bounds(key: str, value: object, f: "Field[Any]") -> None:
+    low, high, unit = f.metadata["low"], f.metadata["high"], f.metadata["unit"]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if low is not None and value < low:
+        raise ConfigError(f"config key {key!r} is {value}; it must be at least {low} {unit}".rstrip())
+    if high is not None and value > high:
+        raise ConfigError(f"config key {key!r} is {value}; it must be at most {high} {unit}".rstrip())
+
+
+def read_toml(path: Path) -> dict[str, object]:
+    """Return the tables of the TOML file at *path*.
+
+    Raises:
+      ConfigError: it cannot be read, or is not TOML; the text says where.
+    """
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"config file {str(path)!r} cannot be read; {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {str(path)!r} is not TOML; {error}") from error
+
+
+def override(tables: dict[str, object], assignment: str) -> None:
+    """Put one ``--set section.key=value`` into *tables*, with the value's type as TOML reads it, else as text.
+
+    Raises:
+      ConfigError: there is no ``=`` or no section.
+    """
+    key, equals, text = assignment.partition("=")
+    path = key.strip().split(".")
+    if not equals or len(path) < 2 or not all(path):
+        raise ConfigError(f"--set {assignment!r} is not SECTION.KEY=VALUE; for example store.flush=async")
+    table = tables
+    for name in path[:-1]:
+        inner = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {assignment!r} names {name!r} as a section, but it is a value")
+        table = inner
+    table[path[-1]] = _toml_value(text)
+
+
+def _toml_value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,100 @@
+"""Everything that a plugin may override.
+
+A plugin is a class that inherits `Hooks` and overrides some of its methods; its entry
+point in the group ``martlet.plugins`` names the class. The hooks are cold: each is
+called once at start-up and returns plain callables and objects, which the hot path
+then calls from a tuple. The order of plugins in the config is the order of the tuple.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import pluggy
+
+from martlet.contracts import (
+    Authenticator,
+    Authorizer,
+    Command,
+    Compile,
+    Dispatcher,
+    Protocol,
+    Router,
+    Service,
+    Stage,
+)
+
+if TYPE_CHECKING:
+    from martlet.broker import Broker
+
+__all__ = ["HOOKS", "Hooks", "hookimpl", "hookspec"]
+
+hookspec = pluggy.HookspecMarker("martlet")
+hookimpl = pluggy.HookimplMarker("martlet")
+
+T = TypeVar("T")
+
+
+class Hooks:
+    """Inherit, override, and name the class in an entry point; what is not overridden is not called."""
+
+    config_class: ClassVar[type | None] = None
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @hookspec
+    def martlet_protocols(self, broker: "Broker") -> Sequence[Protocol]:
+        """Return the ports that this plugin serves."""
+        return ()
+
+    @hookspec
+    def martlet_stages(self, broker: "Broker") -> Sequence[Stage]:
+        """Return what every message passes before it is stored; a stage may raise `Refused`."""
+        return ()
+
+    @hookspec
+    def martlet_routers(self, broker: "Broker") -> Sequence[Router]:
+        """Return what names more queues that shall index a message."""
+        return ()
+
+    @hookspec
+    def martlet_dispatchers(self, broker: "Broker") -> Sequence[Dispatcher]:
+        """Return what is told each stored record, in order; recovery tells it again, so it must be idempotent."""
+        return ()
+
+    @hookspec
+    def martlet_filters(self, broker: "Broker") -> Mapping[str, Compile]:
+        """Return filter languages by name, such as ``SQL92``."""
+        return {}
+
+    @hookspec
+    def martlet_authenticators(self, broker: "Broker") -> Sequence[Authenticator]:
+        """Return what turns credentials into an identity; the first that knows them rules."""
+        return ()
+
+    @hookspec
+    def martlet_authorizers(self, broker: "Broker") -> Sequence[Authorizer]:
+        """Return what allows or denies (identity, action, topic); the first opinion rules."""
+        return ()
+
+    @hookspec
+    def martlet_capabilities(self, broker: "Broker") -> Mapping[type, object]:
+        """Return what other plugins may ask the broker for, by its type."""
+        return {}
+
+    @hookspec
+    def martlet_services(self, broker: "Broker") -> Sequence[Service]:
+        """Return tasks that run while the broker does."""
+        return ()
+
+    @hookspec
+    def martlet_commands(self) -> Sequence[Command]:
+        """Return more ``martlet`` subcommands."""
+        return ()
+
+    @hookspec
+    def martlet_stopping(self) -> None:
+        """The broker stops accepting now; say goodbye to whoever should know."""
+
+
+HOOKS = tuple(name for name in vars(Hooks) if name.startswith("martlet_"))

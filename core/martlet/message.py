@@ -1,0 +1,222 @@
+"""Message and Record: the two objects that flow.
+
+A `Message` is what somebody wants stored; a `Record` is what the log holds. Both
+carry their properties in the encoded form of RocketMQ (``key\\x01value\\x02``
+repeated, UTF-8; MessageDecoder.messageProperties2String), because most messages
+pass through without anyone looking inside.
+"""
+
+from collections.abc import Mapping
+from typing import Final, final
+
+__all__ = [
+    "KEYS",
+    "PROPERTIES_BYTES_MAX",
+    "TAGS",
+    "UNIQ_KEY",
+    "Message",
+    "Placed",
+    "Record",
+    "decode_properties",
+    "encode_properties",
+    "find_property",
+    "put_property",
+    "remove_property",
+]
+
+TAGS: Final = "TAGS"
+KEYS: Final = "KEYS"
+UNIQ_KEY: Final = "UNIQ_KEY"
+
+# The length of the property string is an i16 in the record.
+PROPERTIES_BYTES_MAX: Final = 32767
+
+NO_HOST: Final = b"\x00\x00\x00\x00\x00\x00\x00\x00"
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """Return the property string; empty values are left out, as every reader would drop them.
+
+    Raises:
+      ValueError: a key or value holds a separator (U+0001 or U+0002), or a key is empty.
+    """
+    parts: list[str] = []
+    for key, value in properties.items():
+        if not key or "\x01" in key or "\x02" in key or "\x01" in value or "\x02" in value:
+            raise ValueError(f"property {key!r} is empty or holds U+0001 or U+0002; these separate properties")
+        if value:
+            parts.append(f"{key}\x01{value}\x02")
+    return "".join(parts).encode()
+
+
+def decode_properties(properties: bytes) -> dict[str, str]:
+    """Return the properties by name; fragments that RocketMQ's reader ignores are ignored."""
+    found: dict[str, str] = {}
+    for fragment in properties.decode("utf-8", "replace").split("\x02"):
+        key, separator, value = fragment.partition("\x01")
+        if separator and key and value:
+            found[key] = value
+    return found
+
+
+def _span(properties: bytes, name: bytes) -> tuple[int, int, int]:
+    """Where *name* stands: start of the fragment, start and end of its value; (-1, -1, -1) if absent."""
+    needle = name + b"\x01"
+    start = 0 if properties.startswith(needle) else properties.find(b"\x02" + needle) + 1
+    if start == 0 and not properties.startswith(needle):
+        return -1, -1, -1
+    value = start + len(needle)
+    end = properties.find(b"\x02", value)
+    return start, value, len(properties) if end < 0 else end
+
+
+def find_property(properties: bytes, name: bytes) -> bytes:
+    """Return the value of *name* without decoding the rest; empty when it is absent."""
+    _, value, end = _span(properties, name)
+    return properties[value:end] if value >= 0 else b""
+
+
+def remove_property(properties: bytes, name: bytes) -> bytes:
+    """Return *properties* without *name*."""
+    start, _, end = _span(properties, name)
+    return properties if start < 0 else properties[:start] + properties[end + 1 :]
+
+
+def put_property(properties: bytes, name: bytes, value: bytes) -> bytes:
+    """Return *properties* with *name* set to *value*, in place of an older value."""
+    rest = remove_property(properties, name)
+    if rest and not rest.endswith(b"\x02"):
+        rest += b"\x02"
+    return b"%b%b\x01%b\x02" % (rest, name, value)
+
+
+@final
+class Message:
+    """What somebody wants stored.
+
+    ``queue_id`` -1 lets the broker choose. ``born_host`` is 4 or 16 address bytes and
+    an i32 port, big-endian, as the record holds it. ``sys_flag`` bits: RocketMQ
+    MessageSysFlag (0x1 compressed body, 0xC transaction type, 0x10 IPv6 born host).
+    """
+
+    __slots__ = (
+        "body",
+        "born_host",
+        "born_ms",
+        "flag",
+        "prepared_position",
+        "properties",
+        "queue_id",
+        "reconsume_times",
+        "sys_flag",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        properties: bytes = b"",
+        queue_id: int = -1,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_ms: int = 0,
+        born_host: bytes = NO_HOST,
+        reconsume_times: int = 0,
+        prepared_position: int = 0,
+    ) -> None:
+        self.topic = topic
+        self.body = body
+        self.properties = properties
+        self.queue_id = queue_id
+        self.flag = flag
+        self.sys_flag = sys_flag
+        self.born_ms = born_ms
+        self.born_host = born_host
+        self.reconsume_times = reconsume_times
+        self.prepared_position = prepared_position
+
+    def property(self, name: str) -> str:
+        """The value of property *name*; empty when it is absent."""
+        return find_property(self.properties, name.encode()).decode("utf-8", "replace")
+
+
+@final
+class Placed:
+    """Where an append put a message: ``position`` and ``end`` are log bytes, ``queue_offset`` counts messages."""
+
+    __slots__ = ("end", "position", "queue_id", "queue_offset", "store_ms")
+
+    def __init__(self, queue_id: int, queue_offset: int, position: int, end: int, store_ms: int) -> None:
+        self.queue_id = queue_id
+        self.queue_offset = queue_offset
+        self.position = position
+        self.end = end
+        self.store_ms = store_ms
+
+
+@final
+class Record:
+    """What the log holds at ``position``; ``size`` is the whole record in bytes.
+
+    Layout: RocketMQ store CommitLog.java, magic 0xDAA320A7 (V1) and 0xDAA320AB (V2).
+    """
+
+    __slots__ = (
+        "body",
+        "body_crc",
+        "born_host",
+        "born_ms",
+        "flag",
+        "position",
+        "prepared_position",
+        "properties",
+        "queue_id",
+        "queue_offset",
+        "reconsume_times",
+        "size",
+        "store_host",
+        "store_ms",
+        "sys_flag",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        position: int,
+        size: int,
+        body: bytes,
+        properties: bytes,
+        flag: int,
+        sys_flag: int,
+        born_ms: int,
+        born_host: bytes,
+        store_ms: int,
+        store_host: bytes,
+        reconsume_times: int,
+        prepared_position: int,
+        body_crc: int,
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.queue_offset = queue_offset
+        self.position = position
+        self.size = size
+        self.body = body
+        self.properties = properties
+        self.flag = flag
+        self.sys_flag = sys_flag
+        self.born_ms = born_ms
+        self.born_host = born_host
+        self.store_ms = store_ms
+        self.store_host = store_host
+        self.reconsume_times = reconsume_times
+        self.prepared_position = prepared_position
+        self.body_crc = body_crc
+
+    def property(self, name: str) -> str:
+        """The value of property *name*; empty when it is absent."""
+        return find_property(self.properties, name.encode()).decode("utf-8", "replace")
