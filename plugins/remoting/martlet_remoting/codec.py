@@ -1,0 +1,407 @@
+"""Commands to bytes and back; no I/O, no clock.
+
+A frame is an i32 length of what follows, one byte of header encoding, three bytes
+of header length, the header and the body (RocketMQ RemotingCommand.java). Headers
+are read in both encodings, JSON and the binary one; answers are JSON, which every
+client reads (the C++ client reads nothing else).
+
+The two hottest answers, to a send and to a pull, are %-templates filled with numbers:
+no dictionary is built and nothing is escaped that cannot need it.
+"""
+
+from collections.abc import Iterator, Mapping
+from struct import Struct
+from struct import error as struct_error
+from typing import Final, final
+
+import orjson
+
+from martlet.errors import LocalProtocolError, RemoteProtocolError
+
+from .codes import ANSWER_LANGUAGE, FLAG_RESPONSE, LANGUAGE_NAMES, LANGUAGE_NUMBERS, VERSION
+from .packets import NO_EXT, Command, ext_text
+
+__all__ = [
+    "FRAME_BYTES_MAX",
+    "FrameBuffer",
+    "decode_frame",
+    "encode_binary_command",
+    "encode_command",
+    "encode_prefix",
+    "encode_pull_prefix",
+    "encode_response",
+    "encode_send_response",
+    "pull_response_template",
+    "send_response_template",
+]
+
+# RocketMQ: com.rocketmq.remoting.frameMaxLength, the same in client and server.
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+# A property string of 32767 bytes, every one escaped as \\u0001, is 192 KiB of header.
+HEADER_BYTES_MAX: Final = 1024 * 1024
+REMARK_BYTES_MAX: Final = 64 * 1024
+JSON_HEADER: Final = 0
+BINARY_HEADER: Final = 1
+I32_MIN: Final = -(1 << 31)
+I32_MAX: Final = (1 << 31) - 1
+
+_LENGTH: Final = Struct(">i")
+_LENGTHS: Final = Struct(">iI")
+_BINARY_FIXED: Final = Struct(">hbhiii")
+_KEY_LENGTH: Final = Struct(">h")
+
+
+@final
+class FrameBuffer:
+    """Turns the bytes of one connection into commands, however they were cut.
+
+    Only the bytes of the one incomplete frame are kept, and a frame over
+    *frame_bytes_max* is refused at its first four bytes.
+    """
+
+    __slots__ = ("_data", "_error", "_need", "_partial", "_position", "frame_bytes_max")
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._data = b""
+        self._position = 0
+        self._partial = bytearray()
+        self._need = 0
+        self._error: RemoteProtocolError | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How many received bytes no command has been made of yet."""
+        return len(self._data) - self._position + len(self._partial)
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes as they came from the socket; take all commands out before the next call."""
+        if self._position < len(self._data):
+            self._keep_rest()
+        if not self._partial:
+            self._data = data
+        else:
+            self._partial += data
+            if len(self._partial) < self._need:
+                return
+            self._data = bytes(self._partial)
+            self._partial = bytearray()
+        self._position = 0
+
+    def next_command(self) -> Command | None:
+        """Return the next complete command, None when more bytes are needed.
+
+        Raises:
+          RemoteProtocolError: the bytes are no command; every later call raises the same.
+        """
+        if self._error is not None:
+            raise self._error
+        data = self._data
+        start = self._position
+        available = len(data) - start
+        if available < 4:
+            if available:
+                self._keep_rest()
+            return None
+        length: int = _LENGTH.unpack_from(data, start)[0]
+        if length < 4 or length > self.frame_bytes_max:
+            raise self._broken(RemoteProtocolError(_length_text(length, self.frame_bytes_max)))
+        end = start + 4 + length
+        if end > len(data):
+            self._keep_rest()
+            return None
+        self._position = end
+        try:
+            return _decode(data, start + 4, end)
+        except RemoteProtocolError as error:
+            raise self._broken(error) from error.__cause__
+
+    def commands(self) -> Iterator[Command]:
+        """Yield every complete command; raises as `next_command` does, after the good ones."""
+        while (command := self.next_command()) is not None:
+            yield command
+
+    def _keep_rest(self) -> None:
+        """Move the incomplete frame to the growing buffer, which is joined once when it is whole."""
+        self._partial += self._data[self._position :]
+        self._data = b""
+        self._position = 0
+        self._need = 4
+        if len(self._partial) >= 4:
+            # An impossible length is found by next_command as soon as it looks again.
+            length: int = _LENGTH.unpack_from(self._partial)[0]
+            self._need = 4 + length if 4 <= length <= self.frame_bytes_max else 4
+
+    def _broken(self, error: RemoteProtocolError) -> RemoteProtocolError:
+        self._error = error
+        self._data = b""
+        self._position = 0
+        self._partial = bytearray()
+        return error
+
+
+def _length_text(length: int, limit: int) -> str:
+    if length < 4:
+        return f"frame length {length} is impossible; a frame holds at least 4 bytes"
+    return f"frame length {length} is over the limit of {limit} bytes"
+
+
+def decode_frame(frame: bytes) -> Command:
+    """Return the command of one whole frame, length field included.
+
+    Raises:
+      RemoteProtocolError: it is not one whole valid frame.
+    """
+    if len(frame) < 8 or _LENGTH.unpack_from(frame)[0] != len(frame) - 4:
+        raise RemoteProtocolError(f"frame of {len(frame)} bytes does not begin with its own length")
+    return _decode(frame, 4, len(frame))
+
+
+def _decode(data: bytes, start: int, end: int) -> Command:
+    """Return the command in data[start:end], where *start* is after the length field."""
+    header_length = data[start + 1] << 16 | data[start + 2] << 8 | data[start + 3]
+    header_start = start + 4
+    body_start = header_start + header_length
+    if body_start > end:
+        raise RemoteProtocolError(f"header length {header_length} exceeds the frame; {end - header_start} bytes follow")
+    if header_length > HEADER_BYTES_MAX:
+        raise RemoteProtocolError(f"header length {header_length} is over the limit of {HEADER_BYTES_MAX} bytes")
+    encoding = data[start]
+    if encoding == JSON_HEADER:
+        return _decode_json(data[header_start:body_start], data[body_start:end])
+    if encoding == BINARY_HEADER:
+        return _decode_binary(data[header_start:body_start], data[body_start:end])
+    raise RemoteProtocolError(f"header encoding {encoding} is unknown; 0 is JSON, 1 is ROCKETMQ")
+
+
+def _decode_json(header: bytes, body: bytes) -> Command:
+    try:
+        fields: object = orjson.loads(header)
+    except orjson.JSONDecodeError as error:
+        raise RemoteProtocolError(f"header is not JSON: {error}") from error
+    if type(fields) is not dict:
+        raise RemoteProtocolError("header is not a JSON object")
+    get = fields.get
+    code = get("code")
+    opaque = get("opaque", 0)
+    flag = get("flag", 0)
+    version = get("version", 0)
+    if type(code) is not int or type(opaque) is not int or type(flag) is not int or type(version) is not int:
+        raise RemoteProtocolError("header fields code, opaque, flag and version must be integers")
+    if not (I32_MIN <= code <= I32_MAX and I32_MIN <= opaque <= I32_MAX and I32_MIN <= flag <= I32_MAX):
+        raise RemoteProtocolError("header fields code, opaque and flag must fit 32 bits")
+    ext = get("extFields")
+    if ext is None:
+        ext = NO_EXT
+    elif type(ext) is not dict:
+        raise RemoteProtocolError("header field extFields is not a JSON object")
+    remark = get("remark")
+    if remark is not None:
+        remark = _remark(remark)
+    language = get("language", "")
+    return Command(code, ext, body, opaque, flag, remark, language if type(language) is str else "", version)
+
+
+def _remark(remark: object) -> str:
+    if type(remark) is not str:
+        raise RemoteProtocolError("header field remark is not a string")
+    if len(remark) > REMARK_BYTES_MAX:
+        raise RemoteProtocolError(f"remark of {len(remark)} characters is over the limit of {REMARK_BYTES_MAX}")
+    return remark
+
+
+def _decode_binary(header: bytes, body: bytes) -> Command:
+    try:
+        code, language, version, opaque, flag, remark_length = _BINARY_FIXED.unpack_from(header)
+        position = _BINARY_FIXED.size
+        remark, position = _binary_text(header, position, remark_length, "remark")
+        (ext_length,) = _LENGTH.unpack_from(header, position)
+        ext = _binary_ext(header, position + 4, ext_length)
+    except struct_error as error:
+        raise RemoteProtocolError(f"binary header of {len(header)} bytes is cut short") from error
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError("binary header is not UTF-8") from error
+    if remark_length > REMARK_BYTES_MAX:
+        raise RemoteProtocolError(f"remark of {remark_length} bytes is over the limit of {REMARK_BYTES_MAX}")
+    name = LANGUAGE_NAMES[language] if 0 <= language < len(LANGUAGE_NAMES) else ""
+    return Command(code, ext, body, opaque, flag, remark or None, name, version)
+
+
+def _binary_text(header: bytes, position: int, length: int, what: str) -> tuple[str, int]:
+    end = position + length
+    if length < 0 or end > len(header):
+        raise RemoteProtocolError(f"binary header: length {length} of the {what} exceeds the header")
+    return header[position:end].decode(), end
+
+
+def _binary_ext(header: bytes, position: int, length: int) -> Mapping[str, object]:
+    if length < 0 or position + length != len(header):
+        raise RemoteProtocolError(f"binary header: length {length} of the fields does not match the header")
+    ext: dict[str, object] = {}
+    while position < len(header):
+        (key_length,) = _KEY_LENGTH.unpack_from(header, position)
+        key, position = _binary_text(header, position + 2, key_length, "field name")
+        (value_length,) = _LENGTH.unpack_from(header, position)
+        value, position = _binary_text(header, position + 4, value_length, "field value")
+        if value:
+            ext[key] = value
+    return ext
+
+
+def _frame(header: bytes, body: bytes) -> bytes:
+    return _LENGTHS.pack(4 + len(header) + len(body), len(header)) + header + body
+
+
+def encode_command(command: Command) -> bytes:
+    """Return the frame of *command* with a JSON header; every header field goes out as a string."""
+    fields: dict[str, object] = {
+        "code": command.code,
+        "extFields": {name: ext_text(value) for name, value in command.ext.items() if value is not None},
+        "flag": command.flag,
+        "language": command.language,
+        "opaque": command.opaque,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": command.version,
+    }
+    if command.remark is not None:
+        fields["remark"] = command.remark
+    return _frame(orjson.dumps(fields), command.body)
+
+
+def encode_binary_command(command: Command) -> bytes:
+    """Return the frame of *command* with a ROCKETMQ header.
+
+    Raises:
+      LocalProtocolError: the code or version needs more than the header's 16 bits.
+    """
+    remark = (command.remark or "").encode()
+    language = LANGUAGE_NUMBERS.get(command.language, LANGUAGE_NUMBERS["OTHER"])
+    parts = [b"", remark, b""]
+    size = 0
+    try:
+        for name, value in command.ext.items():
+            part = _binary_entry(name, value)
+            size += len(part)
+            parts.append(part)
+        parts[0] = _BINARY_FIXED.pack(
+            command.code, language, command.version, command.opaque, command.flag, len(remark)
+        )
+    except struct_error as error:
+        raise LocalProtocolError(f"code {command.code} or a field does not fit the binary header; use JSON") from error
+    parts[2] = _LENGTH.pack(size)
+    header = b"".join(parts)
+    return _LENGTHS.pack(4 + len(header) + len(command.body), BINARY_HEADER << 24 | len(header)) + header + command.body
+
+
+def _binary_entry(name: str, value: object) -> bytes:
+    if value is None:
+        return b""
+    key = name.encode()
+    text = ext_text(value).encode()
+    return _KEY_LENGTH.pack(len(key)) + key + _LENGTH.pack(len(text)) + text
+
+
+def encode_prefix(
+    opaque: int,
+    code: int,
+    ext: Mapping[str, object] = NO_EXT,
+    body_bytes: int = 0,
+    remark: str | None = None,
+    version: int = VERSION,
+) -> bytes:
+    """Return a response's frame up to its body; *body_bytes* of body must follow it.
+
+    Keys and order are those of a real broker's answers, so that recorded
+    conversations can be compared byte by byte.
+    """
+    fields: dict[str, object] = {"code": code}
+    if ext:
+        fields["extFields"] = {name: ext_text(value) for name, value in ext.items() if value is not None}
+    fields["flag"] = FLAG_RESPONSE
+    fields["language"] = ANSWER_LANGUAGE
+    fields["opaque"] = opaque
+    if remark is not None:
+        fields["remark"] = remark
+    fields["serializeTypeCurrentRPC"] = "JSON"
+    fields["version"] = version
+    header = orjson.dumps(fields)
+    return _LENGTHS.pack(4 + len(header) + body_bytes, len(header)) + header
+
+
+def encode_response(
+    opaque: int,
+    code: int,
+    ext: Mapping[str, object] = NO_EXT,
+    body: bytes = b"",
+    remark: str | None = None,
+    version: int = VERSION,
+) -> bytes:
+    """Return the frame of a response."""
+    return encode_prefix(opaque, code, ext, len(body), remark, version) + body
+
+
+def _json_text(text: str) -> str:
+    """*text* as a JSON string; letters and digits, as in nearly every id, need no escaping."""
+    return f'"{text}"' if text.isalnum() and text.isascii() else orjson.dumps(text).decode()
+
+
+def send_response_template(region: str = "DefaultRegion", trace_on: bool = True, version: int = VERSION) -> str:
+    """Return the template for `encode_send_response`; make it once a broker, not once a message."""
+    region = _json_text(region).replace("%", "%%")
+    return (
+        '{"code":%d,"extFields":{"queueId":"%d",%s"msgId":"%s","TRACE_ON":"'
+        + ext_text(trace_on)
+        + '","MSG_REGION":'
+        + region
+        + ',"queueOffset":"%d"},"flag":1,"language":"'
+        + ANSWER_LANGUAGE
+        + '","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":'
+        + str(version)
+        + "}"
+    )
+
+
+def encode_send_response(
+    template: str, opaque: int, code: int, message_id: str, queue_id: int, queue_offset: int, transaction_id: str
+) -> bytes:
+    """Return the answer to a stored send (code 0, 10, 11 or 12).
+
+    *message_id* is the offset message id, or several joined with commas; hexadecimal,
+    so it is not escaped. *transaction_id* is the sender's UNIQ_KEY, left out when empty.
+    """
+    transaction = f'"transactionId":{_json_text(transaction_id)},' if transaction_id else ""
+    header = (template % (code, queue_id, transaction, message_id, queue_offset, opaque)).encode()
+    return _LENGTHS.pack(4 + len(header), len(header)) + header
+
+
+def pull_response_template(version: int = VERSION) -> str:
+    """Return the template for `encode_pull_prefix`."""
+    return (
+        '{"code":%d,"extFields":{"suggestWhichBrokerId":"%d","groupSysFlag":"0","nextBeginOffset":"%d",'
+        '"maxOffset":"%d","minOffset":"%d","topicSysFlag":"0"},'
+        '"flag":1,"language":"'
+        + ANSWER_LANGUAGE
+        + '","opaque":%d,"remark":"%s","serializeTypeCurrentRPC":"JSON","version":'
+        + str(version)
+        + "}"
+    )
+
+
+def encode_pull_prefix(
+    template: str,
+    opaque: int,
+    code: int,
+    next_offset: int,
+    min_offset: int,
+    max_offset: int,
+    remark: str,
+    body_bytes: int = 0,
+    suggested_broker_id: int = 0,
+) -> bytes:
+    """Return a pull answer up to its body: records of *body_bytes* in all must follow it.
+
+    *remark* is the store's status name (FOUND, NO_MATCHED_MESSAGE, ...), a word that needs no escaping.
+    """
+    values = (code, suggested_broker_id, next_offset, max_offset, min_offset, opaque, remark)
+    header = (template % values).encode()
+    return _LENGTHS.pack(4 + len(header) + body_bytes, len(header)) + header

@@ -1,0 +1,194 @@
+"""The header fields of the two hot requests, sends and pulls, as records.
+
+Everything else is a handful of fields that its handler reads from the `Command`.
+"""
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from martlet.errors import Reason, Refused
+
+from .codes import RequestCode
+from .packets import Command
+
+__all__ = [
+    "PULL_COMMIT_OFFSET",
+    "PULL_LITE",
+    "PULL_SUBSCRIPTION",
+    "PULL_SUSPEND",
+    "PullHeader",
+    "SendHeader",
+    "decode_pull_header",
+    "decode_send_header",
+]
+
+# Bits of a pull's sysFlag (RocketMQ PullSysFlag).
+PULL_COMMIT_OFFSET: Final = 0x1
+PULL_SUSPEND: Final = 0x2
+PULL_SUBSCRIPTION: Final = 0x4
+PULL_CLASS_FILTER: Final = 0x8
+PULL_LITE: Final = 0x10
+
+_LONG_NAMES: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE))
+# What Java, Go and C++ write for a true header field.
+_TRUE: Final = (True, "true", "True")
+
+
+@final
+@dataclass(slots=True)
+class SendHeader:
+    """A send's header; ``properties`` is the encoded property string, ``max_reconsume_times`` -1 if not given."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_queues: int
+    queue_id: int
+    sys_flag: int
+    born_ms: int
+    flag: int
+    properties: bytes
+    reconsume_times: int = 0
+    unit_mode: bool = False
+    max_reconsume_times: int = -1
+    batch: bool = False
+    broker_name: str = ""
+
+    def to_ext(self) -> dict[str, object]:
+        """Return the header fields under the short names of SEND_MESSAGE_V2."""
+        ext: dict[str, object] = {
+            "a": self.producer_group,
+            "b": self.topic,
+            "c": self.default_topic,
+            "d": self.default_queues,
+            "e": self.queue_id,
+            "f": self.sys_flag,
+            "g": self.born_ms,
+            "h": self.flag,
+            "i": self.properties.decode(),
+            "j": self.reconsume_times,
+            "k": self.unit_mode,
+            "m": self.batch,
+        }
+        if self.max_reconsume_times >= 0:
+            ext["l"] = self.max_reconsume_times
+        if self.broker_name:
+            ext["n"] = self.broker_name
+        return ext
+
+
+def decode_send_header(command: Command) -> SendHeader:
+    """Return the header of any send, with long or short field names.
+
+    Whether it is a batch is said by ``batch``, or by code 320; C++ sends batches as 310.
+
+    Raises:
+      Refused: a mandatory field is missing or is not a number.
+    """
+    if command.code in _LONG_NAMES:
+        return _long_send_header(command)
+    get = command.ext.get
+    integer = command.integer
+    group, topic, default_topic, properties, broker_name = get("a"), get("b"), get("c"), get("i"), get("n")
+    if type(topic) is not str or not topic or type(group) is not str:
+        raise Refused(Reason.PARAMETER, "send request lacks the header field a (producerGroup) or b (topic)")
+    return SendHeader(
+        group,
+        topic,
+        default_topic if type(default_topic) is str else "",
+        integer("d", 4),
+        integer("e"),
+        integer("f", 0),
+        integer("g", 0),
+        integer("h", 0),
+        properties.encode() if type(properties) is str else b"",
+        integer("j", 0),
+        get("k") in _TRUE,
+        -1 if get("l") is None else integer("l", -1),
+        get("m") in _TRUE or command.code == RequestCode.SEND_BATCH_MESSAGE,
+        broker_name if type(broker_name) is str else "",
+    )
+
+
+def _long_send_header(command: Command) -> SendHeader:
+    return SendHeader(
+        command.text("producerGroup"),
+        command.text("topic"),
+        command.text("defaultTopic", ""),
+        command.integer("defaultTopicQueueNums", 4),
+        command.integer("queueId"),
+        command.integer("sysFlag", 0),
+        command.integer("bornTimestamp", 0),
+        command.integer("flag", 0),
+        command.text("properties", "").encode(),
+        command.integer("reconsumeTimes", 0),
+        command.boolean("unitMode"),
+        command.integer("maxReconsumeTimes", -1),
+        command.boolean("batch"),
+        command.text("bname", ""),
+    )
+
+
+@final
+@dataclass(slots=True)
+class PullHeader:
+    """A pull's header; ``sys_flag`` holds the PULL_ bits."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    messages_max: int
+    sys_flag: int
+    commit_offset: int
+    suspend_ms: int
+    expression: str = ""
+    sub_version: int = 0
+    expression_type: str = "TAG"
+    bytes_max: int = -1
+    broker_name: str = ""
+
+    def to_ext(self) -> dict[str, object]:
+        """Return the header fields under their names on the wire."""
+        ext: dict[str, object] = {
+            "consumerGroup": self.group,
+            "topic": self.topic,
+            "queueId": self.queue_id,
+            "queueOffset": self.offset,
+            "maxMsgNums": self.messages_max,
+            "sysFlag": self.sys_flag,
+            "commitOffset": self.commit_offset,
+            "suspendTimeoutMillis": self.suspend_ms,
+            "subVersion": self.sub_version,
+            "expressionType": self.expression_type,
+        }
+        if self.sys_flag & PULL_SUBSCRIPTION:
+            ext["subscription"] = self.expression
+        if self.bytes_max >= 0:
+            ext["maxMsgBytes"] = self.bytes_max
+        if self.broker_name:
+            ext["bname"] = self.broker_name
+        return ext
+
+
+def decode_pull_header(command: Command) -> PullHeader:
+    """Return the header of a PULL_MESSAGE or LITE_PULL_MESSAGE.
+
+    Raises:
+      Refused: a mandatory field is missing or is not a number.
+    """
+    return PullHeader(
+        command.text("consumerGroup"),
+        command.text("topic"),
+        command.integer("queueId"),
+        command.integer("queueOffset"),
+        command.integer("maxMsgNums"),
+        command.integer("sysFlag", 0),
+        command.integer("commitOffset", 0),
+        command.integer("suspendTimeoutMillis", 0),
+        command.text("subscription", ""),
+        command.integer("subVersion", 0),
+        command.text("expressionType", "TAG") or "TAG",
+        command.integer("maxMsgBytes", -1),
+        command.text("bname", ""),
+    )

@@ -1,0 +1,134 @@
+"""What is said on a remoting connection: a `Command`, and the queue it usually speaks of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, final
+
+from martlet.errors import Reason, Refused
+
+from .codes import CLIENT_LANGUAGE, FLAG_ONEWAY, FLAG_RESPONSE, VERSION
+
+__all__ = ["Command", "MessageQueue", "ext_text"]
+
+NO_EXT: Final[Mapping[str, object]] = {}
+I64_MIN: Final = -(1 << 63)
+I64_MAX: Final = (1 << 63) - 1
+
+
+@final
+@dataclass(frozen=True, slots=True, order=True)
+class MessageQueue:
+    """One queue of a topic on one broker; the order is RocketMQ's (topic, broker name, queue id)."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+def ext_text(value: object) -> str:
+    """Return *value* as a header field's text: booleans as true/false, numbers in decimal."""
+    if type(value) is str:
+        return value
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    return str(value)
+
+
+@final
+class Command:
+    """A request or a response: `flag` bit 0 says which, bit 1 that no answer is wanted.
+
+    ``ext`` values are strings from most peers, but C++ clients send bare numbers and
+    booleans; read them with `text`, `integer` and `boolean`, which accept all three.
+    """
+
+    __slots__ = ("body", "code", "ext", "flag", "language", "opaque", "remark", "version")
+
+    def __init__(
+        self,
+        code: int,
+        ext: Mapping[str, object] = NO_EXT,
+        body: bytes = b"",
+        opaque: int = 0,
+        flag: int = 0,
+        remark: str | None = None,
+        language: str = CLIENT_LANGUAGE,
+        version: int = VERSION,
+    ) -> None:
+        self.code = code
+        self.ext = ext
+        self.body = body
+        self.opaque = opaque
+        self.flag = flag
+        self.remark = remark
+        self.language = language
+        self.version = version
+
+    def __repr__(self) -> str:
+        kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
+        ext = ", ".join(f"{name}={value!r:.80}" for name, value in self.ext.items())
+        return f"<Command {kind} code={self.code} opaque={self.opaque} {{{ext}}} body={len(self.body)} B>"
+
+    @property
+    def is_response(self) -> bool:
+        """Whether it answers a request of the receiver."""
+        return self.flag & FLAG_RESPONSE != 0
+
+    @property
+    def is_oneway(self) -> bool:
+        """Whether the sender wants no answer, not even an error."""
+        return self.flag & FLAG_ONEWAY != 0
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return the header field *name* as text.
+
+        Raises:
+          Refused: it is missing and there is no default.
+        """
+        value = self.ext.get(name)
+        if type(value) is str:
+            return value
+        if value is None:
+            if default is None:
+                raise self._missing(name)
+            return default
+        return ext_text(value)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Return the header field *name* as a signed 64-bit number; an empty one counts as missing.
+
+        Raises:
+          Refused: it is missing and there is no default, or it is no such number.
+        """
+        value = self.ext.get(name)
+        if type(value) is str and value:
+            try:
+                number = int(value)
+            except ValueError:
+                raise self._no_integer(name, value) from None
+        elif type(value) is int:
+            number = value
+        elif value is None or value == "":
+            if default is None:
+                raise self._missing(name)
+            return default
+        else:
+            raise self._no_integer(name, value)
+        if I64_MIN <= number <= I64_MAX:
+            return number
+        raise self._no_integer(name, value)
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """Return whether the header field *name* says true, in any case; *default* if it is missing."""
+        value = self.ext.get(name)
+        if value is None:
+            return default
+        return value is True or (type(value) is str and value.lower() == "true")
+
+    def _missing(self, name: str) -> Refused:
+        return Refused(Reason.PARAMETER, f"request {self.code} lacks the header field {name}")
+
+    def _no_integer(self, name: str, value: object) -> Refused:
+        return Refused(Reason.PARAMETER, f"header field {name} {value!r:.60} is not a 64-bit integer")
