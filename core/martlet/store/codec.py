@@ -1,0 +1,294 @@
+"""Records <-> bytes: the layout of the log, of consume-queue entries and of hash codes; pure.
+
+The bytes are RocketMQ's (store CommitLog.java, ConsumeQueue.java, IndexFile.java):
+what the log holds is also what a consumer is sent.
+"""
+
+from array import array
+from operator import mul
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+from martlet.errors import CorruptRecord
+from martlet.message import Message, Record
+
+__all__ = [
+    "BLANK_MAGIC",
+    "BORN_V6",
+    "ENTRY",
+    "ENTRY_BYTES",
+    "FILLER",
+    "FILLER_BYTES",
+    "HEAD",
+    "HEAD_BYTES",
+    "MAGICS",
+    "MAGIC_V1",
+    "MAGIC_V2",
+    "PREPARED",
+    "RECORD_BYTES_MIN",
+    "ROLLBACK",
+    "STORE_V6",
+    "TRANSACTION_MASK",
+    "Buffer",
+    "body_crc",
+    "check_record",
+    "decode_record",
+    "decode_records",
+    "encode_filler",
+    "encode_record",
+    "hash_code",
+    "key_hash",
+    "record_size",
+    "tags_code",
+]
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC_V1: Final = 0xDAA320A7
+MAGIC_V2: Final = 0xDAA320AB  # the topic's length is an i16
+BLANK_MAGIC: Final = 0xCBD43194
+MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
+
+BORN_V6: Final = 0x10
+STORE_V6: Final = 0x20
+TRANSACTION_MASK: Final = 0xC
+PREPARED: Final = 0x4
+ROLLBACK: Final = 0xC
+
+# size magic crc queue_id flag queue_offset position sys_flag born_ms born_host store_ms store_host
+# reconsume_times prepared_position body_bytes; both hosts IPv4
+HEAD: Final = Struct(">iIIiiqqiq8sq8siqi")
+HEAD_BYTES: Final = 88
+START: Final = Struct(">iIIiiqqiq")  # up to and with born_ms, the same for every record
+START_BYTES: Final = 48
+AFTER_BORN: Final = Struct(">q")
+AFTER_STORE: Final = Struct(">iqi")
+SHORT: Final = Struct(">h")
+BODY_BYTES: Final = Struct(">i")
+RECORD_BYTES_MIN: Final = 91
+
+FILLER: Final = Struct(">iI")
+FILLER_BYTES: Final = 8
+
+ENTRY: Final = Struct(">qiq")  # position, size, tags code
+ENTRY_BYTES: Final = 20
+
+TOPIC_V1_CHARS_MAX: Final = 127
+
+
+def body_crc(body: Buffer) -> int:
+    """The CRC that a record and every client use: CRC-32 without its highest bit."""
+    return crc32(body) & 0x7FFFFFFF
+
+
+def record_size(message: Message, topic: bytes, store_host: bytes) -> int:
+    """The bytes that *message* takes in the log."""
+    wide = len(message.topic) > TOPIC_V1_CHARS_MAX
+    hosts = len(message.born_host) + len(store_host) - 16
+    return RECORD_BYTES_MIN + wide + hosts + len(topic) + len(message.body) + len(message.properties)
+
+
+def encode_record(
+    message: Message, queue_id: int, queue_offset: int, position: int, store_ms: int, store_host: bytes
+) -> bytes:
+    """Return the record of *message* for *position* of the log; V2 only where the topic is too long for V1."""
+    topic = message.topic.encode()
+    body = message.body
+    wide = len(message.topic) > TOPIC_V1_CHARS_MAX
+    flags = message.sys_flag & ~(BORN_V6 | STORE_V6)
+    flags |= BORN_V6 if len(message.born_host) == 20 else 0
+    flags |= STORE_V6 if len(store_host) == 20 else 0
+    return b"".join(
+        (
+            START.pack(
+                record_size(message, topic, store_host),
+                MAGIC_V2 if wide else MAGIC_V1,
+                body_crc(body),
+                queue_id,
+                message.flag,
+                queue_offset,
+                position,
+                flags,
+                message.born_ms,
+            ),
+            message.born_host,
+            AFTER_BORN.pack(store_ms),
+            store_host,
+            AFTER_STORE.pack(message.reconsume_times, message.prepared_position, len(body)),
+            body,
+            SHORT.pack(len(topic)) if wide else bytes((len(topic),)),
+            topic,
+            SHORT.pack(len(message.properties)),
+            message.properties,
+        )
+    )
+
+
+def encode_filler(remaining: int) -> bytes:
+    """The mark at the end of a segment: *remaining* bytes up to its end hold no record."""
+    return FILLER.pack(remaining, BLANK_MAGIC)
+
+
+def decode_record(
+    data: Buffer, start: int = 0, position_check: int | None = None, *, check_body: bool = True
+) -> Record:
+    """Return the record that begins at *start* of *data*.
+
+    Args:
+      position_check: the log position that the record must name; None takes what it says.
+      check_body: compare the CRC; every length is checked anyway.
+
+    Raises:
+      CorruptRecord: the bytes are not an intact record; the text says what is wrong.
+    """
+    where = start if position_check is None else position_check
+    if len(data) - start < RECORD_BYTES_MIN:
+        raise CorruptRecord(where, f"has {len(data) - start} bytes; a record has at least {RECORD_BYTES_MIN}")
+    size, magic, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms = START.unpack_from(data, start)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        raise CorruptRecord(where, f"has magic 0x{magic:08X}; 0x{MAGIC_V1:08X} or 0x{MAGIC_V2:08X} would be right")
+    if size < RECORD_BYTES_MIN or start + size > len(data):
+        raise CorruptRecord(where, f"says {size} bytes; {len(data) - start} are there")
+    if position_check is not None and position != position_check:
+        raise CorruptRecord(where, f"says it is at position {position}")
+    end = start + size
+    at = start + START_BYTES
+    host_end = at + (20 if sys_flag & BORN_V6 else 8)
+    born_host = bytes(data[at:host_end])
+    at = host_end + 8
+    host_end = at + (20 if sys_flag & STORE_V6 else 8)
+    wide = magic == MAGIC_V2
+    body_at = host_end + 16
+    if body_at + 3 + wide > end:
+        raise CorruptRecord(where, f"says {size} bytes, less than its own header")
+    (store_ms,) = AFTER_BORN.unpack_from(data, at - 8)
+    reconsume_times, prepared_position, body_bytes = AFTER_STORE.unpack_from(data, host_end)
+    topic_at = body_at + body_bytes
+    if body_bytes < 0 or topic_at + 3 + wide > end:
+        raise CorruptRecord(where, f"says a body of {body_bytes} bytes in a record of {size}")
+    body = bytes(data[body_at:topic_at])
+    topic_bytes = SHORT.unpack_from(data, topic_at)[0] if wide else data[topic_at]
+    topic_at += 1 + wide
+    properties_at = topic_at + topic_bytes
+    if topic_bytes < 0 or properties_at + 2 > end:
+        raise CorruptRecord(where, f"says a topic of {topic_bytes} bytes in a record of {size}")
+    if properties_at + 2 + SHORT.unpack_from(data, properties_at)[0] != end:
+        raise CorruptRecord(where, f"says {size} bytes, but its parts do not add up to that")
+    if check_body and body_bytes and crc32(body) & 0x7FFFFFFF != crc:
+        raise CorruptRecord(where, f"has a body whose CRC is not 0x{crc:08X}")
+    try:
+        topic = str(data[topic_at:properties_at], "utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptRecord(where, "has a topic that is not UTF-8") from error
+    return Record(
+        topic,
+        queue_id,
+        queue_offset,
+        position,
+        size,
+        body,
+        bytes(data[properties_at + 2 : end]),
+        flag,
+        sys_flag,
+        born_ms,
+        born_host,
+        store_ms,
+        bytes(data[at:host_end]),
+        reconsume_times,
+        prepared_position,
+        crc,
+    )
+
+
+def decode_records(data: Buffer, *, check_body: bool = True) -> list[Record]:
+    """Return the records that stand one behind the other in *data*, as a pull answer has them.
+
+    A filler ends a segment: what it spans is skipped.
+
+    Raises:
+      CorruptRecord: something else than an intact record or a filler; position counts from the start of *data*.
+    """
+    records: list[Record] = []
+    at = 0
+    end = len(data)
+    while at < end:
+        if end - at >= FILLER_BYTES:
+            remaining, magic = FILLER.unpack_from(data, at)
+            if magic == BLANK_MAGIC and remaining >= FILLER_BYTES:
+                at += remaining
+                continue
+        record = decode_record(data, at, check_body=check_body)
+        records.append(record)
+        at += record.size
+    return records
+
+
+def check_record(data: Buffer, start: int, end: int, position: int) -> bool:
+    """Whether ``data[start:end]`` is one intact record for *position*: lengths, magic, position and body CRC."""
+    size = end - start
+    if size < RECORD_BYTES_MIN or end > len(data):
+        return False
+    said, magic, crc, _, _, _, at, sys_flag, _ = START.unpack_from(data, start)
+    if said != size or at != position or magic not in MAGICS:
+        return False
+    body_at = start + HEAD_BYTES + (12 if sys_flag & BORN_V6 else 0) + (12 if sys_flag & STORE_V6 else 0)
+    wide = magic == MAGIC_V2
+    if body_at + 3 + wide > end:
+        return False
+    (body_bytes,) = BODY_BYTES.unpack_from(data, body_at - 4)
+    topic_at = body_at + body_bytes
+    if body_bytes < 0 or topic_at + 3 + wide > end:
+        return False
+    topic_bytes = SHORT.unpack_from(data, topic_at)[0] if wide else data[topic_at]
+    properties_at = topic_at + 1 + wide + topic_bytes
+    if topic_bytes < 0 or properties_at + 2 > end:
+        return False
+    if properties_at + 2 + SHORT.unpack_from(data, properties_at)[0] != end:
+        return False
+    return not body_bytes or crc32(memoryview(data)[body_at:topic_at]) & 0x7FFFFFFF == crc
+
+
+def _powers(count: int) -> tuple[int, ...]:
+    found = [1]
+    for _ in range(count - 1):
+        found.append(found[-1] * 31 & 0xFFFFFFFF)
+    return tuple(reversed(found))
+
+
+POWERS: Final = _powers(256)
+# POWERS_OF[n] are the powers of 31 for a text of n characters, highest first.
+POWERS_OF: Final = tuple(POWERS[256 - n :] for n in range(257))
+
+
+def hash_code(text: bytes) -> int:
+    """Java's String.hashCode() of UTF-8 *text* (over its UTF-16 units), as an unsigned 32-bit number."""
+    if not text.isascii():
+        units = array("H", text.decode("utf-8", "replace").encode("utf-16-le"))
+        return _hash_long(units)
+    size = len(text)
+    if size > 256:
+        return _hash_long(text)
+    code: int = sum(map(mul, text, POWERS_OF[size]))
+    return code & 0xFFFFFFFF
+
+
+def _hash_long(units: "bytes | array[int]") -> int:
+    code = 0
+    for unit in units:
+        code = (code * 31 + unit) & 0xFFFFFFFF
+    return code
+
+
+def tags_code(tags: bytes | str) -> int:
+    """The code of a TAGS property in a consume-queue entry: Java's hash code, signed; 0 for no tags."""
+    code = hash_code(tags.encode("utf-8", "surrogatepass") if isinstance(tags, str) else tags)
+    return code - 0x1_0000_0000 if code & 0x80000000 else code
+
+
+def key_hash(topic: str, key: bytes) -> int:
+    """The hash under which the key index holds *key* of *topic*: the hash code's magnitude; 0 for the one without."""
+    code = hash_code(b"%b#%b" % (topic.encode(), key))
+    if code & 0x80000000:
+        code = 0x1_0000_0000 - code
+    return 0 if code == 0x80000000 else code
