@@ -1,0 +1,122 @@
+"""What the interop tests run against: one broker of the chosen kind, one JVM a client version, for a session."""
+
+import itertools
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from . import fetch, rocketmq
+from .java import Java, Jvm
+from .martlet_process import Martlet
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.interop)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skip into a failure: what is not there must be installed, or nobody learns that nothing was tried."""
+    report = yield
+    if report.skipped and item.path.is_relative_to(HERE):
+        report.outcome = "failed"
+        report.longrepr = f"an interop test must not skip: {report.longrepr}"
+    return report
+
+
+class Target(Protocol):
+    """A broker with its name server, and how to end and start it."""
+
+    address: str
+    name_server: str
+
+    def start(self) -> None: ...
+    def stop(self) -> object: ...
+    def kill(self) -> None: ...
+
+
+class RocketMQ(rocketmq.Broker):
+    """A real broker with a real name server of its own."""
+
+    def __init__(self, folder: Path, settings: dict[str, str] | None = None) -> None:
+        self.names = rocketmq.NameServer(folder / "names")
+        try:
+            super().__init__(folder / "broker", self.names.address, settings)
+        except BaseException:
+            self.names.stop()
+            raise
+
+    def close(self) -> None:
+        self.kill()
+        self.names.process.kill()
+
+
+@pytest.fixture(scope="session")
+def target_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.config.getoption("--target"))
+
+
+@pytest.fixture(scope="session")
+def target(target_kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """The broker that is under test."""
+    folder = tmp_path_factory.mktemp(target_kind)
+    if target_kind == "rocketmq":
+        real = RocketMQ(folder)
+        yield real
+        real.close()
+    else:
+        martlet = Martlet(folder)
+        yield martlet
+        martlet.stop()
+
+
+@pytest.fixture(scope="session")
+def jvms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Jvm]]:
+    """A function from a client version to its JVM, which lives as long as the session."""
+    running: dict[str, Jvm] = {}
+
+    def of(version: str) -> Jvm:
+        if version not in running:
+            # The default is 20 s; the test of a dying consumer shows that nobody has to wait for it.
+            properties = {"rocketmq.client.rebalance.waitInterval": "1000"}
+            running[version] = Jvm(version, tmp_path_factory.mktemp(f"java-{version}"), properties)
+        return running[version]
+
+    yield of
+    for jvm in running.values():
+        jvm.stop()
+
+
+@pytest.fixture(params=fetch.CLIENT_VERSIONS)
+def java(request: pytest.FixtureRequest, jvms: Callable[[str], Jvm], target: Target) -> Iterator[Java]:
+    """RocketMQ's Java client, each version in turn, against the target."""
+    clients = Java(jvms(request.param), target.name_server)
+    yield clients
+    clients.close()
+
+
+@pytest.fixture
+def newest(jvms: Callable[[str], Jvm], target: Target) -> Iterator[Java]:
+    """The newest Java client alone, where the client's version is not what is tested."""
+    clients = Java(jvms(fetch.CLIENT_VERSIONS[-1]), target.name_server)
+    yield clients
+    clients.close()
+
+
+_unique = itertools.count(1)
+
+
+@pytest.fixture
+def name() -> Callable[[str], str]:
+    """A function that makes a topic or group name nobody else has: the tests share one broker."""
+    stem = f"{os.getpid()}_{next(_unique)}"
+    return lambda kind: f"{kind}_{stem}"

@@ -1,0 +1,159 @@
+"""The programs the interop tests talk to, fetched and built once into a cache folder outside the checkout.
+
+Java archives come through Maven, the Go client through the Go tool, the C++ client through pip: each by its ordinary
+client, with whatever mirrors the machine is set up for. A lock file lets parallel test workers fetch once; a finished
+product is a folder named after the hash of what it was made from, so changed sources make a new one.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CLIENT_VERSIONS = ("4.9.8", "5.5.0")
+SERVER_VERSION = "5.5.0"
+# The C++ client has no other maintained packaging than this wheel, which carries librocketmq 2.0.0.
+CPP_REQUIREMENT = "rocketmq==0.4.4"
+
+INSTALL = {
+    "mvn": "maven",
+    "javac": "default-jdk-headless",
+    "java": "default-jre-headless",
+    "go": "golang-go",
+}
+
+
+class NotFetched(RuntimeError):
+    """A program that the interop tests need could not be had; the text says what to install or what failed."""
+
+
+def cache() -> Path:
+    """Return the cache folder: MARTLET_INTEROP_CACHE, or martlet-interop in the user's cache folder."""
+    chosen = os.environ.get("MARTLET_INTEROP_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "martlet-interop"
+
+
+def tool(name: str) -> str:
+    """Return the path of an installed program.
+
+    Raises:
+      NotFetched: it is not installed; the interop tests fail then, they never skip.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise NotFetched(f"{name!r} is not installed, the interop tests need it; apt-get install {INSTALL[name]}")
+    return found
+
+
+def client_jars(version: str) -> Path:
+    """Return the folder of RocketMQ's Java client and admin tool."""
+    return _jars("client", version)
+
+
+def server_jars() -> Path:
+    """Return the folder of RocketMQ's broker and name server."""
+    return _jars("server", SERVER_VERSION)
+
+
+def driver(version: str) -> str:
+    """Return the class path of the Java driver, compiled against one version of the client."""
+    jars = client_jars(version)
+    sources = sorted((HERE / "java" / "interop").glob("*.java"))
+
+    def build(folder: Path) -> None:
+        compiler = tool("javac")
+        run([compiler, "-nowarn", "-cp", f"{jars}/*", "-d", str(folder), *map(str, sources)])
+
+    return f"{product(f'driver-{version}', sources, build)}:{jars}/*"
+
+
+def go_program() -> Path:
+    """Return the compiled program over RocketMQ's Go client."""
+    sources = sorted((HERE / "go").iterdir())
+
+    def build(folder: Path) -> None:
+        run([tool("go"), "build", "-o", str(folder / "client"), "."], folder=HERE / "go")
+
+    return product("go", sources, build) / "client"
+
+
+def cpp_python() -> Path:
+    """Return a Python interpreter that can import the C++ client."""
+
+    def build(folder: Path) -> None:
+        run([sys.executable, "-m", "venv", str(folder)])
+        run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", CPP_REQUIREMENT])
+
+    # A virtual environment does not survive being moved, so it is made in its place.
+    return product("cpp", [], build, salt=CPP_REQUIREMENT + sys.version, movable=False) / "bin" / "python"
+
+
+def product(
+    name: str, sources: Sequence[Path], build: Callable[[Path], None], salt: str = "", movable: bool = True
+) -> Path:
+    """Return the folder *build* filled from *sources*; builds it the first time, whichever process comes first."""
+    digest = hashlib.sha256(salt.encode())
+    for source in sources:
+        digest.update(source.name.encode() + source.read_bytes())
+    folder = cache() / f"{name}-{digest.hexdigest()[:12]}"
+    done = folder / ".done"
+    with _locked(name):
+        if not done.exists():
+            work = folder.with_suffix(".part") if movable else folder
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir(parents=True)
+            build(work)
+            if movable:
+                shutil.rmtree(folder, ignore_errors=True)
+                work.rename(folder)
+            done.touch()
+    return folder
+
+
+def run(words: Sequence[str], folder: Path | None = None) -> None:
+    """Run a build step to its end.
+
+    Raises:
+      NotFetched: it failed; its last lines are in the text.
+    """
+    ended = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if ended.returncode:
+        last = "\n".join((ended.stdout + ended.stderr).splitlines()[-20:])
+        raise NotFetched(f"{' '.join(words)} ended with {ended.returncode}:\n{last}")
+
+
+def _jars(kind: str, version: str) -> Path:
+    pom = HERE / "java" / f"{kind}.xml"
+
+    def build(folder: Path) -> None:
+        words = ["-q", "-B", "-f", str(pom), f"-Drocketmq.version={version}", f"-DoutputDirectory={folder}"]
+        run([tool("mvn"), *words, "-DincludeScope=runtime", "dependency:copy-dependencies"])
+
+    return product(f"{kind}-{version}", [pom], build, salt=version)
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def fetch_all() -> None:
+    """Fetch and build everything, saying what comes."""
+    for version in CLIENT_VERSIONS:
+        print(f"Java client {version}: {driver(version).split(':')[0]}")
+    print(f"RocketMQ {SERVER_VERSION}: {server_jars()}")
+    print(f"C++ client: {cpp_python()}")
+    print(f"Go client: {go_program()}")
+
+
+if __name__ == "__main__":
+    fetch_all()

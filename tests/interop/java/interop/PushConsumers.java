@@ -1,0 +1,91 @@
+package interop;
+
+import com.alibaba.fastjson.JSONObject;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/** Push consumers: each message delivered is an event, and is acknowledged or not as the consumer was told. */
+final class PushConsumers {
+    private static final class Running {
+        final String name;
+        final DefaultMQPushConsumer consumer;
+        volatile int failures;
+        final Map<String, Integer> attempts = new ConcurrentHashMap<>();
+
+        Running(String name, DefaultMQPushConsumer consumer, int failures) {
+            this.name = name;
+            this.consumer = consumer;
+            this.failures = failures;
+        }
+
+        /** Tell of the messages and decide: the first *failures* deliveries of a message fail, all of them if negative. */
+        boolean accept(List<MessageExt> messages) {
+            boolean accepted = true;
+            for (MessageExt message : messages) {
+                int attempt = attempts.merge(message.getMsgId(), 1, Integer::sum);
+                boolean fine = failures >= 0 && attempt > failures;
+                accepted &= fine;
+                Driver.emit(Map.of("event", "message", "consumer", name, "attempt", attempt, "accepted", fine, "message", Messages.show(message)));
+            }
+            return accepted;
+        }
+    }
+
+    private final Map<String, Running> consumers = new ConcurrentHashMap<>();
+
+    void register(Map<String, Driver.Command> commands) {
+        commands.put("push.start", this::start);
+        commands.put("push.queues", this::queues);
+        commands.put("push.heal", this::heal);
+        commands.put("push.stop", this::stop);
+    }
+
+    private Object start(JSONObject said) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(said.getString("group"));
+        Settings.apply(consumer, said);
+        Settings.setModel(consumer, said.getBooleanValue("broadcasting") ? "BROADCASTING" : "CLUSTERING");
+        consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf("CONSUME_FROM_" + said.getString("from")));
+        if (said.containsKey("from_time")) {
+            consumer.setConsumeTimestamp(said.getString("from_time"));
+        }
+        consumer.setMaxReconsumeTimes(said.containsKey("retries_max") ? said.getIntValue("retries_max") : -1);
+        consumer.setSuspendCurrentQueueTimeMillis(100);
+        for (Object topic : said.getJSONArray("topics")) {
+            consumer.subscribe((String) topic, said.getString("expression"));
+        }
+        Running running = new Running(said.getString("name"), consumer, said.getIntValue("failures"));
+        if (said.getBooleanValue("orderly")) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) ->
+                running.accept(messages) ? ConsumeOrderlyStatus.SUCCESS : ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT);
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) ->
+                running.accept(messages) ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS : ConsumeConcurrentlyStatus.RECONSUME_LATER);
+        }
+        consumers.put(running.name, running);
+        consumer.start();
+        return true;
+    }
+
+    private Object queues(JSONObject said) {
+        DefaultMQPushConsumer consumer = consumers.get(said.getString("name")).consumer;
+        return Messages.showQueues(consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().keySet());
+    }
+
+    private Object heal(JSONObject said) {
+        consumers.get(said.getString("name")).failures = 0;
+        return true;
+    }
+
+    private Object stop(JSONObject said) {
+        consumers.remove(said.getString("name")).consumer.shutdown();
+        return true;
+    }
+}

@@ -1,0 +1,54 @@
+"""Martlet as a child process, as a user starts it: `martlet run`, ready when its ready line stands on stdout."""
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from .process import Process
+
+READY = re.compile(r"^martlet ready: .*$", re.MULTILINE)
+
+
+class Martlet:
+    """A broker with its name server; `stop` or `kill`, then `start` brings it back on the same data and ports."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.data = folder / "data"
+        self.settings = {
+            "remoting.listen": "127.0.0.1:0",
+            "nameserver.listen": "127.0.0.1:0",
+            "store.flush": "async",
+            **(settings or {}),
+        }
+        self.address = ""
+        self.name_server = ""
+        self.starts = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start it and learn its ports; a later start asks for the same ones."""
+        self.starts += 1
+        words = [sys.executable, "-m", "martlet", "run", "--data", str(self.data)]
+        for key, value in self.settings.items():
+            words += ["--set", f"{key}={value}"]
+        self.process = Process(words, self.folder / f"martlet-{self.starts}.log")
+        line = self.process.wait_until(self._ready_line, "martlet")
+        said = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        self.address = said["remoting"]
+        self.settings["remoting.listen"] = self.address
+        if "nameserver" in said:
+            self.name_server = said["nameserver"]
+            self.settings["nameserver.listen"] = self.name_server
+
+    def _ready_line(self) -> str | None:
+        found = READY.search(self.process.output())
+        return found.group() if found else None
+
+    def stop(self) -> int:
+        return self.process.stop()
+
+    def kill(self) -> None:
+        self.process.kill()

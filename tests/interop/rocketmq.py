@@ -1,0 +1,119 @@
+"""A real RocketMQ name server and broker as child processes, on free loopback ports, with small heaps."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from . import fetch, wire
+from .process import Process, free_port, free_ports
+
+# What Java 17 asks for: RocketMQ frees mapped files through classes that are not exported.
+OPENS = (
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.misc=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
+)
+
+
+def java(home: Path, main: str, *words: str) -> list[str]:
+    """Return the command line of one of the server's programs; its logs and its user files go below *home*."""
+    memory = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    places = (f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-XX:-UsePerfData")
+    return [fetch.tool("java"), *OPENS, *memory, *places, "-cp", f"{fetch.server_jars()}/*", main, *words]
+
+
+class NameServer:
+    """RocketMQ's name server; ready when it answers."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.address = f"127.0.0.1:{free_port()}"
+        config = {"listenPort": self.address.rpartition(":")[2], "bindAddress": "127.0.0.1"}
+        _write(folder / "namesrv.conf", config)
+        main = "org.apache.rocketmq.namesrv.NamesrvStartup"
+        self.process = Process(java(folder, main, "-c", str(folder / "namesrv.conf")), folder / "namesrv.log")
+        self.process.wait_until(self._answer, "the name server")
+
+    def _answer(self) -> bool | None:
+        return True if wire.ask(self.address, wire.GET_BROKER_CLUSTER_INFO) else None
+
+    def stop(self) -> None:
+        self.process.stop()
+
+
+class Broker:
+    """RocketMQ's broker; ready when it answers and its name server knows it.
+
+    The same object can be started again on its data: `stop()` or `kill()`, then `start()`.
+    """
+
+    def __init__(self, folder: Path, name_server: str, settings: Mapping[str, str] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.name_server = name_server
+        # It also listens on port - 2 (the "VIP" port) and port + 1 (replication).
+        port = free_ports((0, -2, 1))
+        self.address = f"127.0.0.1:{port}"
+        self.data = folder / "store"
+        self.settings = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": "broker-a",
+            "brokerId": "0",
+            "brokerIP1": "127.0.0.1",
+            "bindAddress": "127.0.0.1",
+            "listenPort": str(port),
+            "haListenPort": str(port + 1),
+            "namesrvAddr": name_server,
+            "storePathRootDir": str(self.data),
+            "storePathCommitLog": str(self.data / "commitlog"),
+            "mappedFileSizeCommitLog": str(64 << 20),
+            "brokerRole": "ASYNC_MASTER",
+            "flushDiskType": "ASYNC_FLUSH",
+            "autoCreateTopicEnable": "true",
+            "diskMaxUsedSpaceRatio": "95",
+            **(settings or {}),
+        }
+        self.start()
+
+    @property
+    def name(self) -> str:
+        return self.settings["brokerName"]
+
+    def start(self) -> None:
+        _write(self.folder / "broker.conf", self.settings)
+        main = "org.apache.rocketmq.broker.BrokerStartup"
+        self.process = Process(
+            java(self.folder, main, "-c", str(self.folder / "broker.conf")), self.folder / "broker.log"
+        )
+        self.process.wait_until(self._answer, "the broker")
+
+    def _answer(self) -> bool | None:
+        known = wire.ask(self.name_server, wire.GET_BROKER_CLUSTER_INFO)
+        if known is None or self.address not in known[1].decode():
+            return None
+        return True if wire.ask(self.address, wire.GET_BROKER_RUNTIME_INFO) else None
+
+    def stop(self) -> None:
+        self.process.stop()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+def brokers_known(name_server: str) -> dict[str, dict[str, str]]:
+    """Return what a name server answers about its brokers: name -> (id -> address)."""
+    answer = wire.ask(name_server, wire.GET_BROKER_CLUSTER_INFO)
+    if answer is None:
+        return {}
+    # RocketMQ writes number keys without quotes.
+    table = json.loads(re.sub(rb"([{,])(\d+):", rb'\1"\2":', answer[1]))["brokerAddrTable"]
+    return {name: {str(i): str(a) for i, a in entry["brokerAddrs"].items()} for name, entry in table.items()}
+
+
+def _write(path: Path, config: Mapping[str, str]) -> None:
+    path.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
