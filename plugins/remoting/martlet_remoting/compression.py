@@ -1,0 +1,108 @@
+"""Compressed message bodies: ZLIB always, LZ4 and ZSTD where their packages are installed.
+
+The broker never compresses or expands; this is for clients and tools. sysFlag bits as
+RocketMQ MessageSysFlag and CompressionType: 0x1 compressed, then 0x100 LZ4, 0x200 ZSTD,
+0x300 ZLIB, and none of these three for the ZLIB of older clients.
+"""
+
+import importlib
+import zlib
+from typing import Final, Protocol, cast
+
+from martlet.errors import MartletError
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "COMPRESSED",
+    "COMPRESSION_BITS",
+    "COMPRESSION_LZ4",
+    "COMPRESSION_ZLIB",
+    "COMPRESSION_ZSTD",
+    "CompressionError",
+    "compress",
+    "decompress",
+]
+
+COMPRESSED: Final = 0x1
+COMPRESSION_LZ4: Final = 0x100
+COMPRESSION_ZSTD: Final = 0x200
+COMPRESSION_ZLIB: Final = 0x300
+COMPRESSION_BITS: Final = 0x700
+# A body of RocketMQ's 4 MiB, compressed a hundredfold, would be 400 MiB: the bound of a zip bomb.
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class CompressionError(MartletError):
+    """A compressed body cannot be expanded; the text says what is missing or wrong."""
+
+
+class _Expander(Protocol):
+    def decompress(self, data: bytes, max_length: int = ...) -> bytes: ...
+
+
+def compress(body: bytes, level: int = 5) -> tuple[bytes, int]:
+    """Return the ZLIB form of *body* and the sysFlag bits that say so."""
+    return zlib.compress(body, level), COMPRESSED | COMPRESSION_ZLIB
+
+
+def decompress(body: bytes, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+    """Return *body* expanded as *sys_flag* says; as it is when it is not compressed.
+
+    Raises:
+      CompressionError: the bytes are damaged, larger than *bytes_max*, or need a package that is not installed.
+    """
+    if not sys_flag & COMPRESSED:
+        return body
+    kind = sys_flag & COMPRESSION_BITS
+    if kind in (0, COMPRESSION_ZLIB):
+        return _expand_zlib(body, bytes_max)
+    if kind == COMPRESSION_LZ4:
+        return _expand_lz4(body, bytes_max)
+    if kind == COMPRESSION_ZSTD:
+        return _expand_zstd(body, bytes_max)
+    raise CompressionError(f"compression type {kind >> 8} is unknown; 1 is LZ4, 2 is ZSTD, 3 is ZLIB")
+
+
+def _expand_zlib(body: bytes, bytes_max: int) -> bytes:
+    expander = zlib.decompressobj()
+    try:
+        data = expander.decompress(body, bytes_max + 1)
+    except zlib.error as error:
+        raise CompressionError(f"ZLIB body of {len(body)} bytes is damaged: {error}") from error
+    return _whole(data, expander.eof, bytes_max, "ZLIB")
+
+
+def _whole(data: bytes, ended: bool, bytes_max: int, name: str) -> bytes:
+    if len(data) > bytes_max:
+        raise CompressionError(f"{name} body expands to more than the limit of {bytes_max} bytes")
+    if not ended:
+        raise CompressionError(f"{name} body is cut short")
+    return data
+
+
+def _package(module: str, package: str, name: str) -> object:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise CompressionError(f"{name} body needs the package {package}; install it with pip") from error
+
+
+def _expand_lz4(body: bytes, bytes_max: int) -> bytes:
+    module = _package("lz4.frame", "lz4", "LZ4")
+    expander = cast("_Expander", module.LZ4FrameDecompressor())  # type: ignore[attr-defined]
+    try:
+        data = expander.decompress(body, max_length=bytes_max + 1)
+    except RuntimeError as error:
+        raise CompressionError(f"LZ4 body of {len(body)} bytes is damaged: {error}") from error
+    return _whole(data, bool(expander.eof), bytes_max, "LZ4")  # type: ignore[attr-defined]
+
+
+def _expand_zstd(body: bytes, bytes_max: int) -> bytes:
+    module = _package("zstandard", "zstandard", "ZSTD")
+    expander = module.ZstdDecompressor()  # type: ignore[attr-defined]
+    try:
+        with expander.stream_reader(body, read_across_frames=True) as reader:
+            data = cast("bytes", reader.read(bytes_max + 1))
+    except module.ZstdError as error:  # type: ignore[attr-defined]
+        raise CompressionError(f"ZSTD body of {len(body)} bytes is damaged: {error}") from error
+    return _whole(data, True, bytes_max, "ZSTD")
