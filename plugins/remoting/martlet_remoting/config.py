@@ -1,0 +1,65 @@
+"""The keys of ``[remoting]``: the port, TLS and the limits."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from martlet.config import setting
+
+__all__ = ["RemotingConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class RemotingConfig:
+    """How RocketMQ remoting clients are served."""
+
+    listen: str = setting("127.0.0.1:10911", "where clients connect; port 0 is any free one")
+    vip: bool = setting(
+        True, "also listen on the port two below, where clients up to 4.4 send all but pulls; not with port 0"
+    )
+    region: str = setting("DefaultRegion", "MSG_REGION of every message; trace data is grouped by it")
+    trace: bool = setting(True, "tell producers and consumers that they may send trace messages")
+    idle_s: int = setting(
+        120, "a silent connection is closed; clients heartbeat every 30", unit="s", low=1, high=86_400
+    )
+    client_expiry_s: int = setting(
+        120, "a client without a heartbeat for so long leaves its groups", unit="s", low=1, high=86_400
+    )
+    frame_bytes_max: int = setting(
+        16_777_216, "a larger frame closes the peer; as in RocketMQ", unit="bytes", low=65_536, high=1 << 30
+    )
+    pull_messages_max: int = setting(
+        32, "one pull answer holds no more; clients ask for 32", unit="messages", low=1, high=4096
+    )
+    pull_bytes_max: int = setting(
+        262_144, "one pull answer stops after the message that crosses it", unit="bytes", low=1, high=8_388_608
+    )
+    suspend_ms_max: int = setting(
+        60_000, "no pull is held longer; clients give up after 30 s", unit="ms", low=1, high=3_600_000
+    )
+    parked_max: int = setting(
+        100_000, "pulls held open by all clients; more are answered SYSTEM_BUSY", unit="pulls", low=1
+    )
+    parked_peer_max: int = setting(
+        4096, "pulls held open by one connection; more are answered SYSTEM_BUSY", unit="pulls", low=1
+    )
+    unflushed_bytes_max: int = setting(
+        134_217_728, "bytes that wait for the disk; more sends are answered SYSTEM_BUSY", unit="bytes", low=1_048_576
+    )
+    groups_peer_max: int = setting(
+        1024, "groups one connection may belong to; a heartbeat with more is refused", unit="groups", low=1
+    )
+    requests_peer_max: int = setting(
+        256, "requests to one client that wait for its answer; more fail at once", unit="requests", low=1
+    )
+    relay_timeout_ms: int = setting(
+        10_000, "a relayed request to a client is given up after this", unit="ms", low=100, high=600_000
+    )
+    lock_s: int = setting(
+        60, "an ordered consumer's queue lock ends so long after its last renewal", unit="s", low=1, high=3600
+    )
+    tls: Literal["disabled", "permissive", "enforcing"] = setting(
+        "permissive", "with a certificate: TLS refused, TLS beside plain on the same port, or TLS only"
+    )
+    tls_cert: str = setting("", "PEM file with the certificate chain; empty for no TLS")
+    tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")
+    tls_client_ca: str = setting("", "PEM file with the authorities that client certificates must come from; empty asks none")

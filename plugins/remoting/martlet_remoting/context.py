@@ -1,0 +1,169 @@
+"""What request handlers work with: `Parts`, shared by all connections, and a `Context` per connection.
+
+A request handler is a plain function ``(context, command) -> bytes | None``: it returns
+the frame of the answer, or None when the answer has left or will leave by
+`Context.answer` (a held pull, a relayed request). It raises `Refused` for what it will
+not do, which becomes the code of `REASON_CODES`. It never looks at the oneway bit:
+the caller drops the answer.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias, final
+
+import trio
+
+from martlet.broker import Broker
+from martlet.contracts import Peer
+from martlet.errors import Reason, Refused
+
+from .codec import encode_command, encode_response, send_response_template
+from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, ResponseCode
+from .config import RemotingConfig
+from .deadlines import Deadlines
+from .members import Members, QueueLocks
+from .packets import NO_EXT, Command
+from .parked import ParkedPulls, PullDesk
+
+__all__ = ["REASON_CODES", "Context", "Handle", "Parts", "refuse", "reply"]
+
+REASON_CODES: Final = {
+    Reason.BUSY: ResponseCode.SYSTEM_BUSY,
+    Reason.ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
+    Reason.NO_PERMISSION: ResponseCode.NO_PERMISSION,
+    Reason.NO_TOPIC: ResponseCode.TOPIC_NOT_EXIST,
+    Reason.NO_GROUP: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    Reason.NOT_FOUND: ResponseCode.QUERY_NOT_FOUND,
+    Reason.NOT_SUPPORTED: ResponseCode.SYSTEM_ERROR,
+    Reason.PARAMETER: ResponseCode.INVALID_PARAMETER,
+    Reason.UNAVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
+}
+
+
+def reply(command: Command, ext: Mapping[str, object] = NO_EXT, body: bytes = b"") -> bytes:
+    """Return the frame that answers *command* with success."""
+    return encode_response(command.opaque, ResponseCode.SUCCESS, ext, body)
+
+
+def refuse(command: Command, code: int, remark: str, ext: Mapping[str, object] = NO_EXT) -> bytes:
+    """Return the frame that answers *command* with *code* and says why."""
+    return encode_response(command.opaque, code, ext, remark=remark)
+
+
+@final
+class Parts:
+    """What all connections of the plugin share."""
+
+    def __init__(self, broker: Broker, config: RemotingConfig) -> None:
+        self.broker = broker
+        self.config = config
+        self.store = broker.store
+        self.topics = broker.topics
+        self.groups = broker.groups
+        self.clock = broker.clock
+        self.deadlines = Deadlines()
+        self.members = Members(broker.groups, config.groups_peer_max)
+        self.locks = QueueLocks(config.lock_s)
+        self.parked = ParkedPulls(self.deadlines, config.parked_max)
+        self.contexts: set[Context] = set()
+        self.addresses: dict[str, str] = {}  # "remoting" and "remoting-vip": what was really bound
+        self.send_template = send_response_template(config.region, config.trace)
+        cluster = f"CLUSTER\x01{broker.config.cluster}\x02"
+        self.stamp = f"{cluster}MSG_REGION\x01{config.region}\x02TRACE_ON\x01{str(config.trace).lower()}\x02".encode()
+        self.requests = 0
+        self.refusals: dict[int, int] = {}  # by response code
+
+    def message_id(self, position: int) -> str:
+        """Return the offset message id of the record at *position*: the advertised address, then the position."""
+        return f"{self.store.store_host.hex().upper()}{position:016X}"
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            "connections": len(self.contexts),
+            "requests": self.requests,
+            "refused_by_code": {str(code): count for code, count in sorted(self.refusals.items())},
+            "parked_pulls": len(self.parked),
+            "locked_queues": len(self.locks),
+            **self.members.statistics(),
+        }
+
+
+@final
+class _Asked:
+    """A request to the client that waits for its answer."""
+
+    __slots__ = ("answered", "bucket", "context", "opaque")
+
+    def __init__(self, context: "Context", opaque: int, answered: Callable[[Command | None], None]) -> None:
+        self.bucket = -1
+        self.context = context
+        self.opaque = opaque
+        self.answered = answered
+
+    def expire(self) -> None:
+        self.context.finish(self.opaque, None)
+
+
+@final
+class Context:
+    """One connection as request handlers see it."""
+
+    __slots__ = ("_asked", "_opaque", "fast", "parts", "peer", "pulls")
+
+    def __init__(self, parts: Parts, peer: Peer, *, fast: bool = False) -> None:
+        self.parts = parts
+        self.peer = peer
+        self.fast = fast  # it came by the VIP port
+        self.pulls = PullDesk(peer, parts.config.parked_peer_max)
+        self._asked: dict[int, _Asked] = {}
+        self._opaque = 0
+
+    def answer(self, command: Command, frame: bytes) -> None:
+        """Send *frame* as the answer to *command*, some time after its handler returned None."""
+        if not command.flag & FLAG_ONEWAY:
+            self.peer.send(frame)
+
+    def tell(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> None:
+        """Send the client a oneway request."""
+        self.peer.send(self._request(code, ext, body, FLAG_ONEWAY))
+
+    def ask(
+        self, code: int, ext: Mapping[str, object], body: bytes, answered: Callable[[Command | None], None]
+    ) -> None:
+        """Send the client a request; *answered* gets its answer, or None when none comes.
+
+        None means that it did not come within ``relay_timeout_ms``, or that the connection went.
+
+        Raises:
+          Refused: too many requests wait for this client (BUSY).
+        """
+        config = self.parts.config
+        if len(self._asked) >= config.requests_peer_max:
+            text = f"{len(self._asked)} requests wait for this client; remoting.requests_peer_max is"
+            raise Refused(Reason.BUSY, f"{text} {config.requests_peer_max}")
+        frame = self._request(code, ext, body, 0)
+        asked = self._asked[self._opaque] = _Asked(self, self._opaque, answered)
+        self.parts.deadlines.add(asked, trio.current_time() + config.relay_timeout_ms / 1000)
+        self.peer.send(frame)
+
+    def _request(self, code: int, ext: Mapping[str, object], body: bytes, flag: int) -> bytes:
+        # Ours are counted apart from the client's own numbers: only the response bit tells them apart.
+        self._opaque = self._opaque % 0x7FFF_FFFF + 1
+        return encode_command(Command(code, ext, body, self._opaque, flag, language=ANSWER_LANGUAGE))
+
+    def finish(self, opaque: int, answer: Command | None) -> None:
+        """The request *opaque* has its *answer*; one that nobody waits for is ignored."""
+        asked = self._asked.pop(opaque, None)
+        if asked is not None:
+            self.parts.deadlines.give_up(asked)
+            asked.answered(answer)
+
+    def closed(self) -> None:
+        """The connection is gone: leave all groups, drop held pulls, fail what waits for the client."""
+        self.parts.contexts.discard(self)
+        self.parts.members.drop(self)
+        self.parts.parked.drop(self.pulls)
+        for opaque in list(self._asked):
+            self.finish(opaque, None)
+
+
+Handle: TypeAlias = Callable[[Context, Command], bytes | None]

@@ -1,0 +1,69 @@
+"""Many deadlines, most of which are given up before they come: parked pulls, requests to clients.
+
+Buckets of TICK_S seconds, so that adding and giving up cost one dictionary step each;
+nothing is early, and nothing is later than a tick. Sleeps for good while nothing waits.
+"""
+
+from typing import Final, Protocol, final
+
+import trio
+
+__all__ = ["TICK_S", "Deadlines", "Timed"]
+
+TICK_S: Final = 0.25
+
+
+class Timed(Protocol):
+    """What can be late: ``bucket`` belongs to `Deadlines` and is -1 while nothing is due."""
+
+    bucket: int
+
+    def expire(self) -> None:
+        """The time is over; called at most once, and not after `Deadlines.give_up`."""
+        ...
+
+
+@final
+class Deadlines:
+    """Calls `Timed.expire` when a time has come; `run` must be running for that."""
+
+    __slots__ = ("_buckets", "_some")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, dict[int, Timed]] = {}
+        self._some = trio.Event()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._buckets.values()))
+
+    def add(self, timed: Timed, at: float) -> None:
+        """Expire *timed* at *at*, in seconds of `trio.current_time`."""
+        bucket = timed.bucket = int(at / TICK_S) + 1
+        waiting = self._buckets.get(bucket)
+        if waiting is None:
+            waiting = self._buckets[bucket] = {}
+            self._some.set()
+        waiting[id(timed)] = timed
+
+    def give_up(self, timed: Timed) -> None:
+        """What *timed* waited for has happened; unknown ones are ignored."""
+        waiting = self._buckets.get(timed.bucket)
+        if waiting is not None:
+            waiting.pop(id(timed), None)
+        timed.bucket = -1
+
+    def expire_until(self, now: float) -> None:
+        """Expire all that is due at *now*."""
+        for bucket in sorted(b for b in self._buckets if b * TICK_S <= now):
+            for timed in self._buckets.pop(bucket).values():
+                timed.bucket = -1
+                timed.expire()
+
+    async def run(self) -> None:
+        """Expire what becomes due, until cancelled."""
+        while True:
+            if not self._buckets:
+                self._some = trio.Event()
+                await self._some.wait()
+            await trio.sleep_until(min(self._buckets) * TICK_S)
+            self.expire_until(trio.current_time())

@@ -1,0 +1,259 @@
+"""Who is there: the live clients of every consumer and producer group, and the queues that ordered ones hold.
+
+A client is registered per (group, connection) by its heartbeats. Whoever leaves, by
+word, by silence or by a closed connection, is told to the rest of its group at once, so
+that they share out its queues (NOTIFY_CONSUMER_IDS_CHANGED).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol, final
+
+from martlet.contracts import Peer
+from martlet.errors import Reason, Refused
+from martlet.groups import Groups
+
+from .codes import RequestCode
+from .packets import Command, MessageQueue
+from .subscriptions import Subscription
+
+__all__ = [
+    "BROADCASTING",
+    "CLUSTERING",
+    "Channel",
+    "ConsumerGroup",
+    "Line",
+    "Members",
+    "QueueLocks",
+]
+
+BROADCASTING: Final = "BROADCASTING"
+CLUSTERING: Final = "CLUSTERING"
+LOCKS_MAX: Final = 200_000  # over all groups; 16 B of state each would be a thousand busy ordered groups
+
+
+class Line(Protocol):
+    """A connection as the registry sees it: one can speak to the client on it."""
+
+    peer: Peer
+
+    def tell(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> None:
+        """Send a oneway request."""
+        ...
+
+    def ask(
+        self, code: int, ext: Mapping[str, object], body: bytes, answered: Callable[[Command | None], None]
+    ) -> None:
+        """Send a request; *answered* gets the client's answer, or None when it did not come in time or at all."""
+        ...
+
+
+@final
+class Channel:
+    """One connection as the member of a group."""
+
+    __slots__ = ("client_id", "language", "line", "seen", "seen_ms", "version")
+
+    def __init__(self, line: Line, client_id: str, language: str, version: int, seen: float, seen_ms: int) -> None:
+        self.line = line
+        self.client_id = client_id
+        self.language = language
+        self.version = version
+        self.seen = seen  # seconds of trio.current_time
+        self.seen_ms = seen_ms  # wall clock, for people
+
+
+@final
+class ConsumerGroup:
+    """The live side of one consumer group; what the newest heartbeats say holds for all its members."""
+
+    __slots__ = ("channels", "fingerprint", "from_where", "kind", "model", "name", "subscriptions")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kind = "CONSUME_PASSIVELY"
+        self.model = CLUSTERING
+        self.from_where = "CONSUME_FROM_LAST_OFFSET"
+        self.subscriptions: dict[str, Subscription] = {}
+        self.channels: dict[Line, Channel] = {}
+        self.fingerprint: int | None = None
+
+    def client_ids(self) -> list[str]:
+        """Every member once, also one with several connections."""
+        return list(dict.fromkeys(channel.client_id for channel in self.channels.values()))
+
+    def find(self, client_id: str) -> Channel | None:
+        """The channel of *client_id*; None when it is not here."""
+        return next((c for c in self.channels.values() if c.client_id == client_id), None)
+
+    def subscribe(self, subscriptions: Iterable[Subscription]) -> bool:
+        """Take over what a full heartbeat says; whether a topic came or went.
+
+        A subscription that is not newer than the held one changes nothing (ConsumerGroupInfo.updateSubscription).
+        """
+        changed = False
+        named: set[str] = set()
+        for new in subscriptions:
+            named.add(new.topic)
+            old = self.subscriptions.get(new.topic)
+            changed = changed or old is None
+            if old is None or new.version > old.version:
+                self.subscriptions[new.topic] = new
+        for topic in [topic for topic in self.subscriptions if topic not in named]:
+            del self.subscriptions[topic]
+            changed = True
+        return changed
+
+
+@final
+class Members:
+    """The registry of all connections. `consumers` and `producers` may be read by everyone."""
+
+    def __init__(self, groups: Groups, groups_peer_max: int) -> None:
+        self.consumers: dict[str, ConsumerGroup] = {}
+        self.producers: dict[str, dict[Line, Channel]] = {}
+        self._groups = groups
+        self._groups_peer_max = groups_peer_max
+        self._of_line: dict[Line, set[tuple[bool, str]]] = {}  # (consumer?, group)
+
+    def group(self, name: str) -> ConsumerGroup | None:
+        """The live consumer group *name*; None when nobody is there."""
+        return self.consumers.get(name)
+
+    def join(self, name: str, channel: Channel) -> ConsumerGroup:
+        """Return the consumer group *name* for a heartbeat of *channel*'s connection; `enter` it then."""
+        self._note(channel.line, True, name)
+        group = self.consumers.get(name)
+        if group is None:
+            group = self.consumers[name] = ConsumerGroup(name)
+        return group
+
+    def enter(self, group: ConsumerGroup, channel: Channel) -> bool:
+        """Put *channel* into *group*; whether it was not there, or under another client id."""
+        old = group.channels.get(channel.line)
+        group.channels[channel.line] = channel
+        return old is None or old.client_id != channel.client_id
+
+    def join_producers(self, name: str, channel: Channel) -> None:
+        """Register *channel* as a producer of group *name*."""
+        self._note(channel.line, False, name)
+        self.producers.setdefault(name, {})[channel.line] = channel
+
+    def _note(self, line: Line, consumer: bool, name: str) -> None:
+        mine = self._of_line.setdefault(line, set())
+        if len(mine) >= self._groups_peer_max and (consumer, name) not in mine:
+            text = f"connection is in {len(mine)} groups; remoting.groups_peer_max is {self._groups_peer_max}"
+            raise Refused(Reason.BUSY, text)
+        mine.add((consumer, name))
+
+    def leave(self, line: Line, name: str) -> None:
+        """*line* has left the consumer group *name*; the others are told."""
+        group = self.consumers.get(name)
+        self._of_line.get(line, set()).discard((True, name))
+        if group is None or group.channels.pop(line, None) is None:
+            return
+        if not group.channels:
+            del self.consumers[name]
+        self.notify(group)
+
+    def leave_producers(self, line: Line, name: str) -> None:
+        """*line* has left the producer group *name*."""
+        self._of_line.get(line, set()).discard((False, name))
+        channels = self.producers.get(name)
+        if channels is not None and channels.pop(line, None) is not None and not channels:
+            del self.producers[name]
+
+    def drop(self, line: Line) -> None:
+        """The connection is gone; it leaves all its groups."""
+        for consumer, name in list(self._of_line.get(line, ())):
+            if consumer:
+                self.leave(line, name)
+            else:
+                self.leave_producers(line, name)
+        self._of_line.pop(line, None)
+
+    def expire(self, before: float) -> None:
+        """Whoever was last heard of before *before* leaves."""
+        for group in list(self.consumers.values()):
+            for channel in [c for c in group.channels.values() if c.seen < before]:
+                self.leave(channel.line, group.name)
+        for name, channels in list(self.producers.items()):
+            for channel in [c for c in channels.values() if c.seen < before]:
+                self.leave_producers(channel.line, name)
+
+    def notify(self, group: ConsumerGroup) -> None:
+        """Tell every member of *group* that its members or subscriptions changed, unless the group forbids it."""
+        policy = self._groups.get(group.name)
+        if group.model == BROADCASTING or (policy and not policy.notify_consumer_ids_changed_enable):
+            return
+        for line in group.channels:
+            line.tell(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
+
+    def find_producer(self, client_id: str) -> Channel | None:
+        """The connection of the producer *client_id*, in whatever group; None when it is not here."""
+        for channels in self.producers.values():
+            for channel in channels.values():
+                if channel.client_id == client_id:
+                    return channel
+        return None
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            "consumer_groups": len(self.consumers),
+            "consumers": sum(len(group.channels) for group in self.consumers.values()),
+            "producer_groups": len(self.producers),
+            "producers": sum(len(channels) for channels in self.producers.values()),
+        }
+
+
+@final
+class QueueLocks:
+    """Which ordered consumer holds which queue; a lock ends *lock_s* seconds after its last renewal."""
+
+    def __init__(self, lock_s: float) -> None:
+        self._lock_s = lock_s
+        self._table: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
+        self._count = 0
+
+    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now: float) -> list[MessageQueue]:
+        """Return those of *queues* that *client_id* holds from now on."""
+        table = self._table.setdefault(group, {})
+        held: list[MessageQueue] = []
+        for queue in queues:
+            owner = table.get(queue)
+            if owner is not None and owner[0] != client_id and owner[1] > now:
+                continue
+            if owner is None:
+                self._grow()
+            table[queue] = (client_id, now + self._lock_s)
+            held.append(queue)
+        return held
+
+    def _grow(self) -> None:
+        if self._count >= LOCKS_MAX:
+            raise Refused(Reason.BUSY, f"{self._count} queues are locked; at most {LOCKS_MAX}, wait for some to end")
+        self._count += 1
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Give back those of *queues* that *client_id* holds."""
+        table = self._table.get(group, {})
+        for queue in queues:
+            owner = table.get(queue)
+            if owner is not None and owner[0] == client_id:
+                del table[queue]
+                self._count -= 1
+
+    def any_held(self, group: str, now: float) -> bool:
+        """Whether *group* holds a lock that has not ended."""
+        return any(until > now for _, until in self._table.get(group, {}).values())
+
+    def expire(self, now: float) -> None:
+        """Forget locks that have ended."""
+        for group, table in list(self._table.items()):
+            for queue in [queue for queue, (_, until) in table.items() if until <= now]:
+                del table[queue]
+                self._count -= 1
+            if not table:
+                del self._table[group]
+
+    def __len__(self) -> int:
+        return self._count

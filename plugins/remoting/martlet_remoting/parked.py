@@ -1,0 +1,181 @@
+"""Long polling: pulls that found nothing wait here until a record arrives, their time is over, or we stop.
+
+A held pull is a few numbers. A record that arrives moves the pulls of its queue to the
+``ready`` line of their connections and wakes these; the connection's next collect reads
+again and answers, or parks the pull once more if its filter wants none of it.
+"""
+
+from collections import deque
+from typing import final
+
+from martlet.contracts import Peer
+from martlet.errors import Reason, Refused
+from martlet.store import Queue, ReadResult
+
+from .deadlines import Deadlines
+from .subscriptions import Filter
+
+__all__ = ["ParkedPulls", "Pull", "PullDesk"]
+
+
+@final
+class Pull:
+    """A pull that is not answered yet."""
+
+    __slots__ = (
+        "asked_offset",
+        "bucket",
+        "desk",
+        "filter",
+        "group",
+        "last",
+        "max_messages",
+        "offset",
+        "oneway",
+        "opaque",
+        "queue",
+        "result",
+        "suspend_until",
+    )
+
+    def __init__(
+        self, desk: "PullDesk", opaque: int, oneway: bool, group: str, queue: Queue, offset: int, max_messages: int, wanted: Filter
+    ) -> None:
+        self.bucket = -1
+        self.desk = desk
+        self.opaque = opaque
+        self.oneway = oneway
+        self.group = group
+        self.queue = queue
+        self.asked_offset = offset
+        self.offset = offset  # where to read on; beyond the asked one when all between was filtered
+        self.max_messages = max_messages
+        self.filter = wanted
+        self.suspend_until = 0.0  # in seconds of trio.current_time; 0 for a pull that may not wait
+        self.last = True  # it is answered now, whatever there is
+        self.result: ReadResult | None = None  # what a reader thread has found
+
+    def expire(self) -> None:
+        self.last = True
+        self.desk.expire(self)
+
+
+@final
+class PullDesk:
+    """The pulls of one connection: held ones, and those that shall be answered at the next collect."""
+
+    __slots__ = ("_limit", "held", "peer", "reading", "ready", "unsent_bytes")
+
+    def __init__(self, peer: Peer, limit: int) -> None:
+        self._limit = limit
+        self.peer = peer
+        self.held: dict[Pull, ParkedPulls] = {}
+        self.ready: deque[Pull] = deque()
+        self.reading: deque[Pull] = deque()  # for the reader thread
+        self.unsent_bytes = 0  # answered since the socket last had room
+
+    def check_room(self) -> None:
+        """Raise `Refused` (BUSY) when too many pulls of this connection wait already."""
+        waiting = len(self.held) + len(self.ready) + len(self.reading)
+        if waiting >= self._limit:
+            text = f"{waiting} pulls of this connection wait; remoting.parked_peer_max is {self._limit}"
+            raise Refused(Reason.BUSY, text)
+
+    def queue_up(self, pull: Pull) -> None:
+        """Let the next collect take *pull*."""
+        self.ready.append(pull)
+        self.peer.wake()
+
+    def expire(self, pull: Pull) -> None:
+        """The time of *pull* is over; one that is on its way already needs no push."""
+        parked = self.held.get(pull)
+        if parked is not None:
+            parked.take(pull)
+            self.queue_up(pull)
+
+
+@final
+class ParkedPulls:
+    """The held pulls of all connections, by queue."""
+
+    def __init__(self, deadlines: Deadlines, limit: int) -> None:
+        self._deadlines = deadlines
+        self._limit = limit
+        self._waiting: dict[Queue, dict[Pull, None]] = {}
+        self._count = 0
+        self.stopping = False
+
+    def __len__(self) -> int:
+        return self._count
+
+    def park(self, pull: Pull) -> None:
+        """Hold *pull* until its queue has more, or its time is over.
+
+        Raises:
+          Refused: too many pulls wait (BUSY).
+        """
+        if self._count >= self._limit:
+            text = f"{self._count} pulls wait at this broker; remoting.parked_max is {self._limit}"
+            raise Refused(Reason.BUSY, text)
+        queue = pull.queue
+        waiting = self._waiting.get(queue)
+        if waiting is None:
+            waiting = self._waiting[queue] = {}
+            if queue.watchers is None:
+                queue.watchers = []
+            queue.watchers.append(self._arrived)
+        waiting[pull] = None
+        self._count += 1
+        pull.desk.held[pull] = self
+        if pull.bucket < 0:
+            self._deadlines.add(pull, pull.suspend_until)
+
+    def _arrived(self, queue: Queue) -> None:
+        """The store says that *queue* has more to read. It walks over its watchers now, so ours stays."""
+        waiting = self._waiting.get(queue)
+        if not waiting:
+            return
+        pulls = list(waiting)
+        waiting.clear()
+        self._count -= len(pulls)
+        for pull in pulls:
+            desk = pull.desk
+            del desk.held[pull]
+            desk.queue_up(pull)
+
+    def take(self, pull: Pull) -> None:
+        """Hold *pull* no longer."""
+        waiting = self._waiting.get(pull.queue)
+        if waiting is not None and pull in waiting:
+            del waiting[pull]
+            self._count -= 1
+        pull.desk.held.pop(pull, None)
+
+    def done(self, pull: Pull) -> None:
+        """*pull* is answered; its time no longer runs."""
+        if pull.bucket >= 0:
+            self._deadlines.give_up(pull)
+
+    def drop(self, desk: PullDesk) -> None:
+        """The connection of *desk* is gone, and its pulls with it."""
+        for pull in list(desk.held):
+            self.take(pull)
+            self.done(pull)
+        for pull in (*desk.ready, *desk.reading):
+            self.done(pull)
+        desk.ready.clear()
+        desk.reading.clear()
+
+    def sweep(self) -> None:
+        """Stop watching queues that no pull waits for."""
+        for queue in [queue for queue, waiting in self._waiting.items() if not waiting]:
+            del self._waiting[queue]
+            if queue.watchers is not None and self._arrived in queue.watchers:
+                queue.watchers.remove(self._arrived)
+
+    def answer_all(self) -> None:
+        """We stop: every held pull is answered now, and none is held any more."""
+        self.stopping = True
+        for waiting in list(self._waiting.values()):
+            for pull in list(waiting):
+                pull.expire()
