@@ -8,7 +8,7 @@ server owns the socket and gives the handler a `Peer` to answer through.
 """
 
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from typing import Protocol as TypingProtocol
@@ -16,19 +16,16 @@ from typing import Protocol as TypingProtocol
 from martlet.message import Message, Record
 
 __all__ = [
-    "Authenticator",
     "Authorizer",
     "Buffer",
     "Command",
     "Compile",
     "Connection",
-    "Dispatcher",
     "Handler",
     "Identity",
     "Peer",
     "Predicate",
     "Protocol",
-    "Router",
     "Service",
     "Stage",
 ]
@@ -37,8 +34,6 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 # Hot: called once a message from a tuple of plain callables.
 Stage: TypeAlias = Callable[[Message], Message]  # may raise Refused
-Router: TypeAlias = Callable[[Message], Sequence[tuple[str, int]]]  # more (topic, queue id) that index the record
-Dispatcher: TypeAlias = Callable[[Record], None]  # idempotent: replayed by recovery
 Predicate: TypeAlias = Callable[[Record], bool]
 Compile: TypeAlias = Callable[[str], Predicate]  # raises Refused(Reason.ILLEGAL) with where and what
 
@@ -52,7 +47,6 @@ class Identity:
     name: str = ""
 
 
-Authenticator: TypeAlias = Callable[[str, Mapping[str, str]], Identity | None]
 # (who, action, canonical topic): True allows, False denies, None has no opinion
 Authorizer: TypeAlias = Callable[[Identity, str, str], bool | None]
 

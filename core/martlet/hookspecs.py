@@ -7,18 +7,15 @@ then calls from a tuple. The order of plugins in the config is the order of the 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pluggy
 
 from martlet.contracts import (
-    Authenticator,
     Authorizer,
     Command,
     Compile,
-    Dispatcher,
     Protocol,
-    Router,
     Service,
     Stage,
 )
@@ -30,8 +27,6 @@ __all__ = ["HOOKS", "Hooks", "hookimpl", "hookspec"]
 
 hookspec = pluggy.HookspecMarker("martlet")
 hookimpl = pluggy.HookimplMarker("martlet")
-
-T = TypeVar("T")
 
 
 class Hooks:
@@ -53,24 +48,9 @@ class Hooks:
         return ()
 
     @hookspec
-    def martlet_routers(self, broker: "Broker") -> Sequence[Router]:
-        """Return what names more queues that shall index a message."""
-        return ()
-
-    @hookspec
-    def martlet_dispatchers(self, broker: "Broker") -> Sequence[Dispatcher]:
-        """Return what is told each stored record, in order; recovery tells it again, so it must be idempotent."""
-        return ()
-
-    @hookspec
     def martlet_filters(self, broker: "Broker") -> Mapping[str, Compile]:
         """Return filter languages by name, such as ``SQL92``."""
         return {}
-
-    @hookspec
-    def martlet_authenticators(self, broker: "Broker") -> Sequence[Authenticator]:
-        """Return what turns credentials into an identity; the first that knows them rules."""
-        return ()
 
     @hookspec
     def martlet_authorizers(self, broker: "Broker") -> Sequence[Authorizer]:

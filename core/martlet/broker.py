@@ -1,0 +1,188 @@
+"""The broker: publish and read, synchronous and hence atomic.
+
+Whoever calls it from the one event loop sees no half-done step: between reading
+shared state and writing it nothing waits. What must wait (the disk, a peer) is the
+server's business, after a whole socket read was handled.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar, final
+
+from martlet.clock import Clock
+from martlet.config import setting
+from martlet.contracts import Authorizer, Compile, Identity, Predicate, Stage
+from martlet.errors import MartletError, Reason, Refused
+from martlet.groups import Groups
+from martlet.ids import Ids
+from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
+from martlet.stats import Stats
+from martlet.store import Queue, ReadResult, Store
+from martlet.topics import WRITE, Topic, Topics
+
+__all__ = ["Broker", "BrokerConfig"]
+
+T = TypeVar("T")
+
+KIB: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """``[broker]``: who this broker is and what it accepts."""
+
+    name: str = setting("martlet", "the broker's name in routes; brokers that share topics need different names")
+    cluster: str = setting("DefaultCluster", "the cluster's name in routes")
+    advertise: str = setting(
+        "",
+        "the host clients shall connect to, where it is not the listening one (NAT, containers); name or address",
+    )
+    message_bytes_max: int = setting(
+        4 * KIB * KIB, "the largest body; RocketMQ's maxMessageSize", unit="bytes", low=1, high=12 * KIB * KIB
+    )
+    auto_create_topics: bool = setting(
+        True, "create a topic when the first message for it comes (autoCreateTopicEnable)"
+    )
+    auto_create_queues: int = setting(
+        8, "queues of the template TBW102; a topic gets at most so many", low=1, high=1024
+    )
+    auto_create_groups: bool = setting(
+        True, "create a consumer group when it first appears (autoCreateSubscriptionGroup)"
+    )
+    offsets_persist_ms: int = setting(
+        5000,
+        "how often changed topics, groups and offsets go to the disk; RocketMQ's flushConsumerOffsetInterval",
+        unit="ms",
+        low=100,
+    )
+
+
+@final
+class Broker:
+    """What protocols stand on: topics, groups, and the log they share.
+
+    Plugins get it in their hooks and take from it the parts they use.
+    """
+
+    def __init__(
+        self, config: BrokerConfig, store: Store, topics: Topics, groups: Groups, clock: Clock, ids: Ids, stats: Stats
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.topics = topics
+        self.groups = groups
+        self.clock = clock
+        self.ids = ids
+        self.stats = stats
+        self.stages: tuple[tuple[str, Stage], ...] = ()
+        self.filters: dict[str, Compile] = {}
+        self.authorizers: tuple[Authorizer, ...] = ()
+        self.capabilities: dict[type, object] = {}
+        self.refused = 0
+        stats.add("broker", self.statistics)
+
+    def publish(self, message: Message) -> Placed:
+        """Store *message* and return where; it is durable once ``store.wait_flushed(placed.end)`` returns.
+
+        Raises:
+          Refused: no such topic, no permission, too large, no such queue, or the store cannot now.
+        """
+        if self.stages:
+            message = self._staged(message)
+        topic = self._open_topic(message)
+        queue_id = message.queue_id
+        if queue_id < 0:
+            queue_id = self.ids.below(topic.write_queues)
+        elif queue_id >= topic.write_queues:
+            raise self._no_queue(topic, queue_id)
+        return self.store.append(message, queue_id)
+
+    def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
+        """Store *messages*, all of one topic, behind each other in one queue: all or none.
+
+        Raises:
+          Refused: as `publish`; none was stored.
+        """
+        if self.stages:
+            messages = [self._staged(message) for message in messages]
+        for message in messages:
+            topic = self._open_topic(message)
+        queue_id = messages[0].queue_id
+        if queue_id < 0:
+            queue_id = self.ids.below(topic.write_queues)
+        elif queue_id >= topic.write_queues:
+            raise self._no_queue(topic, queue_id)
+        return self.store.append_batch(messages, queue_id)
+
+    def _open_topic(self, message: Message) -> Topic:
+        """The topic of *message*, which may be stored there."""
+        name, size, properties_size = message.topic, len(message.body), len(message.properties)
+        topic = self.topics.get(name)
+        if topic is None:
+            text = f"topic[{name}] not exist, apply first please! Create it, or set broker.auto_create_topics"
+            raise Refused(Reason.NO_TOPIC, text)
+        if not topic.perm & WRITE or not topic.write_queues:
+            text = f"topic[{name}] is not writable; its perm is {topic.perm} with {topic.write_queues} write queues"
+            raise Refused(Reason.NO_PERMISSION, text)
+        limit = self.config.message_bytes_max
+        if size > limit:
+            raise Refused(Reason.ILLEGAL, f"message body is {size} bytes; broker.message_bytes_max is {limit}")
+        if properties_size > PROPERTIES_BYTES_MAX:
+            text = f"message properties are {properties_size} bytes; a record holds {PROPERTIES_BYTES_MAX}"
+            raise Refused(Reason.ILLEGAL, text)
+        return topic
+
+    def _no_queue(self, topic: Topic, queue_id: int) -> Refused:
+        text = (
+            f"queue {queue_id} of topic[{topic.name}] does not exist; it has write queues 0 to {topic.write_queues - 1}"
+        )
+        return Refused(Reason.PARAMETER, text)
+
+    def _staged(self, message: Message) -> Message:
+        for plugin, stage in self.stages:
+            try:
+                message = stage(message)
+            except Refused:
+                self.refused += 1
+                raise
+            except Exception as error:
+                self.refused += 1
+                text = f"plugin {plugin!r} failed in its stage; {type(error).__name__}: {error}"
+                raise Refused(Reason.UNAVAILABLE, text) from error
+        return message
+
+    def read(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None = None,
+        predicate: Predicate | None = None,
+    ) -> ReadResult:
+        """Return stored records of *queue* from *offset* on; see `Store.read`."""
+        return self.store.read(queue, offset, max_messages, budget_bytes, codes, predicate)
+
+    def filter_compiler(self, language: str) -> Compile | None:
+        """Return what compiles expressions of *language*, where a plugin brings it."""
+        return self.filters.get(language)
+
+    def allowed(self, identity: Identity, action: str, topic: str) -> bool:
+        """Whether *identity* may do *action* (publish, read, manage) on *topic*; the first opinion rules."""
+        for authorizer in self.authorizers:
+            opinion = authorizer(identity, action, topic)
+            if opinion is not None:
+                return opinion
+        return True
+
+    def capability(self, kind: type[T]) -> T | None:
+        """Return what a plugin offers under the type *kind*; None when no plugin does."""
+        found = self.capabilities.get(kind)
+        if found is not None and not isinstance(found, kind):
+            raise MartletError(
+                f"capability {kind.__name__} is a {type(found).__name__}; a plugin offers the wrong thing"
+            )
+        return found
+
+    def statistics(self) -> dict[str, object]:
+        return {"topics": len(self.topics), "groups": len(self.groups.names()), "refused_by_stages": self.refused}

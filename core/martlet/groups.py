@@ -1,0 +1,257 @@
+"""Consumer groups: their policy and their committed offsets.
+
+RocketMQ's subscriptionGroup.json and consumerOffset.json. Who is alive in a group
+is a protocol's own business; what a group has consumed is everybody's.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from martlet.clock import Clock
+from martlet.errors import Reason, Refused
+from martlet.tables import DataVersion, parse, render
+
+__all__ = ["Group", "Groups", "check_group_name"]
+
+GROUP_CHARS_MAX: Final = 120  # RocketMQ 5.x TopicValidator/GroupValidator
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+# Groups that every RocketMQ broker knows (MixAll, SubscriptionGroupManager.init).
+BUILT_IN: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
+
+
+def check_group_name(name: str) -> None:
+    """Raise `Refused` (PARAMETER) unless *name* may be the name of a group."""
+    if not name or name.isspace():
+        raise Refused(Reason.PARAMETER, "The specified group is blank.")
+    if not _NAME.fullmatch(name):
+        raise Refused(
+            Reason.PARAMETER,
+            f"The specified group {name!r} contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
+        )
+    if len(name) > GROUP_CHARS_MAX:
+        raise Refused(
+            Reason.PARAMETER,
+            f"The specified group is {len(name)} characters long; the group max length is {GROUP_CHARS_MAX}.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One group's policy; field names in JSON are RocketMQ's (SubscriptionGroupConfig)."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    attributes: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, object]:
+        """RocketMQ's SubscriptionGroupConfig."""
+        table = {_JSON_NAMES[f.name]: getattr(self, f.name) for f in fields(self)}
+        return {**table, "groupRetryPolicy": {"type": "CUSTOMIZED"}}
+
+    @classmethod
+    def from_json(cls, table: Mapping[str, Any]) -> "Group":
+        """Read RocketMQ's SubscriptionGroupConfig; unknown keys are ignored.
+
+        Raises:
+          Refused: the name is missing or a value has the wrong type (Reason.PARAMETER).
+        """
+        values: dict[str, Any] = {}
+        for f in fields(cls):
+            value = table.get(_JSON_NAMES[f.name])
+            if value is None:
+                continue
+            if type(value) is not _KINDS[f.name]:
+                raise Refused(Reason.PARAMETER, f"{_JSON_NAMES[f.name]} {value!r} has the wrong type")
+            values[f.name] = value
+        if "name" not in values:
+            raise Refused(Reason.PARAMETER, "groupName is missing")
+        return cls(**values)
+
+
+def _camel(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(word.capitalize() for word in tail)
+
+
+_JSON_NAMES: Final = {f.name: "groupName" if f.name == "name" else _camel(f.name) for f in fields(Group)}
+_KINDS: Final = {
+    f.name: str if f.name == "name" else dict if f.name == "attributes" else type(f.default) for f in fields(Group)
+}
+
+
+class Groups:
+    """All groups by name, what each has committed, and resets that wait for a consumer to come."""
+
+    def __init__(self, clock: Clock, *, auto_create: bool) -> None:
+        self._clock = clock
+        self._table: dict[str, Group] = {name: Group(name) for name in BUILT_IN}
+        # (topic, group) -> queue id -> next offset to consume
+        self._offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self._resets: dict[tuple[str, str, int], int] = {}
+        self._forbidden: dict[str, dict[str, int]] = {}
+        self.auto_create = auto_create
+        self.version = DataVersion(timestamp=clock.now_ms())
+        self.offsets_version = DataVersion(timestamp=clock.now_ms())
+        self.dirty = False
+        self.offsets_dirty = False
+        self.created: list[Callable[[Group], None]] = []
+
+    # policy
+
+    def get(self, name: str) -> Group | None:
+        return self._table.get(name)
+
+    def names(self) -> list[str]:
+        return list(self._table)
+
+    def ensure(self, name: str) -> Group | None:
+        """Return group *name*, made if that is allowed; None when it is neither there nor allowed."""
+        group = self._table.get(name)
+        if group is None and self.auto_create:
+            check_group_name(name)
+            return self.update(Group(name))
+        return group
+
+    def update(self, group: Group) -> Group:
+        """Create or change *group*.
+
+        Raises:
+          Refused: its name cannot be (Reason.PARAMETER).
+        """
+        check_group_name(group.name)
+        new = group.name not in self._table
+        self._table[group.name] = group
+        self._moved()
+        if new:
+            for tell in self.created:
+                tell(group)
+        return group
+
+    def delete(self, name: str, *, clean_offsets: bool) -> bool:
+        """Forget group *name*, with *clean_offsets* also what it has consumed; False when it was not there."""
+        found = self._table.pop(name, None) is not None
+        if found:
+            self._moved()
+        if clean_offsets:
+            self._drop_offsets(lambda topic, group: group == name)
+        return found
+
+    def set_forbidden(self, group: str, topic: str, *, readable: bool) -> None:
+        """Allow or forbid *group* to read *topic* (RocketMQ forbiddenTable, bit 2)."""
+        if readable:
+            self._forbidden.get(group, {}).pop(topic, None)
+        else:
+            self._forbidden.setdefault(group, {})[topic] = 1 << 2
+        self._moved()
+
+    def is_forbidden(self, group: str, topic: str) -> bool:
+        return bool(self._forbidden.get(group, {}).get(topic, 0) & 1 << 2)
+
+    def _moved(self) -> None:
+        self.version.next(self._clock)
+        self.dirty = True
+
+    # offsets
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int:
+        """The next offset *group* wants of that queue; -1 when it never committed."""
+        return self._offsets.get((topic, group), {}).get(queue_id, -1)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Remember that *group* has consumed all below *offset*; going back is allowed.
+
+        While a reset waits for this queue, commits of the old consumers are ignored.
+        """
+        if (topic, group, queue_id) in self._resets:
+            return
+        table = self._offsets.setdefault((topic, group), {})
+        if table.get(queue_id) != offset:
+            table[queue_id] = offset
+            self.offsets_dirty = True
+
+    def offsets_of(self, group: str) -> dict[str, dict[int, int]]:
+        """What *group* has committed: topic -> queue id -> offset."""
+        return {topic: dict(table) for (topic, name), table in self._offsets.items() if name == group}
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have committed on *topic*."""
+        return [group for name, group in self._offsets if name == topic]
+
+    def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Make the next pull of each queue start at its new offset (RocketMQ's server-side reset)."""
+        for queue_id, offset in offsets.items():
+            self._resets[(topic, group, queue_id)] = offset
+            self._offsets.setdefault((topic, group), {})[queue_id] = offset
+        self.offsets_dirty = True
+
+    def pending_reset(self, group: str, topic: str, queue_id: int) -> int:
+        """The offset that a reset wants; -1 when none waits."""
+        return self._resets.get((topic, group, queue_id), -1)
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int:
+        """As `pending_reset`, and the reset is done with."""
+        return self._resets.pop((topic, group, queue_id), -1)
+
+    def forget_topic(self, topic: str) -> None:
+        """Drop what every group has consumed of *topic*."""
+        self._drop_offsets(lambda name, group: name == topic)
+
+    def _drop_offsets(self, unwanted: Callable[[str, str], bool]) -> None:
+        self._offsets = {key: table for key, table in self._offsets.items() if not unwanted(*key)}
+        self._resets = {key: offset for key, offset in self._resets.items() if not unwanted(key[0], key[1])}
+        self.offsets_dirty = True
+
+    # files
+
+    def to_json(self) -> bytes:
+        """The policies as ``config/subscriptionGroup.json``."""
+        return render(
+            {
+                "dataVersion": self.version.as_json(),
+                "forbiddenTable": self._forbidden,
+                "subscriptionGroupTable": {name: group.as_json() for name, group in self._table.items()},
+            }
+        )
+
+    def load(self, data: bytes) -> None:
+        """Take over a ``config/subscriptionGroup.json``. Raises `StoreError` when it is not one."""
+        table = parse(data, "subscriptionGroup.json")
+        self.version.load(table.get("dataVersion"))
+        self._forbidden = {g: dict(topics) for g, topics in (table.get("forbiddenTable") or {}).items()}
+        for name, entry in (table.get("subscriptionGroupTable") or {}).items():
+            self._table[name] = Group.from_json({**entry, "groupName": name})
+
+    def offsets_to_json(self) -> bytes:
+        """The offsets as ``config/consumerOffset.json``."""
+        table = {f"{topic}@{group}": offsets for (topic, group), offsets in self._offsets.items()}
+        return render({"dataVersion": self.offsets_version.as_json(), "offsetTable": table})
+
+    def load_offsets(self, data: bytes) -> None:
+        """Take over a ``config/consumerOffset.json``. Raises `StoreError` when it is not one."""
+        table = parse(data, "consumerOffset.json")
+        self.offsets_version.load(table.get("dataVersion"))
+        for key, offsets in (table.get("offsetTable") or {}).items():
+            topic, _, group = key.partition("@")
+            self._offsets[(topic, group)] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}

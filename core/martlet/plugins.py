@@ -1,0 +1,164 @@
+"""Load plugins by name, keep their order, and resolve their hooks.
+
+The only caller of pluggy. A plugin is found by its entry point in the group
+``martlet.plugins``; only what the configuration enables is imported. A plugin that
+raises, or hangs, in a cold hook is named and left out as a whole; the others go on.
+One that decides who may do what is different: without it the broker does not start.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, TypeVar, final
+
+import pluggy
+import trio
+
+from martlet.config import fill, unknown_key
+from martlet.errors import ConfigError, PluginError
+from martlet.hookspecs import HOOKS, Hooks
+
+__all__ = ["GROUP", "Plugin", "Plugins", "available", "load"]
+
+log = logging.getLogger("martlet.plugins")
+
+GROUP: Final = "martlet.plugins"
+# A cold hook reads config and builds objects; a second is long, and ten is a hang.
+HOOK_TIMEOUT_S: Final = 10.0
+# Without these a broker would let in whom it should not.
+GUARDS: Final = frozenset({"martlet_authorizers"})
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One loaded plugin; ``hooks`` are the names of those that it overrides."""
+
+    name: str
+    distribution: str
+    hooks: tuple[str, ...]
+
+
+def available() -> dict[str, EntryPoint]:
+    """Return every installed plugin's entry point by the plugin's name; nothing is imported."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+class _Pluggy(pluggy.PluginManager):
+    """pluggy where a method is an implementation when it overrides `Hooks`."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        if name.startswith("martlet_") and getattr(type(plugin), name, None) is not getattr(Hooks, name, None):
+            return {}
+        return None
+
+
+@final
+class Plugins:
+    """The enabled plugins, in the order of the configuration."""
+
+    def __init__(self) -> None:
+        self._pluggy = _Pluggy("martlet")
+        self._pluggy.add_hookspecs(Hooks)
+        self._loaded: dict[str, Plugin] = {}
+        self.failed: dict[str, str] = {}
+
+    def add(self, name: str, plugin: Hooks, distribution: str = "") -> None:
+        """Take *plugin* in under *name*.
+
+        Raises:
+          PluginError: it overrides a hook that does not exist, or with other arguments.
+        """
+        unknown = [n for n in dir(type(plugin)) if n.startswith("martlet_") and n not in HOOKS]
+        if unknown:
+            raise PluginError(f"plugin {name!r} overrides {unknown[0]!r}, which is no hook; hooks: {', '.join(HOOKS)}")
+        try:
+            self._pluggy.register(plugin, name)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise PluginError(f"plugin {name!r} does not fit; {error}") from error
+        self._loaded[name] = Plugin(name, distribution, tuple(h for h in HOOKS if self._implementation(name, h)))
+
+    def __iter__(self) -> Any:
+        return iter(list(self._loaded.values()))
+
+    def _implementation(self, name: str, hook: str) -> Any:
+        for implementation in getattr(self._pluggy.hook, hook).get_hookimpls():
+            if implementation.plugin_name == name:
+                return implementation
+        return None
+
+    async def call(self, hook: str, **arguments: object) -> list[tuple[str, Any]]:
+        """Return (plugin, result) of *hook* for every plugin that overrides it and did not fail.
+
+        Raises:
+          PluginError: a plugin that guards access failed.
+        """
+        results: list[tuple[str, Any]] = []
+        for name in list(self._loaded):
+            implementation = self._implementation(name, hook)
+            if implementation is None:
+                continue
+            values = [arguments[argument] for argument in implementation.argnames]
+            try:
+                results.append((name, await _bounded(implementation.function, values)))
+            except Exception as error:
+                self._leave_out(name, hook, error)
+        return results
+
+    def _leave_out(self, name: str, hook: str, error: Exception) -> None:
+        text = f"plugin {name!r} failed in {hook}; {type(error).__name__}: {error}"
+        guards = GUARDS.intersection(self._loaded[name].hooks)
+        self._pluggy.unregister(name=name)
+        del self._loaded[name]
+        self.failed[name] = text
+        if guards:
+            raise PluginError(f"{text}; it guards access, so the broker does not start without it") from error
+        log.error("%s; it is left out, the others go on", text)
+
+
+async def _bounded(function: Callable[..., T], values: list[object]) -> T:
+    """Call *function* in a thread, and give up waiting when it hangs."""
+    with trio.move_on_after(HOOK_TIMEOUT_S):
+        return await trio.to_thread.run_sync(function, *values, abandon_on_cancel=True)
+    raise PluginError(f"it did not return within {HOOK_TIMEOUT_S:g} s")
+
+
+def load(names: Sequence[str], tables: Mapping[str, object]) -> Plugins:
+    """Import and configure the plugins *names*; a plugin's section of *tables* has its name.
+
+    Raises:
+      ConfigError: a section does not fit.
+      PluginError: a plugin is not installed, or is not one.
+    """
+    installed = available()
+    plugins = Plugins()
+    for name in names:
+        if name not in installed:
+            raise PluginError(f"plugin {name!r} is not installed; installed: {', '.join(sorted(installed)) or 'none'}")
+        entry = installed[name]
+        try:
+            made = _make(name, entry, tables.get(name, {}))
+        except (ConfigError, PluginError):
+            raise
+        except Exception as error:
+            text = f"plugin {name!r} cannot be imported; {type(error).__name__}: {error}"
+            plugins.failed[name] = text
+            log.error("%s; it is left out, the others go on", text)
+            continue
+        plugins.add(name, made, f"{entry.dist.name} {entry.dist.version}" if entry.dist else "")
+    return plugins
+
+
+def _make(name: str, entry: EntryPoint, table: object) -> Hooks:
+    kind = entry.load()
+    if not (isinstance(kind, type) and issubclass(kind, Hooks)):
+        raise PluginError(f"plugin {name!r} is {entry.value}, which is not a subclass of martlet.hookspecs.Hooks")
+    if not isinstance(table, dict):
+        raise ConfigError(f"config key {name!r} is a value; it must be a section")
+    if kind.config_class is None:
+        if table:
+            raise ConfigError(unknown_key(f"{name}.{next(iter(table))}", []) + "; this plugin has no settings")
+        return kind(None)
+    return kind(fill(kind.config_class, table, name))

@@ -1,0 +1,255 @@
+"""Start-up and shut-down order, nothing else.
+
+Up: plugins, store (lock, recovery), tables, hooks, ports, services, the ready line.
+Down: no new peers, plugins say goodbye, what was answered leaves, tables and log go to
+the disk, the lock is released. A second signal ends the wait.
+"""
+
+import logging
+import os
+import random
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from martlet.broker import Broker, BrokerConfig
+from martlet.clock import Clock, SystemClock
+from martlet.config import fill, setting, unknown_key
+from martlet.contracts import Service
+from martlet.errors import ConfigError, MartletError, StoreError
+from martlet.groups import Groups
+from martlet.ids import Ids
+from martlet.plugins import Plugins, available, load
+from martlet.server import Server, ServerConfig
+from martlet.stats import Stats
+from martlet.store import Disk, RealDisk, Store, StoreConfig
+from martlet.topics import Topics
+
+__all__ = ["Config", "PluginsConfig", "read_config", "run"]
+
+log = logging.getLogger("martlet")
+
+STOP_TIMEOUT_S: Final = 10.0
+RESTART_FIRST_S: Final = 1.0
+RESTART_MOST_S: Final = 30.0
+TABLES: Final = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginsConfig:
+    """``[plugins]``: what runs in this broker."""
+
+    enabled: list[str] = setting(
+        ["nameserver", "remoting"], "the plugins to load; their order is the order of their hooks"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A whole configuration; ``plugin_tables`` are the sections that belong to plugins."""
+
+    data: Path = Path("martlet-data")
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    plugins: PluginsConfig = field(default_factory=PluginsConfig)
+    plugin_tables: dict[str, object] = field(default_factory=dict)
+
+
+SECTIONS: Final[dict[str, type]] = {
+    "broker": BrokerConfig,
+    "server": ServerConfig,
+    "store": StoreConfig,
+    "plugins": PluginsConfig,
+}
+
+
+def read_config(tables: dict[str, object], data: Path) -> Config:
+    """Return the configuration that *tables* say.
+
+    Raises:
+      ConfigError: a section or key is unknown, or a value is wrong.
+    """
+    known: dict[str, Any] = {}
+    rest: dict[str, object] = {}
+    for name, table in tables.items():
+        if name in SECTIONS:
+            if not isinstance(table, dict):
+                raise ConfigError(f"config key {name!r} is a value; it must be a section")
+            known[name] = fill(SECTIONS[name], table, name)
+        else:
+            rest[name] = table
+    config = Config(data=data, plugin_tables=rest, **known)
+    installed = available()
+    for name in rest:
+        if name not in installed:
+            raise ConfigError(unknown_key(name, [*SECTIONS, *installed]))
+    return config
+
+
+async def run(
+    config: Config,
+    *,
+    ready: Callable[[dict[str, str]], None],
+    report: Callable[[int, int, int], None] | None = None,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+    stop: trio.Event | None = None,
+) -> None:
+    """Run a broker until *stop* is set or a signal comes, then stop it in order.
+
+    *ready* is told the bound addresses by protocol name once everything accepts.
+
+    Raises:
+      MartletError: it cannot start, or its store has failed.
+    """
+    clock = clock or SystemClock()
+    plugins = load(config.plugins.enabled, config.plugin_tables)
+    store = await Store.open(config.data, config.store, clock, disk or RealDisk(), report)
+    try:
+        await _run_with_store(config, plugins, store, clock, ready, stop or trio.Event())
+    finally:
+        with trio.CancelScope(shield=True):
+            await store.close()
+
+
+async def _run_with_store(
+    config: Config,
+    plugins: Plugins,
+    store: Store,
+    clock: Clock,
+    ready: Callable[[dict[str, str]], None],
+    stop: trio.Event,
+) -> None:
+    stats = Stats()
+    broker = _make_broker(config, store, clock, stats)
+    stats.add("store", store.statistics)
+    stats.add("plugins", lambda: {"failed": dict(plugins.failed), "loaded": [p.name for p in plugins]})
+    await _resolve(plugins, broker)
+    server = Server(config.server, store, stats)
+    protocols = [p for _, found in await plugins.call("martlet_protocols", broker=broker) for p in found]
+    bound = [(protocol, server.bind(protocol)) for protocol in protocols]
+    services = [(name, s) for name, found in await plugins.call("martlet_services", broker=broker) for s in found]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await nursery.start(server.run, bound)
+        nursery.start_soon(_persist, broker, config)
+        for name, service in services:
+            nursery.start_soon(_keep_running, name, service)
+        nursery.start_soon(_stop_on_signal, stop)
+        ready({protocol.name: _address(listener) for protocol, listener in bound})
+        await stop.wait()
+        with trio.move_on_after(STOP_TIMEOUT_S):
+            await _say_goodbye(plugins, server)
+        nursery.cancel_scope.cancel()
+    save_tables(broker)
+
+
+def _make_broker(config: Config, store: Store, clock: Clock, stats: Stats) -> Broker:
+    settings = config.broker
+    topics = Topics(
+        store, clock, auto_create=settings.auto_create_topics, auto_create_queues=settings.auto_create_queues
+    )
+    groups = Groups(clock, auto_create=settings.auto_create_groups)
+    broker = Broker(settings, store, topics, groups, clock, Ids(random.Random()), stats)
+    load_tables(broker)
+    return broker
+
+
+def load_tables(broker: Broker) -> None:
+    """Read topics, groups and offsets; a file that cannot be read gives way to its previous generation."""
+    loaders = (broker.topics.load, broker.groups.load, broker.groups.load_offsets)
+    for name, take in zip(TABLES, loaders, strict=True):
+        for data in broker.store.read_generations(f"config/{name}"):
+            try:
+                take(data)
+                break
+            except (StoreError, ValueError, TypeError, AttributeError) as error:
+                log.warning("config/%s cannot be used, its previous generation is tried; %s", name, error)
+
+
+def save_tables(broker: Broker) -> None:
+    """Write what has changed of topics, groups and offsets."""
+    topics, groups, store = broker.topics, broker.groups, broker.store
+    if topics.dirty:
+        topics.dirty = False
+        store.write_file("config/topics.json", topics.to_json())
+    if groups.dirty:
+        groups.dirty = False
+        store.write_file("config/subscriptionGroup.json", groups.to_json())
+    if groups.offsets_dirty:
+        groups.offsets_dirty = False
+        store.write_file("config/consumerOffset.json", groups.offsets_to_json())
+
+
+async def _persist(broker: Broker, config: Config) -> None:
+    while True:
+        await trio.sleep(config.broker.offsets_persist_ms / 1000)
+        try:
+            save_tables(broker)
+        except (OSError, StoreError) as error:
+            broker.topics.dirty = broker.groups.dirty = broker.groups.offsets_dirty = True
+            log.error("topics, groups and offsets cannot be written, tried again; %s", error)
+
+
+async def _resolve(plugins: Plugins, broker: Broker) -> None:
+    """Ask every hook that gives plain callables, in the order of the plugins."""
+    for _, capabilities in await plugins.call("martlet_capabilities", broker=broker):
+        broker.capabilities.update(capabilities)
+    for _, filters in await plugins.call("martlet_filters", broker=broker):
+        broker.filters.update(filters)
+    guards = await plugins.call("martlet_authorizers", broker=broker)
+    broker.authorizers = tuple(authorizer for _, found in guards for authorizer in found)
+    stages = await plugins.call("martlet_stages", broker=broker)
+    broker.stages = tuple((name, stage) for name, found in stages for stage in found)
+
+
+async def _keep_running(plugin: str, service: Service) -> None:
+    """Run a plugin's service; one that fails is named and started again, ever later."""
+    pause_s = RESTART_FIRST_S
+    while True:
+        try:
+            await service()
+            return
+        except MartletError as error:
+            log.error("a service of plugin %r failed, again in %g s; %s", plugin, pause_s, error)
+        except Exception:
+            log.exception("a service of plugin %r failed, again in %g s", plugin, pause_s)
+        await trio.sleep(pause_s)
+        pause_s = min(2 * pause_s, RESTART_MOST_S)
+
+
+async def _stop_on_signal(stop: trio.Event) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            if stop.is_set():
+                log.warning("second signal; exiting at once")
+                os._exit(128 + number)
+            log.info("%s; stopping", signal.Signals(number).name)
+            stop.set()
+
+
+async def _say_goodbye(plugins: Plugins, server: Server) -> None:
+    server.stop_accepting()
+    await plugins.call("martlet_stopping")
+    server.close_peers("the broker stops")
+    await server.wait_idle()
+
+
+def _address(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+
+
+def notify_systemd(state: str, environment: dict[str, str]) -> None:
+    """Tell systemd (sd_notify(3)) where it asked for it."""
+    path = environment.get("NOTIFY_SOCKET")
+    if not path:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.sendto(state.encode(), "\0" + path[1:] if path.startswith("@") else path)

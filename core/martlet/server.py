@@ -1,0 +1,664 @@
+"""Sockets and peers: one reader task a peer, and a writer only while a peer cannot take all.
+
+The way of one socket read: the wire gives bytes, the connection makes events of them,
+the handler acts on each, the store takes all that was appended in one write, and all
+answers leave in one send. What must be durable first is held until the store's flusher
+has moved on; then the flusher's own step sends it, without waking a task a peer.
+
+A peer that does not read what we send it is not read from either, so what waits for it
+stays below `ServerConfig.unsent_bytes_max`.
+"""
+
+import heapq
+import logging
+import math
+import socket
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, Final, final
+
+import trio
+
+from martlet.config import setting
+from martlet.contracts import Buffer, Connection, Handler, Identity, Protocol
+from martlet.errors import ConfigError, MartletError, Reason, Refused, RemoteProtocolError
+from martlet.stats import Stats
+from martlet.store import Store
+from martlet.wires import SocketWire, TlsWire, Wire
+
+__all__ = ["Server", "ServerConfig", "pack_host", "split_address"]
+
+log = logging.getLogger("martlet.server")
+
+RECEIVE_BYTES: Final = 65536
+ACCEPTS_AT_ONCE: Final = 64
+PEERS_AT_ONCE: Final = 64
+TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (RFC 8446 5.1)
+# A reader that learned of an error waits so long for its last words to leave.
+FAREWELL_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """``[server]``: limits of what peers may hold."""
+
+    connections_max: int = setting(20_000, "connections at once, over all ports; more are closed at once", low=1)
+    unsent_bytes_max: int = setting(
+        1 << 20, "answers waiting for one slow peer; above, it is not read from", unit="bytes", low=4096
+    )
+    unsent_total_bytes_max: int = setting(
+        64 << 20, "the same over all peers; above, every peer with waiting answers pauses", unit="bytes", low=65536
+    )
+    collect_bytes: int = setting(1 << 18, "what one wake-up delivers to a peer at most", unit="bytes", low=1024)
+    peer_tasks_max: int = setting(64, "slow requests under way for one peer; more are refused as busy", low=1)
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``; an IPv6 host stands in brackets.
+
+    Raises:
+      ConfigError: it is neither.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"address {text!r} is not HOST:PORT; for example 127.0.0.1:10911 or [::1]:10911")
+    return host.strip("[]"), int(port)
+
+
+def pack_host(host: str, port: int) -> bytes:
+    """Return 4 or 16 address bytes and an i32 port, big-endian, as records hold them."""
+    return ip_address(host).packed + port.to_bytes(4, "big")
+
+
+def _show(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@final
+class _Peer:
+    """The server's side of one peer (contracts.Peer)."""
+
+    __slots__ = (
+        "_batch",
+        "_batch_bytes",
+        "_held",
+        "_hold_position",
+        "_out",
+        "_room",
+        "_scopes",
+        "_server",
+        "address",
+        "alarm",
+        "closed",
+        "closing",
+        "collect_later",
+        "connection",
+        "draining",
+        "handler",
+        "held_bytes",
+        "host",
+        "identity",
+        "out_bytes",
+        "protocol",
+        "reason",
+        "wire",
+        "woken",
+    )
+
+    def __init__(self, server: "Server", protocol: Protocol, wire: Wire, address: str, host: bytes) -> None:
+        self._server = server
+        self.protocol = protocol
+        self.wire = wire
+        self.address = address
+        self.host = host
+        self.identity = Identity()
+        self.connection: Connection = protocol.connect()
+        self._batch: list[Buffer] = []  # sent by the handler in this step
+        self._batch_bytes = 0
+        self._hold_position = 0
+        self._held: deque[tuple[int, list[Buffer], int]] = deque()  # (log position, pieces, bytes)
+        self.held_bytes = 0
+        self._out: list[Buffer] = []  # free to leave
+        self.out_bytes = 0
+        self._room: trio.Event | None = None
+        self._scopes: set[trio.CancelScope] = set()
+        self.alarm = math.inf
+        self.woken = False
+        self.collect_later = False
+        self.draining = False
+        self.closing = False
+        self.closed = False
+        self.reason = ""
+        self.handler: Handler = protocol.handle(self, self.connection)
+
+    # what handlers call
+
+    def send(self, *pieces: Buffer) -> None:
+        self._batch.extend(pieces)
+        self._batch_bytes += sum(map(len, pieces))
+
+    def hold_until(self, position: int) -> None:
+        if position > self._hold_position:
+            self._hold_position = position
+
+    def wake(self) -> None:
+        if not self.woken and not self.closed:
+            self.woken = True
+            self._server.ready(self)
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        limit = self._server.config.peer_tasks_max
+        if len(self._scopes) >= limit:
+            raise Refused(
+                Reason.BUSY, f"{limit} slow requests of this connection are under way; server.peer_tasks_max is {limit}"
+            )
+        self._server.start_for(self, work, args)
+
+    def close(self, reason: str) -> None:
+        if not self.closing:
+            self.closing = True
+            self.reason = reason
+            self._server.closing(self)
+
+    # what the server calls
+
+    @property
+    def over(self) -> bool:
+        """Whether this peer should be read from no more until some of its answers have left."""
+        waiting = self.out_bytes + self.held_bytes + self._batch_bytes
+        config = self._server.config
+        return waiting > config.unsent_bytes_max or (
+            waiting > 0 and self._server.unsent > config.unsent_total_bytes_max
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to leave."""
+        return not (self._out or self._held or self._batch or self.wire.pending())
+
+    def settle(self) -> None:
+        """Close what was sent in this step into a unit, then let leave what may."""
+        if self._batch:
+            if self._hold_position > self._server.store_readable():
+                self._held.append((self._hold_position, self._batch, self._batch_bytes))
+                self.held_bytes += self._batch_bytes
+                self._server.holding[self] = None
+            elif self._held:
+                position, pieces, size = self._held.pop()
+                pieces.extend(self._batch)
+                self._held.append((position, pieces, size + self._batch_bytes))
+                self.held_bytes += self._batch_bytes
+            else:
+                self._out.extend(self._batch)
+                self._add_out(self._batch_bytes)
+            self._batch = []
+            self._batch_bytes = 0
+        self._hold_position = 0
+        if self._out and not self.draining:
+            self.push()
+
+    def _add_out(self, size: int) -> None:
+        self.out_bytes += size
+        self._server.unsent += size
+
+    def release(self, readable: int) -> bool:
+        """Let leave what waited for the log to be flushed up to *readable*; True when nothing is held any more."""
+        held = self._held
+        while held and held[0][0] <= readable:
+            _, pieces, size = held.popleft()
+            self._out.extend(pieces)
+            self.held_bytes -= size
+            self._add_out(size)
+        if self._out and not self.draining:
+            self.push()
+        return not held
+
+    def push(self) -> None:
+        """Send what fits now; the rest is a drain's business."""
+        if self.closed:
+            return
+        try:
+            taken = self.wire.send(self._out)
+        except (OSError, ssl.SSLError) as error:
+            self._server.lost(self, error)
+            return
+        self._add_out(-taken)
+        self._server.bytes_out += taken
+        if taken:
+            self.made_room()
+        if not self.out_bytes and not self.wire.pending():
+            self._out = []
+            return
+        self._keep_rest(taken)
+        self._server.drain(self)
+
+    def _keep_rest(self, taken: int) -> None:
+        """Drop the first *taken* bytes of what waits; copy the rest, for views would pin whole chunks of the log."""
+        rest: list[Buffer] = []
+        for piece in self._out:
+            size = len(piece)
+            if taken >= size:
+                taken -= size
+                continue
+            rest.append(bytes(piece) if not taken else bytes(piece[taken:]))
+            taken = 0
+        self._out = rest
+
+    async def wait_room(self) -> None:
+        """Wait until some of what waits has left."""
+        while self.over and not self.closed:
+            await self._wait_progress()
+
+    async def wait_idle(self) -> None:
+        """Wait until all that was sent has left, or the peer is gone."""
+        while not self.idle and not self.closed:
+            await self._wait_progress()
+
+    async def _wait_progress(self) -> None:
+        if self._room is None:
+            self._room = trio.Event()
+        await self._room.wait()
+
+    def made_room(self) -> None:
+        if self._room is not None:
+            self._room.set()
+            self._room = None
+
+    def add_scope(self, scope: trio.CancelScope) -> None:
+        self._scopes.add(scope)
+
+    def drop_scope(self, scope: trio.CancelScope) -> None:
+        self._scopes.discard(scope)
+
+    def end(self) -> None:
+        """Free everything; the socket closes."""
+        self.closed = True
+        self.wire.close()
+        self._server.unsent -= self.out_bytes
+        self.out_bytes = self.held_bytes = 0
+        self._out = []
+        self._held.clear()
+        self._batch = []
+        self.made_room()
+        for scope in self._scopes:
+            scope.cancel()
+
+
+@final
+class Server:
+    """Serves the protocols of plugins; owns every socket that others connect to."""
+
+    def __init__(self, config: ServerConfig, store: Store | None, stats: Stats) -> None:
+        self.config = config
+        self._store = store
+        self.holding: dict[_Peer, None] = {}
+        self.unsent = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._accepted = 0
+        self._turned_away = 0
+        self._protocol_errors = 0
+        self._peers: dict[_Peer, None] = {}
+        self._ready: deque[_Peer] = deque()
+        self._ready_event = trio.Event()
+        self._alarms: list[tuple[float, int, _Peer]] = []
+        self._alarm_number = 0
+        self._alarm_event = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._listeners: list[socket.socket] = []
+        self._stopping = False
+        if store is not None:
+            store.on_flushed.append(self._flushed)
+        stats.add("server", self.statistics)
+
+    # start and stop
+
+    def bind(self, protocol: Protocol) -> socket.socket:
+        """Return a socket that listens where *protocol* wants; its real address is told to ``protocol.bound``.
+
+        Raises:
+          ConfigError: the address is wrong, or in use.
+        """
+        host, port = split_address(protocol.listen)
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+            listener = socket.create_server((host, port), family=family, backlog=1024)
+        except OSError as error:
+            raise ConfigError(
+                f"{protocol.name} cannot listen on {protocol.listen!r}; {error.strerror or error}"
+            ) from error
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        name = listener.getsockname()
+        protocol.bound(_show(name[0], name[1]))
+        return listener
+
+    async def run(
+        self,
+        bound: Sequence[tuple[Protocol, socket.socket]],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept and serve until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._pump_when_ready)
+            nursery.start_soon(self._watch_alarms)
+            for protocol, listener in bound:
+                nursery.start_soon(self._accept, protocol, listener)
+            task_status.started()
+
+    def stop_accepting(self) -> None:
+        """Close the listening sockets; peers stay."""
+        self._stopping = True
+        for listener in self._listeners:
+            if listener.fileno() >= 0:
+                trio.lowlevel.notify_closing(listener)
+                listener.close()
+        self._listeners.clear()
+
+    async def wait_idle(self) -> None:
+        """Return when all that was answered has left; the caller bounds the wait."""
+        for peer in list(self._peers):
+            await peer.wait_idle()
+
+    def close_peers(self, reason: str) -> None:
+        """Close every peer after what was sent to it has left."""
+        for peer in list(self._peers):
+            peer.close(reason)
+
+    # accepting
+
+    async def _accept(self, protocol: Protocol, listener: socket.socket) -> None:
+        while not self._stopping:
+            try:
+                await trio.lowlevel.wait_readable(listener)
+                for _ in range(ACCEPTS_AT_ONCE):
+                    connected, name = listener.accept()
+                    self._welcome(protocol, connected, name)
+            except BlockingIOError:
+                continue
+            except trio.ClosedResourceError:
+                return
+            except OSError as error:
+                if self._stopping:
+                    return
+                log.warning("%s cannot accept; %s", protocol.name, error.strerror)
+                await trio.sleep(0.1)
+
+    def _welcome(self, protocol: Protocol, connected: socket.socket, name: tuple[Any, ...]) -> None:
+        address = _show(name[0], name[1])
+        if len(self._peers) >= self.config.connections_max:
+            self._turned_away += 1
+            limit = self.config.connections_max
+            log.warning("%s turned away; %d connections are open, server.connections_max is %d", address, limit, limit)
+            connected.close()
+            return
+        self.serve(protocol, SocketWire(connected), address, pack_host(name[0].partition("%")[0], name[1]))
+
+    def serve(self, protocol: Protocol, wire: Wire, address: str, host: bytes) -> None:
+        """Serve one peer over *wire* until it goes."""
+        assert self._nursery is not None
+        self._accepted += 1
+        peer = _Peer(self, protocol, wire, address, host)
+        self._peers[peer] = None
+        log.debug("%s connected to %s", address, protocol.name)
+        self._nursery.start_soon(self._live, peer)
+
+    # reading
+
+    async def _live(self, peer: _Peer) -> None:
+        """Everything one peer does, from its first byte to its end."""
+        try:
+            await self._read(peer)
+        except RemoteProtocolError as error:
+            self._protocol_errors += 1
+            peer.reason = str(error)
+            log.warning("%s %s closed; %s", peer.protocol.name, peer.address, error)
+            peer.send(peer.connection.farewell(error))
+        except (OSError, ssl.SSLError, trio.ClosedResourceError) as error:
+            peer.reason = peer.reason or f"{type(error).__name__}: {error}"
+        except MartletError as error:
+            peer.reason = str(error)
+            log.error("%s %s closed; %s", peer.protocol.name, peer.address, error)
+        except Exception as error:
+            peer.reason = f"{type(error).__name__}: {error}"
+            log.exception("%s %s closed; a defect", peer.protocol.name, peer.address)
+        await self._bury(peer)
+
+    async def _read(self, peer: _Peer) -> None:
+        self._set_alarm(peer)
+        await self._start_tls(peer)
+        while not peer.closing:
+            await peer.wire.wait_readable()
+            data = peer.wire.receive(RECEIVE_BYTES)
+            if data is None:
+                continue
+            if not data or peer.closing:
+                return
+            await self._take(peer, data)
+
+    async def _start_tls(self, peer: _Peer) -> None:
+        """Look at the first bytes: TLS or not."""
+        data = None
+        while data is None:
+            await peer.wire.wait_readable()
+            data = peer.wire.receive(RECEIVE_BYTES)
+        if not data:
+            return
+        context = peer.protocol.tls()
+        if context is not None and data[0] == TLS_HANDSHAKE:
+            peer.wire = TlsWire(peer.wire, context, data)
+            return
+        if peer.protocol.tls_required:
+            raise RemoteProtocolError("peer speaks plain text; this port takes TLS only")
+        await self._take(peer, data)
+
+    async def _take(self, peer: _Peer, data: bytes) -> None:
+        """Handle all that *data* completes, and let the answers leave together."""
+        self.bytes_in += len(data)
+        peer.connection.receive_data(data, trio.current_time())
+        try:
+            for event in peer.connection.events():
+                peer.handler.handle(event)
+                if peer.over:
+                    self._finish_step(peer)
+                    if peer.over:
+                        await peer.wait_room()
+                if peer.closed:
+                    return
+        finally:
+            self._finish_step(peer)
+        self._set_alarm(peer)
+        if peer.over:
+            await peer.wait_room()
+
+    def _finish_step(self, peer: _Peer) -> None:
+        if self._store is not None:
+            self._store.commit()
+        peer.settle()
+        if self._ready:
+            self._pump()
+
+    def store_readable(self) -> int:
+        return self._store.readable if self._store is not None else 0
+
+    # delivery to peers that were woken
+
+    def ready(self, peer: _Peer) -> None:
+        self._ready.append(peer)
+        self._ready_event.set()
+
+    def _pump(self) -> None:
+        """Collect from peers that were woken, a bounded number at a time."""
+        for _ in range(min(PEERS_AT_ONCE, len(self._ready))):
+            peer = self._ready.popleft()
+            peer.woken = False
+            if peer.closed:
+                continue
+            if peer.draining or self.unsent > self.config.unsent_total_bytes_max:
+                peer.collect_later = True
+                self.drain(peer)
+                continue
+            self._collect(peer)
+
+    def _collect(self, peer: _Peer) -> None:
+        try:
+            peer.handler.collect(self.config.collect_bytes)
+        except MartletError as error:
+            peer.close(str(error))
+        except Exception as error:
+            log.exception("%s %s closed; a defect", peer.protocol.name, peer.address)
+            peer.close(f"{type(error).__name__}: {error}")
+        peer.settle()
+
+    async def _pump_when_ready(self) -> None:
+        while True:
+            await self._ready_event.wait()
+            self._ready_event = trio.Event()
+            while self._ready:
+                self._pump()
+                await trio.lowlevel.checkpoint()
+
+    def _flushed(self) -> None:
+        """The log is durable further than before: what waited for that leaves now."""
+        readable = self.store_readable()
+        if self.holding:
+            for peer in list(self.holding):
+                if peer.release(readable):
+                    self.holding.pop(peer, None)
+        if self._ready:
+            self._pump()
+
+    # writing to a peer that cannot take all at once
+
+    def drain(self, peer: _Peer) -> None:
+        if not peer.draining and not peer.closed and self._nursery is not None:
+            peer.draining = True
+            self._nursery.start_soon(self._drain, peer)
+
+    async def _drain(self, peer: _Peer) -> None:
+        try:
+            while not peer.closed and (peer.out_bytes or peer.wire.pending()):
+                await peer.wire.wait_writable()
+                peer.push()
+        except (OSError, trio.ClosedResourceError) as error:
+            self.lost(peer, error)
+        finally:
+            peer.draining = False
+            peer.made_room()
+        if peer.collect_later and not peer.closed:
+            peer.collect_later = False
+            await trio.lowlevel.checkpoint()
+            peer.wake()
+
+    def start_for(self, peer: _Peer, work: Callable[..., Awaitable[None]], args: tuple[Any, ...]) -> None:
+        assert self._nursery is not None
+        scope = trio.CancelScope()
+        peer.add_scope(scope)
+        self._nursery.start_soon(self._work, peer, scope, work, args)
+
+    async def _work(
+        self, peer: _Peer, scope: trio.CancelScope, work: Callable[..., Awaitable[None]], args: tuple[Any, ...]
+    ) -> None:
+        try:
+            with scope:
+                await work(*args)
+        except MartletError as error:
+            peer.close(str(error))
+        except Exception as error:
+            log.exception("%s %s closed; a defect", peer.protocol.name, peer.address)
+            peer.close(f"{type(error).__name__}: {error}")
+        finally:
+            peer.drop_scope(scope)
+        if not peer.closed:
+            self._finish_step(peer)
+
+    # ends
+
+    def closing(self, peer: _Peer) -> None:
+        if peer.idle:
+            peer.wire.close()
+        elif self._nursery is not None:
+            self._nursery.start_soon(self._close_when_idle, peer)
+
+    async def _close_when_idle(self, peer: _Peer) -> None:
+        await self._last_words(peer)
+        peer.wire.close()
+
+    def lost(self, peer: _Peer, error: BaseException) -> None:
+        peer.reason = peer.reason or f"{type(error).__name__}: {error}"
+        peer.closing = True
+        peer.wire.close()
+        peer.made_room()
+
+    async def _last_words(self, peer: _Peer) -> None:
+        with trio.move_on_after(FAREWELL_S):
+            await peer.wait_idle()
+
+    async def _bury(self, peer: _Peer) -> None:
+        try:
+            if not peer.closed:
+                peer.settle()
+                await self._last_words(peer)
+        finally:
+            self._peers.pop(peer, None)
+            self.holding.pop(peer, None)
+            peer.end()
+            peer.handler.closed(peer.reason)
+            log.debug("%s left %s; %s", peer.address, peer.protocol.name, peer.reason or "its side closed")
+            if self._ready:
+                self._ready_event.set()
+
+    # time
+
+    def _set_alarm(self, peer: _Peer) -> None:
+        deadline = peer.connection.deadline()
+        if deadline < peer.alarm:
+            peer.alarm = deadline
+            self._alarm_number += 1
+            heapq.heappush(self._alarms, (deadline, self._alarm_number, peer))
+            if self._alarms[0][2] is peer:
+                self._alarm_event.set()
+
+    async def _watch_alarms(self) -> None:
+        while True:
+            deadline = self._alarms[0][0] if self._alarms else math.inf
+            with trio.move_on_at(deadline):
+                await self._alarm_event.wait()
+            self._alarm_event = trio.Event()
+            now = trio.current_time()
+            while self._alarms and self._alarms[0][0] <= now:
+                self._ring(heapq.heappop(self._alarms)[2], now)
+
+    def _ring(self, peer: _Peer, now: float) -> None:
+        peer.alarm = math.inf
+        if peer.closed:
+            return
+        try:
+            if peer.connection.deadline() <= now:
+                peer.connection.handle_timeout(now)
+                for event in peer.connection.events():
+                    peer.handler.handle(event)
+                self._finish_step(peer)
+        except RemoteProtocolError as error:
+            peer.send(peer.connection.farewell(error))
+            peer.settle()
+            peer.close(str(error))
+        except MartletError as error:
+            peer.close(str(error))
+        self._set_alarm(peer)
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            "connections": len(self._peers),
+            "accepted": self._accepted,
+            "turned_away": self._turned_away,
+            "protocol_errors": self._protocol_errors,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "unsent_bytes": self.unsent,
+        }

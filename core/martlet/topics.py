@@ -1,0 +1,223 @@
+"""The topic table: queues, permissions, attributes (RocketMQ topics.json).
+
+Rules of names, permissions and automatic creation: RocketMQ TopicValidator and
+TopicConfigManager.createTopicInSendMessageMethod.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final, final
+
+from martlet.clock import Clock
+from martlet.errors import Reason, Refused
+from martlet.store import Queue, Store
+from martlet.tables import DataVersion, parse, render
+
+__all__ = ["DLQ_PREFIX", "INHERIT", "READ", "RETRY_PREFIX", "TEMPLATE_TOPIC", "WRITE", "Topic", "Topics", "check_name"]
+
+READ: Final = 4
+WRITE: Final = 2
+INHERIT: Final = 1
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+TEMPLATE_TOPIC: Final = "TBW102"
+
+TOPIC_CHARS_MAX: Final = 127
+RETRY_TOPIC_CHARS_MAX: Final = 255
+QUEUES_MAX: Final = 16384
+
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+def check_name(name: str) -> None:
+    """Raise `Refused` (PARAMETER) unless *name* may be the name of a topic."""
+    limit = RETRY_TOPIC_CHARS_MAX if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_CHARS_MAX
+    if not name or name.isspace():
+        raise Refused(Reason.PARAMETER, "The specified topic is blank.")
+    if not _NAME.fullmatch(name):
+        raise Refused(
+            Reason.PARAMETER,
+            f"The specified topic {name!r} contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
+        )
+    if len(name) > limit:
+        raise Refused(
+            Reason.PARAMETER, f"The specified topic is {len(name)} characters long; the topic max length is {limit}."
+        )
+
+
+@final
+class Topic:
+    """One topic. ``queues`` holds the store's queues that were used so far, by id."""
+
+    __slots__ = (
+        "_store",
+        "attributes",
+        "filter_type",
+        "name",
+        "order",
+        "perm",
+        "queues",
+        "read_queues",
+        "sys_flag",
+        "write_queues",
+    )
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        read_queues: int = 8,
+        write_queues: int = 8,
+        perm: int = READ | WRITE,
+        sys_flag: int = 0,
+        order: bool = False,
+        attributes: dict[str, str] | None = None,
+        filter_type: str = "SINGLE_TAG",
+    ) -> None:
+        self._store = store
+        self.name = name
+        self.read_queues = read_queues
+        self.write_queues = write_queues
+        self.perm = perm
+        self.sys_flag = sys_flag
+        self.order = order
+        self.attributes = attributes or {}
+        self.filter_type = filter_type
+        self.queues: dict[int, Queue] = {}
+
+    def queue(self, queue_id: int) -> Queue:
+        """Return the store's queue *queue_id*; the id was checked by the caller."""
+        queue = self.queues.get(queue_id)
+        if queue is None:
+            queue = self.queues[queue_id] = self._store.queue(self.name, queue_id)
+        return queue
+
+    def as_json(self) -> dict[str, object]:
+        """RocketMQ's TopicConfig."""
+        return {
+            "attributes": self.attributes,
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queues,
+            "topicFilterType": self.filter_type,
+            "topicName": self.name,
+            "topicSysFlag": self.sys_flag,
+            "writeQueueNums": self.write_queues,
+        }
+
+
+@final
+class Topics:
+    """All topics by name. Each change moves `version` and is told to every callable in `changed`."""
+
+    def __init__(self, store: Store, clock: Clock, *, auto_create: bool, auto_create_queues: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._table: dict[str, Topic] = {}
+        self.auto_create_enabled = auto_create
+        self.auto_create_queues = auto_create_queues
+        self.version = DataVersion(timestamp=clock.now_ms())
+        self.changed: list[Callable[[Topic | None], None]] = []
+        self.dirty = False
+
+    def get(self, name: str) -> Topic | None:
+        return self._table.get(name)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(list(self._table.values()))
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def update(
+        self,
+        name: str,
+        read_queues: int = 8,
+        write_queues: int = 8,
+        perm: int = READ | WRITE,
+        sys_flag: int = 0,
+        order: bool = False,
+        attributes: dict[str, str] | None = None,
+        filter_type: str = "SINGLE_TAG",
+    ) -> Topic:
+        """Create topic *name*, or change it, and return it.
+
+        Raises:
+          Refused: the name or a number cannot be (Reason.PARAMETER).
+        """
+        check_name(name)
+        for what, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
+            if not 0 <= count <= QUEUES_MAX:
+                raise Refused(Reason.PARAMETER, f"{what} {count} is out of range; it must be 0 to {QUEUES_MAX}")
+        if not 0 <= perm <= 15:
+            raise Refused(
+                Reason.PARAMETER, f"perm {perm} is unknown; it is 2 (write), 4 (read) or 6 (both), and 1 (inherit)"
+            )
+        old = self._table.get(name)
+        topic = Topic(
+            self._store, name, read_queues, write_queues, perm, sys_flag, order, dict(attributes or {}), filter_type
+        )
+        if old is not None:
+            if old.as_json() == topic.as_json():
+                return old
+            topic.queues = old.queues
+        self._table[name] = topic
+        self._moved(topic)
+        return topic
+
+    def ensure(self, name: str, queues: int, perm: int = READ | WRITE, sys_flag: int = 0) -> Topic:
+        """Return topic *name*, made with *queues* queues if it is not there."""
+        topic = self._table.get(name)
+        return topic if topic is not None else self.update(name, queues, queues, perm, sys_flag)
+
+    def auto_create(self, name: str, template: str, queues_wanted: int) -> Topic | None:
+        """Create *name* after *template*, where that is allowed; None where it is not."""
+        base = self._table.get(template)
+        if base is None or not base.perm & INHERIT or (template == TEMPLATE_TOPIC and not self.auto_create_enabled):
+            return None
+        queues = max(0, min(queues_wanted, base.write_queues))
+        return self.update(name, queues, queues, base.perm & ~INHERIT, filter_type=base.filter_type)
+
+    def delete(self, name: str) -> bool:
+        """Forget *name* and its queues; False when it was not there."""
+        if self._table.pop(name, None) is None:
+            return False
+        self._store.delete_topic(name)
+        self._moved(None)
+        return True
+
+    def _moved(self, topic: Topic | None) -> None:
+        self.version.next(self._clock)
+        self.dirty = True
+        for tell in self.changed:
+            tell(topic)
+
+    def to_json(self) -> bytes:
+        """The whole table as ``config/topics.json``."""
+        table = {topic.name: topic.as_json() for topic in self._table.values()}
+        return render({"dataVersion": self.version.as_json(), "topicConfigTable": table})
+
+    def load(self, data: bytes) -> None:
+        """Take over a ``config/topics.json``.
+
+        Raises:
+          StoreError: it is not such a table.
+        """
+        table = parse(data, "topics.json")
+        self.version.load(table.get("dataVersion"))
+        for name, entry in (table.get("topicConfigTable") or {}).items():
+            self._table[name] = self._from_json(name, entry)
+
+    def _from_json(self, name: str, entry: dict[str, Any]) -> Topic:
+        return Topic(
+            self._store,
+            name,
+            int(entry.get("readQueueNums", 16)),
+            int(entry.get("writeQueueNums", 16)),
+            int(entry.get("perm", READ | WRITE)),
+            int(entry.get("topicSysFlag", 0)),
+            bool(entry.get("order", False)),
+            {str(k): str(v) for k, v in (entry.get("attributes") or {}).items()},
+            str(entry.get("topicFilterType", "SINGLE_TAG")),
+        )

@@ -1,0 +1,164 @@
+"""What carries a peer's bytes: a socket, or TLS over one. A simulation brings its own.
+
+Nothing here waits but `wait_readable` and `wait_writable`; `receive` and `send` do what
+can be done at once. So one readiness notice, one receive and one send serve a whole
+batch of requests.
+"""
+
+import socket
+import ssl
+from typing import Final, Protocol, final
+
+import trio
+
+from martlet.contracts import Buffer
+
+__all__ = ["SocketWire", "TlsWire", "Wire"]
+
+IOVECS_MAX: Final = 1024  # Linux UIO_MAXIOV: sendmsg takes no more pieces at once
+JOIN_BYTES_MAX: Final = 65536  # below, one copy is cheaper than a long iovec list
+TLS_BYTES_AT_ONCE: Final = 262144
+
+
+class Wire(Protocol):
+    """Bytes to and from one peer."""
+
+    def receive(self, limit: int) -> bytes | None:
+        """Return up to *limit* bytes that are here, empty at the end, None when there are none now."""
+        ...
+
+    def send(self, pieces: list[Buffer]) -> int:
+        """Send what fits now and return how many bytes of *pieces* that was. Raises `OSError`."""
+        ...
+
+    def pending(self) -> bool:
+        """Whether taken bytes still wait inside for room."""
+        ...
+
+    async def wait_readable(self) -> None: ...
+
+    async def wait_writable(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@final
+class SocketWire:
+    """A connected, non-blocking TCP socket."""
+
+    __slots__ = ("_socket",)
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._socket = connected
+
+    def receive(self, limit: int) -> bytes | None:
+        try:
+            return self._socket.recv(limit)
+        except BlockingIOError:
+            return None
+
+    def send(self, pieces: list[Buffer]) -> int:
+        try:
+            if len(pieces) == 1:
+                return self._socket.send(pieces[0])
+            if sum(map(len, pieces)) <= JOIN_BYTES_MAX:
+                return self._socket.send(b"".join(pieces))
+            return self._socket.sendmsg(pieces[:IOVECS_MAX])
+        except BlockingIOError:
+            return 0
+
+    def pending(self) -> bool:
+        return False
+
+    async def wait_readable(self) -> None:
+        await trio.lowlevel.wait_readable(self._socket)
+
+    async def wait_writable(self) -> None:
+        await trio.lowlevel.wait_writable(self._socket)
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+
+@final
+class TlsWire:
+    """TLS spoken over another wire; *first* is what was read before TLS was noticed."""
+
+    __slots__ = ("_incoming", "_inner", "_object", "_outgoing", "_shaken", "_unsent")
+
+    def __init__(self, inner: Wire, context: ssl.SSLContext, first: bytes) -> None:
+        self._inner = inner
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._incoming.write(first)
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._unsent = b""
+        self._shaken = False
+
+    def receive(self, limit: int) -> bytes | None:
+        if not self._incoming.pending:
+            raw = self._inner.receive(limit)
+            if raw is None:
+                return None
+            if raw:
+                self._incoming.write(raw)
+            else:
+                self._incoming.write_eof()
+        return self._decrypt(limit)
+
+    def _decrypt(self, limit: int) -> bytes | None:
+        plain: list[bytes] = []
+        try:
+            if not self._shaken:
+                self._object.do_handshake()
+                self._shaken = True
+            while True:
+                data = self._object.read(limit)
+                plain.append(data)
+                if not data:
+                    break
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            plain.append(b"")
+        finally:
+            self._flush()
+        return b"".join(plain) if plain else None
+
+    def send(self, pieces: list[Buffer]) -> int:
+        if not self._flush() or not self._shaken:
+            return 0
+        taken = 0
+        for piece in pieces:
+            self._object.write(piece)
+            taken += len(piece)
+            if taken >= TLS_BYTES_AT_ONCE:
+                break
+        self._flush()
+        return taken
+
+    def _flush(self) -> bool:
+        """Pass encrypted bytes on; True when none are left."""
+        if self._outgoing.pending:
+            self._unsent += self._outgoing.read()
+        if self._unsent:
+            self._unsent = self._unsent[self._inner.send([self._unsent]) :]
+        return not self._unsent
+
+    def pending(self) -> bool:
+        return bool(self._unsent) or not self._flush()
+
+    async def wait_readable(self) -> None:
+        if not self._incoming.pending:
+            await self._inner.wait_readable()
+
+    async def wait_writable(self) -> None:
+        await self._inner.wait_writable()
+
+    def close(self) -> None:
+        self._inner.close()
