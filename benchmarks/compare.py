@@ -1,0 +1,367 @@
+"""Martlet beside RocketMQ on the same machine in one run, as ratios.
+
+    python benchmarks/compare.py                      every series, the table on stdout and in the work folder
+    python benchmarks/compare.py send pull --runs 5   some series
+
+Each load runs on one broker, then on the other, in turn, `--runs` times; a row shows
+the medians and their ratio. Both brokers share the machine's cores with the driver.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
+from brokers import WORK, Broker, Martlet, Process, RocketMQ, driver, java
+
+Row = tuple[str, str, float, float]
+EXAMPLE = "org.apache.rocketmq.example.benchmark."
+
+
+class Table:
+    """Rows of load, figure, RocketMQ, Martlet; printed as they come."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def add(self, load: str, figure: str, theirs: float, ours: float) -> None:
+        self.rows.append((load, figure, theirs, ours))
+        print(f"{load:44} {figure:18} {theirs:14,.1f} {ours:14,.1f} {ours / theirs if theirs else 0:8.2f}", flush=True)
+
+    def markdown(self) -> str:
+        lines = ["| load | figure | RocketMQ | Martlet | ratio |", "|---|---|---|---|---|"]
+        for load, figure, theirs, ours in self.rows:
+            lines.append(f"| {load} | {figure} | {theirs:,.1f} | {ours:,.1f} | {ours / theirs if theirs else 0:.2f} |")
+        return "\n".join(lines) + "\n"
+
+
+def drive(broker: Broker, command: str, **flags: object) -> dict[str, float]:
+    """Run the load driver once; what it printed, and the broker's CPU seconds as ``cpu_s``."""
+    words = [f"-{name}={value}" for name, value in flags.items()]
+    before = broker.process.cpu_s()
+    done = subprocess.run(
+        [driver(), "-addr", broker.address, "-cmd", command, *words], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{broker.name}: {done.stderr.strip()}")
+    out: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    out["cpu_s"] = broker.process.cpu_s() - before
+    if out.get("refused"):
+        print(f"  {broker.name} refused {out['refused']} of {command} {flags}", flush=True)
+    return out
+
+
+@contextmanager
+def both(flush: str):
+    """Both brokers on fresh stores."""
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=WORK))
+    pair: list[Broker] = []
+    try:
+        pair.append(RocketMQ(folder / "rocketmq", flush))
+        pair.append(Martlet(folder / "martlet", flush))
+        yield pair
+    finally:
+        for broker in pair:
+            broker.close()
+        shutil.rmtree(folder)
+
+
+def measure(
+    table: Table,
+    runs: int,
+    load: str,
+    figures: dict[str, str],
+    pair: list[Broker],
+    work: Callable[[Broker], dict[str, float]],
+) -> None:
+    """Run *work* on both in turn and add a row for each of *figures* (key -> title)."""
+    results: list[list[dict[str, float]]] = [[], []]
+    for _ in range(runs):
+        for side, broker in enumerate(pair):
+            results[side].append(work(broker))
+    for key, title in figures.items():
+        theirs, ours = (statistics.median(float(r.get(key, 0)) for r in side) for side in results)
+        table.add(load, title, theirs, ours)
+
+
+def send_series(table: Table, runs: int) -> None:
+    loads = [
+        (1, 1, 1024, 20_000),
+        (1, 16, 1024, 120_000),
+        (1, 64, 1024, 200_000),
+        (4, 16, 1024, 200_000),
+        (4, 16, 128, 200_000),
+        (1, 1, 128, 20_000),
+    ]
+    figures = {"rate": "messages/s", "us_p50": "p50 us", "us_p99": "p99 us"}
+    with both("async") as pair:
+        warm_up(pair)
+        for conns, window, body, count in loads:
+            title = f"send {body} B, {conns} x {window} in flight, async"
+            measure(
+                table,
+                runs,
+                title,
+                figures,
+                pair,
+                lambda b, c=conns, w=window, s=body, n=count: drive(b, "send", conns=c, window=w, body=s, count=n),
+            )
+
+
+def sync_series(table: Table, runs: int) -> None:
+    with both("sync") as pair:
+        warm_up(pair, 20_000)
+        for window, count in ((1, 3_000), (64, 120_000)):
+            title = f"send 1024 B, 1 x {window} in flight, sync flush"
+            measure(
+                table,
+                runs,
+                title,
+                {"rate": "messages/s", "us_p99": "p99 us"},
+                pair,
+                lambda b, w=window, n=count: drive(b, "send", window=w, count=n),
+            )
+
+
+def rate_series(table: Table, runs: int) -> None:
+    figures = {"us_p50": "p50 us", "us_p99": "p99 us", "us_p999": "p99.9 us"}
+    with both("async") as pair:
+        warm_up(pair)
+        measure(
+            table, runs, "2,000/s steady, 1024 B, async", figures, pair, lambda b: drive(b, "rate", rate=2000, secs=8)
+        )
+        measure(
+            table,
+            runs,
+            "2,000/s, send to receive",
+            figures,
+            pair,
+            lambda b: drive(b, "tail", rate=2000, secs=8, topic="Tail", queues=16),
+        )
+
+
+def pull_series(table: Table, runs: int) -> None:
+    with both("async") as pair:
+        for broker in pair:
+            drive(broker, "create", topic="Backlog", queues=16)
+            drive(broker, "send", conns=4, window=16, count=1_000_000, topic="Backlog", secs=120)
+            drive(broker, "create", topic="OneQueue", queues=1)
+            drive(broker, "send", conns=1, window=64, count=1_000_000, topic="OneQueue", queues=1, body=128, secs=120)
+        for window in (1, 16):
+            title = f"pull a warm backlog, {window} outstanding"
+            measure(
+                table,
+                runs,
+                title,
+                {"rate": "messages/s", "us_p99": "p99 us"},
+                pair,
+                lambda b, w=window: drive(b, "pull", window=w, count=600_000, topic="Backlog"),
+            )
+        measure(
+            table,
+            runs,
+            "1 M of which no tag matches",
+            {"scan_rate": "entries/s"},
+            pair,
+            lambda b: drive(b, "pull", window=1, count=1, topic="OneQueue", queues=1, tags="NoSuchTag"),
+        )
+        java_consumer(table, pair, 1_000_000)
+
+
+def java_consumer(table: Table, pair: list[Broker], count: int) -> None:
+    rates, costs = [], []
+    for broker in pair:
+        before = broker.process.cpu_s()
+        samples = benchmark(
+            broker,
+            "Consumer",
+            ("-t", "Backlog", "-g", f"bench{time.time_ns()}"),
+            r"Consume TPS: (\d+)",
+            lambda seen: sum(seen) >= count * 0.99,
+        )
+        middle = [s for s in samples if s > 0]
+        rates.append(statistics.mean(middle[1:-1] or middle or [0]))
+        costs.append((broker.process.cpu_s() - before) * 1e6 / max(1, sum(samples)))
+    table.add("RocketMQ's Consumer through a backlog", "messages/s", *rates)
+    table.add("RocketMQ's Consumer through a backlog", "broker us/message", *costs)
+
+
+def benchmark(
+    broker: Broker,
+    program: str,
+    words: tuple[str, ...],
+    figure: str,
+    enough: Callable[[list[float]], bool],
+    limit_s: float = 60,
+) -> list[float]:
+    """Run one of RocketMQ's own benchmark programs until its reports are *enough*."""
+    log = broker.data / f"{program}-{time.time_ns()}.log"
+    process = Process(java(EXAMPLE + program, "-n", broker.name_server, *words, heap="1g"), log)
+    end = time.monotonic() + limit_s
+    seen: list[float] = []
+    while time.monotonic() < end and not enough(seen):
+        time.sleep(0.5)
+        seen = [float(x) for x in re.findall(figure, log.read_text())]
+    process.stop(signal.SIGKILL)
+    return seen
+
+
+def producer_series(table: Table, runs: int) -> None:
+    with both("async") as pair:
+        for broker in pair:
+            drive(broker, "create", topic="BenchmarkTest2", queues=16)
+        for threads in (1, 16, 64):
+            words = ("-t", "BenchmarkTest2", "-w", str(threads), "-s", "1024", "-ri", "2000")
+            java_rows(
+                table, runs, pair, "Producer", f"RocketMQ's Producer, {threads} threads", words, r"Send TPS: (\d+)"
+            )
+        words = ("-t", "BenchmarkTest2", "-w", "16", "-s", "1024", "-b", "32", "-ri", "2000")
+        java_rows(
+            table, runs, pair, "BatchProducer", "RocketMQ's BatchProducer, batches of 32", words, r"Send MPS: (\d+)"
+        )
+
+
+def java_rows(
+    table: Table, runs: int, pair: list[Broker], program: str, load: str, words: tuple[str, ...], figure: str
+) -> None:
+    results: list[list[float]] = [[], []]
+    for _ in range(max(1, runs // 2)):
+        for side, broker in enumerate(pair):
+            samples = benchmark(broker, program, words, figure, lambda seen: len(seen) >= 7)
+            results[side].append(statistics.mean(samples[2:] or [0]))
+    table.add(load, "messages/s", *(statistics.median(r) for r in results))
+
+
+def topics_series(table: Table, runs: int) -> None:
+    for topics in (1, 1000, 10_000):
+        with both("async") as pair:
+            for broker in pair:
+                drive(broker, "create", topics=topics, queues=1, topic="Many")
+            figures = {"rate": "messages/s"}
+            title = f"send 1024 B, 1 x 64 in flight, {topics} topics"
+            measure(
+                table,
+                runs,
+                title,
+                figures,
+                pair,
+                lambda b, t=topics: drive(b, "send", window=64, count=150_000, topics=t, queues=1, topic="Many"),
+            )
+            table.add(title, "RSS MiB", *(broker.process.rss_mib() for broker in pair))
+            table.add(title, "open files", *(broker.process.open_files() for broker in pair))
+
+
+def memory_series(table: Table, runs: int) -> None:
+    with both("async") as pair:
+        time.sleep(10)
+        idle = [broker.process.rss_mib() for broker in pair]
+        table.add("idle", "RSS MiB", *idle)
+        grown = []
+        for broker in pair:
+            before = broker.process.rss_mib()
+            holder = Process(
+                [driver(), "-addr", broker.address, "-cmd", "idle", "-conns", "2000", "-secs", "60"],
+                broker.data / "idle.log",
+            )
+            while "open" not in (broker.data / "idle.log").read_text():
+                time.sleep(0.1)
+            grown.append((broker.process.rss_mib() - before) * 1024 / 2000)
+            holder.stop()
+        table.add("2,000 idle connections", "KiB each", *grown)
+        for broker in pair:
+            drive(broker, "send", conns=4, window=16, count=1_000_000, secs=120)
+        table.add("after 1 M messages of 1 KiB", "RSS MiB", *(broker.process.rss_mib() for broker in pair))
+
+
+def start_series(table: Table, runs: int) -> None:
+    times: list[list[float]] = [[], []]
+    with both("async") as pair:
+        for _ in range(runs):
+            for side, broker in enumerate(pair):
+                broker.stop()
+                shutil.rmtree(broker.data / "store", ignore_errors=True)
+                began = time.monotonic()
+                first_ack(broker)
+                times[side].append(time.monotonic() - began)
+    table.add("process start to first acknowledged send", "s", *(statistics.median(t) for t in times))
+
+
+def first_ack(broker: Broker) -> None:
+    waiting = subprocess.Popen(
+        [driver(), "-addr", broker.address, "-cmd", "first", "-topic", "First", "-secs", "120"],
+        stdout=subprocess.DEVNULL,
+    )
+    broker.start()
+    if waiting.wait():
+        sys.exit(f"{broker.name} acknowledged nothing")
+
+
+def recovery_series(table: Table, runs: int) -> None:
+    with both("async") as pair:
+        for broker in pair:
+            drive(broker, "send", conns=4, window=16, count=4_200_000, topic="Recover", secs=400)
+        killed, rebuilt = [], []
+        for broker in pair:
+            killed.append(crash(broker, ()))
+            rebuilt.append(crash(broker, ("consumequeue", "index", "checkpoint")))
+    table.add("kill -9 with 4.2 M messages, to first ack", "s", *killed)
+    table.add("the same, consumequeue and index deleted", "s", *rebuilt)
+
+
+def crash(broker: Broker, remove: tuple[str, ...]) -> float:
+    broker.stop(signal.SIGKILL)
+    for name in remove:
+        path = broker.data / "store" / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
+    began = time.monotonic()
+    first_ack(broker)
+    return time.monotonic() - began
+
+
+def warm_up(pair: list[Broker], count: int = 100_000) -> None:
+    for broker in pair:
+        drive(broker, "send", conns=4, window=16, count=count)
+
+
+SERIES = {
+    "send": send_series,
+    "sync": sync_series,
+    "rate": rate_series,
+    "pull": pull_series,
+    "producer": producer_series,
+    "topics": topics_series,
+    "memory": memory_series,
+    "start": start_series,
+    "recovery": recovery_series,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("series", nargs="*", help=f"which: {' '.join(SERIES)} (default: all)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each load on each side")
+    words = parser.parse_args()
+    unknown = set(words.series) - set(SERIES)
+    if unknown:
+        parser.error(f"series {min(unknown)!r} is unknown; known: {' '.join(SERIES)}")
+    WORK.mkdir(parents=True, exist_ok=True)
+    table = Table()
+    for name in words.series or SERIES:
+        SERIES[name](table, words.runs)
+    target = WORK / "table.md"
+    target.write_text(table.markdown())
+    print(f"written to {target}")
+
+
+if __name__ == "__main__":
+    main()

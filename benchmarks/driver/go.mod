@@ -1,0 +1,3 @@
+module martlet/benchmarks/driver
+
+go 1.19
