@@ -1,0 +1,1 @@
+"""The name server: which brokers there are, and what topics they serve."""

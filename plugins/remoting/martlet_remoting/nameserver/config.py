@@ -1,0 +1,35 @@
+"""The keys of ``[nameserver]``."""
+
+from dataclasses import dataclass
+
+from martlet.config import setting
+
+__all__ = ["NameServerConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class NameServerConfig:
+    """The name server: it tells clients where topics are."""
+
+    listen: str = setting("127.0.0.1:9876", "where clients and brokers connect; port 0 is any free one")
+    scan_s: int = setting(5, "how often silent brokers are looked for", unit="s", low=1, high=600)
+    broker_timeout_s: int = setting(
+        120, "a broker silent for so long is dropped, unless it registered with a time of its own", unit="s", low=1
+    )
+    idle_s: int = setting(120, "a silent connection is closed", unit="s", low=1, high=86_400)
+    frame_bytes_max: int = setting(
+        16_777_216, "a larger frame closes the peer; as in RocketMQ", unit="bytes", low=65_536, high=1 << 30
+    )
+    brokers_max: int = setting(10_000, "more brokers are refused", unit="brokers", low=1)
+    topics_max: int = setting(1_000_000, "more topics are refused", unit="topics", low=1)
+    order_messages: bool = setting(False, "answer routes with the topic's ORDER_TOPIC_CONFIG (orderMessageEnable)")
+    return_order_topics: bool = setting(
+        True, "answer registrations with ORDER_TOPIC_CONFIG (returnOrderTopicConfigToBroker)"
+    )
+    topic_lists: bool = setting(True, "answer lists of topics (enableAllTopicList, enableTopicList)")
+    acting_master: bool = setting(
+        False, "the smallest slave stands in for a lost master, to be read from (supportActingMaster)"
+    )
+    drop_missing_topics: bool = setting(
+        False, "a registration takes away topics it does not name (deleteTopicWithBrokerRegistration)"
+    )

@@ -1,0 +1,73 @@
+"""The name server's key-value table: texts by namespace and key, kept on disk (RocketMQ kvConfig.json).
+
+Namespace ORDER_TOPIC_CONFIG says which brokers hold the queues of an ordered topic.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final, final
+
+import orjson
+
+from martlet.errors import Reason, Refused, RemoteProtocolError
+from martlet_remoting.routes import load_object
+
+__all__ = ["ORDER_TOPICS", "KVConfig"]
+
+ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
+
+
+@final
+class KVConfig:
+    """Texts by namespace and key; every change is given to *save* as the whole file before it counts."""
+
+    def __init__(self, save: Callable[[bytes], None], bytes_max: int = 16 * 1024 * 1024) -> None:
+        self._save = save
+        self._bytes_max = bytes_max
+        self._table: dict[str, dict[str, str]] = {}
+
+    def load(self, data: bytes) -> None:
+        """Take over what a file says.
+
+        Raises:
+          RemoteProtocolError: it is no such file.
+        """
+        table = load_object(data).get("configTable") or {}
+        if not isinstance(table, Mapping):
+            raise RemoteProtocolError("configTable is not an object")
+        self._table = {str(name): _texts(name, values) for name, values in table.items()}
+
+    def get(self, namespace: str, key: str) -> str | None:
+        return self._table.get(namespace, {}).get(key)
+
+    def namespace(self, name: str) -> dict[str, str] | None:
+        """Return all of a namespace; None when nothing was ever put into it."""
+        found = self._table.get(name)
+        return dict(found) if found is not None else None
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        """Set a value.
+
+        Raises:
+          Refused: the table would be larger than it may be (BUSY).
+        """
+        self._change(namespace, {**self._table.get(namespace, {}), key: value})
+
+    def delete(self, namespace: str, key: str) -> None:
+        """Forget a value; the namespace stays, also when it is empty."""
+        values = self._table.get(namespace)
+        if values is not None and key in values:
+            self._change(namespace, {k: v for k, v in values.items() if k != key})
+
+    def _change(self, namespace: str, values: dict[str, str]) -> None:
+        table = {**self._table, namespace: values}
+        data = orjson.dumps({"configTable": table})
+        if len(data) > self._bytes_max:
+            raise Refused(Reason.BUSY, f"the table would be {len(data)} bytes; it may be {self._bytes_max}")
+        self._save(data)
+        self._table = table
+
+
+def _texts(name: object, values: object) -> dict[str, str]:
+    if not isinstance(values, Mapping):
+        raise RemoteProtocolError(f"namespace {name!r:.80} is not an object")
+    return {str(key): str(value) for key, value in values.items()}

@@ -1,0 +1,234 @@
+"""What each request to the name server means: a table of functions by request code."""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from martlet.errors import Reason, Refused, RemoteProtocolError
+from martlet_remoting import fastjson
+from martlet_remoting.codec import encode_response
+from martlet_remoting.codes import VERSION_4_9_4, RequestCode, ResponseCode
+from martlet_remoting.packets import NO_EXT, Command
+from martlet_remoting.registrations import decode_registration
+from martlet_remoting.routes import MASTER_ID, Route, TopicQueues, Version, encode_route, load_object
+
+from .kvconfig import ORDER_TOPICS
+from .server import NameServer
+from .table import UNIT, UNIT_SUB
+
+__all__ = ["REQUESTS", "answer"]
+
+# (name server, the peer's connection, request): the frame of the answer
+Handle: TypeAlias = Callable[[NameServer, Hashable, Command], bytes]
+
+_CODES: Final = {
+    Reason.BUSY: ResponseCode.SYSTEM_BUSY,
+    Reason.NOT_FOUND: ResponseCode.QUERY_NOT_FOUND,
+    Reason.NO_TOPIC: ResponseCode.TOPIC_NOT_EXIST,
+    Reason.NO_PERMISSION: ResponseCode.NO_PERMISSION,
+}
+
+
+def answer(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    """Return the frame that answers *command*, also where it is refused."""
+    server.requests += 1
+    handle = REQUESTS.get(command.code)
+    if handle is None:
+        text = f" request type {command.code} not supported"
+        return encode_response(command.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=text)
+    try:
+        return handle(server, connection, command)
+    except Refused as error:
+        code = _CODES.get(error.reason, ResponseCode.SYSTEM_ERROR)
+        return encode_response(command.opaque, code, remark=str(error))
+    except RemoteProtocolError as error:
+        return encode_response(command.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error))
+
+
+def _reply(command: Command, ext: Mapping[str, object] = NO_EXT, body: bytes = b"") -> bytes:
+    return encode_response(command.opaque, ResponseCode.SUCCESS, ext, body)
+
+
+# brokers
+
+
+def _register(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    found = server.table.register(decode_registration(command), server.now(), connection)
+    ext: dict[str, object] = {}
+    if found.master_address:
+        ext = {"haServerAddr": found.ha_address, "masterAddr": found.master_address}
+    orders = server.kv.namespace(ORDER_TOPICS) if server.switches["returnOrderTopicConfigToBroker"] else None
+    return _reply(command, ext, fastjson.dumps({"table": orders}) if orders is not None else b"")
+
+
+def _unregister(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    server.table.unregister(command.text("clusterName"), command.text("brokerName"), command.text("brokerAddr"))
+    return _reply(command)
+
+
+def _query_version(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    cluster, address = command.text("clusterName"), command.text("brokerAddr")
+    held = server.table.version_of(cluster, address)
+    changed = held is None or held != Version.from_json(load_object(command.body or b"{}"))
+    if not changed:
+        server.table.heard(cluster, address, server.now())
+    body = fastjson.dumps(held.as_json()) if held is not None else b""
+    return _reply(command, {"changed": changed}, body)
+
+
+def _heartbeat(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    server.table.heard(command.text("clusterName"), command.text("brokerAddr"), server.now())
+    return _reply(command)
+
+
+def _member_group(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    cluster, name = command.text("clusterName"), command.text("brokerName")
+    try:
+        addresses: Mapping[int, str] = server.table.group(name).addresses
+    except KeyError:
+        addresses = {}
+    group = {"brokerAddrs": dict(sorted(addresses.items())), "brokerName": name, "cluster": cluster}
+    return _reply(command, body=fastjson.dumps({"brokerMemberGroup": group}))
+
+
+def _cluster_info(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    brokers = {group.name: group.as_json() for group in server.table.groups()}
+    body = fastjson.dumps({"brokerAddrTable": brokers, "clusterAddrTable": server.table.clusters()})
+    return _reply(command, body=body)
+
+
+def _wipe_write(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    return _reply(command, {"wipeTopicCount": server.table.wipe_write(command.text("brokerName"))})
+
+
+def _add_write(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    return _reply(command, {"addTopicCount": server.table.add_write(command.text("brokerName"))})
+
+
+# topics
+
+
+def _route(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    topic = command.text("topic")
+    route = server.table.route(topic)
+    if route is None:
+        raise Refused(
+            Reason.NO_TOPIC,
+            f"No topic route info in name server for the topic: {topic}; "
+            "create the topic, or check that its broker is registered here",
+        )
+    if server.switches["orderMessageEnable"]:
+        route = replace(route, order=server.kv.get(ORDER_TOPICS, topic))
+    if command.boolean("__ZONE_MODE") and command.text("__ZONE_NAME", ""):
+        route = _near(route, command.text("__ZONE_NAME"))
+    standard = command.version >= VERSION_4_9_4 or command.boolean("acceptStandardJsonOnly")
+    return _reply(command, body=encode_route(route, standard=standard))
+
+
+def _near(route: Route, zone: str) -> Route:
+    """*route* without the brokers of other zones; one that lost its master stays, for its slaves can be read."""
+    brokers = tuple(b for b in route.brokers if MASTER_ID not in b.addresses or b.zone == zone)
+    far = {broker.name for broker in route.brokers} - {broker.name for broker in brokers}
+    queues = tuple(entry for entry in route.queues if entry.broker_name not in far)
+    return replace(route, brokers=brokers, queues=queues)
+
+
+def _delete_topic(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    server.table.delete_topic(command.text("topic"), command.text("clusterName", "") or None)
+    return _reply(command)
+
+
+def _register_topic(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    entries = load_object(command.body or b"{}").get("queueDatas")
+    if isinstance(entries, list):
+        server.table.register_topic(command.text("topic"), map(TopicQueues.from_json, entries))
+    return _reply(command)
+
+
+def _list(switch: str, find: Callable[[NameServer, Command], list[str]]) -> Handle:
+    """A handler that answers a list of topics, where *switch* allows it."""
+
+    def handle(server: NameServer, connection: Hashable, command: Command) -> bytes:
+        if not server.switches[switch]:
+            raise Refused(Reason.NOT_SUPPORTED, f"disable; {switch} is false, so lists of topics are not answered")
+        return _reply(command, body=fastjson.dumps({"topicList": find(server, command)}))
+
+    return handle
+
+
+def _system_topics(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    names: list[str] = []
+    for cluster, brokers in server.table.clusters().items():
+        names += [cluster, *brokers]
+    addresses = (group.addresses for group in server.table.groups())
+    address = next((found[min(found)] for found in addresses if found), None)
+    return _reply(command, body=fastjson.dumps({"brokerAddr": address, "topicList": names}))
+
+
+# texts and switches
+
+
+def _put_kv(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    server.kv.put(command.text("namespace"), command.text("key"), command.text("value"))
+    return _reply(command)
+
+
+def _get_kv(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    namespace, key = command.text("namespace"), command.text("key")
+    value = server.kv.get(namespace, key)
+    if value is None:
+        raise Refused(Reason.NOT_FOUND, f"No config item, Namespace: {namespace} Key: {key}")
+    return _reply(command, {"value": value})
+
+
+def _delete_kv(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    server.kv.delete(command.text("namespace"), command.text("key"))
+    return _reply(command)
+
+
+def _list_kv(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    name = command.text("namespace")
+    values = server.kv.namespace(name)
+    if values is None:
+        raise Refused(Reason.NOT_FOUND, f"No config item, Namespace: {name}")
+    return _reply(command, body=fastjson.dumps({"table": values}))
+
+
+def _get_config(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    return _reply(command, body=server.properties())
+
+
+def _update_config(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    server.change(command.body)
+    return _reply(command)
+
+
+REQUESTS: Final[dict[int, Handle]] = {
+    RequestCode.PUT_KV_CONFIG: _put_kv,
+    RequestCode.GET_KV_CONFIG: _get_kv,
+    RequestCode.DELETE_KV_CONFIG: _delete_kv,
+    RequestCode.REGISTER_BROKER: _register,
+    RequestCode.UNREGISTER_BROKER: _unregister,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: _route,
+    RequestCode.GET_BROKER_CLUSTER_INFO: _cluster_info,
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER: _wipe_write,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _list("enableAllTopicList", lambda s, c: s.table.topics()),
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: _delete_topic,
+    RequestCode.REGISTER_TOPIC_IN_NAMESRV: _register_topic,
+    RequestCode.GET_KVLIST_BY_NAMESPACE: _list_kv,
+    RequestCode.GET_TOPICS_BY_CLUSTER: _list(
+        "enableTopicList", lambda s, c: s.table.topics_of_cluster(c.text("cluster"))
+    ),
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: _system_topics,
+    RequestCode.GET_UNIT_TOPIC_LIST: _list("enableTopicList", lambda s, c: s.table.topics_by_flag(UNIT)),
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: _list("enableTopicList", lambda s, c: s.table.topics_by_flag(UNIT_SUB)),
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _list(
+        "enableTopicList", lambda s, c: s.table.topics_by_flag(UNIT_SUB, UNIT)
+    ),
+    RequestCode.UPDATE_NAMESRV_CONFIG: _update_config,
+    RequestCode.GET_NAMESRV_CONFIG: _get_config,
+    RequestCode.QUERY_DATA_VERSION: _query_version,
+    RequestCode.ADD_WRITE_PERM_OF_BROKER: _add_write,
+    RequestCode.GET_BROKER_MEMBER_GROUP: _member_group,
+    RequestCode.BROKER_HEARTBEAT: _heartbeat,
+}

@@ -1,0 +1,94 @@
+"""The name server's state: routes, texts, and the switches that can be moved while it runs."""
+
+from collections.abc import Callable, Hashable
+from typing import Final, final
+
+import trio
+
+from martlet.errors import Reason, Refused
+from martlet_remoting.properties import format_properties, parse_properties
+
+from .config import NameServerConfig
+from .kvconfig import KVConfig
+from .table import RouteTable
+
+__all__ = ["NameServer"]
+
+# What may be changed over the wire, under RocketMQ's names: none of it can lock anybody out.
+SWITCHES: Final = (
+    "orderMessageEnable",
+    "returnOrderTopicConfigToBroker",
+    "enableAllTopicList",
+    "enableTopicList",
+    "supportActingMaster",
+    "deleteTopicWithBrokerRegistration",
+)
+
+
+@final
+class NameServer:
+    """Everything that requests to the name server act on; needs no broker and no store."""
+
+    def __init__(self, config: NameServerConfig, save: Callable[[bytes], None]) -> None:
+        self.config = config
+        self.kv = KVConfig(save)
+        self.table = RouteTable(
+            acting_master=config.acting_master,
+            drop_missing_topics=config.drop_missing_topics,
+            timeout_ms=config.broker_timeout_s * 1000,
+            brokers_max=config.brokers_max,
+            topics_max=config.topics_max,
+        )
+        self.switches = {
+            "orderMessageEnable": config.order_messages,
+            "returnOrderTopicConfigToBroker": config.return_order_topics,
+            "enableAllTopicList": config.topic_lists,
+            "enableTopicList": config.topic_lists,
+            "supportActingMaster": config.acting_master,
+            "deleteTopicWithBrokerRegistration": config.drop_missing_topics,
+        }
+        self.address = config.listen
+        self.hang_up: Callable[[Hashable], None] = lambda connection: None
+        self.requests = 0
+
+    def now(self) -> float:
+        return trio.current_time()
+
+    async def scan(self) -> None:
+        """Drop silent brokers, until cancelled."""
+        while True:
+            await trio.sleep(self.config.scan_s)
+            for connection in self.table.expire(self.now()):
+                self.hang_up(connection)
+
+    def properties(self) -> bytes:
+        """The configuration as RocketMQ's tools read it."""
+        host, _, port = self.address.rpartition(":")
+        values: dict[str, object] = {
+            "bindAddress": host.strip("[]"),
+            "listenPort": port,
+            "scanNotActiveBrokerInterval": self.config.scan_s * 1000,
+            "serverChannelMaxIdleTimeSeconds": self.config.idle_s,
+            **self.switches,
+        }
+        return format_properties(values)
+
+    def change(self, body: bytes) -> None:
+        """Move the switches that *body* names; they stay so until the name server stops.
+
+        Raises:
+          Refused: a key cannot be changed while it runs (NO_PERMISSION), or a value is neither true nor false.
+        """
+        wanted = parse_properties(body)
+        for name, value in wanted.items():
+            if name not in SWITCHES:
+                text = f"Can not update config {name!r:.80} over the wire; these can be: {', '.join(SWITCHES)}"
+                raise Refused(Reason.NO_PERMISSION, text)
+            if value not in ("true", "false"):
+                raise Refused(Reason.PARAMETER, f"{name} is {value!r:.80}; it must be true or false")
+        self.switches.update({name: value == "true" for name, value in wanted.items()})
+        self.table.acting_master = self.switches["supportActingMaster"]
+        self.table.drop_missing_topics = self.switches["deleteTopicWithBrokerRegistration"]
+
+    def statistics(self) -> dict[str, object]:
+        return {"requests": self.requests, **self.table.statistics()}

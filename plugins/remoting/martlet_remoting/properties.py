@@ -1,0 +1,52 @@
+"""``key=value`` lines as java.util.Properties reads and writes them; RocketMQ's tools exchange configurations so."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from martlet.errors import Reason, Refused
+
+from .packets import ext_text
+
+__all__ = ["format_properties", "parse_properties"]
+
+_LINE: Final = re.compile(r"((?:\\.|[^\\=:\s])+)[ \t]*[=:]?[ \t]*(.*)")
+_ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
+_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def format_properties(values: Mapping[str, object]) -> bytes:
+    """Return *values* as lines, in the order of their names; backslashes and line ends are escaped."""
+    return "".join(f"{name}={_escaped(ext_text(values[name]))}\n" for name in sorted(values)).encode()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def parse_properties(data: bytes) -> dict[str, str]:
+    """Return the values by name; comments and blank lines are skipped.
+
+    Raises:
+      Refused: the data is not UTF-8 text (PARAMETER).
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise Refused(Reason.PARAMETER, "properties are not UTF-8 text") from error
+    # A line that ends in an odd number of backslashes goes on in the next.
+    text = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t]*", r"\1", text)
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        match = _LINE.match(line.lstrip())
+        if match and not match[1].startswith(("#", "!")):
+            found[_unescaped(match[1])] = _unescaped(match[2])
+    return found
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda found: _meaning(found[1]), text)
+
+
+def _meaning(escape: str) -> str:
+    return chr(int(escape[1:], 16)) if len(escape) == 5 else _ESCAPES.get(escape, escape)

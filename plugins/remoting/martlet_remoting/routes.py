@@ -1,0 +1,236 @@
+"""Routes, and the topic tables that brokers register: records and their JSON.
+
+A route says which brokers serve a topic, at which addresses, with how many queues
+(RocketMQ TopicRouteData). It is written in two dialects: with bare broker ids as keys,
+``{0:"10.0.0.1:10911"}``, for the clients of old, and as standard JSON for clients that
+say they want it. Both are compact: the Go client splits the text on commas and colons.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from martlet.errors import RemoteProtocolError
+
+from . import fastjson
+
+__all__ = [
+    "BrokerGroup",
+    "Route",
+    "TopicQueues",
+    "TopicShape",
+    "Version",
+    "decode_route",
+    "encode_route",
+    "integer",
+    "load_object",
+]
+
+MASTER_ID: Final = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Version:
+    """How new a topic table is (RocketMQ DataVersion); versions are compared for equality only."""
+
+    counter: int = 0
+    state_version: int = 0
+    timestamp: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
+
+    @classmethod
+    def from_json(cls, fields: object) -> "Version":
+        """Return what *fields* say; 4.x brokers have no stateVersion."""
+        if not isinstance(fields, Mapping):
+            return cls()
+        return cls(
+            integer(fields.get("counter")), integer(fields.get("stateVersion")), integer(fields.get("timestamp"))
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TopicShape:
+    """What a route needs of a topic's configuration (RocketMQ TopicConfig)."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    sys_flag: int = 0
+
+    @classmethod
+    def from_json(cls, name: str, fields: object) -> "TopicShape":
+        """Return what *fields* say; the defaults are those of RocketMQ's TopicConfig."""
+        if not isinstance(fields, Mapping):
+            raise RemoteProtocolError(f"topic {name!r:.140} is registered with {fields!r:.80}, which is no object")
+        return cls(
+            name,
+            integer(fields.get("readQueueNums"), 16),
+            integer(fields.get("writeQueueNums"), 16),
+            integer(fields.get("perm"), 6),
+            integer(fields.get("topicSysFlag")),
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TopicQueues:
+    """The queues of one topic on one broker (RocketMQ QueueData)."""
+
+    broker_name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    sys_flag: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "brokerName": self.broker_name,
+            "perm": self.perm,
+            "readQueueNums": self.read_queues,
+            "topicSysFlag": self.sys_flag,
+            "writeQueueNums": self.write_queues,
+        }
+
+    @classmethod
+    def from_json(cls, fields: object) -> "TopicQueues":
+        if not isinstance(fields, Mapping) or not isinstance(fields.get("brokerName"), str):
+            raise RemoteProtocolError(f"queue data {fields!r:.80} lacks brokerName")
+        shape = TopicShape.from_json("", fields)
+        return cls(fields["brokerName"], shape.read_queues, shape.write_queues, shape.perm, shape.sys_flag)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BrokerGroup:
+    """The brokers of one name, by id; 0 is the master (RocketMQ BrokerData)."""
+
+    cluster: str
+    name: str
+    addresses: Mapping[int, str]
+    acting_master: bool = False
+    zone: str | None = None
+
+    def as_json(self, standard: bool = False) -> dict[str, object]:
+        ids = sorted(self.addresses)
+        addresses: Mapping[object, object] = (
+            {str(number): self.addresses[number] for number in ids}
+            if standard
+            else {number: self.addresses[number] for number in ids}
+        )
+        return {
+            "brokerAddrs": addresses,
+            "brokerName": self.name,
+            "cluster": self.cluster,
+            "enableActingMaster": self.acting_master,
+            "zoneName": self.zone,
+        }
+
+    @classmethod
+    def from_json(cls, fields: object) -> "BrokerGroup":
+        if not isinstance(fields, Mapping) or not isinstance(fields.get("brokerName"), str):
+            raise RemoteProtocolError(f"broker data {fields!r:.80} lacks brokerName")
+        addresses = fields.get("brokerAddrs")
+        if not isinstance(addresses, Mapping):
+            raise RemoteProtocolError(f"broker {fields['brokerName']!r:.80} has no brokerAddrs")
+        zone = fields.get("zoneName")
+        return cls(
+            str(fields.get("cluster") or ""),
+            fields["brokerName"],
+            {integer(number): str(address) for number, address in addresses.items()},
+            fields.get("enableActingMaster") is True,
+            zone if isinstance(zone, str) else None,
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a topic's queues are. ``mappings`` are those of a static topic by broker, as brokers registered them."""
+
+    queues: tuple[TopicQueues, ...]
+    brokers: tuple[BrokerGroup, ...]
+    order: str | None = None
+    filter_servers: Mapping[str, list[str]] = field(default_factory=dict)
+    mappings: Mapping[str, Mapping[str, object]] | None = None
+
+
+def encode_route(route: Route, *, standard: bool) -> bytes:
+    """Return the body of a route answer; with *standard* it is JSON that any parser takes."""
+    fields: dict[str, object] = {
+        "brokerDatas": [broker.as_json(standard) for broker in route.brokers],
+        "filterServerTable": dict(route.filter_servers),
+        "orderTopicConf": route.order,
+        "queueDatas": [queues.as_json() for queues in route.queues],
+        "topicQueueMappingByBroker": route.mappings or None,
+    }
+    body = fastjson.dumps(fields)
+    return body if body.isascii() or not standard else _escaped(body.decode())
+
+
+def _escaped(text: str) -> bytes:
+    """*text* with every character over U+007F as \\uXXXX, as Java writes standard JSON (BrowserCompatible)."""
+    units = memoryview(text.encode("utf-16-be"))
+    codes = (int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2))
+    return "".join(chr(code) if code < 0x80 else f"\\u{code:04X}" for code in codes).encode()
+
+
+def decode_route(body: bytes) -> Route:
+    """Return the route in *body*, in either dialect.
+
+    Raises:
+      RemoteProtocolError: it is no route.
+    """
+    fields = load_object(body)
+    order = fields.get("orderTopicConf")
+    return Route(
+        tuple(map(TopicQueues.from_json, _list(fields, "queueDatas"))),
+        tuple(map(BrokerGroup.from_json, _list(fields, "brokerDatas"))),
+        order if isinstance(order, str) else None,
+    )
+
+
+def load_object(body: bytes) -> Mapping[str, object]:
+    """Return the JSON object in *body*, in any dialect.
+
+    Raises:
+      RemoteProtocolError: it is something else.
+    """
+    try:
+        fields = fastjson.loads(body)
+    except ValueError as error:
+        raise RemoteProtocolError(f"body is not JSON; {error}") from error
+    if not isinstance(fields, dict):
+        raise RemoteProtocolError("body is not a JSON object")
+    return fields
+
+
+def _list(fields: Mapping[str, object], name: str) -> Iterable[object]:
+    value = fields.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise RemoteProtocolError(f"{name} is {value!r:.80}; it must be a list")
+    return value
+
+
+def integer(value: object, default: int = 0) -> int:
+    """Return *value* as a number, whether it came as one or as text; *default* if it is neither.
+
+    Raises:
+      RemoteProtocolError: it is over 64 bits.
+    """
+    if isinstance(value, str) and len(value) < 21:
+        try:
+            value = int(value)
+        except ValueError:
+            return default
+    if type(value) is not int:
+        return default
+    if not -(1 << 63) <= value < 1 << 63:
+        raise RemoteProtocolError(f"number {value!r:.40} does not fit 64 bits")
+    return value

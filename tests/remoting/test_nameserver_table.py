@@ -1,0 +1,295 @@
+"""The route table: who is registered, for how long, and what routes say of it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from martlet.errors import Reason, Refused
+from martlet_remoting.nameserver.table import UNIT, UNIT_SUB, RouteTable
+from martlet_remoting.registrations import Registration
+from martlet_remoting.routes import TopicQueues, TopicShape, Version
+
+V1 = Version(1, 0, 1000)
+V2 = Version(2, 0, 2000)
+
+
+def shapes(*names: str, queues: int = 4, perm: int = 6) -> tuple[TopicShape, ...]:
+    return tuple(TopicShape(name, queues, queues, perm) for name in names)
+
+
+def broker(
+    name: str = "a",
+    number: int = 0,
+    topics: tuple[TopicShape, ...] = shapes("T", "U"),
+    version: Version = V1,
+    address: str = "",
+    cluster: str = "c",
+    acting: bool | None = None,
+    timeout_ms: int | None = None,
+    complete: bool = False,
+) -> Registration:
+    return Registration(
+        cluster,
+        name,
+        number,
+        address or f"{name}:{number}",
+        ha_address=f"ha-{name}:{number}",
+        timeout_ms=timeout_ms,
+        acting_master=acting,
+        version=version,
+        topics=topics,
+        complete=complete,
+    )
+
+
+def brokers_of(table: RouteTable, topic: str) -> list[str]:
+    route = table.route(topic)
+    return [] if route is None else [entry.broker_name for entry in route.queues]
+
+
+def test_registered_topic_has_a_route_with_all_its_brokers() -> None:
+    table = RouteTable()
+    table.register(broker("a"), 0.0)
+    table.register(broker("b", topics=shapes("T", "V")), 0.0)
+    route = table.route("T")
+    assert route is not None
+    assert route.queues == (TopicQueues("a", 4, 4, 6), TopicQueues("b", 4, 4, 6))
+    assert [(group.name, group.addresses) for group in route.brokers] == [("a", {0: "a:0"}), ("b", {0: "b:0"})]
+    assert brokers_of(table, "V") == ["b"]
+    assert table.route("nowhere") is None
+
+
+def test_single_topic_from_an_unknown_broker_is_refused_and_leaves_no_trace() -> None:
+    table = RouteTable()
+    with pytest.raises(Refused, match="register broker failed") as error:
+        table.register(broker(topics=shapes("T")), 0.0)
+    assert error.value.reason is Reason.NOT_SUPPORTED
+    assert table.clusters() == {}
+    assert table.topics() == []
+    table.register(broker(topics=shapes("T"), complete=True), 0.0)
+    assert table.topics() == ["T"]
+
+
+def test_a_known_broker_may_register_one_changed_topic() -> None:
+    table = RouteTable()
+    table.register(broker(), 0.0)
+    table.register(broker(topics=shapes("T", queues=9), version=V2), 1.0)
+    route = table.route("T")
+    assert route is not None
+    assert route.queues == (TopicQueues("a", 9, 9, 6),)
+    assert table.topics() == ["T", "U"]
+
+
+def test_same_version_changes_nothing_but_adds_unknown_topics() -> None:
+    table = RouteTable()
+    table.register(broker(), 0.0)
+    table.wipe_write("a")
+    table.register(broker(topics=shapes("T", "U", "W")), 1.0)
+    perms = {topic: route.queues[0].perm for topic in table.topics() if (route := table.route(topic))}
+    assert perms == {"T": 4, "U": 4, "W": 6}
+
+
+def test_complete_registration_takes_missing_topics_away() -> None:
+    table = RouteTable()
+    table.register(broker(), 0.0)
+    table.register(broker("b"), 0.0)
+    table.register(broker(topics=shapes("U"), version=V2, complete=True), 1.0)
+    assert brokers_of(table, "T") == ["b"]
+    assert brokers_of(table, "U") == ["a", "b"]
+
+
+def test_missing_topics_linger_unless_configured_otherwise() -> None:
+    for drop, left in ((False, ["T", "U", "W"]), (True, ["U", "W"])):
+        table = RouteTable(drop_missing_topics=drop)
+        table.register(broker(), 0.0)
+        table.register(broker(topics=shapes("U", "W"), version=V2), 1.0)
+        assert sorted(table.topics()) == left
+
+
+def test_silent_broker_expires_after_its_own_time_and_takes_its_topics() -> None:
+    table = RouteTable()
+    table.register(broker("a", timeout_ms=10_000), 0.0, "line a")
+    table.register(broker("b", topics=shapes("T", "V")), 0.0, "line b")
+    assert table.expire(10.0) == []
+    assert table.expire(10.1) == ["line a"]
+    assert table.topics() == ["T", "V"]
+    table.heard("c", "b:0", 100.0)
+    assert table.expire(200.0) == []
+    assert table.expire(220.1) == ["line b"]
+    assert (table.topics(), table.clusters(), table.groups()) == ([], {}, [])
+
+
+def test_closed_connection_drops_its_brokers_only() -> None:
+    table = RouteTable()
+    table.register(broker("a"), 0.0, 1)
+    table.register(broker("a"), 0.0, 2)
+    table.register(broker("b"), 0.0, 3)
+    table.drop_connection(1)
+    assert brokers_of(table, "T") == ["a", "b"]
+    table.drop_connection(2)
+    assert brokers_of(table, "T") == ["b"]
+
+
+def test_slave_learns_its_master_and_contributes_its_address_only() -> None:
+    table = RouteTable()
+    table.register(broker(), 0.0)
+    answer = table.register(broker(number=1, topics=shapes("T", "X", queues=1), version=V2), 0.0)
+    assert (answer.master_address, answer.ha_address) == ("a:0", "ha-a:0")
+    assert table.group("a").addresses == {0: "a:0", 1: "a:1"}
+    assert table.route("X") is None
+
+
+def test_promoted_slave_keeps_one_id() -> None:
+    table = RouteTable()
+    table.register(broker(number=1, address="x"), 0.0)
+    table.register(broker(number=0, address="x", version=V2), 1.0)
+    assert table.group("a").addresses == {0: "x"}
+
+
+def test_older_state_does_not_take_a_live_address_over() -> None:
+    table = RouteTable()
+    table.register(broker(address="new", version=Version(1, 5, 0)), 0.0)
+    table.register(broker(address="old", version=Version(9, 4, 0)), 1.0)
+    assert table.group("a").addresses == {0: "new"}
+    table.register(broker(address="newer", version=Version(1, 6, 0)), 2.0)
+    assert table.group("a").addresses == {0: "newer"}
+
+
+def test_acting_master_is_read_only_and_stands_at_id_0_where_that_is_wanted() -> None:
+    for wanted, addresses in ((False, {1: "a:1", 2: "a:2"}), (True, {0: "a:1", 2: "a:2"})):
+        table = RouteTable(acting_master=wanted)
+        for number in (0, 1, 2):
+            table.register(broker(number=number, acting=True), 0.0)
+        table.unregister("c", "a", "a:0")
+        route = table.route("T")
+        assert route is not None
+        assert route.queues[0].perm == 4
+        assert route.brokers[0].addresses == addresses
+
+
+def test_unregister_of_a_moved_broker_keeps_the_new_address() -> None:
+    table = RouteTable()
+    table.register(broker(address="old"), 0.0)
+    table.register(broker(address="new"), 1.0)
+    table.unregister("c", "a", "old")
+    assert table.group("a").addresses == {0: "new"}
+    table.unregister("c", "a", "new")
+    assert table.topics() == []
+
+
+def test_write_permission_is_wiped_and_given_back() -> None:
+    table = RouteTable()
+    table.register(broker(topics=shapes("T", "U", perm=7)), 0.0)
+    assert table.wipe_write("a") == 2
+    assert table.wipe_write("nobody") == 0
+    assert table.route("T").queues[0].perm == 5  # type: ignore[union-attr]
+    assert table.add_write("a") == 2
+    assert table.route("T").queues[0].perm == 6  # type: ignore[union-attr]
+
+
+def test_topic_is_deleted_everywhere_or_in_one_cluster() -> None:
+    table = RouteTable()
+    table.register(broker("a", cluster="c"), 0.0)
+    table.register(broker("b", cluster="d"), 0.0)
+    table.delete_topic("T", "d")
+    assert brokers_of(table, "T") == ["a"]
+    table.delete_topic("T", "nowhere")
+    table.delete_topic("U")
+    assert table.topics() == ["T"]
+    assert table.topics_of_cluster("d") == []
+
+
+def test_topic_is_registered_on_known_brokers_only() -> None:
+    table = RouteTable()
+    table.register(broker("a"), 0.0)
+    table.register_topic("X", [TopicQueues("a", 1, 1, 6), TopicQueues("ghost", 1, 1, 6)])
+    assert brokers_of(table, "X") == ["a"]
+
+
+def test_topics_are_listed_by_their_unit_flags() -> None:
+    flags = {"none": 0, "unit": UNIT, "sub": UNIT_SUB, "both": UNIT | UNIT_SUB}
+    table = RouteTable()
+    table.register(broker(topics=tuple(TopicShape(n, 1, 1, 6, flag) for n, flag in flags.items())), 0.0)
+    assert table.topics_by_flag(UNIT) == ["unit", "both"]
+    assert table.topics_by_flag(UNIT_SUB) == ["sub", "both"]
+    assert table.topics_by_flag(UNIT_SUB, UNIT) == ["sub"]
+
+
+def test_full_table_refuses_more() -> None:
+    table = RouteTable(brokers_max=1, topics_max=3)
+    table.register(broker("a"), 0.0)
+    with pytest.raises(Refused, match=r"nameserver\.brokers_max is 1"):
+        table.register(broker("b"), 0.0)
+    with pytest.raises(Refused, match=r"nameserver\.topics_max is 3"):
+        table.register(broker("a", topics=shapes("V", "W")), 0.0)
+    table.register(broker("a", topics=shapes("T", "U", "V"), version=V2), 0.0)
+    assert len(table.topics()) == 3
+
+
+class TableModel(RuleBasedStateMachine):
+    """The table against plain sets of who registered what, masters only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = RouteTable()
+        self.now = 0.0
+        self.counter = 0
+        self.alive: dict[str, tuple[float, frozenset[str]]] = {}
+
+    @rule(
+        name=st.sampled_from("abc"),
+        topics=st.frozensets(st.sampled_from("TUVW"), min_size=2),
+        seconds=st.integers(1, 9),
+    )
+    def register(self, name: str, topics: frozenset[str], seconds: int) -> None:
+        self.counter += 1
+        new = broker(
+            name,
+            topics=shapes(*sorted(topics)),
+            version=Version(self.counter),
+            timeout_ms=seconds * 1000,
+            complete=True,
+        )
+        self.table.register(new, self.now, name)
+        self.alive[name] = (self.now + seconds, topics)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        if data.draw(st.booleans()):
+            self.table.unregister("c", name, f"{name}:0")
+        else:
+            self.table.drop_connection(name)
+        del self.alive[name]
+
+    @rule(seconds=st.integers(0, 5))
+    def pass_time(self, seconds: int) -> None:
+        self.now += seconds
+        late = {name for name, (until, _) in self.alive.items() if until < self.now}
+        assert set(self.table.expire(self.now)) == late
+        for name in late:
+            del self.alive[name]
+
+    @invariant()
+    def routes_are_those_of_the_living(self) -> None:
+        for topic in "TUVW":
+            expected = {name for name, (_, topics) in self.alive.items() if topic in topics}
+            assert set(brokers_of(self.table, topic)) == expected
+        assert {group.name for group in self.table.groups()} == set(self.alive)
+        assert set(self.table.topics()) == {topic for _, topics in self.alive.values() for topic in topics}
+        assert {name for names in self.table.clusters().values() for name in names} == set(self.alive)
+
+
+TestTableModel = TableModel.TestCase
+TestTableModel.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.sampled_from(["x", "y", "z"])), max_size=12))
+def test_an_address_never_stands_at_two_ids(steps: list[tuple[str, int, str]]) -> None:
+    table = RouteTable()
+    for name, number, address in steps:
+        table.register(broker(name, number, address=f"{name}{address}"), 0.0)
+    for group in table.groups():
+        assert len(set(group.addresses.values())) == len(group.addresses)
