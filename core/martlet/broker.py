@@ -31,6 +31,7 @@ KIB: Final = 1024
 class BrokerConfig:
     """``[broker]``: who this broker is and what it accepts."""
 
+    data: str = setting("martlet-data", "the folder that holds everything; relative to where the broker is started")
     name: str = setting("martlet", "the broker's name in routes; brokers that share topics need different names")
     cluster: str = setting("DefaultCluster", "the cluster's name in routes")
     advertise: str = setting(

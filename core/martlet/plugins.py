@@ -19,7 +19,7 @@ from martlet.config import fill, unknown_key
 from martlet.errors import ConfigError, PluginError
 from martlet.hookspecs import HOOKS, Hooks
 
-__all__ = ["GROUP", "Plugin", "Plugins", "available", "load"]
+__all__ = ["GROUP", "Plugin", "Plugins", "available", "load", "load_class"]
 
 log = logging.getLogger("martlet.plugins")
 
@@ -151,10 +151,20 @@ def load(names: Sequence[str], tables: Mapping[str, object]) -> Plugins:
     return plugins
 
 
-def _make(name: str, entry: EntryPoint, table: object) -> Hooks:
+def load_class(name: str, entry: EntryPoint) -> type[Hooks]:
+    """Import the class of plugin *name*; what its import raises passes through.
+
+    Raises:
+      PluginError: it is not one.
+    """
     kind = entry.load()
     if not (isinstance(kind, type) and issubclass(kind, Hooks)):
         raise PluginError(f"plugin {name!r} is {entry.value}, which is not a subclass of martlet.hookspecs.Hooks")
+    return kind
+
+
+def _make(name: str, entry: EntryPoint, table: object) -> Hooks:
+    kind = load_class(name, entry)
     if not isinstance(table, dict):
         raise ConfigError(f"config key {name!r} is a value; it must be a section")
     if kind.config_class is None:

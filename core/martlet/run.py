@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ from martlet.contracts import Service
 from martlet.errors import ConfigError, MartletError, StoreError
 from martlet.groups import Groups
 from martlet.ids import Ids
+from martlet.logs import LogConfig
 from martlet.plugins import Plugins, available, load
 from martlet.server import Server, ServerConfig
 from martlet.stats import Stats
@@ -45,7 +46,7 @@ class PluginsConfig:
     """``[plugins]``: what runs in this broker."""
 
     enabled: list[str] = setting(
-        ["nameserver", "remoting"], "the plugins to load; their order is the order of their hooks"
+        ["remoting", "nameserver"], "the plugins to load; their order is the order of their hooks"
     )
 
 
@@ -53,15 +54,21 @@ class PluginsConfig:
 class Config:
     """A whole configuration; ``plugin_tables`` are the sections that belong to plugins."""
 
-    data: Path = Path("martlet-data")
+    log: LogConfig = field(default_factory=LogConfig)
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
     plugin_tables: dict[str, object] = field(default_factory=dict)
 
+    @property
+    def data(self) -> Path:
+        """The folder that holds everything."""
+        return Path(self.broker.data)
+
 
 SECTIONS: Final[dict[str, type]] = {
+    "log": LogConfig,
     "broker": BrokerConfig,
     "server": ServerConfig,
     "store": StoreConfig,
@@ -69,7 +76,7 @@ SECTIONS: Final[dict[str, type]] = {
 }
 
 
-def read_config(tables: dict[str, object], data: Path) -> Config:
+def read_config(tables: dict[str, object]) -> Config:
     """Return the configuration that *tables* say.
 
     Raises:
@@ -84,7 +91,7 @@ def read_config(tables: dict[str, object], data: Path) -> Config:
             known[name] = fill(SECTIONS[name], table, name)
         else:
             rest[name] = table
-    config = Config(data=data, plugin_tables=rest, **known)
+    config = Config(plugin_tables=rest, **known)
     installed = available()
     for name in rest:
         if name not in installed:
@@ -246,7 +253,7 @@ def _address(listener: socket.socket) -> str:
     return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
 
 
-def notify_systemd(state: str, environment: dict[str, str]) -> None:
+def notify_systemd(state: str, environment: Mapping[str, str]) -> None:
     """Tell systemd (sd_notify(3)) where it asked for it."""
     path = environment.get("NOTIFY_SOCKET")
     if not path:

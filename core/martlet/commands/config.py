@@ -1,0 +1,119 @@
+"""``martlet config``: every key, its default and its reason, from the records that the broker itself reads."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import getdoc
+
+from martlet.commands.outcome import Exit, complain
+from martlet.config import Setting, describe
+from martlet.contracts import Command
+
+__all__ = ["COMMAND", "Section", "as_markdown", "as_toml", "sections"]
+
+EPILOG = """\
+examples:
+  martlet config > martlet.toml        a configuration file with every key at its default
+  martlet config store remoting        only these sections
+  martlet run --config martlet.toml    and a broker that reads it
+"""
+
+HEAD = "# Martlet's configuration: every key with its default. Remove what you do not change.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One table of the configuration file; *plugin* is empty for the core's own."""
+
+    name: str
+    plugin: str
+    purpose: str
+    settings: list[Setting]
+
+
+def sections() -> Iterator[Section]:
+    """Yield the core's sections, then those of every installed plugin that has one."""
+    from martlet.plugins import available, load_class
+    from martlet.run import SECTIONS
+
+    for name, record in SECTIONS.items():
+        yield _section(name, "", record)
+    for name, entry in sorted(available().items()):
+        try:
+            plugin = load_class(name, entry)
+        except Exception as error:  # somebody else's package; the others are still worth showing
+            complain(f"plugin {name!r} cannot be imported; {type(error).__name__}: {error}")
+            continue
+        if plugin.config_class is not None:
+            yield _section(name, name, plugin.config_class)
+
+
+def _section(name: str, plugin: str, record: type) -> Section:
+    purpose = " ".join((getdoc(record) or "").split("\n\n")[0].split())
+    return Section(name, plugin, purpose.removeprefix(f"``[{name}]``: "), describe(record, name))
+
+
+def as_toml(found: list[Section]) -> str:
+    """Return a configuration file in which every key has its default."""
+    blocks = [HEAD]
+    for section in found:
+        lines = [f"# {section.purpose}", f"[{section.name}]"]
+        for setting in section.settings:
+            lines += ["", f"# {setting.reason}", f"# {_kind(setting)}"]
+            lines.append(f"{setting.key.partition('.')[2]} = {_value(setting.default)}")
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
+
+
+def _kind(setting: Setting) -> str:
+    return f"{setting.type}, in {setting.unit}" if setting.unit else setting.type
+
+
+def _value(value: object) -> str:
+    # JSON's strings, numbers, booleans and lists of strings are TOML's as well.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def as_markdown(found: list[Section]) -> str:
+    """Return the tables of ``docs/config.md``."""
+    blocks = []
+    for section in found:
+        origin = f" (plugin `{section.plugin}`)" if section.plugin else ""
+        lines = [
+            f"## `[{section.name}]`{origin}",
+            "",
+            section.purpose,
+            "",
+            "| key | default | kind | why |",
+            "|---|---|---|---|",
+        ]
+        for setting in section.settings:
+            cells = (f"`{setting.key}`", f"`{_value(setting.default)}`", _kind(setting), setting.reason)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument("section", nargs="*", help="only these sections; default: all")
+    parser.add_argument(
+        "--format", choices=("toml", "markdown"), default="toml", help="a file to edit, or tables for documentation"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    found = list(sections())
+    wanted = arguments.section or [section.name for section in found]
+    names = {section.name: section for section in found}
+    for name in wanted:
+        if name not in names:
+            complain(f"section {name!r} is unknown; sections: {', '.join(names)}")
+            return Exit.USAGE
+    show = as_toml if arguments.format == "toml" else as_markdown
+    print(show([names[name] for name in wanted]), end="")
+    return Exit.OK
+
+
+COMMAND = Command("config", "print every configuration key with its default and its reason", configure, run)

@@ -1,0 +1,81 @@
+"""Exit codes that mean something, and errors as one sentence."""
+
+import sys
+from collections.abc import Callable, Iterator
+from enum import IntEnum, unique
+from typing import Any
+
+from martlet.errors import ConfigError, MartletError, PluginError, StoreError
+
+__all__ = ["Exit", "Unreachable", "complain", "guarded"]
+
+
+@unique
+class Exit(IntEnum):
+    """What ``$?`` says after a command."""
+
+    OK = 0
+    FAILED = 1  # it was refused, or did not work
+    USAGE = 2  # the command line or the configuration is wrong; argparse uses the same
+    STORE = 3  # the data directory is in use by another process, has failed, or holds damage
+    UNREACHABLE = 4  # nobody answers at the address
+    INTERRUPTED = 130  # Ctrl-C, as shells say it
+
+
+class Unreachable(MartletError):
+    """Nobody answers at the address; the text names it and what would help."""
+
+
+def complain(text: object) -> None:
+    """Say on stderr, in one line, what went wrong."""
+    print(f"martlet: {text}", file=sys.stderr)
+
+
+def guarded(work: Callable[[Any], int], arguments: Any) -> int:
+    """Run *work* and return its exit code; what it raises on purpose becomes one sentence and a code.
+
+    A defect keeps its traceback: it is for whoever mends it.
+    """
+    try:
+        return work(arguments)
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has enough (``martlet tail | head``); nothing more may be written, also not at exit.
+        sys.stdout = None
+        return Exit.OK
+    except MartletError as error:
+        return _told([error])
+    except BaseExceptionGroup as group:
+        causes = list(_leaves(group))
+        if all(isinstance(cause, KeyboardInterrupt) for cause in causes):
+            return Exit.INTERRUPTED
+        if all(isinstance(cause, MartletError) for cause in causes):
+            return _told(causes)
+        raise
+
+
+def _told(causes: list[BaseException]) -> int:
+    for text in dict.fromkeys(str(cause) for cause in causes):
+        complain(text)
+    return _code(causes[0])
+
+
+def _code(error: BaseException) -> Exit:
+    for kind, code in (
+        (ConfigError, Exit.USAGE),
+        (PluginError, Exit.USAGE),
+        (StoreError, Exit.STORE),
+        (Unreachable, Exit.UNREACHABLE),
+    ):
+        if isinstance(error, kind):
+            return code
+    return Exit.FAILED
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

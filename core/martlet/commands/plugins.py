@@ -1,0 +1,64 @@
+"""``martlet plugins``: what is installed, what a configuration enables, and what each adds."""
+
+import argparse
+import logging
+from pathlib import Path
+
+from martlet.commands.outcome import Exit
+from martlet.commands.terminal import print_json, table
+from martlet.config import read_toml
+from martlet.contracts import Command
+
+__all__ = ["COMMAND"]
+
+EPILOG = """\
+examples:
+  martlet plugins                          with the default configuration
+  martlet plugins --config martlet.toml    with that one
+A plugin is a Python package with an entry point in the group martlet.plugins; `[plugins] enabled` names those that run.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument("--config", metavar="FILE", type=Path, help="the configuration that says which are enabled")
+    parser.add_argument("--json", action="store_true", help="print a list of objects for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from martlet.plugins import available, load
+    from martlet.run import read_config
+
+    config = read_config(read_toml(arguments.config) if arguments.config else {})
+    installed = available()
+    logging.getLogger("martlet.plugins").disabled = True  # the table tells what failed
+    loaded = load([name for name in config.plugins.enabled if name in installed], config.plugin_tables)
+    hooks = {plugin.name: plugin.hooks for plugin in loaded}
+    rows = []
+    for name in sorted({*installed, *config.plugins.enabled}):
+        entry = installed.get(name)
+        rows.append(
+            {
+                "name": name,
+                "enabled": name in config.plugins.enabled,
+                "distribution": f"{entry.dist.name} {entry.dist.version}" if entry and entry.dist else None,
+                "hooks": [hook.removeprefix("martlet_") for hook in hooks.get(name, ())],
+                "error": loaded.failed.get(name, None if entry else "not installed"),
+            }
+        )
+    if arguments.json:
+        print_json(rows)
+    else:
+        heads = ("plugin", "enabled", "distribution", "hooks")
+        print(table(heads, [(r["name"], r["enabled"], r["distribution"], _hooks(r)) for r in rows]))
+    return Exit.FAILED if any(row["error"] for row in rows) else Exit.OK
+
+
+def _hooks(row: dict[str, object]) -> str:
+    if row["error"]:
+        return str(row["error"])
+    hooks = row["hooks"]
+    return ", ".join(hooks) if isinstance(hooks, list) else ""
+
+
+COMMAND = Command("plugins", "list the plugins that are installed, and what they add", configure, run)

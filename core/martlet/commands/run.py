@@ -1,0 +1,102 @@
+"""``martlet run``: a whole broker in this process."""
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from martlet import logs
+from martlet.clock import process_age_s
+from martlet.commands.outcome import Exit
+from martlet.commands.terminal import Bar
+from martlet.config import override, read_toml
+from martlet.contracts import Command
+
+if TYPE_CHECKING:
+    from martlet.run import Config
+
+__all__ = ["COMMAND"]
+
+EPILOG = """\
+examples:
+  martlet run                                        a broker on loopback, data in ./martlet-data
+  martlet run --config martlet.toml                  as the file says; `martlet config` prints one with every key
+  martlet run --data /var/lib/martlet --log json     data elsewhere, log for machines
+  martlet run --set store.flush=async --set remoting.listen=0.0.0.0:10911 --set broker.advertise=mq.example.org
+
+When it accepts, one line stands on stdout:
+  martlet ready: remoting=127.0.0.1:10911 nameserver=127.0.0.1:9876 data=/home/me/martlet-data in 0.21 s
+SIGTERM and Ctrl-C end it in order, with exit code 0; SIGHUP reads certificates again.
+Exit codes: 0 stopped in order; 1 a failure; 2 command line or configuration; 3 data in use elsewhere, or failed.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument("--config", metavar="FILE", type=Path, help="read the configuration from this TOML file")
+    parser.add_argument(
+        "--data", metavar="DIR", help="keep everything in this directory; short for --set broker.data=DIR"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        action="append",
+        default=[],
+        help="set one key, over what the file says; may be given often",
+    )
+    parser.add_argument("--log", choices=("text", "json"), help="the log's form on stderr; short for --set log.format=")
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        help="the least to log; short for --set log.level=",
+    )
+
+
+def read(arguments: argparse.Namespace) -> "Config":
+    """Return the configuration that the command line asks for. Raises `ConfigError`."""
+    from martlet.run import read_config
+
+    tables = read_toml(arguments.config) if arguments.config else {}
+    for assignment in arguments.set:
+        override(tables, assignment)
+    short = (
+        ("broker", "data", arguments.data),
+        ("log", "format", arguments.log),
+        ("log", "level", arguments.log_level),
+    )
+    for section, key, value in short:
+        table = tables.setdefault(section, {})
+        if value is not None and isinstance(table, dict):
+            table[key] = value
+    return read_config(tables)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import trio
+
+    from martlet.run import notify_systemd, run
+
+    config = read(arguments)
+    logs.configure(config.log)
+    os.umask(0o077)  # messages are nobody else's to read
+    bar = Bar("recovering", "B")
+
+    def report(done: int, total: int, records: int) -> None:
+        bar.update(done, total, f"{records:,} records")
+
+    def ready(addresses: dict[str, str]) -> None:
+        bar.close()
+        where = " ".join(f"{name}={address}" for name, address in addresses.items())
+        data = shlex.quote(str(config.data.resolve()))
+        print(f"martlet ready: {where} data={data} in {process_age_s():.2f} s", flush=True)
+        notify_systemd(f"READY=1\nSTATUS=accepting on {where}", os.environ)
+
+    async def work() -> None:
+        await run(config, ready=ready, report=report)
+
+    trio.run(work)
+    return Exit.OK
+
+
+COMMAND = Command("run", "run a broker", configure, run)
