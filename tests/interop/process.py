@@ -90,6 +90,14 @@ def until(ready: Callable[[], T | None], limit_s: float, pause_s: float = 0.02) 
         time.sleep(pause_s)
 
 
+def eventually(look: Callable[[], T | None], limit_s: float = 60.0) -> T:
+    """As `until`, for what must come: raises TimeoutError when it did not."""
+    found = until(look, limit_s, pause_s=0.1)
+    if found is None:
+        raise TimeoutError(f"did not come true within {limit_s:g} s")
+    return found
+
+
 _asked = itertools.count()
 
 

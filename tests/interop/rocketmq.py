@@ -94,7 +94,7 @@ class Broker:
 
     def _answer(self) -> bool | None:
         known = wire.ask(self.name_server, wire.GET_BROKER_CLUSTER_INFO)
-        if known is None or self.address not in known[1].decode():
+        if known is None or self.address not in known.body.decode():
             return None
         return True if wire.ask(self.address, wire.GET_BROKER_RUNTIME_INFO) else None
 
@@ -111,7 +111,7 @@ def brokers_known(name_server: str) -> dict[str, dict[str, str]]:
     if answer is None:
         return {}
     # RocketMQ writes number keys without quotes.
-    table = json.loads(re.sub(rb"([{,])(\d+):", rb'\1"\2":', answer[1]))["brokerAddrTable"]
+    table = json.loads(re.sub(rb"([{,])(\d+):", rb'\1"\2":', answer.body))["brokerAddrTable"]
     return {name: {str(i): str(a) for i, a in entry["brokerAddrs"].items()} for name, entry in table.items()}
 
 

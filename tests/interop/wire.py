@@ -1,39 +1,44 @@
-"""Just enough of the remoting protocol to ask a server whether it is there: one JSON request, one answer."""
+"""Just enough of the remoting protocol to ask a server one question by hand: a JSON request out, the answer in."""
 
 import json
 import socket
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+SEND_MESSAGE = 10
+PULL_MESSAGE = 11
 GET_BROKER_RUNTIME_INFO = 28
-GET_BROKER_CLUSTER_INFO = 106
 GET_ROUTEINFO_BY_TOPIC = 105
+GET_BROKER_CLUSTER_INFO = 106
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    fields: dict[str, str]
+    remark: str
+    body: bytes
 
 
 def ask(
-    address: str, code: int, fields: Mapping[str, str] | None = None, limit_s: float = 3.0
-) -> tuple[int, bytes] | None:
-    """Send one request and return (response code, body), or None when nobody answers."""
+    address: str, code: int, fields: Mapping[str, str] | None = None, body: bytes = b"", limit_s: float = 5.0
+) -> Answer | None:
+    """Send one request and return its answer, or None when nobody answers or the connection is closed."""
     host, _, port = address.rpartition(":")
-    header = {
-        "code": code,
-        "language": "PYTHON",
-        "version": 435,
-        "opaque": 1,
-        "flag": 0,
-        "extFields": dict(fields or {}),
-    }
+    header: dict[str, object] = {"code": code, "language": "PYTHON", "version": 435, "opaque": 1, "flag": 0}
+    header["extFields"] = dict(fields or {})
     said = json.dumps(header).encode()
     try:
         with socket.create_connection((host, int(port)), limit_s) as peer:
-            peer.sendall(struct.pack(">ii", 4 + len(said), len(said)) + said)
+            peer.sendall(struct.pack(">ii", 4 + len(said) + len(body), len(said)) + said + body)
             (length,) = struct.unpack(">i", _read(peer, 4))
             frame = _read(peer, length)
     except OSError:
         return None
-    header_bytes = struct.unpack(">i", frame[:4])[0] & 0xFFFFFF
-    answer = json.loads(frame[4 : 4 + header_bytes])
-    return int(answer["code"]), frame[4 + header_bytes :]
+    end = 4 + (struct.unpack(">i", frame[:4])[0] & 0xFFFFFF)
+    answer = json.loads(frame[4:end])
+    return Answer(int(answer["code"]), answer.get("extFields") or {}, answer.get("remark") or "", frame[end:])
 
 
 def _read(peer: socket.socket, count: int) -> bytes:

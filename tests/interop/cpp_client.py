@@ -1,0 +1,95 @@
+"""A program over RocketMQ's C++ client; it runs in a process of its own, with `fetch.cpp_python`.
+
+    cpp_client.py produce NAME_SERVER TOPIC COUNT     sends in every way the client has, prints a JSON line a message
+    cpp_client.py consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION [orderly|broadcasting]
+                                                      prints a JSON line a delivery, ends after COUNT of them
+
+The client is a C library behind ctypes that can take its process down: nothing here shares one with the tests.
+"""
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+from rocketmq.client import Message, MessageModel, Producer, PushConsumer  # type: ignore[import-not-found]
+
+
+def say(**fields: object) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def message(topic: str, how: str, number: int) -> Any:
+    made = Message(topic)
+    made.set_keys(f"{how}-{number}")
+    made.set_tags(how)
+    made.set_property("number", str(number))
+    made.set_body(f"{how} {number}")
+    return made
+
+
+def produce(name_server: str, topic: str, count: str) -> None:
+    producer = Producer(f"{topic}_producer", timeout=10_000)
+    producer.set_namesrv_addr(name_server)
+    producer.start()
+    for number in range(int(count)):
+        for how, send in (
+            ("sync", producer.send_sync),
+            ("orderly", lambda made: producer.send_orderly(made, number)),  # noqa: B023
+        ):
+            result = send(message(topic, how, number))
+            say(how=how, status=result.status.name, msg_id=result.msg_id, offset=result.offset)
+        producer.send_oneway(message(topic, "oneway", number))
+        say(how="oneway")
+    batch = producer.send_batch([message(topic, "batch", number) for number in range(int(count))])
+    say(how="batch", status=batch.status.name, msg_id=batch.msg_id, offset=batch.offset)
+    large = Message(topic)
+    large.set_body("large " * 100_000)
+    say(how="large", status=producer.send_sync(large).status.name)
+    producer.shutdown()
+
+
+def consume(name_server: str, group: str, topic: str, count: str, expression: str, how: str = "") -> None:
+    model = MessageModel.BROADCASTING if how == "broadcasting" else MessageModel.CLUSTERING
+    consumer = PushConsumer(group, orderly=how == "orderly", message_model=model)
+    consumer.set_namesrv_addr(name_server)
+    left = [int(count)]
+    done = threading.Event()
+    turn = threading.Lock()
+
+    def deliver(received: Any) -> None:
+        with turn:
+            say(
+                topic=received.topic,
+                queue=received.queue_id,
+                offset=received.queue_offset,
+                tags=text(received.tags),
+                keys=text(received.keys),
+                number=text(received.get_property("number")),
+                body_bytes=len(received.body),
+                body=text(received.body)[:40],
+                reconsume_times=received.reconsume_times,
+            )
+            left[0] -= 1
+            if left[0] == 0:
+                done.set()
+
+    consumer.subscribe(topic, deliver, expression)
+    consumer.start()
+    say(event="started")
+    done.wait(60)
+    consumer.shutdown()
+
+
+if sys.argv[1] == "produce":
+    produce(*sys.argv[2:])
+else:
+    consume(*sys.argv[2:])
+sys.stdout.flush()
+os._exit(0)  # the library's own threads do not always end

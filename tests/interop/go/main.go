@@ -1,0 +1,158 @@
+// A program over RocketMQ's Go client.
+//
+//	client produce NAME_SERVER TOPIC COUNT               sends in every way the client has, a JSON line a result
+//	client consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION concurrent|orderly|broadcasting FAILURES
+//	                                                     a JSON line a delivery, ends after COUNT accepted ones
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/apache/rocketmq-client-go/v2"
+	"github.com/apache/rocketmq-client-go/v2/consumer"
+	"github.com/apache/rocketmq-client-go/v2/primitive"
+	"github.com/apache/rocketmq-client-go/v2/producer"
+	"github.com/apache/rocketmq-client-go/v2/rlog"
+)
+
+var output sync.Mutex
+
+func say(fields map[string]interface{}) {
+	line, err := json.Marshal(fields)
+	check(err)
+	output.Lock()
+	defer output.Unlock()
+	fmt.Println(string(line))
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func message(topic, how string, number int) *primitive.Message {
+	made := primitive.NewMessage(topic, []byte(fmt.Sprintf("%s %d", how, number)))
+	made.WithTag(how).WithKeys([]string{fmt.Sprintf("%s-%d", how, number)})
+	made.WithProperty("number", strconv.Itoa(number))
+	return made
+}
+
+func result(how string, sent *primitive.SendResult) {
+	say(map[string]interface{}{
+		"how": how, "status": int(sent.Status), "msg_id": sent.MsgID, "offset_msg_id": sent.OffsetMsgID,
+		"queue": sent.MessageQueue.QueueId, "offset": sent.QueueOffset,
+	})
+}
+
+func produce(nameServer, topic string, count int) {
+	client, err := rocketmq.NewProducer(
+		producer.WithNsResolver(primitive.NewPassthroughResolver([]string{nameServer})),
+		producer.WithGroupName(topic+"_producer"),
+		producer.WithSendMsgTimeout(10*time.Second),
+	)
+	check(err)
+	check(client.Start())
+	background := context.Background()
+	for number := 0; number < count; number++ {
+		sent, err := client.SendSync(background, message(topic, "sync", number))
+		check(err)
+		result("sync", sent)
+		check(client.SendOneWay(background, message(topic, "oneway", number)))
+		say(map[string]interface{}{"how": "oneway"})
+	}
+	var pending sync.WaitGroup
+	for number := 0; number < count; number++ {
+		pending.Add(1)
+		check(client.SendAsync(background, func(_ context.Context, sent *primitive.SendResult, err error) {
+			check(err)
+			result("async", sent)
+			pending.Done()
+		}, message(topic, "async", number)))
+	}
+	pending.Wait()
+	var batch []*primitive.Message
+	for number := 0; number < count; number++ {
+		batch = append(batch, message(topic, "batch", number))
+	}
+	sent, err := client.SendSync(background, batch...)
+	check(err)
+	result("batch", sent)
+	sent, err = client.SendSync(background, primitive.NewMessage(topic, []byte(strings.Repeat("large ", 100000))))
+	check(err)
+	result("large", sent)
+	check(client.Shutdown())
+}
+
+func consume(nameServer, group, topic string, count int, expression, how string, failures int32) {
+	options := []consumer.Option{
+		consumer.WithNsResolver(primitive.NewPassthroughResolver([]string{nameServer})),
+		consumer.WithGroupName(group),
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
+		consumer.WithConsumerOrder(how == "orderly"),
+	}
+	if how == "broadcasting" {
+		options = append(options, consumer.WithConsumerModel(consumer.BroadCasting))
+	}
+	client, err := rocketmq.NewPushConsumer(options...)
+	check(err)
+	done := make(chan bool, 1)
+	left := count
+	deliver := func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+		for _, got := range messages {
+			body := string(got.Body)
+			if len(body) > 40 {
+				body = body[:40]
+			}
+			say(map[string]interface{}{
+				"topic": got.Topic, "queue": got.Queue.QueueId, "offset": got.QueueOffset, "tags": got.GetTags(),
+				"keys": got.GetKeys(), "number": got.GetProperty("number"), "body_bytes": len(got.Body), "body": body,
+				"reconsume_times": got.ReconsumeTimes, "msg_id": got.MsgId,
+			})
+			if got.ReconsumeTimes < failures {
+				return consumer.ConsumeRetryLater, nil
+			}
+			output.Lock()
+			left--
+			if left == 0 {
+				done <- true
+			}
+			output.Unlock()
+		}
+		return consumer.ConsumeSuccess, nil
+	}
+	selector := consumer.MessageSelector{Type: consumer.TAG, Expression: expression}
+	check(client.Subscribe(topic, selector, deliver))
+	check(client.Start())
+	say(map[string]interface{}{"event": "started"})
+	select {
+	case <-done:
+	case <-time.After(80 * time.Second):
+	}
+	check(client.Shutdown())
+}
+
+func number(text string) int {
+	value, err := strconv.Atoi(text)
+	check(err)
+	return value
+}
+
+func main() {
+	rlog.SetLogLevel("error")
+	words := os.Args[1:]
+	switch words[0] {
+	case "produce":
+		produce(words[1], words[2], number(words[3]))
+	case "consume":
+		consume(words[1], words[2], words[3], number(words[4]), words[5], words[6], int32(number(words[7])))
+	}
+}

@@ -1,0 +1,150 @@
+"""Clients in other languages: the C++ client and the Go client, each in a process of its own."""
+
+import json
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import fetch
+from .conftest import Target
+from .java import Java, message
+
+Name = Callable[[str], str]
+Line = dict[str, Any]
+
+COUNT = 8
+LIMIT_S = 100
+
+
+class Program:
+    """A client in another language: its command, and where it may leave its logs."""
+
+    def __init__(self, words: Sequence[str], home: Path) -> None:
+        self.words = list(words)
+        self.environment = {**os.environ, "HOME": str(home), "GODEBUG": "madvdontneed=1"}
+
+    def start(self, *words: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [*self.words, *words],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str) -> list[Line]:
+        return finish(self.start(*words))
+
+
+def finish(child: "subprocess.Popen[str]") -> list[Line]:
+    """Return what the program said once it ended."""
+    try:
+        said, complaints = child.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        said, complaints = child.communicate()
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert child.returncode == 0, f"ended with {child.returncode} after {lines}: {complaints[-2000:]}"
+    return lines
+
+
+def deliveries(lines: list[Line]) -> list[Line]:
+    return [line for line in lines if "event" not in line]
+
+
+@pytest.fixture
+def cpp(tmp_path: Path) -> Program:
+    return Program([str(fetch.cpp_python()), str(Path(__file__).parent / "cpp_client.py")], tmp_path)
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Program:
+    return Program([str(fetch.go_program())], tmp_path)
+
+
+def read(java: Java, topic: str, count: int) -> Counter[bytes]:
+    return Counter(m.body for m in java.lite(f"reader_{topic}", topic, assign=True).poll_until(count))
+
+
+def test_the_cpp_client_sends_in_every_way(cpp: Program, newest: Java, target: Target, name: Name) -> None:
+    topic = name("cpp")
+    said = cpp.run("produce", target.name_server, topic, f"{COUNT}")
+    assert {line["status"] for line in said if line["how"] != "oneway"} == {"OK"}
+    expected = [f"{how} {i}".encode() for how in ("sync", "orderly", "oneway", "batch") for i in range(COUNT)]
+    assert read(newest, topic, len(expected) + 1) == Counter([*expected, b"large " * 100_000])
+
+
+@pytest.mark.parametrize("how", ["", "orderly", "broadcasting"])
+def test_the_cpp_client_consumes(cpp: Program, newest: Java, target: Target, name: Name, how: str) -> None:
+    topic = name("to_cpp")
+    producer = newest.producer(queues=2)
+    producer.send(message(topic, "first", tags="T", keys="k0", properties={"number": "0"}))
+    child = cpp.start("consume", target.name_server, name("group"), topic, "9", "*", *([how] if how else []))
+    assert child.stdout is not None
+    assert json.loads(child.stdout.readline()) == {"event": "started"}
+    for i in range(1, COUNT):
+        producer.send(message(topic, f"{i}", tags="T", keys=f"k{i}", properties={"number": f"{i}"}))
+    producer.send(message(topic, "large " * 100_000, tags="T", keys="k8", properties={"number": "8"}))
+    got = deliveries(finish(child))
+    assert sorted(line["number"] for line in got) == [f"{i}" for i in range(9)]
+    assert {(line["topic"], line["tags"]) for line in got} == {(topic, "T")}
+    assert {line["number"]: line["keys"] for line in got} == {f"{i}": f"k{i}" for i in range(9)}
+    assert [line["body_bytes"] for line in got if line["number"] == "8"] == [600_000]
+
+
+def test_the_cpp_client_filters_by_tag(cpp: Program, newest: Java, target: Target, name: Name) -> None:
+    topic = name("cpp_tags")
+    sent = [message(topic, f"{tag}{i}", tags=tag, properties={"number": f"{i}"}) for i in range(4) for tag in "ABC"]
+    newest.producer(queues=1).send(*sent)
+    got = deliveries(cpp.run("consume", target.name_server, name("group"), topic, "8", "A || C"))
+    assert Counter(line["body"] for line in got) == Counter(f"{tag}{i}" for i in range(4) for tag in "AC")
+
+
+def test_the_go_client_sends_in_every_way(go: Program, newest: Java, target: Target, name: Name) -> None:
+    topic = name("go")
+    newest.queries().create_topic(topic, target.address, queues=4)
+    said = go.run("produce", target.name_server, topic, f"{COUNT}")
+    assert {line["status"] for line in said if line["how"] != "oneway"} == {0}
+    [batch] = [line for line in said if line["how"] == "batch"]
+    assert len(batch["offset_msg_id"].split(",")) == COUNT
+    expected = [f"{how} {i}".encode() for how in ("sync", "async", "oneway", "batch") for i in range(COUNT)]
+    assert read(newest, topic, len(expected) + 1) == Counter([*expected, b"large " * 100_000])
+
+
+@pytest.mark.parametrize("how", ["concurrent", "orderly", "broadcasting"])
+def test_the_go_client_consumes(go: Program, newest: Java, target: Target, name: Name, how: str) -> None:
+    topic = name("to_go")
+    producer = newest.producer(queues=2)
+    producer.send(message(topic, "first", tags="T", keys="k0", properties={"number": "0"}))
+    child = go.start("consume", target.name_server, name("group"), topic, f"{COUNT + 1}", "*", how, "0")
+    assert child.stdout is not None
+    assert json.loads(child.stdout.readline()) == {"event": "started"}
+    for i in range(1, COUNT):
+        producer.send(message(topic, f"{i}", tags="T", keys=f"k{i}", properties={"number": f"{i}"}))
+    producer.send(message(topic, "large " * 100_000, tags="T", keys="k8", properties={"number": "8"}))
+    got = deliveries(finish(child))
+    assert sorted(line["number"] for line in got) == [f"{i}" for i in range(9)]
+    assert {(line["topic"], line["tags"]) for line in got} == {(topic, "T")}
+    assert [line["body_bytes"] for line in got if line["number"] == "8"] == [600_000]
+
+
+def test_the_go_client_filters_by_tag(go: Program, newest: Java, target: Target, name: Name) -> None:
+    topic = name("go_tags")
+    newest.producer(queues=1).send(*(message(topic, f"{tag}{i}", tags=tag) for i in range(4) for tag in "ABC"))
+    words = ("consume", target.name_server, name("group"), topic, "8", "A || C", "concurrent", "0")
+    assert Counter(line["body"] for line in deliveries(go.run(*words))) == Counter(
+        f"{tag}{i}" for i in range(4) for tag in "AC"
+    )
+
+
+def test_the_go_client_is_given_a_failed_message_again(go: Program, newest: Java, target: Target, name: Name) -> None:
+    topic = name("go_retry")
+    newest.producer(queues=1).send(message(topic, "again"))
+    got = deliveries(go.run("consume", target.name_server, name("group"), topic, "1", "*", "concurrent", "1"))
+    assert [(line["body"], line["reconsume_times"]) for line in got] == [("again", 0), ("again", 1)]
