@@ -200,6 +200,12 @@ class _Peer:
         if self._out and not self.draining:
             self.push()
 
+    def discard(self) -> None:
+        """Forget what was sent in this step: what it says did not happen."""
+        self._batch = []
+        self._batch_bytes = 0
+        self._hold_position = 0
+
     def _add_out(self, size: int) -> None:
         self.out_bytes += size
         self._server.unsent += size
@@ -477,11 +483,20 @@ class Server:
             await peer.wait_room()
 
     def _finish_step(self, peer: _Peer) -> None:
-        if self._store is not None:
-            self._store.commit()
-        peer.settle()
+        """Store what the step appended, then let its answers leave; without the first there is no second."""
+        self._commit_for(peer)
         if self._ready:
             self._pump()
+
+    def _commit_for(self, peer: _Peer) -> None:
+        if self._store is not None:
+            try:
+                self._store.commit()
+            except MartletError as error:
+                log.error("%s %s closed, its answers were dropped; %s", peer.protocol.name, peer.address, error)
+                peer.discard()
+                peer.close(str(error))
+        peer.settle()
 
     def store_readable(self) -> int:
         return self._store.readable if self._store is not None else 0
@@ -513,7 +528,7 @@ class Server:
         except Exception as error:
             log.exception("%s %s closed; a defect", peer.protocol.name, peer.address)
             peer.close(f"{type(error).__name__}: {error}")
-        peer.settle()
+        self._commit_for(peer)
 
     async def _pump_when_ready(self) -> None:
         while True:
