@@ -1,0 +1,158 @@
+"""What is easy to promise and easy to forget: short functions, good names, and each kind of effect in one module.
+
+The rules are read from the sources that are installed, so they hold for the wheel as well.
+"""
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("martlet", "martlet_remoting")
+LINES_MAX = 70
+LINES_USUAL = 45
+BAD_NAMES = ("Manager", "Service", "Impl", "Util", "Utils", "Helper", "Helpers")
+
+# what -> (names, as they are written; the only modules and packages that may say them, and why)
+EFFECTS = {
+    "plugins are resolved": (
+        {"import pluggy"},
+        {"martlet/hookspecs.py": "declares the hooks", "martlet/plugins.py": "calls them"},
+    ),
+    "the disk is touched": (
+        {"open", "os.open", "os.pread", "os.pwrite", "os.fdatasync", "os.fsync", "os.rename", "os.replace", "os.unlink"}
+        | {"os.ftruncate", "os.listdir", "os.makedirs", "shutil.rmtree", "tempfile.mkstemp", "mmap.mmap"}
+        | {".read_text", ".read_bytes", ".write_text", ".write_bytes", ".mkdir", ".rmdir"},
+        {
+            "martlet/store/files.py": "the one place with disk access",
+            "martlet/config.py": "reads the configuration file",
+            "martlet/clock.py": "reads from the kernel when this process began",
+        },
+    ),
+    "the time of day is read": (
+        {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"},
+        {"martlet/clock.py": "the one place with a wall clock"},
+    ),
+    "chance is used": (
+        {"import random", "import secrets", "import uuid", "os.urandom"},
+        {
+            "martlet/ids.py": "the one place that makes randomness",
+            "martlet/run.py": "gives it the system's seed",
+            "martlet/testing/": "makes failures from a seed",
+        },
+    ),
+    "a socket is opened": (
+        {"socket.socket", "socket.create_server", "socket.create_connection", "trio.open_tcp_stream"}
+        | {"trio.open_tcp_listeners", "trio.serve_tcp", "trio.socket.socket", "asyncio.start_server"},
+        {
+            "martlet/server.py": "the one place that listens",
+            "martlet_remoting/client/": "is the other side: it runs in its user's process, not in the broker's",
+            "martlet/run.py": "tells systemd that it accepts",
+        },
+    ),
+    "code is made from data": (
+        {"eval", "exec", "import pickle", "import marshal", "import shelve", "__import__"},
+        {},
+    ),
+}
+
+
+def sources() -> list[tuple[str, Path]]:
+    """Every module as ("martlet/store/log.py", where it is)."""
+    found = []
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        assert spec is not None, f"{package} is not installed"
+        assert spec.origin is not None
+        folder = Path(spec.origin).parent
+        found += [(f"{package}/{path.relative_to(folder)}", path) for path in sorted(folder.rglob("*.py"))]
+    return found
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for name, path in sources():
+        yield name, ast.parse(path.read_text(), name)
+
+
+def functions() -> Iterator[tuple[str, int]]:
+    """Every function with its length in lines, its decorators and docstring not counted."""
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+                length = (node.end_lineno or 0) - first.lineno + 1 + (node.body[0].lineno - node.lineno)
+                yield f"{name}:{node.lineno} {node.name}", length
+
+
+def spoken(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield (line, name) for every import and every call, as it is written: "import pluggy", "os.open", ".mkdir"."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, f"import {alias.name.partition('.')[0]}") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.lineno, f"import {(node.module or '').partition('.')[0]}"
+        elif isinstance(node, ast.Call):
+            text = ast.unparse(node.func)
+            yield node.lineno, text
+            if isinstance(node.func, ast.Attribute):
+                yield node.lineno, f".{node.func.attr}"
+
+
+def test_no_function_is_longer_than_a_page() -> None:
+    assert [(where, lines) for where, lines in functions() if lines > LINES_MAX] == []
+
+
+def test_nineteen_functions_in_twenty_are_short() -> None:
+    lengths = [lines for _, lines in functions()]
+    long = sum(lines > LINES_USUAL for lines in lengths)
+    assert long * 20 <= len(lengths)
+
+
+def test_classes_are_nouns_of_the_domain() -> None:
+    bad = [
+        f"{name}:{node.lineno} {node.name}"
+        for name, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name.endswith(BAD_NAMES)
+    ]
+    assert bad == []
+
+
+def test_no_error_is_swallowed_whole() -> None:
+    bad = [
+        f"{name}:{node.lineno}"
+        for name, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler)
+        and (
+            node.type is None
+            or (ast.unparse(node.type) in ("Exception", "BaseException") and isinstance(node.body[0], ast.Pass))
+        )
+    ]
+    assert bad == []
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_each_effect_lives_in_its_own_modules(effect: str) -> None:
+    names, modules = EFFECTS[effect]
+    bad = [
+        f"{name}:{line} {text}"
+        for name, tree in trees()
+        if not name.startswith(tuple(modules))
+        for line, text in spoken(tree)
+        if text in names
+    ]
+    assert bad == []
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_every_exception_is_needed(effect: str) -> None:
+    names, modules = EFFECTS[effect]
+    used = {name for name, tree in trees() for _, text in spoken(tree) if text in names}
+    assert [module for module in modules if not any(name.startswith(module) for name in used)] == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [name for name, tree in trees() if not ast.get_docstring(tree)] == []
