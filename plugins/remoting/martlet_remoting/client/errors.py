@@ -1,0 +1,109 @@
+"""What can go wrong between a client and its brokers, each with what a caller needs to react."""
+
+from typing import final
+
+from martlet.errors import MartletError
+from martlet_remoting.codes import RESPONSE_NAMES
+from martlet_remoting.packets import MessageQueue
+
+__all__ = [
+    "Attempt",
+    "BrokerError",
+    "ClientClosed",
+    "ClientError",
+    "ConnectionLost",
+    "MessageNotFound",
+    "MessageRefused",
+    "NameServerUnreachable",
+    "RequestTimeout",
+    "RouteNotFound",
+    "SendFailed",
+]
+
+
+class ClientError(MartletError):
+    """The base of everything the client raises on purpose."""
+
+
+@final
+class BrokerError(ClientError):
+    """A broker or name server answered with an error: its *code* and its *remark*."""
+
+    def __init__(self, code: int, remark: str, address: str) -> None:
+        name = RESPONSE_NAMES.get(code, "unknown code")
+        super().__init__(f"{address} answered {code} ({name}): {remark or 'no remark'}")
+        self.code = code
+        self.remark = remark
+        self.address = address
+
+
+@final
+class ConnectionLost(ClientError):
+    """A connection could not be made, or ended before the answer came."""
+
+    def __init__(self, address: str, text: str) -> None:
+        super().__init__(f"connection to {address} {text}")
+        self.address = address
+
+
+@final
+class RequestTimeout(ClientError):
+    """No answer came in time; the request may have been carried out."""
+
+    def __init__(self, address: str, code: int, seconds: float) -> None:
+        super().__init__(f"{address} did not answer request {code} within {seconds:g} s")
+        self.address = address
+
+
+@final
+class NameServerUnreachable(ClientError):
+    """No name server answered; the text says what became of each."""
+
+
+@final
+class RouteNotFound(ClientError):
+    """No name server knows the topic, or none of its brokers can be used."""
+
+    def __init__(self, topic: str, text: str) -> None:
+        super().__init__(f"topic {topic!r} {text}")
+        self.topic = topic
+
+
+@final
+class MessageRefused(ClientError):
+    """A message cannot be sent as it is; nothing was sent."""
+
+
+@final
+class MessageNotFound(ClientError):
+    """No broker has the message that was asked for."""
+
+
+@final
+class ClientClosed(ClientError):
+    """The client is closed, or was not entered with ``async with`` yet."""
+
+
+@final
+class Attempt:
+    """One try of a send: where to, and why it failed."""
+
+    __slots__ = ("error", "queue")
+
+    def __init__(self, queue: MessageQueue, error: ClientError) -> None:
+        self.queue = queue
+        self.error = error
+
+    def __repr__(self) -> str:
+        return f"{self.queue.broker_name}/{self.queue.queue_id}: {self.error}"
+
+
+@final
+class SendFailed(ClientError):
+    """A send failed for good: every one of its *attempts*, the last one being the cause."""
+
+    def __init__(self, topic: str, attempts: tuple[Attempt, ...]) -> None:
+        tried = "; ".join(map(repr, attempts)) or "the time was up before the first"
+        super().__init__(f"message for topic {topic!r} was not sent after {len(attempts)} attempts: {tried}")
+        self.topic = topic
+        self.attempts = attempts

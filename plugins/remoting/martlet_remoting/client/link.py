@@ -1,0 +1,199 @@
+"""One connection to a broker or name server: many requests at once, answers in any order.
+
+Requests are joined in one buffer that a single task writes, so that a cancelled caller
+never leaves half a frame behind. Requests *from* the peer have numbers of their own
+and go to `Handle`, each in its own task.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeAlias, final
+
+import trio
+
+from martlet.errors import RemoteProtocolError
+from martlet_remoting.codec import FrameBuffer, encode_command
+from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
+from martlet_remoting.packets import Command
+
+from .errors import ConnectionLost, RequestTimeout
+
+__all__ = ["Answer", "Handle", "Link"]
+
+log = logging.getLogger(__name__)
+
+READ_BYTES: Final = 256 * 1024
+# Above this the callers wait: a peer that does not read must not cost memory.
+OUTGOING_BYTES_MAX: Final = 16 * 1024 * 1024
+# A broker asks a client little; more than this at once is a defect of the broker.
+REQUESTS_MAX: Final = 64
+
+
+@final
+class Answer:
+    """What a client answers to a request of its broker."""
+
+    __slots__ = ("body", "code", "remark")
+
+    def __init__(self, code: int = ResponseCode.SUCCESS, body: bytes = b"", remark: str | None = None) -> None:
+        self.code = code
+        self.body = body
+        self.remark = remark
+
+
+Handle: TypeAlias = Callable[[Command], Awaitable[Answer]]
+
+
+@final
+class _Waiting:
+    __slots__ = ("answer", "event")
+
+    def __init__(self) -> None:
+        self.event = trio.Event()
+        self.answer: Command | None = None
+
+
+@final
+class Link:
+    """A connection to *address*; `run` must be running for requests to be answered."""
+
+    def __init__(self, stream: trio.abc.Stream, address: str, handle: Handle) -> None:
+        self.address = address
+        self.closed = False
+        self._stream = stream
+        self._handle = handle
+        self._waiting: dict[int, _Waiting] = {}
+        self._opaque = 0
+        self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
+        self._writable = trio.Event()
+        self._drained = trio.Event()
+        self._drained.set()
+        self._requests = 0
+        self._why = "was closed"
+
+    async def run(self) -> None:
+        """Read and write until the connection ends; everybody who waits then gets `ConnectionLost`."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write)
+                await self._read(nursery)
+                nursery.cancel_scope.cancel()
+        finally:
+            self.close()
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(self._stream)
+
+    def close(self) -> None:
+        """Fail everybody who waits and take no more requests; `run` closes the stream."""
+        self.closed = True
+        for waiting in self._waiting.values():
+            waiting.event.set()
+        self._waiting.clear()
+        self._drained.set()
+        self._writable.set()
+
+    async def ask(self, code: int, ext: Mapping[str, object], body: bytes = b"", timeout_s: float = 3.0) -> Command:
+        """Return the peer's answer, whatever its code.
+
+        Raises:
+          ConnectionLost: the connection ended first.
+          RequestTimeout: it took longer than *timeout_s*.
+        """
+        opaque = self._next_opaque()
+        waiting = _Waiting()
+        self._waiting[opaque] = waiting
+        try:
+            with trio.move_on_after(timeout_s):
+                await self._post(Command(code, ext, body, opaque))
+                await waiting.event.wait()
+        finally:
+            self._waiting.pop(opaque, None)
+        if waiting.answer is not None:
+            return waiting.answer
+        if self.closed:
+            raise ConnectionLost(self.address, self._why)
+        raise RequestTimeout(self.address, code, timeout_s)
+
+    async def tell(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> None:
+        """Send a request that gets no answer.
+
+        Raises:
+          ConnectionLost: the connection has ended; that it still stands proves nothing.
+        """
+        await self._post(Command(code, ext, body, self._next_opaque(), FLAG_ONEWAY))
+
+    def _next_opaque(self) -> int:
+        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        return self._opaque
+
+    async def _post(self, command: Command) -> None:
+        while self._outgoing_bytes > OUTGOING_BYTES_MAX and not self.closed:
+            await self._drained.wait()
+        if self.closed:
+            raise ConnectionLost(self.address, self._why)
+        frame = encode_command(command)
+        self._outgoing.append(frame)
+        self._outgoing_bytes += len(frame)
+        if self._outgoing_bytes > OUTGOING_BYTES_MAX:
+            self._drained = trio.Event()
+        self._writable.set()
+
+    async def _write(self) -> None:
+        while not self.closed:
+            await self._writable.wait()
+            self._writable = trio.Event()
+            data = b"".join(self._outgoing)
+            self._outgoing.clear()
+            try:
+                await self._stream.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self._why = "broke while writing"
+                return
+            self._outgoing_bytes = sum(map(len, self._outgoing))
+            self._drained.set()
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        frames = FrameBuffer()
+        while not self.closed:
+            try:
+                data = await self._stream.receive_some(READ_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self._why = "broke while reading"
+                return
+            if not data:
+                self._why = "was closed by the peer"
+                return
+            frames.receive_data(bytes(data))
+            try:
+                for command in frames.commands():
+                    self._take(command, nursery)
+            except RemoteProtocolError as error:
+                self._why = f"was given up: {error}"
+                log.warning("connection to %s %s", self.address, self._why)
+                return
+
+    def _take(self, command: Command, nursery: trio.Nursery) -> None:
+        if not command.is_response:
+            nursery.start_soon(self._answer, command)
+            return
+        waiting = self._waiting.pop(command.opaque, None)
+        if waiting is None:
+            log.debug("answer %d of %s came too late", command.opaque, self.address)
+            return
+        waiting.answer = command
+        waiting.event.set()
+
+    async def _answer(self, command: Command) -> None:
+        if self._requests >= REQUESTS_MAX:
+            answer = Answer(ResponseCode.SYSTEM_BUSY, remark=f"client has {REQUESTS_MAX} requests in hand already")
+        else:
+            self._requests += 1
+            try:
+                answer = await self._handle(command)
+            finally:
+                self._requests -= 1
+        if command.is_oneway or self.closed:
+            return
+        reply = Command(answer.code, {}, answer.body, command.opaque, FLAG_RESPONSE, answer.remark)
+        await self._post(reply)

@@ -1,0 +1,297 @@
+"""What is sent, what came of it, and what is received."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, unique
+from ipaddress import ip_address
+from typing import Final, final
+from zlib import crc32
+
+from martlet.message import KEYS, TAGS, UNIQ_KEY, Record, decode_properties, encode_properties
+from martlet_remoting.codes import ResponseCode
+from martlet_remoting.compression import CompressionError, decompress
+from martlet_remoting.packets import MessageQueue
+
+from .errors import MessageRefused
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "DamagedMessage",
+    "Message",
+    "ReceivedMessage",
+    "SendResult",
+    "SendStatus",
+    "check_topic",
+    "offset_message_id",
+    "parse_message_id",
+    "received",
+]
+
+# RocketMQ maxMessageSize, the same in broker and client.
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+TOPIC_CHARACTERS_MAX: Final = 127
+GROUP_CHARACTERS_MAX: Final = 120
+_NAME_CHARACTERS: Final = frozenset("%|-_0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+RETRY_PREFIX: Final = "%RETRY%"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+DELAY: Final = "DELAY"
+# Properties that brokers and clients write; a user's property of that name would change what they do.
+_RESERVED: Final = frozenset(
+    (
+        "KEYS",
+        "TAGS",
+        "WAIT",
+        "DELAY",
+        "RETRY_TOPIC",
+        "REAL_TOPIC",
+        "REAL_QID",
+        "TRAN_MSG",
+        "PGROUP",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "ORIGIN_MESSAGE_ID",
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
+        "MSG_REGION",
+        "TRACE_ON",
+        "UNIQ_KEY",
+        "EXTEND_UNIQ_INFO",
+        "CONSUME_START_TIME",
+        "INNER_NUM",
+        "INNER_BASE",
+        "DUP_INFO",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+        "__transactionId__",
+        "TRANSACTION_CHECK_TIMES",
+        "CLUSTER",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "1ST_POP_TIME",
+        "TIMER_DELAY_SEC",
+        "TIMER_DELAY_MS",
+        "TIMER_DELIVER_MS",
+        "TIMER_OUT_MS",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_DEL_UNIQKEY",
+        "__CRC32#",
+    )
+)
+
+
+def check_topic(topic: str) -> None:
+    """Refuse a topic name that no broker takes.
+
+    Raises:
+      MessageRefused: it is empty, longer than 127 characters, or has others than letters, digits and ``%|-_``.
+    """
+    _check_name("topic", topic, TOPIC_CHARACTERS_MAX + (128 if topic.startswith(RETRY_PREFIX) else 0))
+
+
+def check_group(group: str) -> None:
+    """Refuse a group name that no broker takes; raises as `check_topic` does."""
+    _check_name("group", group, GROUP_CHARACTERS_MAX)
+
+
+def _check_name(what: str, name: str, limit: int) -> None:
+    if not name:
+        raise MessageRefused(f"{what} is empty; it needs a name")
+    if len(name) > limit:
+        raise MessageRefused(f"{what} {name[:20]!r}... has {len(name)} characters; {limit} are the limit")
+    if not _NAME_CHARACTERS.issuperset(name):
+        raise MessageRefused(f"{what} {name!r} has forbidden characters; letters, digits and %|-_ are allowed")
+
+
+@final
+@dataclass(slots=True)
+class Message:
+    """What to send: *keys* are found again by `Admin.messages_by_key`, *tags* select it for consumers.
+
+    At most one of the delays: *delay_level* is RocketMQ's (1 is 1 s, 18 is 2 h by default),
+    *delay_ms* and *deliver_at_ms* need a broker with timers.
+    """
+
+    topic: str
+    body: bytes
+    tags: str = ""
+    keys: str | Sequence[str] = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    delay_level: int = 0
+    delay_ms: int = 0
+    deliver_at_ms: int = 0
+    flag: int = 0
+    wait_stored: bool = True
+
+    def check(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        """Refuse a message that a broker would refuse.
+
+        Raises:
+          MessageRefused: the text says what is wrong and what would be right.
+        """
+        check_topic(self.topic)
+        if not self.body:
+            raise MessageRefused(f"message for topic {self.topic!r} has no body; brokers take none without")
+        if len(self.body) > body_bytes_max:
+            raise MessageRefused(f"body of {len(self.body)} bytes is over the limit of {body_bytes_max}")
+        for name in self.properties:
+            if name in _RESERVED:
+                raise MessageRefused(f"property {name} is the broker's own; choose another name")
+        if sum(bool(delay) for delay in (self.delay_level, self.delay_ms, self.deliver_at_ms)) > 1:
+            raise MessageRefused("message has several delays; give one of delay_level, delay_ms and deliver_at_ms")
+
+    def encode_properties(self, unique_key: str) -> bytes:
+        """Return the property string with *unique_key* in it.
+
+        Raises:
+          MessageRefused: a name or value holds a separator, or all are longer than 32767 bytes.
+        """
+        properties = dict(self.properties)
+        properties[UNIQ_KEY] = unique_key
+        properties["WAIT"] = "true" if self.wait_stored else "false"
+        keys = self.keys if isinstance(self.keys, str) else " ".join(self.keys)
+        extra = {TAGS: self.tags, KEYS: keys}
+        numbers = {DELAY: self.delay_level, "TIMER_DELAY_MS": self.delay_ms, "TIMER_DELIVER_MS": self.deliver_at_ms}
+        properties.update({name: text for name, text in extra.items() if text})
+        properties.update({name: str(number) for name, number in numbers.items() if number})
+        return encoded(properties)
+
+
+def encoded(properties: Mapping[str, str]) -> bytes:
+    """Return the property string of *properties*; raises MessageRefused when it cannot be sent."""
+    try:
+        data = encode_properties(properties)
+    except ValueError as error:
+        raise MessageRefused(str(error)) from error
+    if len(data) > 32767:
+        raise MessageRefused(f"properties of {len(data)} bytes are over the limit of 32767")
+    return data
+
+
+@final
+@unique
+class SendStatus(Enum):
+    """How safely a message was stored; all four mean stored."""
+
+    OK = ResponseCode.SUCCESS
+    FLUSH_DISK_TIMEOUT = ResponseCode.FLUSH_DISK_TIMEOUT
+    SLAVE_NOT_AVAILABLE = ResponseCode.SLAVE_NOT_AVAILABLE
+    FLUSH_SLAVE_TIMEOUT = ResponseCode.FLUSH_SLAVE_TIMEOUT
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """Where a sent message is: ``message_id`` is its unique key, ``offset_message_id`` its place in the log.
+
+    Of a batch both are joined with commas, and ``queue_offset`` is that of the first.
+    """
+
+    status: SendStatus
+    message_id: str
+    offset_message_id: str
+    queue: MessageQueue
+    queue_offset: int
+    transaction_id: str
+    region: str = "DefaultRegion"
+
+
+def offset_message_id(store_host: bytes, position: int) -> str:
+    """Return the id that names a broker's address and a position of its log."""
+    return (store_host + position.to_bytes(8, "big")).hex().upper()
+
+
+def parse_message_id(message_id: str) -> tuple[str, int]:
+    """Return the broker address and the log position that an offset message id names.
+
+    Raises:
+      ValueError: it is no such id; a unique key looks alike but names no position.
+    """
+    if len(message_id) not in (32, 56):
+        raise ValueError(f"message id {message_id!r} is no offset message id; these have 32 or 56 characters")
+    data = bytes.fromhex(message_id)
+    host = host_text(data[:-8])
+    return host, int.from_bytes(data[-8:], "big", signed=True)
+
+
+def host_text(host: bytes) -> str:
+    """Return address:port of the 8 or 20 bytes that a record holds."""
+    address = ip_address(host[:-4])
+    port = int.from_bytes(host[-4:], "big")
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+
+
+@final
+@dataclass(slots=True)
+class ReceivedMessage:
+    """A message as a consumer sees it: body expanded, topic the one it was sent to even on a retry."""
+
+    topic: str
+    body: bytes
+    queue: MessageQueue
+    queue_offset: int
+    message_id: str
+    offset_message_id: str
+    tags: str
+    keys: tuple[str, ...]
+    properties: dict[str, str]
+    born_ms: int
+    born_host: str
+    store_ms: int
+    store_host: str
+    reconsume_times: int
+    flag: int
+    sys_flag: int
+    position: int
+    store_bytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DamagedMessage:
+    """A record whose body does not match its checksum or does not expand; *text* says which."""
+
+    queue: MessageQueue
+    queue_offset: int
+    position: int
+    topic: str
+    text: str
+
+
+def received(record: Record, broker_name: str) -> ReceivedMessage | DamagedMessage:
+    """Return *record* as a consumer sees it; damaged if its body is not what the producer sent."""
+    queue = MessageQueue(record.topic, broker_name, record.queue_id)
+    properties = decode_properties(record.properties)
+    text = ""
+    body = b""
+    if record.body and crc32(record.body) & 0x7FFFFFFF != record.body_crc:
+        text = f"body of {len(record.body)} bytes does not match its CRC"
+    else:
+        try:
+            body = decompress(record.body, record.sys_flag)
+        except CompressionError as error:
+            text = str(error)
+    if text:
+        return DamagedMessage(queue, record.queue_offset, record.position, record.topic, text)
+    place = offset_message_id(record.store_host, record.position)
+    retried = record.topic.startswith(RETRY_PREFIX)
+    return ReceivedMessage(
+        topic=properties.get(RETRY_TOPIC, record.topic) if retried else record.topic,
+        body=body,
+        queue=queue,
+        queue_offset=record.queue_offset,
+        message_id=properties.get(UNIQ_KEY, place),
+        offset_message_id=place,
+        tags=properties.get(TAGS, ""),
+        keys=tuple(properties.get(KEYS, "").split()),
+        properties=properties,
+        born_ms=record.born_ms,
+        born_host=host_text(record.born_host),
+        store_ms=record.store_ms,
+        store_host=host_text(record.store_host),
+        reconsume_times=record.reconsume_times,
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+        position=record.position,
+        store_bytes=record.size,
+    )

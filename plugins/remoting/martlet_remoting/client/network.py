@@ -1,0 +1,382 @@
+"""What producers and consumers share: connections, routes, heartbeats, and opening and closing in order.
+
+Every client object owns one `Network`. Its tasks live in a nursery of their own that
+outlives cancellation of the caller for a moment, so that offsets are still committed
+and the group still learns of the departure when a program is interrupted.
+"""
+
+import logging
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self, TypeAlias, final
+
+import trio
+
+from martlet.clock import Clock, SystemClock
+from martlet.errors import RemoteProtocolError
+from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
+from martlet_remoting.packets import Command
+
+from . import bodies
+from .errors import (
+    BrokerError,
+    ClientClosed,
+    ClientError,
+    ConnectionLost,
+    NameServerUnreachable,
+    RouteNotFound,
+)
+from .identity import Identity
+from .link import Answer, Handle, Link
+from .routes import Route, decode_route
+
+__all__ = ["Client", "Network", "Settings"]
+
+log = logging.getLogger(__name__)
+
+Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
+
+# The topic whose route tells where a topic that does not exist yet may be created.
+TEMPLATE_TOPIC: Final = "TBW102"
+NO_ADDRESS: Final = "is no address; host:port would be right"
+
+
+async def connect_tcp(host: str, port: int) -> trio.abc.Stream:
+    """Return a TCP connection; the default of `Settings.connect`."""
+    return await trio.open_tcp_stream(host, port)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What seldom changes; the intervals are those of RocketMQ's Java client, in seconds.
+
+    Args:
+      name_server: ``host:port``, several separated by ``;``.
+      client_id: how brokers list this client; must be unique in a group, made up when empty.
+      tls: wraps every connection when given.
+      connect: how to open a connection; tests give one in memory.
+    """
+
+    name_server: str
+    client_id: str = ""
+    request_timeout_s: float = 3.0
+    connect_timeout_s: float = 3.0
+    heartbeat_interval_s: float = 30.0
+    route_interval_s: float = 30.0
+    close_timeout_s: float = 5.0
+    tls: ssl.SSLContext | None = None
+    connect: Connect = connect_tcp
+    clock: Clock = field(default_factory=SystemClock)
+
+    @classmethod
+    def of(cls, name_server: "str | Settings") -> "Settings":
+        """Return settings as they are, or the default ones with this name server."""
+        return name_server if isinstance(name_server, Settings) else cls(name_server)
+
+    def name_servers(self) -> list[str]:
+        """Return the addresses in ``name_server``; raises ValueError when there is none."""
+        found = [address.strip() for address in self.name_server.replace(",", ";").split(";") if address.strip()]
+        if not found:
+            raise ValueError(f"name_server {self.name_server!r} {NO_ADDRESS}")
+        for address in found:
+            split_address(address)
+        return found
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port`` or ``[v6]:port``; raises ValueError otherwise."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdecimal():
+        raise ValueError(f"address {address!r} {NO_ADDRESS}")
+    return host.strip("[]"), int(port)
+
+
+@final
+class Network:
+    """Connections by address, routes by topic; `run_tasks` keeps both fresh."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.clock = settings.clock
+        self.identity = Identity(settings.clock, settings.client_id)
+        self.handlers: dict[int, Handle] = {}
+        self.heartbeat: Callable[[], bytes | None] = lambda: None
+        self.routes_changed: Callable[[], None] = lambda: None
+        self.routes: dict[str, Route] = {}
+        self._links: dict[str, Link] = {}
+        self._locks: dict[str, trio.Lock] = {}
+        self._name_servers = settings.name_servers()
+        self._nursery: trio.Nursery | None = None
+
+    @property
+    def client_id(self) -> str:
+        """How brokers list this client."""
+        return self.identity.client_id
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Keep routes fresh and brokers informed until *nursery* ends."""
+        self._nursery = nursery
+        nursery.start_soon(self._refresh_routes)
+        nursery.start_soon(self._send_heartbeats)
+
+    async def _refresh_routes(self) -> None:
+        while True:
+            await trio.sleep(self.settings.route_interval_s)
+            for topic in list(self.routes):
+                try:
+                    await self.fetch_route(topic)
+                except (ClientError, RemoteProtocolError) as error:
+                    log.warning("route of topic %r stays as it was: %s", topic, error)
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            await trio.sleep(self.settings.heartbeat_interval_s)
+            await self.send_heartbeats()
+
+    async def send_heartbeats(self) -> None:
+        """Tell every broker of every known route who we are; failures are logged, the next beat comes soon."""
+        body = self.heartbeat()
+        if body is None:
+            return
+        async with trio.open_nursery() as nursery:
+            for address in self.broker_addresses():
+                nursery.start_soon(self._beat, address, body)
+
+    async def _beat(self, address: str, body: bytes) -> None:
+        try:
+            await self.ask(address, RequestCode.HEART_BEAT, {}, body)
+        except ClientError as error:
+            log.warning("heartbeat failed: %s", error)
+
+    def broker_addresses(self) -> list[str]:
+        """Return the address of every broker of every known route, once each."""
+        return sorted({address for route in self.routes.values() for address in route.addresses()})
+
+    def connected_brokers(self) -> list[str]:
+        """Return the addresses of brokers with an open connection."""
+        return [
+            address for address in self.broker_addresses() if (found := self._links.get(address)) and not found.closed
+        ]
+
+    async def link(self, address: str) -> Link:
+        """Return the connection to *address*, opened if need be.
+
+        Raises:
+          ConnectionLost: it cannot be opened in time.
+        """
+        found = self._links.get(address)
+        if found is not None and not found.closed:
+            return found
+        async with self._locks.setdefault(address, trio.Lock()):
+            found = self._links.get(address)
+            if found is None or found.closed:
+                found = await self._open(address)
+                self._links[address] = found
+            return found
+
+    async def _open(self, address: str) -> Link:
+        if self._nursery is None:
+            raise ClientClosed("client is not open; enter it with 'async with' first")
+        try:
+            host, port = split_address(address)
+            with trio.fail_after(self.settings.connect_timeout_s):
+                stream = await self.settings.connect(host, port)
+                if self.settings.tls is not None:
+                    stream = trio.SSLStream(stream, self.settings.tls, server_hostname=host)
+                    await stream.do_handshake()
+        except (OSError, ValueError, trio.TooSlowError, trio.BrokenResourceError) as error:
+            raise ConnectionLost(address, f"cannot be opened: {str(error) or 'no answer in time'}") from error
+        link = Link(stream, address, self._handle)
+        self._nursery.start_soon(link.run)
+        return link
+
+    async def _handle(self, command: Command) -> Answer:
+        handler = self.handlers.get(command.code)
+        if handler is None:
+            return Answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request {command.code} is not supported")
+        try:
+            return await handler(command)
+        except Exception as error:
+            log.exception("request %s of a broker failed", REQUEST_NAMES.get(command.code, str(command.code)))
+            return Answer(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+
+    async def ask_any(
+        self,
+        address: str,
+        code: int,
+        ext: Mapping[str, object],
+        body: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> Command:
+        """Return the answer of *address*, whatever its code."""
+        link = await self.link(address)
+        return await link.ask(code, ext, body, self.settings.request_timeout_s if timeout_s is None else timeout_s)
+
+    async def ask(
+        self,
+        address: str,
+        code: int,
+        ext: Mapping[str, object],
+        body: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> Command:
+        """Return the answer of *address*, which must be a success.
+
+        Raises:
+          BrokerError: it is not.
+        """
+        answer = await self.ask_any(address, code, ext, body, timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark or "", address)
+        return answer
+
+    async def tell(self, address: str, code: int, ext: Mapping[str, object], body: bytes = b"") -> None:
+        """Send *address* a request that gets no answer."""
+        link = await self.link(address)
+        await link.tell(code, ext, body)
+
+    async def ask_name_server(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Command:
+        """Return the answer of the first name server that answers, starting with the one that did last.
+
+        Raises:
+          NameServerUnreachable: none did.
+          BrokerError: it answered with an error.
+        """
+        failures: list[str] = []
+        for address in list(self._name_servers):
+            try:
+                return await self.ask(address, code, ext, body)
+            except BrokerError:
+                raise
+            except ClientError as error:
+                failures.append(str(error))
+                self._name_servers.remove(address)
+                self._name_servers.append(address)
+        raise NameServerUnreachable(f"no name server answered: {'; '.join(failures)}")
+
+    async def fetch_route(self, topic: str) -> Route:
+        """Return the topic's route as the name server has it now, and remember it.
+
+        Raises:
+          RouteNotFound: it has none.
+          NameServerUnreachable: it is not to be asked.
+        """
+        ext = {"topic": topic, "acceptStandardJsonOnly": True}
+        try:
+            answer = await self.ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext)
+        except BrokerError as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise RouteNotFound(
+                    topic, "has no route at the name server; create it, or allow its creation"
+                ) from error
+            raise
+        route = decode_route(answer.body)
+        changed = self.routes.get(topic) != route
+        self.routes[topic] = route
+        if changed:
+            self.routes_changed()
+        return route
+
+    async def route(self, topic: str) -> Route:
+        """Return the topic's route, asking the name server only when it is not known yet."""
+        return self.routes.get(topic) or await self.fetch_route(topic)
+
+    async def broker_address(self, topic: str, broker_name: str) -> str:
+        """Return the address of that broker's master, looked up once more if it was not known.
+
+        Raises:
+          RouteNotFound: the broker has no master in the topic's route.
+        """
+        address = (await self.route(topic)).master(broker_name)
+        if address is None:
+            address = (await self.fetch_route(topic)).master(broker_name)
+        if address is None:
+            raise RouteNotFound(topic, f"has no master at broker {broker_name!r}")
+        return address
+
+
+class Client(ABC):
+    """Opens and closes: ``async with`` any client object; nothing is connected before."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.network = Network(settings)
+        self._manager: AbstractAsyncContextManager[None] | None = None
+
+    @property
+    def client_id(self) -> str:
+        """How brokers list this client."""
+        return self.network.client_id
+
+    @abstractmethod
+    async def _open(self, nursery: trio.Nursery) -> None:
+        """Start what the client needs; its tasks go into *nursery*."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Say farewell; bounded by ``Settings.close_timeout_s``, after which the tasks are cancelled."""
+
+    async def __aenter__(self) -> Self:
+        if self._manager is not None:
+            raise ClientClosed("client was opened before; make a new one")
+        self._manager = self._opened()
+        await self._manager.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._manager is not None
+        await self._manager.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncGenerator[None, None]:
+        closing = trio.Event()
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._run, closing)
+                try:
+                    yield
+                finally:
+                    closing.set()
+        except BaseExceptionGroup as group:
+            single = _single(group)
+            raise single from single.__cause__
+
+    async def _run(self, closing: trio.Event, task_status: "trio.TaskStatus[None]") -> None:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                self.network.start(nursery)
+                await self._open(nursery)
+                # From here on cancellation reaches the caller, whose departure closes us.
+                scope.shield = True
+                task_status.started()
+                await closing.wait()
+                with trio.move_on_after(self.network.settings.close_timeout_s):
+                    await self._close()
+                scope.cancel()
+
+
+def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one exception in *group*, however deep; the group itself if it holds several."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
+        found = found.exceptions[0]
+    return found
+
+
+def heartbeat_body(client_id: str, producers: list[str], consumers: list[dict[str, object]]) -> bytes:
+    """Return the body of a heartbeat."""
+    return bodies.dump(
+        {
+            "clientID": client_id,
+            "consumerDataSet": consumers,
+            "heartbeatFingerprint": 0,
+            "producerDataSet": [{"groupName": group} for group in producers],
+            "withoutSub": False,
+        }
+    )

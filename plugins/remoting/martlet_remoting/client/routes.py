@@ -1,0 +1,110 @@
+"""Where the queues of a topic are, from the name server's answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, final
+
+from martlet.errors import RemoteProtocolError
+from martlet_remoting.packets import MessageQueue
+
+from . import bodies
+
+__all__ = ["MASTER_ID", "READABLE", "WRITABLE", "Route", "TopicQueues", "decode_route"]
+
+MASTER_ID: Final = 0
+READABLE: Final = 4
+WRITABLE: Final = 2
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TopicQueues:
+    """How many queues of a topic one broker has, and what is allowed with them (perm bits 4 read, 2 write)."""
+
+    broker_name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The brokers of a topic: addresses by broker name and broker id (0 is the master), and queue counts."""
+
+    brokers: Mapping[str, Mapping[int, str]]
+    queues: tuple[TopicQueues, ...]
+    order_conf: str = ""
+    clusters: Mapping[str, str] | None = None
+
+    def read_queues(self, topic: str) -> list[MessageQueue]:
+        """Return the queues to consume, in RocketMQ's order."""
+        return sorted(
+            MessageQueue(topic, found.broker_name, number)
+            for found in self.queues
+            if found.perm & READABLE and found.broker_name in self.brokers
+            for number in range(found.read_queues)
+        )
+
+    def write_queues(self, topic: str, queues_max: int = 1 << 30) -> list[MessageQueue]:
+        """Return the queues to send to: those of writable brokers that have a master.
+
+        An ordered topic has exactly the queues that its configuration names (``brokerA:4;brokerB:4``).
+        """
+        if self.order_conf:
+            return sorted(self._ordered_queues(topic))
+        return sorted(
+            MessageQueue(topic, found.broker_name, number)
+            for found in self.queues
+            if found.perm & WRITABLE and MASTER_ID in self.brokers.get(found.broker_name, {})
+            for number in range(min(found.write_queues, queues_max))
+        )
+
+    def _ordered_queues(self, topic: str) -> list[MessageQueue]:
+        found: list[MessageQueue] = []
+        for part in self.order_conf.split(";"):
+            name, _, number = part.partition(":")
+            if name and number.isdecimal():
+                found += [MessageQueue(topic, name, queue) for queue in range(int(number))]
+        return found
+
+    def master(self, broker_name: str) -> str | None:
+        """Return the master's address, None when the broker has none at the moment."""
+        return self.brokers.get(broker_name, {}).get(MASTER_ID)
+
+    def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
+        """Return the address of that broker id, of any id when it is absent."""
+        addresses = self.brokers.get(broker_name, {})
+        return addresses.get(broker_id) or next(iter(addresses.values()), None)
+
+    def addresses(self) -> list[str]:
+        """Return every address of every broker."""
+        return [address for addresses in self.brokers.values() for address in addresses.values()]
+
+
+def decode_route(body: bytes) -> Route:
+    """Return the route that a name server's answer describes, integer keys quoted or not.
+
+    Raises:
+      RemoteProtocolError: the body is no route.
+    """
+    fields = bodies.load_object(body)
+    brokers: dict[str, dict[int, str]] = {}
+    clusters: dict[str, str] = {}
+    for item in bodies.objects(fields, "brokerDatas"):
+        name = bodies.text(item, "brokerName")
+        addresses = item.get("brokerAddrs")
+        if type(addresses) is not dict:
+            raise RemoteProtocolError(f"route of broker {name!r} has no addresses")
+        brokers[name] = {int(key): str(value) for key, value in sorted(addresses.items())}
+        clusters[name] = bodies.text(item, "cluster", "")
+    queues = tuple(
+        TopicQueues(
+            bodies.text(item, "brokerName"),
+            bodies.integer(item, "readQueueNums"),
+            bodies.integer(item, "writeQueueNums"),
+            bodies.integer(item, "perm"),
+        )
+        for item in bodies.objects(fields, "queueDatas")
+    )
+    return Route(brokers, queues, bodies.text(fields, "orderTopicConf", ""), clusters)
