@@ -16,8 +16,21 @@ class RemotingConfig:
     vip: bool = setting(
         True, "also listen on the port two below, where clients up to 4.4 send all but pulls; not with port 0"
     )
+    nameservers: list[str] = setting(
+        [], "name servers elsewhere, HOST:PORT, to register with beside the one in this process"
+    )
+    register_s: int = setting(
+        30, "how often the broker registers again (registerBrokerPeriod)", unit="s", low=1, high=60
+    )
     region: str = setting("DefaultRegion", "MSG_REGION of every message; trace data is grouped by it")
     trace: bool = setting(True, "tell producers and consumers that they may send trace messages")
+    nameservers: list[str] = setting(
+        [], "name servers elsewhere to register with, HOST:PORT each; the one in this process is told anyway"
+    )
+    register_s: int = setting(30, "how often name servers are told that we are alive", unit="s", low=1, high=60)
+    register_timeout_s: int = setting(
+        120, "name servers drop us when we are silent for so long", unit="s", low=2, high=3600
+    )
     idle_s: int = setting(
         120, "a silent connection is closed; clients heartbeat every 30", unit="s", low=1, high=86_400
     )
@@ -62,4 +75,6 @@ class RemotingConfig:
     )
     tls_cert: str = setting("", "PEM file with the certificate chain; empty for no TLS")
     tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")
-    tls_client_ca: str = setting("", "PEM file with the authorities that client certificates must come from; empty asks none")
+    tls_client_ca: str = setting(
+        "", "PEM file with the authorities that client certificates must come from; empty asks none"
+    )

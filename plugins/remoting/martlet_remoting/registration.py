@@ -1,0 +1,347 @@
+"""Our broker tells the name servers that it is here and which topics it has.
+
+The name server in this process is told by a call, at once. Those elsewhere are told over
+TCP: all topics at first and every 30 seconds, a changed topic as soon as it changes, and
+goodbye at the end. Each has its own task and its own connection, so that one which is
+away does not keep the others waiting.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias, final
+
+import trio
+
+from martlet.broker import Broker
+from martlet.errors import MartletError, RemoteProtocolError
+from martlet.server import split_address
+from martlet.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic
+
+from .codec import FrameBuffer, encode_command
+from .codes import ANSWER_LANGUAGE, RequestCode, ResponseCode
+from .nameserver.kvconfig import ORDER_TOPICS
+from .nameserver.server import NameServer
+from .packets import Command
+from .registrations import Registration, encode_registration, order_topics
+from .routes import MASTER_ID, TopicShape, Version
+
+__all__ = ["Registrar", "create_standard_topics", "standard_topics"]
+
+log = logging.getLogger("martlet.remoting.registration")
+
+REQUEST_TIMEOUT_S: Final = 6.0
+GOODBYE_TIMEOUT_S: Final = 2.0
+RETRY_FIRST_S: Final = 1.0
+RETRY_MOST_S: Final = 30.0
+RECEIVE_BYTES: Final = 65536
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
+FULL: Final = READ | WRITE | INHERIT
+
+Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StandardTopic:
+    """A topic that clients and tools expect on every broker."""
+
+    name: str
+    queues: int
+    perm: int = READ | WRITE
+
+
+def standard_topics(broker: Broker) -> list[StandardTopic]:
+    """Return the topics of a fresh broker (RocketMQ TopicConfigManager.init), but for those of parts we have not."""
+    config = broker.config
+    found = [
+        StandardTopic("SELF_TEST_TOPIC", 1),
+        StandardTopic("BenchmarkTest", 1024),
+        StandardTopic(config.cluster, 16, FULL),
+        StandardTopic(config.name, 1, FULL),
+        StandardTopic("OFFSET_MOVED_EVENT", 1),
+        StandardTopic("SCHEDULE_TOPIC_XXXX", 18),
+        StandardTopic("RMQ_SYS_TRACE_TOPIC", 1),
+        StandardTopic(f"{config.cluster}_REPLY_TOPIC", 1),
+    ]
+    if broker.topics.auto_create_enabled:
+        found.insert(0, StandardTopic(TEMPLATE_TOPIC, broker.topics.auto_create_queues, FULL))
+    return found
+
+
+def create_standard_topics(broker: Broker) -> None:
+    """Make the standard topics that are not there."""
+    for topic in standard_topics(broker):
+        broker.topics.ensure(topic.name, topic.queues, topic.perm)
+
+
+def _shape(topic: Topic) -> TopicShape:
+    return TopicShape(topic.name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
+
+
+@final
+class Registrar:
+    """Keeps our broker registered. Call `bound` once the port is known, and run `run` beside the broker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        nameservers: Sequence[str] = (),
+        register_s: float = 30.0,
+        timeout_ms: int = 120_000,
+        connect: Connect = trio.open_tcp_stream,
+    ) -> None:
+        self._broker = broker
+        self._register_s = register_s
+        self._timeout_ms = timeout_ms
+        self._address = ""
+        self._inside: NameServer | None = None
+        self._inside_stale = False
+        self._wake = trio.Event()
+        self._remotes = [_Remote(self, address, connect) for address in nameservers]
+        broker.topics.changed.append(self._changed)
+        broker.stats.add("registration", self.statistics)
+
+    def bound(self, address: str) -> None:
+        """The broker's port is *address*: from here on it can be registered, and in this process it is."""
+        host, port = split_address(address)
+        advertise = self._broker.config.advertise
+        host = advertise or host
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._inside = self._broker.capability(NameServer)
+        self._register_inside()
+
+    @property
+    def address(self) -> str:
+        """What clients are told to connect to; empty until `bound`."""
+        return self._address
+
+    def nameservers(self) -> list[str]:
+        """The addresses of all name servers that we register with."""
+        inside = [self._inside.address] if self._inside is not None else []
+        return inside + [remote.address for remote in self._remotes]
+
+    def registration(self, topics: Iterable[Topic], *, complete: bool) -> Registration:
+        """What we are, with *topics*."""
+        config, version = self._broker.config, self._broker.topics.version
+        host, port = split_address(self._address)
+        return Registration(
+            config.cluster,
+            config.name,
+            MASTER_ID,
+            self._address,
+            f"[{host}]:{port + 1}" if ":" in host else f"{host}:{port + 1}",
+            self._timeout_ms,
+            False,
+            None,
+            Version(version.counter, version.state_version, version.timestamp),
+            tuple(map(_shape, topics)),
+            complete=complete,
+        )
+
+    def encode(self, topics: Iterable[Topic]) -> Command:
+        """The request that registers us with *topics* at a name server elsewhere."""
+        table = {topic.name: topic.as_json() for topic in topics}
+        ext, body = encode_registration(self.registration((), complete=False), table)
+        return Command(RequestCode.REGISTER_BROKER, ext, body, language=ANSWER_LANGUAGE)
+
+    def goodbye(self) -> Command:
+        """The request that unregisters us."""
+        config = self._broker.config
+        ext = {
+            "brokerAddr": self._address,
+            "brokerId": MASTER_ID,
+            "brokerName": config.name,
+            "clusterName": config.cluster,
+        }
+        return Command(RequestCode.UNREGISTER_BROKER, ext, language=ANSWER_LANGUAGE)
+
+    def take_orders(self, orders: Iterable[tuple[str, str]]) -> None:
+        """Mark as ordered what a name server says is (TopicConfigManager.updateOrderTopicConfig)."""
+        topics = self._broker.topics
+        for name, _ in orders:
+            topic = topics.get(name)
+            if topic is not None and not topic.order:
+                topics.update(
+                    name,
+                    topic.read_queues,
+                    topic.write_queues,
+                    topic.perm,
+                    topic.sys_flag,
+                    True,
+                    topic.attributes,
+                    topic.filter_type,
+                )
+
+    def all_topics(self) -> list[Topic]:
+        return list(self._broker.topics)
+
+    def _changed(self, topic: Topic | None) -> None:
+        """*topic* is new or other than before; None when one has gone."""
+        if not self._address:
+            return
+        for remote in self._remotes:
+            remote.note(topic)
+        if topic is None:
+            # The whole table is told once, however many topics go in this step.
+            self._inside_stale = True
+            self._wake.set()
+        elif self._inside is not None:
+            self._inside.table.register(self.registration((topic,), complete=False), self._inside.now())
+
+    def _register_inside(self) -> None:
+        if self._inside is None:
+            return
+        self._inside_stale = False
+        self._inside.table.register(self.registration(self._broker.topics, complete=True), self._inside.now())
+        self.take_orders((self._inside.kv.namespace(ORDER_TOPICS) or {}).items())
+
+    async def run(self) -> None:
+        """Register and keep registered until cancelled; then say goodbye, for a short time at most."""
+        async with trio.open_nursery() as nursery:
+            for remote in self._remotes:
+                nursery.start_soon(remote.run)
+            try:
+                await self._keep_inside()
+            finally:
+                self._leave_inside()
+
+    async def _keep_inside(self) -> None:
+        while True:
+            with trio.move_on_after(self._register_s):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            self._register_inside()
+
+    def _leave_inside(self) -> None:
+        if self._inside is not None:
+            config = self._broker.config
+            self._inside.table.unregister(config.cluster, config.name, self._address)
+
+    @property
+    def register_s(self) -> float:
+        return self._register_s
+
+    def statistics(self) -> dict[str, object]:
+        states: dict[str, str] = {remote.address: remote.state for remote in self._remotes}
+        if self._inside is not None:
+            states[self._inside.address] = "registered"
+        return {"address": self._address, "nameservers": states}
+
+
+@final
+class _Remote:
+    """One name server elsewhere."""
+
+    def __init__(self, registrar: Registrar, address: str, connect: Connect) -> None:
+        self.address = address
+        self.state = "not yet registered"
+        self._registrar = registrar
+        self._host, self._port = split_address(address)
+        self._connect = connect
+        self._changed: dict[str, Topic] = {}
+        self._nap: trio.CancelScope | None = None
+        self._pause_s = RETRY_FIRST_S
+
+    def note(self, topic: Topic | None) -> None:
+        """*topic* goes out as soon as may be; that one has gone cannot be said, only left out of the whole."""
+        if topic is not None:
+            self._changed[topic.name] = topic
+            if self._nap is not None:
+                self._nap.cancel()
+
+    async def run(self) -> None:
+        """Connect, stay registered, and begin anew when that fails; until cancelled."""
+        while True:
+            try:
+                await self._stay()
+            except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
+                reason = str(error) or "it did not answer in time"
+                self.state = f"failed: {reason}"
+                log.warning(
+                    "name server %s: registration failed, again in %g s; %s", self.address, self._pause_s, reason
+                )
+            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, RETRY_MOST_S)
+            await trio.sleep(pause_s)
+
+    async def _stay(self) -> None:
+        with trio.fail_after(REQUEST_TIMEOUT_S):
+            stream = await self._connect(self._host, self._port)
+        line = _Line(stream)
+        try:
+            await self._register(line, self._registrar.all_topics())
+            log.info("registered with name server %s as %s", self.address, self._registrar.address)
+            while True:
+                await self._rest(line)
+                await self._register(line, list(self._changed.values()) or self._registrar.all_topics())
+        finally:
+            with trio.move_on_after(GOODBYE_TIMEOUT_S, shield=True):
+                await self._leave(line)
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+
+    async def _register(self, line: "_Line", topics: list[Topic]) -> None:
+        self._changed.clear()
+        self.state = "registering"
+        answer = await line.ask(self._registrar.encode(topics))
+        self.state = "registered"
+        self._pause_s = RETRY_FIRST_S
+        self._registrar.take_orders(order_topics(answer.body))
+
+    async def _rest(self, line: "_Line") -> None:
+        """Return when it is time to register again, or a topic has changed."""
+        with trio.CancelScope() as self._nap:
+            if not self._changed:
+                with trio.move_on_after(self._registrar.register_s):
+                    await line.listen()
+        self._nap = None
+
+    async def _leave(self, line: "_Line") -> None:
+        if self.state == "registered" and not line.broken:
+            try:
+                await line.ask(self._registrar.goodbye())
+            except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
+                log.info("name server %s did not take our goodbye; %s", self.address, error)
+
+
+@final
+class _Line:
+    """A connection on which we ask, one request at a time."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.broken = False
+        self._stream = stream
+        self._frames = FrameBuffer(ANSWER_BYTES_MAX)
+        self._opaque = 0
+
+    async def ask(self, command: Command) -> Command:
+        """Return the answer to *command*.
+
+        Raises:
+          RemoteProtocolError: it was refused, or the connection has closed.
+        """
+        self._opaque += 1
+        command.opaque = self._opaque
+        self.broken = True  # a request that was cut off leaves the line of no more use
+        with trio.fail_after(REQUEST_TIMEOUT_S):
+            await self._stream.send_all(encode_command(command))
+            while (answer := await self._next()).opaque != self._opaque or not answer.is_response:
+                pass
+        self.broken = False
+        if answer.code != ResponseCode.SUCCESS:
+            raise RemoteProtocolError(f"request {command.code} was answered {answer.code}: {answer.remark}")
+        return answer
+
+    async def listen(self) -> None:
+        """Read what comes unasked and drop it, so that a closed connection is noticed."""
+        while True:
+            await self._next()
+
+    async def _next(self) -> Command:
+        while (command := self._frames.next_command()) is None:
+            data = await self._stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                self.broken = True
+                raise RemoteProtocolError("it closed the connection")
+            self._frames.receive_data(bytes(data))
+        return command
