@@ -41,6 +41,7 @@ EFFECTS = {
             "martlet/ids.py": "the one place that makes randomness",
             "martlet/run.py": "gives it the system's seed",
             "martlet/testing/": "makes failures from a seed",
+            "martlet_remoting/client/": "is the other side: it runs in its user's process, not in the broker's",
         },
     ),
     "a socket is opened": (
