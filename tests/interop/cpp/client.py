@@ -1,7 +1,7 @@
 """A program over RocketMQ's C++ client; it runs in a process of its own, with `fetch.cpp_python`.
 
-    cpp_client.py produce NAME_SERVER TOPIC COUNT     sends in every way the client has, prints a JSON line a message
-    cpp_client.py consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION [orderly|broadcasting]
+    client.py produce NAME_SERVER TOPIC COUNT     sends in every way the client has, prints a JSON line a message
+    client.py consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION [orderly|broadcasting]
                                                       prints a JSON line a delivery, ends after COUNT of them
 
 The client is a C library behind ctypes that can take its process down: nothing here shares one with the tests.
@@ -35,7 +35,7 @@ def message(topic: str, how: str, number: int) -> Any:
 
 
 def produce(name_server: str, topic: str, count: str) -> None:
-    producer = Producer(f"{topic}_producer", timeout=10_000)
+    producer = Producer(f"{topic}_producer", timeout=10_000, max_message_size=4 << 20)
     producer.set_namesrv_addr(name_server)
     producer.start()
     for number in range(int(count)):
