@@ -1,6 +1,7 @@
 """The keys of ``[nameserver]``."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from martlet.config import setting
 
@@ -32,4 +33,12 @@ class NameServerConfig:
     )
     drop_missing_topics: bool = setting(
         False, "a registration takes away topics it does not name (deleteTopicWithBrokerRegistration)"
+    )
+    tls: Literal["disabled", "permissive", "enforcing"] = setting(
+        "permissive", "with a certificate: TLS refused, TLS beside plain on the same port, or TLS only"
+    )
+    tls_cert: str = setting("", "PEM file with the certificate chain; empty for no TLS")
+    tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")
+    tls_client_ca: str = setting(
+        "", "PEM file with the authorities that client certificates must come from; empty asks none"
     )

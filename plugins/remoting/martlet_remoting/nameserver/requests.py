@@ -1,6 +1,6 @@
 """What each request to the name server means: a table of functions by request code."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -19,7 +19,7 @@ from .table import UNIT, UNIT_SUB
 __all__ = ["REQUESTS", "answer"]
 
 # (name server, the peer's connection, request): the frame of the answer
-Handle: TypeAlias = Callable[[NameServer, Hashable, Command], bytes]
+Handle: TypeAlias = Callable[[NameServer, object, Command], bytes]
 
 _CODES: Final = {
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
@@ -29,7 +29,7 @@ _CODES: Final = {
 }
 
 
-def answer(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def answer(server: NameServer, connection: object, command: Command) -> bytes:
     """Return the frame that answers *command*, also where it is refused."""
     server.requests += 1
     handle = REQUESTS.get(command.code)
@@ -52,7 +52,7 @@ def _reply(command: Command, ext: Mapping[str, object] = NO_EXT, body: bytes = b
 # brokers
 
 
-def _register(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _register(server: NameServer, connection: object, command: Command) -> bytes:
     found = server.table.register(decode_registration(command), server.now(), connection)
     ext: dict[str, object] = {}
     if found.master_address:
@@ -61,12 +61,12 @@ def _register(server: NameServer, connection: Hashable, command: Command) -> byt
     return _reply(command, ext, fastjson.dumps({"table": orders}) if orders is not None else b"")
 
 
-def _unregister(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _unregister(server: NameServer, connection: object, command: Command) -> bytes:
     server.table.unregister(command.text("clusterName"), command.text("brokerName"), command.text("brokerAddr"))
     return _reply(command)
 
 
-def _query_version(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _query_version(server: NameServer, connection: object, command: Command) -> bytes:
     cluster, address = command.text("clusterName"), command.text("brokerAddr")
     held = server.table.version_of(cluster, address)
     changed = held is None or held != Version.from_json(load_object(command.body or b"{}"))
@@ -76,12 +76,12 @@ def _query_version(server: NameServer, connection: Hashable, command: Command) -
     return _reply(command, {"changed": changed}, body)
 
 
-def _heartbeat(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _heartbeat(server: NameServer, connection: object, command: Command) -> bytes:
     server.table.heard(command.text("clusterName"), command.text("brokerAddr"), server.now())
     return _reply(command)
 
 
-def _member_group(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _member_group(server: NameServer, connection: object, command: Command) -> bytes:
     cluster, name = command.text("clusterName"), command.text("brokerName")
     try:
         addresses: Mapping[int, str] = server.table.group(name).addresses
@@ -91,24 +91,24 @@ def _member_group(server: NameServer, connection: Hashable, command: Command) ->
     return _reply(command, body=fastjson.dumps({"brokerMemberGroup": group}))
 
 
-def _cluster_info(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _cluster_info(server: NameServer, connection: object, command: Command) -> bytes:
     brokers = {group.name: group.as_json() for group in server.table.groups()}
     body = fastjson.dumps({"brokerAddrTable": brokers, "clusterAddrTable": server.table.clusters()})
     return _reply(command, body=body)
 
 
-def _wipe_write(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _wipe_write(server: NameServer, connection: object, command: Command) -> bytes:
     return _reply(command, {"wipeTopicCount": server.table.wipe_write(command.text("brokerName"))})
 
 
-def _add_write(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _add_write(server: NameServer, connection: object, command: Command) -> bytes:
     return _reply(command, {"addTopicCount": server.table.add_write(command.text("brokerName"))})
 
 
 # topics
 
 
-def _route(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _route(server: NameServer, connection: object, command: Command) -> bytes:
     topic = command.text("topic")
     route = server.table.route(topic)
     if route is None:
@@ -133,12 +133,12 @@ def _near(route: Route, zone: str) -> Route:
     return replace(route, brokers=brokers, queues=queues)
 
 
-def _delete_topic(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _delete_topic(server: NameServer, connection: object, command: Command) -> bytes:
     server.table.delete_topic(command.text("topic"), command.text("clusterName", "") or None)
     return _reply(command)
 
 
-def _register_topic(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _register_topic(server: NameServer, connection: object, command: Command) -> bytes:
     entries = load_object(command.body or b"{}").get("queueDatas")
     if isinstance(entries, list):
         server.table.register_topic(command.text("topic"), map(TopicQueues.from_json, entries))
@@ -148,7 +148,7 @@ def _register_topic(server: NameServer, connection: Hashable, command: Command) 
 def _list(switch: str, find: Callable[[NameServer, Command], list[str]]) -> Handle:
     """A handler that answers a list of topics, where *switch* allows it."""
 
-    def handle(server: NameServer, connection: Hashable, command: Command) -> bytes:
+    def handle(server: NameServer, connection: object, command: Command) -> bytes:
         if not server.switches[switch]:
             raise Refused(Reason.NOT_SUPPORTED, f"disable; {switch} is false, so lists of topics are not answered")
         return _reply(command, body=fastjson.dumps({"topicList": find(server, command)}))
@@ -156,7 +156,7 @@ def _list(switch: str, find: Callable[[NameServer, Command], list[str]]) -> Hand
     return handle
 
 
-def _system_topics(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _system_topics(server: NameServer, connection: object, command: Command) -> bytes:
     names: list[str] = []
     for cluster, brokers in server.table.clusters().items():
         names += [cluster, *brokers]
@@ -168,12 +168,12 @@ def _system_topics(server: NameServer, connection: Hashable, command: Command) -
 # texts and switches
 
 
-def _put_kv(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _put_kv(server: NameServer, connection: object, command: Command) -> bytes:
     server.kv.put(command.text("namespace"), command.text("key"), command.text("value"))
     return _reply(command)
 
 
-def _get_kv(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _get_kv(server: NameServer, connection: object, command: Command) -> bytes:
     namespace, key = command.text("namespace"), command.text("key")
     value = server.kv.get(namespace, key)
     if value is None:
@@ -181,12 +181,12 @@ def _get_kv(server: NameServer, connection: Hashable, command: Command) -> bytes
     return _reply(command, {"value": value})
 
 
-def _delete_kv(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _delete_kv(server: NameServer, connection: object, command: Command) -> bytes:
     server.kv.delete(command.text("namespace"), command.text("key"))
     return _reply(command)
 
 
-def _list_kv(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _list_kv(server: NameServer, connection: object, command: Command) -> bytes:
     name = command.text("namespace")
     values = server.kv.namespace(name)
     if values is None:
@@ -194,11 +194,11 @@ def _list_kv(server: NameServer, connection: Hashable, command: Command) -> byte
     return _reply(command, body=fastjson.dumps({"table": values}))
 
 
-def _get_config(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _get_config(server: NameServer, connection: object, command: Command) -> bytes:
     return _reply(command, body=server.properties())
 
 
-def _update_config(server: NameServer, connection: Hashable, command: Command) -> bytes:
+def _update_config(server: NameServer, connection: object, command: Command) -> bytes:
     server.change(command.body)
     return _reply(command)
 

@@ -1,7 +1,7 @@
 """The name server's state: routes, texts, and the switches that can be moved while it runs."""
 
-from collections.abc import Callable, Hashable
-from typing import Final, final
+from collections.abc import Callable
+from typing import Final, Protocol, final, runtime_checkable
 
 import trio
 
@@ -23,6 +23,15 @@ SWITCHES: Final = (
     "supportActingMaster",
     "deleteTopicWithBrokerRegistration",
 )
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A connection over which brokers register; `martlet.contracts.Peer` is one."""
+
+    def close(self, reason: str) -> None:
+        """Close it; *reason* goes to the log."""
+        ...
 
 
 @final
@@ -48,7 +57,6 @@ class NameServer:
             "deleteTopicWithBrokerRegistration": config.drop_missing_topics,
         }
         self.address = config.listen
-        self.hang_up: Callable[[Hashable], None] = lambda connection: None
         self.requests = 0
 
     def now(self) -> float:
@@ -59,7 +67,8 @@ class NameServer:
         while True:
             await trio.sleep(self.config.scan_s)
             for connection in self.table.expire(self.now()):
-                self.hang_up(connection)
+                if isinstance(connection, Closable):
+                    connection.close("its broker was silent for too long")
 
     def properties(self) -> bytes:
         """The configuration as RocketMQ's tools read it."""

@@ -5,7 +5,7 @@ when it was silent for too long. Topics belong to brokers: with the last broker 
 go its topics. Rules: RocketMQ RouteInfoManager.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
@@ -34,7 +34,7 @@ class _Live:
     timeout_ms: int
     version: Version
     ha_address: str
-    connection: Hashable
+    connection: object
     filter_servers: tuple[str, ...] = ()
 
 
@@ -88,7 +88,7 @@ class RouteTable:
 
     # brokers come and go
 
-    def register(self, registration: Registration, now: float, connection: Hashable = None) -> Registered:
+    def register(self, registration: Registration, now: float, connection: object = None) -> Registered:
         """Take a broker in, or hear of it again.
 
         Raises:
@@ -166,7 +166,7 @@ class RouteTable:
         for topic in [t for t, by_broker in self._topics.items() if new.name in by_broker and t not in named]:
             self._take_away(topic, (new.name,))
 
-    def _note_alive(self, new: Registration, now: float, connection: Hashable) -> None:
+    def _note_alive(self, new: Registration, now: float, connection: object) -> None:
         timeout_ms = self.timeout_ms if new.timeout_ms is None else new.timeout_ms
         key = (new.cluster, new.address)
         servers = new.filter_servers
@@ -215,14 +215,14 @@ class RouteTable:
         live = self._live.get((cluster, address))
         return live.version if live is not None else None
 
-    def expire(self, now: float) -> list[Hashable]:
+    def expire(self, now: float) -> list[object]:
         """Forget brokers that were silent for too long; return the connections of those."""
         late = [(key, live) for key, live in self._live.items() if live.seen + live.timeout_ms / 1000 < now]
         for (cluster, address), _ in late:
             self._forget_address(cluster, address)
         return [live.connection for _, live in late if live.connection is not None]
 
-    def drop_connection(self, connection: Hashable) -> None:
+    def drop_connection(self, connection: object) -> None:
         """Forget every broker that registered over *connection*, which has closed."""
         for cluster, address in [key for key, live in self._live.items() if live.connection == connection]:
             self._forget_address(cluster, address)

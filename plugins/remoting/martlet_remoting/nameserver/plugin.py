@@ -1,0 +1,81 @@
+"""The plugin ``nameserver``: a port where clients ask for routes. It needs nothing of the broker but its name."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final, final
+
+from martlet.broker import Broker
+from martlet.contracts import Connection, Handler, Peer, Protocol, Service
+from martlet.errors import MartletError
+from martlet.hookspecs import Hooks
+from martlet_remoting.connection import RemotingConnection
+from martlet_remoting.tls import Tls
+
+from .config import NameServerConfig
+from .handler import NameServerHandler
+from .server import NameServer
+
+__all__ = ["NameServerPlugin"]
+
+log = logging.getLogger("martlet.nameserver")
+
+KV_FILE: Final = "config/kvConfig.json"
+
+
+@final
+class NameServerPlugin(Hooks):
+    """Offers a `NameServer` as a capability, so that the broker in this process registers without a socket."""
+
+    config_class: ClassVar[type | None] = NameServerConfig
+    config: NameServerConfig
+
+    def __init__(self, config: NameServerConfig) -> None:
+        super().__init__(config)
+        self.server: NameServer | None = None
+        self._tls = Tls(config, "nameserver")
+
+    def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
+        return {NameServer: self._start(broker)}
+
+    def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
+        config, server = self.config, self._start(broker)
+
+        def connect() -> Connection:
+            return RemotingConnection(config.frame_bytes_max, config.idle_s)
+
+        def handle(peer: Peer, connection: Connection) -> Handler:
+            return NameServerHandler(server, peer)
+
+        def bound(address: str) -> None:
+            server.address = address
+
+        return [
+            Protocol(
+                "nameserver",
+                config.listen,
+                connect,
+                handle,
+                tls=self._tls.context,
+                tls_required=self._tls.required,
+                bound=bound,
+            )
+        ]
+
+    def martlet_services(self, broker: Broker) -> Sequence[Service]:
+        return [self._start(broker).scan]
+
+    def _start(self, broker: Broker) -> NameServer:
+        """The one name server of this plugin, with what it kept of its key-value texts."""
+        if self.server is None:
+            self.server = NameServer(self.config, lambda data: broker.store.write_file(KV_FILE, data))
+            broker.stats.add("nameserver", self.server.statistics)
+            self._load(broker, self.server)
+        return self.server
+
+    def _load(self, broker: Broker, server: NameServer) -> None:
+        for data in broker.store.read_generations(KV_FILE):
+            try:
+                server.kv.load(data)
+                return
+            except MartletError as error:
+                log.warning("%s cannot be used, its previous generation is tried; %s", KV_FILE, error)
