@@ -139,7 +139,7 @@ class Jvm:
             seen = [_delivery(e) for e in self._events if e.get("consumer") == consumer]
             return seen if enough(seen) else None
 
-        return self._wait(look, limit_s, lambda: f"{consumer} saw too little: {self.events(consumer)}")
+        return self._wait(look, limit_s, lambda: f"{consumer} saw too little: {[m.body[:40] for m in self.events(consumer)]}")
 
     def kill(self) -> None:
         """End the JVM as a crash would: its sockets close, nothing is said goodbye to."""
@@ -354,7 +354,7 @@ class LitePull(Client):
         deadline = time.monotonic() + limit_s
         while len(seen) < count:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(seen)} of {count} messages came: {seen}")
+                raise TimeoutError(f"{len(seen)} of {count} messages came: {[m.body[:40] for m in seen]}")
             seen += self.poll()
         return seen
 
