@@ -277,8 +277,7 @@ def memory_series(table: Table, runs: int) -> None:
             grown.append((broker.process.rss_mib() - before) * 1024 / 2000)
             holder.stop()
         table.add("2,000 idle connections", "KiB each", *grown)
-        for broker in pair:
-            drive(broker, "send", conns=4, window=16, count=1_000_000, secs=120)
+        warm_up(pair, 1_000_000)
         table.add("after 1 M messages of 1 KiB", "RSS MiB", *(broker.process.rss_mib() for broker in pair))
 
 
@@ -308,6 +307,7 @@ def first_ack(broker: Broker) -> None:
 def recovery_series(table: Table, runs: int) -> None:
     with both("async") as pair:
         for broker in pair:
+            drive(broker, "create", topic="Recover")
             drive(broker, "send", conns=4, window=16, count=4_200_000, topic="Recover", secs=400)
         killed, rebuilt = [], []
         for broker in pair:
@@ -330,6 +330,7 @@ def crash(broker: Broker, remove: tuple[str, ...]) -> float:
 
 def warm_up(pair: list[Broker], count: int = 100_000) -> None:
     for broker in pair:
+        drive(broker, "create")
         drive(broker, "send", conns=4, window=16, count=count)
 
 
