@@ -1,0 +1,65 @@
+"""The messages of one queue between the pull and the listener, and how far the queue is done."""
+
+from collections import deque
+from typing import final
+
+import trio
+
+__all__ = ["Backlog"]
+
+
+@final
+class Backlog:
+    """Counts what is cached of a queue; `commit_offset` never passes a message that is not done.
+
+    A backlog is *dropped* when its queue goes to another consumer or jumps to another
+    offset: what its listeners still do then changes nothing any more.
+    """
+
+    __slots__ = ("_pending", "_room", "_sizes", "bytes", "bytes_max", "dropped", "end", "messages_max")
+
+    def __init__(self, offset: int, messages_max: int, bytes_max: int) -> None:
+        self.end = offset
+        self.messages_max = messages_max
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.dropped = False
+        self._pending: deque[int] = deque()
+        self._sizes: dict[int, int] = {}
+        self._room = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def commit_offset(self) -> int:
+        """The offset from which another consumer would have to go on."""
+        return self._pending[0] if self._pending else self.end
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough is cached; one message over the limit of bytes always gets in."""
+        return len(self._sizes) >= self.messages_max or self.bytes >= self.bytes_max
+
+    def add(self, offset: int, size: int) -> bool:
+        """Take in a message; False if it is here already."""
+        if offset in self._sizes or (self._pending and offset <= self._pending[-1]):
+            return False
+        self._pending.append(offset)
+        self._sizes[offset] = size
+        self.bytes += size
+        return True
+
+    def done(self, offset: int) -> None:
+        """The message at *offset* needs no more attention."""
+        self.bytes -= self._sizes.pop(offset, 0)
+        while self._pending and self._pending[0] not in self._sizes:
+            self._pending.popleft()
+        if not self.is_full:
+            self._room.set()
+            self._room = trio.Event()
+
+    async def wait_room(self) -> None:
+        """Return when more may be pulled."""
+        while self.is_full:
+            await self._room.wait()

@@ -1,0 +1,436 @@
+"""The push consumer: keeps its share of a group's queues, pulls them, and calls a listener for each message."""
+
+import logging
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from enum import Enum, unique
+from pathlib import Path
+from typing import Final, final
+
+import trio
+
+from martlet.errors import RemoteProtocolError
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.packets import MessageQueue
+
+from . import bodies
+from .allocation import Allocation, Average
+from .asked import ConsumerRequests
+from .consumption import LOCK_LIVE_S, LOCK_RETRY_S, Concurrent, ConsumedQueue, Limits, Offsets, Ordered, Work
+from .errors import ClientError, RouteNotFound
+from .listening import Listener, Listening
+from .messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, check_group, check_topic
+from .network import Client, Settings, heartbeat_body
+from .offsets import BrokerOffsets, LocalOffsets, max_offset, search_offset
+from .producer import unregister
+from .pulling import Expression, Subscription, subscription_of
+from .sendback import GiveBack
+
+__all__ = ["ConsumeFrom", "MessageModel", "PushConsumer"]
+
+log = logging.getLogger(__name__)
+
+# RocketMQ's: retries before the dead letters, and "as often as it takes" for ordered queues.
+RETRIES_MAX: Final = 16
+UNLIMITED: Final = 2**31 - 1
+COMMIT_INTERVAL_S: Final = 5.0
+LOCK_INTERVAL_S: Final = 20.0
+REBALANCE_INTERVAL_S: Final = 20.0
+# While a topic has no route yet, as the retry topic of a new group for a moment.
+ROUTELESS_INTERVAL_S: Final = 1.0
+
+
+@final
+@unique
+class MessageModel(Enum):
+    """CLUSTERING: each message to one member of the group; BROADCASTING: to every member."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
+
+
+@final
+@unique
+class ConsumeFrom(Enum):
+    """Where a group starts that has no offset yet; a small young queue counts from its first message anyway."""
+
+    LAST = "CONSUME_FROM_LAST_OFFSET"
+    FIRST = "CONSUME_FROM_FIRST_OFFSET"
+    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+@final
+class PushConsumer(Client):
+    """Calls *listener* with each message of the subscribed topics, as a member of *group*.
+
+        async with PushConsumer("127.0.0.1:9876", "my-group", print, {"Greetings": "*"}):
+            await trio.sleep_forever()
+
+    The listener may be a coroutine function, or a plain one, which runs in a thread. It
+    returns `Outcome.SUCCESS` (or nothing), or `Outcome.RETRY`; to raise means RETRY too.
+    A retried message comes again later; after *max_reconsume_times* it is a dead letter.
+
+    Args:
+      name_server: ``host:port``, several separated by ``;``, or `Settings`.
+      subscriptions: topic to ``*``, ``tag || tag``, or `Sql`.
+      orderly: one message of a queue at a time, in order; a failure holds the queue up.
+      consume_from: where to begin in a queue that the group never consumed.
+      consume_from_ms: the time for `ConsumeFrom.TIMESTAMP`; half an hour ago by default.
+      concurrency: how many messages are with the listener at once.
+      max_reconsume_times: -1 for RocketMQ's: 16, and without end when *orderly*.
+      retry_delay_level: of a retried message; 0 for longer each time, -1 for a dead letter at once.
+      suspend_s: how long a failure holds an ordered queue up.
+      offsets_folder: where a broadcasting consumer keeps its offsets; in memory without it.
+      allocation: how queues are shared; the same in all members.
+    """
+
+    def __init__(
+        self,
+        name_server: str | Settings,
+        group: str,
+        listener: Listener,
+        subscriptions: Mapping[str, Expression],
+        *,
+        model: MessageModel = MessageModel.CLUSTERING,
+        orderly: bool = False,
+        consume_from: ConsumeFrom = ConsumeFrom.LAST,
+        consume_from_ms: int = 0,
+        concurrency: int = 20,
+        max_reconsume_times: int = -1,
+        retry_delay_level: int = 0,
+        suspend_s: float = 1.0,
+        pull_messages: int = 32,
+        cached_messages_max: int = 1000,
+        cached_bytes_max: int = 100 * 1024 * 1024,
+        offsets_folder: Path | None = None,
+        allocation: Allocation | None = None,
+    ) -> None:
+        check_group(group)
+        super().__init__(Settings.of(name_server))
+        self.group = group
+        self.model = model
+        self.orderly = orderly
+        self.consume_from = consume_from
+        self.listening = Listening(listener, concurrency)
+        self.queues: dict[MessageQueue, ConsumedQueue] = {}
+        self.started_ms = self.network.clock.now_ms()
+        self.subscriptions = self._subscribe(subscriptions)
+        self._consume_from_ms = consume_from_ms or self.started_ms - 30 * 60 * 1000
+        self._concurrency = concurrency
+        self._limits = Limits(pull_messages, cached_messages_max, cached_bytes_max)
+        self._allocation = allocation or Average()
+        times_max = max_reconsume_times if max_reconsume_times >= 0 else UNLIMITED if orderly else RETRIES_MAX
+        self._times_max = times_max
+        self._suspend_s = suspend_s
+        self._give_back = GiveBack(self.network, group, times_max, retry_delay_level)
+        clustering = self.is_clustering
+        self.offsets: Offsets = BrokerOffsets(self.network, group) if clustering else LocalOffsets(offsets_folder)
+        self._leaving: dict[MessageQueue, ConsumedQueue] = {}
+        self._rebalance_wanted = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._sink, self._source = trio.open_memory_channel[Work](math.inf)
+        self.network.heartbeat = self._heartbeat
+        self.network.routes_changed = self.rebalance_soon
+        ConsumerRequests(self).register(self.network)
+
+    @property
+    def is_clustering(self) -> bool:
+        """Whether the group shares the messages."""
+        return self.model is MessageModel.CLUSTERING
+
+    @property
+    def assigned(self) -> list[MessageQueue]:
+        """The queues this member consumes at the moment, in order."""
+        return sorted(self.queues)
+
+    def statistics(self) -> dict[str, int]:
+        """Return counts: queues, cached messages, listener calls running, succeeded and failed."""
+        return {
+            "queues": len(self.queues),
+            "cached": sum(len(queue.backlog) for queue in self.queues.values()),
+            "running": self.listening.running,
+            "succeeded": self.listening.succeeded,
+            "failed": self.listening.failed,
+        }
+
+    def _subscribe(self, subscriptions: Mapping[str, Expression]) -> dict[str, Subscription]:
+        wanted = dict(subscriptions)
+        for topic in wanted:
+            check_topic(topic)
+        if self.is_clustering:
+            wanted[RETRY_PREFIX + self.group] = "*"
+        return {topic: subscription_of(topic, wish, self.started_ms) for topic, wish in wanted.items()}
+
+    def _heartbeat(self) -> bytes:
+        consumer: dict[str, object] = {
+            "consumeFromWhere": self.consume_from.value,
+            "consumeType": "CONSUME_PASSIVELY",
+            "groupName": self.group,
+            "messageModel": self.model.value,
+            "subscriptionDataSet": [found.fields() for found in self.subscriptions.values()],
+            "unitMode": False,
+        }
+        return heartbeat_body(self.client_id, [], [consumer])
+
+    async def _open(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        for topic in self.subscriptions:
+            try:
+                await self.network.fetch_route(topic)
+            except RouteNotFound as error:
+                log.info("%s", error)
+        await self.network.send_heartbeats()
+        if not self.orderly:
+            pool = Concurrent(self.listening, self._give_back.give_back if self.is_clustering else _let_go)
+            for _ in range(self._concurrency):
+                nursery.start_soon(pool.work, self._source.clone(), nursery, self._sink)
+        await self.rebalance()
+        nursery.start_soon(self._rebalance_loop)
+        nursery.start_soon(self._commit_loop)
+        if self._needs_lock:
+            nursery.start_soon(self._lock_loop)
+
+    @property
+    def _needs_lock(self) -> bool:
+        return self.orderly and self.is_clustering
+
+    async def _close(self) -> None:
+        for queue in self.queues.values():
+            queue.stop_pulling()
+        with trio.move_on_after(self.network.settings.close_timeout_s * 0.6):
+            await self.listening.wait_idle()
+        await self._commit_all()
+        if self._needs_lock:
+            await self._unlock(self.queues)
+        await unregister(self.network, consumer_group=self.group)
+
+    # Rebalancing
+
+    def rebalance_soon(self) -> None:
+        """Look at once who has which queue, rather than at the next turn."""
+        self._rebalance_wanted.set()
+
+    async def _rebalance_loop(self) -> None:
+        while True:
+            missing = any(topic not in self.network.routes for topic in self.subscriptions)
+            with trio.move_on_after(ROUTELESS_INTERVAL_S if missing else REBALANCE_INTERVAL_S):
+                await self._rebalance_wanted.wait()
+            self._rebalance_wanted = trio.Event()
+            if missing:
+                await self._fetch_missing_routes()
+            await self.rebalance()
+
+    async def _fetch_missing_routes(self) -> None:
+        before = self.network.broker_addresses()
+        for topic in self.subscriptions:
+            if topic not in self.network.routes:
+                try:
+                    await self.network.fetch_route(topic)
+                except (ClientError, RemoteProtocolError) as error:
+                    log.debug("%s", error)
+        if self.network.broker_addresses() != before:
+            await self.network.send_heartbeats()
+
+    async def rebalance(self) -> None:
+        """Take the queues that are ours and leave those that are not any more."""
+        changed = False
+        for topic, subscription in self.subscriptions.items():
+            share = await self._share(topic)
+            if share is not None:
+                changed = self._take_and_leave(subscription, share) or changed
+        if changed:
+            log.info("group %r: %s consumes %d queues", self.group, self.client_id, len(self.queues))
+            await self.network.send_heartbeats()
+
+    async def _share(self, topic: str) -> list[MessageQueue] | None:
+        """Our queues of *topic*; None when that cannot be told at the moment."""
+        route = self.network.routes.get(topic)
+        if route is None:
+            return None
+        queues = route.read_queues(topic)
+        if not self.is_clustering or not queues:
+            return queues
+        try:
+            members = await self._members(topic)
+        except (ClientError, RemoteProtocolError) as error:
+            log.warning("members of group %r are not to be had, its queues stay as they are: %s", self.group, error)
+            return None
+        return self._allocation.allocate(self.group, self.client_id, queues, members)
+
+    async def _members(self, topic: str) -> list[str]:
+        """The group's members as a broker of *topic* knows them, in order; we are made known if we are not."""
+        members = await self._ask_members(topic)
+        if self.client_id not in members:
+            await self.network.send_heartbeats()
+            members = await self._ask_members(topic)
+        return members
+
+    async def _ask_members(self, topic: str) -> list[str]:
+        route = await self.network.route(topic)
+        name = random.choice(sorted(route.brokers))
+        address = route.address(name)
+        if address is None:
+            raise RouteNotFound(topic, f"has no broker {name!r} at the moment")
+        ext = {"consumerGroup": self.group, "bname": name}
+        answer = await self.network.ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
+        return sorted(bodies.texts(bodies.load_object(answer.body), "consumerIdList"))
+
+    def _take_and_leave(self, subscription: Subscription, share: Iterable[MessageQueue]) -> bool:
+        wanted = set(share)
+        ours = {queue for queue in self.queues if queue.topic == subscription.topic}
+        for queue in ours - wanted:
+            self._leave(queue)
+        # A queue that is still being left is taken at the next turn.
+        new = wanted - ours - self._leaving.keys()
+        for queue in sorted(new):
+            self._take(queue, subscription)
+        return ours != wanted
+
+    def _take(self, queue: MessageQueue, subscription: Subscription) -> None:
+        assert self._nursery is not None
+        sink = self._sink
+        if self.orderly:
+            sink, source = trio.open_memory_channel[Work](math.inf)
+        consumed = ConsumedQueue(
+            self.network,
+            self.group,
+            queue,
+            subscription,
+            self._limits,
+            self.offsets,
+            self._first_offset,
+            sink,
+            self.is_clustering,
+        )
+        self.queues[queue] = consumed
+        if self.orderly:
+            give_up = self._give_back.send_to_retry_topic if self.is_clustering else _let_go
+            worker = Ordered(self.listening, give_up, self._suspend_s, self._times_max, self._needs_lock)
+            self._nursery.start_soon(self._run_ordered, consumed, worker, sink, source)
+        else:
+            self._nursery.start_soon(consumed.run)
+
+    async def _run_ordered(
+        self,
+        consumed: ConsumedQueue,
+        worker: Ordered,
+        sink: "trio.MemorySendChannel[Work]",
+        source: "trio.MemoryReceiveChannel[Work]",
+    ) -> None:
+        """Lock, then pull and consume; the offset is asked for only when nobody else commits any more."""
+        async with AsyncExitStack() as stack:
+            stack.callback(consumed.finished.set)
+            stack.callback(source.close)
+            while self._needs_lock and not consumed.is_locked:
+                if consumed.stopped:
+                    return
+                await self._lock([consumed.queue])
+                if not consumed.is_locked:
+                    await trio.sleep(LOCK_RETRY_S)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.work, source)
+                with sink:
+                    await consumed.run()
+
+    def _leave(self, queue: MessageQueue) -> None:
+        assert self._nursery is not None
+        consumed = self.queues.pop(queue)
+        self._leaving[queue] = consumed
+        consumed.stop()
+        self._nursery.start_soon(self._farewell, consumed)
+
+    async def _farewell(self, consumed: ConsumedQueue) -> None:
+        """Commit how far it got and, of an ordered queue, let go of the lock once its listener is done."""
+        await consumed.commit()
+        if self.orderly:
+            await consumed.finished.wait()
+            await consumed.commit()
+        if self._needs_lock:
+            await self._unlock([consumed.queue])
+        self._leaving.pop(consumed.queue, None)
+
+    async def _first_offset(self, queue: MessageQueue) -> int:
+        """Where to begin: the committed offset, or else as RocketMQ's RebalancePushImpl decides."""
+        committed = await self.offsets.read(queue)
+        if committed is not None and committed >= 0:
+            return committed
+        is_retry = queue.topic.startswith(RETRY_PREFIX)
+        if self.consume_from is ConsumeFrom.FIRST or (is_retry and self.consume_from is ConsumeFrom.LAST):
+            return 0
+        if self.consume_from is ConsumeFrom.LAST or is_retry:
+            return await max_offset(self.network, queue)
+        return await search_offset(self.network, queue, self._consume_from_ms)
+
+    # Offsets and locks
+
+    async def _commit_loop(self) -> None:
+        while True:
+            await trio.sleep(COMMIT_INTERVAL_S)
+            await self._commit_all()
+
+    async def _commit_all(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for queue in list(self.queues.values()):
+                nursery.start_soon(queue.commit)
+        await self.offsets.flush()
+
+    async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
+        """Go on at the given offsets, forward or back, in those of the queues that are ours."""
+        for queue, offset in table.items():
+            consumed = self.queues.get(queue)
+            if consumed is not None:
+                await self.offsets.write(queue, offset)
+                consumed.jump(offset)
+
+    async def _lock_loop(self) -> None:
+        while True:
+            await trio.sleep(LOCK_INTERVAL_S)
+            await self._lock(list(self.queues))
+
+    async def _lock(self, queues: Sequence[MessageQueue]) -> None:
+        for name, mine in _by_broker(queues).items():
+            start = trio.current_time()
+            try:
+                address = await self.network.broker_address(mine[0].topic, name)
+                answer = await self.network.ask(address, RequestCode.LOCK_BATCH_MQ, {}, self._lock_body(mine))
+                locked = bodies.queues(bodies.load_object(answer.body), "lockOKMQSet")
+            except (ClientError, RemoteProtocolError) as error:
+                log.warning("queues of broker %r were not locked: %s", name, error)
+                continue
+            for queue in mine:
+                consumed = self.queues.get(queue)
+                if consumed is not None:
+                    consumed.locked_until = start + LOCK_LIVE_S if queue in locked else -1.0
+
+    async def _unlock(self, queues: Iterable[MessageQueue]) -> None:
+        for name, mine in _by_broker(queues).items():
+            try:
+                address = await self.network.broker_address(mine[0].topic, name)
+                await self.network.ask(address, RequestCode.UNLOCK_BATCH_MQ, {}, self._lock_body(mine))
+            except (ClientError, RemoteProtocolError) as error:
+                log.warning("queues of broker %r were not unlocked: %s", name, error)
+
+    def _lock_body(self, queues: Sequence[MessageQueue]) -> bytes:
+        return bodies.dump(
+            {
+                "clientId": self.client_id,
+                "consumerGroup": self.group,
+                "mqSet": [bodies.queue_fields(queue) for queue in queues],
+                "onlyThisBroker": False,
+            }
+        )
+
+
+def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+    found: dict[str, list[MessageQueue]] = {}
+    for queue in sorted(queues):
+        found.setdefault(queue.broker_name, []).append(queue)
+    return found
+
+
+async def _let_go(message: ReceivedMessage | DamagedMessage) -> bool:
+    """A broadcasting group has no retry topic: what failed is past."""
+    log.warning("message at offset %d of %s failed and is not tried again", message.queue_offset, message.queue)
+    return True

@@ -1,0 +1,322 @@
+"""One queue of a push consumer: from the pull to the listener to the committed offset.
+
+Pulling and consuming are tasks of their own with a bounded backlog between them. A
+concurrent consumer's queues share a pool of workers; an ordered queue has one worker,
+works only while the broker's lock on it is held, and stands still on a failure.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Protocol, final
+
+import trio
+
+from martlet.errors import RemoteProtocolError
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUSPEND, PullHeader
+from martlet_remoting.packets import MessageQueue
+
+from .backlog import Backlog
+from .errors import BrokerError, ClientError
+from .listening import Listening, Outcome
+from .messages import DamagedMessage, ReceivedMessage
+from .network import Network
+from .pulling import Pulled, PullStatus, Subscription, pull
+
+__all__ = ["ConsumedQueue", "Limits", "Offsets", "Work"]
+
+log = logging.getLogger(__name__)
+
+# Java's push consumer: a held pull, and the pauses after trouble.
+SUSPEND_MS: Final = 15_000
+PAUSE_S: Final = 3.0
+LOCK_RETRY_S: Final = 1.0
+LOCAL_RETRY_S: Final = 5.0
+# A lock that was not renewed for so long is taken for lost, 30 s before the broker gives it away.
+LOCK_LIVE_S: Final = 30.0
+_UNKNOWN_TO_BROKER: Final = (
+    ResponseCode.SUBSCRIPTION_NOT_EXIST,
+    ResponseCode.SUBSCRIPTION_NOT_LATEST,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+)
+
+
+class Offsets(Protocol):
+    """Where a group's offsets are kept."""
+
+    async def read(self, queue: MessageQueue) -> int | None: ...
+    async def write(self, queue: MessageQueue, offset: int) -> None: ...
+    async def flush(self) -> None: ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a queue may cache, and how much one pull asks for."""
+
+    pull_messages: int
+    cached_messages: int
+    cached_bytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One message on its way to the listener."""
+
+    queue: "ConsumedQueue"
+    backlog: Backlog
+    message: ReceivedMessage | DamagedMessage
+
+
+@final
+class ConsumedQueue:
+    """A queue that is ours at the moment; `run` pulls it until `stop`."""
+
+    def __init__(
+        self,
+        network: Network,
+        group: str,
+        queue: MessageQueue,
+        subscription: Subscription,
+        limits: Limits,
+        offsets: Offsets,
+        first_offset: Callable[[MessageQueue], Awaitable[int]],
+        sink: "trio.MemorySendChannel[Work]",
+        is_clustering: bool,
+    ) -> None:
+        self.network = network
+        self.group = group
+        self.queue = queue
+        self.subscription = subscription
+        self.limits = limits
+        self.offsets = offsets
+        self.backlog = Backlog(0, limits.cached_messages, limits.cached_bytes)
+        self.stopped = False
+        self.finished = trio.Event()
+        self.last_pull_ms = 0
+        self.last_consume_ms = 0
+        self.locked_until = -1.0
+        self._first_offset = first_offset
+        self._sink = sink
+        self._is_clustering = is_clustering
+        self._jump: int | None = None
+        self._scope = trio.CancelScope()
+        self._committed: int | None = None
+        self._broker_id = 0
+        self._started = False
+
+    async def run(self) -> None:
+        """Pull until stopped; a jump starts again at its offset with an empty backlog."""
+        offset: int | None = None
+        while not self.stopped:
+            self._scope = trio.CancelScope()
+            with self._scope:
+                if offset is None:
+                    offset = await self._find_offset()
+                self._begin(offset)
+                offset = await self._pull_from(offset)
+                await self._write(offset)
+            if self._jump is not None:
+                offset, self._jump = self._jump, None
+
+    def stop(self) -> None:
+        """Pull no more, and let what is cached have no consequences; what is done may still be committed."""
+        self.stopped = True
+        self.backlog.dropped = True
+        self._scope.cancel()
+
+    def stop_pulling(self) -> None:
+        """Pull no more; listeners that are running still count."""
+        self.stopped = True
+        self._scope.cancel()
+
+    def jump(self, offset: int) -> None:
+        """Go on at *offset*, forward or back; the caller has committed it."""
+        self._jump = offset
+        self.backlog.dropped = True
+        self._committed = offset
+        self._scope.cancel()
+
+    def _begin(self, offset: int) -> None:
+        self.backlog.dropped = True
+        self.backlog = Backlog(offset, self.limits.cached_messages, self.limits.cached_bytes)
+        self._started = True
+
+    async def _find_offset(self) -> int:
+        while True:
+            try:
+                return await self._first_offset(self.queue)
+            except (ClientError, RemoteProtocolError) as error:
+                log.warning("offset of %s for group %r is not to be had: %s", self.queue, self.group, error)
+                await trio.sleep(PAUSE_S)
+
+    async def _pull_from(self, offset: int) -> int:
+        """Pull until the broker moves the offset; return the one it wants."""
+        while True:
+            await self.backlog.wait_room()
+            try:
+                pulled = await self._pull(offset)
+            except (ClientError, RemoteProtocolError) as error:
+                await self._recover(error)
+                continue
+            if pulled.status is PullStatus.OFFSET_MOVED:
+                log.warning("offset %d of %s moved to %d", offset, self.queue, pulled.next_offset)
+                if pulled.next_offset == offset:
+                    await trio.sleep(PAUSE_S)
+                return pulled.next_offset
+            self._broker_id = pulled.suggested_broker_id
+            offset = max(pulled.next_offset, offset)
+            await self._hand_over(pulled, offset)
+
+    async def _pull(self, offset: int) -> Pulled:
+        sys_flag, commit = PULL_SUSPEND, 0
+        if self._is_clustering and self.backlog.commit_offset > 0:
+            sys_flag, commit = sys_flag | PULL_COMMIT_OFFSET, self.backlog.commit_offset
+        header = PullHeader(
+            self.group,
+            self.queue.topic,
+            self.queue.queue_id,
+            offset,
+            self.limits.pull_messages,
+            sys_flag,
+            commit,
+            SUSPEND_MS,
+            self.subscription.expression,
+            self.subscription.version,
+            self.subscription.expression_type,
+        )
+        self.last_pull_ms = self.network.clock.now_ms()
+        return await pull(self.network, self.queue, header, RequestCode.PULL_MESSAGE, self._broker_id)
+
+    async def _recover(self, error: Exception) -> None:
+        log.warning("pull of %s for group %r failed: %s", self.queue, self.group, error)
+        self._broker_id = 0
+        if isinstance(error, BrokerError) and error.code in _UNKNOWN_TO_BROKER:
+            await self.network.send_heartbeats()
+        await trio.sleep(PAUSE_S)
+
+    async def _hand_over(self, pulled: Pulled, next_offset: int) -> None:
+        backlog = self.backlog
+        wanted = [message for message in pulled.messages if self.subscription.selects(message)]
+        for message in wanted:
+            size = message.store_bytes if isinstance(message, ReceivedMessage) else 0
+            if backlog.add(message.queue_offset, size):
+                await self._sink.send(Work(self, backlog, message))
+        backlog.end = max(backlog.end, next_offset)
+
+    async def commit(self) -> None:
+        """Commit how far the queue is done, if that changed; failures are logged, the next time comes."""
+        offset = self.backlog.commit_offset
+        if self._started and offset != self._committed:
+            await self._write(offset)
+
+    async def _write(self, offset: int) -> None:
+        try:
+            await self.offsets.write(self.queue, offset)
+        except (ClientError, RemoteProtocolError) as error:
+            log.warning("offset %d of %s was not committed: %s", offset, self.queue, error)
+        else:
+            self._committed = offset
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the broker's lock on the queue is ours for sure."""
+        return trio.current_time() < self.locked_until
+
+
+@final
+class Concurrent:
+    """Workers that take messages of all queues in any order."""
+
+    def __init__(
+        self, listening: Listening, give_back: Callable[[ReceivedMessage | DamagedMessage], Awaitable[bool]]
+    ) -> None:
+        self.listening = listening
+        self._give_back = give_back
+
+    async def work(
+        self, source: "trio.MemoryReceiveChannel[Work]", nursery: trio.Nursery, sink: "trio.MemorySendChannel[Work]"
+    ) -> None:
+        """Consume until the channel is closed."""
+        async for work in source:
+            if not work.backlog.dropped and not work.queue.stopped and not await self._consume(work):
+                nursery.start_soon(self._again_later, work, sink)
+
+    async def _consume(self, work: Work) -> bool:
+        """Whether the message is done with; False if it must be tried again here."""
+        work.queue.last_consume_ms = work.queue.network.clock.now_ms()
+        message = work.message
+        outcome = Outcome.RETRY
+        if isinstance(message, ReceivedMessage):
+            outcome, _ = await self.listening.call(message)
+        else:
+            log.error("message at offset %d of %s is damaged: %s", message.queue_offset, message.queue, message.text)
+        if work.backlog.dropped:
+            return True
+        if outcome is Outcome.SUCCESS or await self._give_back(message):
+            work.backlog.done(message.queue_offset)
+            return True
+        return False
+
+    async def _again_later(self, work: Work, sink: "trio.MemorySendChannel[Work]") -> None:
+        await trio.sleep(LOCAL_RETRY_S)
+        if isinstance(work.message, ReceivedMessage):
+            work.message.reconsume_times += 1
+        try:
+            await sink.send(work)
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            return
+
+
+@final
+class Ordered:
+    """The one worker of an ordered queue."""
+
+    def __init__(
+        self,
+        listening: Listening,
+        give_up: Callable[[ReceivedMessage | DamagedMessage], Awaitable[bool]],
+        suspend_s: float,
+        times_max: int,
+        needs_lock: bool,
+    ) -> None:
+        self.listening = listening
+        self._give_up = give_up
+        self._suspend_s = suspend_s
+        self._times_max = times_max
+        self._needs_lock = needs_lock
+
+    async def work(self, source: "trio.MemoryReceiveChannel[Work]") -> None:
+        """Consume in order until the channel is closed."""
+        async for work in source:
+            while not work.backlog.dropped and not work.queue.stopped:
+                if self._needs_lock and not work.queue.is_locked:
+                    await trio.sleep(LOCK_RETRY_S)
+                elif await self._consume(work):
+                    break
+                else:
+                    await trio.sleep(self._suspend_s)
+
+    async def _consume(self, work: Work) -> bool:
+        work.queue.last_consume_ms = work.queue.network.clock.now_ms()
+        message = work.message
+        outcome = Outcome.RETRY
+        if isinstance(message, ReceivedMessage):
+            outcome, _ = await self.listening.call(message)
+        else:
+            log.error("message at offset %d of %s is damaged: %s", message.queue_offset, message.queue, message.text)
+        if outcome is not Outcome.SUCCESS and not await self._is_given_up(message):
+            return False
+        if not work.backlog.dropped:
+            work.backlog.done(message.queue_offset)
+        return True
+
+    async def _is_given_up(self, message: ReceivedMessage | DamagedMessage) -> bool:
+        if isinstance(message, DamagedMessage):
+            return await self._give_up(message)
+        if message.reconsume_times < self._times_max:
+            message.reconsume_times += 1
+            return False
+        return await self._give_up(message)

@@ -1,0 +1,123 @@
+"""Offsets of a group: asked of brokers, told to brokers, or kept in a file by broadcasting consumers."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, final
+
+from martlet.errors import RemoteProtocolError
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.packets import MessageQueue
+
+from . import bodies
+from .errors import BrokerError
+from .network import Network
+
+__all__ = ["BrokerOffsets", "LocalOffsets", "max_offset", "min_offset", "search_offset"]
+
+FILE_NAME: Final = "offsets.json"
+
+
+async def _ask_offset(network: Network, code: int, queue: MessageQueue, ext: Mapping[str, object]) -> int:
+    address = await network.broker_address(queue.topic, queue.broker_name)
+    where = {"topic": queue.topic, "queueId": queue.queue_id, "bname": queue.broker_name}
+    answer = await network.ask(address, code, {**where, **ext})
+    return answer.integer("offset")
+
+
+async def max_offset(network: Network, queue: MessageQueue) -> int:
+    """Return the offset that the queue's next message will get."""
+    return await _ask_offset(network, RequestCode.GET_MAX_OFFSET, queue, {})
+
+
+async def min_offset(network: Network, queue: MessageQueue) -> int:
+    """Return the offset of the oldest message that is left."""
+    return await _ask_offset(network, RequestCode.GET_MIN_OFFSET, queue, {})
+
+
+async def search_offset(network: Network, queue: MessageQueue, timestamp_ms: int) -> int:
+    """Return the first offset stored at *timestamp_ms* or later; the maximum if there is none."""
+    ext = {"timestamp": timestamp_ms, "boundaryType": "LOWER"}
+    return await _ask_offset(network, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, ext)
+
+
+@final
+class BrokerOffsets:
+    """Offsets of a clustering group, kept by the brokers."""
+
+    def __init__(self, network: Network, group: str) -> None:
+        self.network = network
+        self.group = group
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        """Return the committed offset, None when there is none yet."""
+        try:
+            return await _ask_offset(
+                self.network, RequestCode.QUERY_CONSUMER_OFFSET, queue, {"consumerGroup": self.group}
+            )
+        except BrokerError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+
+    async def write(self, queue: MessageQueue, offset: int) -> None:
+        """Commit *offset*, and return when the broker has it."""
+        address = await self.network.broker_address(queue.topic, queue.broker_name)
+        await self.network.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, self._ext(queue, offset))
+
+    async def flush(self) -> None:
+        """Brokers persist by themselves."""
+
+    def _ext(self, queue: MessageQueue, offset: int) -> dict[str, object]:
+        return {
+            "consumerGroup": self.group,
+            "topic": queue.topic,
+            "queueId": queue.queue_id,
+            "commitOffset": offset,
+            "bname": queue.broker_name,
+        }
+
+
+@final
+class LocalOffsets:
+    """Offsets of one broadcasting consumer: in memory, and in *folder*/offsets.json when a folder is given.
+
+    The file is RocketMQ's: ``{"offsetTable":{{queue}:offset}}``.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._table: dict[MessageQueue, int] = {}
+        self._changed = False
+        if folder is not None and (folder / FILE_NAME).exists():
+            self._table = _read_table((folder / FILE_NAME).read_bytes())
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        """Return the offset this consumer reached, None when it never had the queue."""
+        return self._table.get(queue)
+
+    async def write(self, queue: MessageQueue, offset: int) -> None:
+        """Remember *offset*; `flush` makes it last."""
+        self._changed = self._changed or self._table.get(queue) != offset
+        self._table[queue] = offset
+
+    async def flush(self) -> None:
+        """Replace the file as a whole, so that a crash leaves the old one or the new one."""
+        if self.folder is None or not self._changed:
+            return
+        self._changed = False
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new = self.folder / f"{FILE_NAME}.tmp"
+        with new.open("wb") as file:
+            file.write(bodies.dump({"offsetTable": self._table}))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.folder / FILE_NAME)
+
+
+def _read_table(data: bytes) -> dict[MessageQueue, int]:
+    table = bodies.queue_map(bodies.load_object(data).get("offsetTable"))
+    for queue, offset in table.items():
+        if not isinstance(offset, int):
+            raise RemoteProtocolError(f"offset {offset!r} of {queue} in {FILE_NAME} is not a number")
+    return {queue: offset for queue, offset in table.items() if isinstance(offset, int)}
