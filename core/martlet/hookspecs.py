@@ -73,6 +73,10 @@ class Hooks:
         return ()
 
     @hookspec
+    def martlet_reload(self) -> None:
+        """SIGHUP came: read again what may change while the broker runs, such as certificates."""
+
+    @hookspec
     def martlet_stopping(self) -> None:
         """The broker stops accepting now; say goodbye to whoever should know."""
 

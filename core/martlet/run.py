@@ -117,12 +117,30 @@ async def run(
     """
     clock = clock or SystemClock()
     plugins = load(config.plugins.enabled, config.plugin_tables)
-    store = await Store.open(config.data, config.store, clock, disk or RealDisk(), report)
+    stop = stop or trio.Event()
+    opening = trio.CancelScope()
     try:
-        await _run_with_store(config, plugins, store, clock, ready, stop or trio.Event())
-    finally:
-        with trio.CancelScope(shield=True):
-            await store.close()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_heed_signals, stop, opening, plugins)
+            with opening:
+                store = await Store.open(config.data, config.store, clock, disk or RealDisk(), report)
+            if not opening.cancelled_caught:
+                try:
+                    await _run_with_store(config, plugins, store, clock, ready, stop)
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await store.close()
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise _cause(group) from None
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong, without the nurseries around it; a group still where several things did."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 async def _run_with_store(
@@ -148,7 +166,6 @@ async def _run_with_store(
         nursery.start_soon(_persist, broker, config)
         for name, service in services:
             nursery.start_soon(_keep_running, name, service)
-        nursery.start_soon(_stop_on_signal, stop)
         ready({protocol.name: _address(listener) for protocol, listener in bound})
         await stop.wait()
         with trio.move_on_after(STOP_TIMEOUT_S):
@@ -231,14 +248,26 @@ async def _keep_running(plugin: str, service: Service) -> None:
         pause_s = min(2 * pause_s, RESTART_MOST_S)
 
 
-async def _stop_on_signal(stop: trio.Event) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+async def _heed_signals(
+    stop: trio.Event,
+    opening: trio.CancelScope,
+    plugins: Plugins,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """End the broker in order at the first SIGTERM or SIGINT, at once at the second; SIGHUP reloads."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        task_status.started()
         async for number in signals:
+            if number == signal.SIGHUP:
+                log.info("SIGHUP; reading again what may change")
+                await plugins.call("martlet_reload")
+                continue
             if stop.is_set():
                 log.warning("second signal; exiting at once")
                 os._exit(128 + number)
             log.info("%s; stopping", signal.Signals(number).name)
             stop.set()
+            opening.cancel()
 
 
 async def _say_goodbye(plugins: Plugins, server: Server) -> None:

@@ -64,6 +64,9 @@ class NameServerPlugin(Hooks):
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         return [self._start(broker).scan]
 
+    def martlet_reload(self) -> None:
+        self._tls.reload()
+
     def _start(self, broker: Broker) -> NameServer:
         """The one name server of this plugin, with what it kept of its key-value texts."""
         if self.server is None:

@@ -1,0 +1,91 @@
+"""The pages ``docs/cli.md`` and ``docs/config.md``, from the real parsers and records.
+
+    python -m martlet.commands.manual cli > docs/cli.md
+    python -m martlet.commands.manual config > docs/config.md
+
+Tests compare these files with what this module makes, so they cannot grow old.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+
+from martlet.cli import EPILOG, commands, make_parser
+from martlet.commands.config import as_markdown, sections
+from martlet.contracts import Command
+
+__all__ = ["cli_page", "config_page"]
+
+CLI_HEAD = """\
+# The command line
+
+Made from the parsers by `python -m martlet.commands.manual cli`. `martlet COMMAND --help` says the same.
+
+`run`, `check`, `config`, `plugins` and `store` are the core's. All others come with plugins, through the hook
+`martlet_commands`: an installed plugin's commands are there without further ado.
+
+"""
+
+CONFIG_HEAD = """\
+# Configuration
+
+Made from the records that the broker reads, by `python -m martlet.commands.manual config`.
+
+A configuration is a TOML file (`martlet run --config FILE`); every key has a default, so no file is needed. Each key can
+also be set on the command line, over the file: `--set store.flush=async`. `martlet config` prints a file with every
+key at its default, and `martlet check FILE` says whether a file would be accepted, without starting anything; an
+unknown key is an error that names the nearest known one.
+
+"""
+
+
+def config_page() -> str:
+    """Return ``docs/config.md``."""
+    return CONFIG_HEAD + as_markdown(list(sections()))
+
+
+def cli_page(found: Iterable[Command]) -> str:
+    """Return ``docs/cli.md`` for the commands *found*."""
+    blocks = [CLI_HEAD, "```\n", EPILOG, "```\n"]
+    for command in found:
+        blocks += _chapter(f"martlet {command.name}", make_parser(command), "##")
+    return "".join(blocks)
+
+
+def _chapter(title: str, parser: argparse.ArgumentParser, level: str) -> Iterator[str]:
+    yield f"\n{level} `{title}`\n\n{parser.description or ''}\n"
+    rows = [row for action in parser._actions for row in _row(action)]
+    if rows:
+        yield "\n" + "\n".join(["| argument | |", "|---|---|", *rows]) + "\n"
+    if parser.epilog:
+        yield f"\n```\n{parser.epilog.strip()}\n```\n"
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from _chapter(f"{title} {name}", inner, level + "#")
+
+
+def _row(action: argparse.Action) -> Iterator[str]:
+    if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+        return
+    if isinstance(action.metavar, str):
+        value = action.metavar
+    elif action.choices:
+        value = "|".join(map(str, action.choices))
+    else:
+        value = action.dest.upper() if action.option_strings else action.dest
+    if action.option_strings:
+        shown = ", ".join(action.option_strings) + ("" if action.nargs == 0 else f" {value}")
+    else:
+        shown = value if action.nargs not in ("?", "*") else f"[{value}]"
+    text = (action.help or "") % {"default": action.default}
+    yield f"| `{shown}` | {text} |".replace("`" + shown + "`", "`" + shown.replace("|", "\\|") + "`")
+
+
+def main(pages: list[str]) -> None:
+    for page in pages:
+        print({"cli": lambda: cli_page(commands()), "config": config_page}[page](), end="")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
