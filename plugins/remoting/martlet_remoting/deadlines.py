@@ -4,6 +4,7 @@ Buckets of TICK_S seconds, so that adding and giving up cost one dictionary step
 nothing is early, and nothing is later than a tick. Sleeps for good while nothing waits.
 """
 
+import math
 from typing import Final, Protocol, final
 
 import trio
@@ -27,11 +28,12 @@ class Timed(Protocol):
 class Deadlines:
     """Calls `Timed.expire` when a time has come; `run` must be running for that."""
 
-    __slots__ = ("_buckets", "_some")
+    __slots__ = ("_awaited", "_buckets", "_nearer")
 
     def __init__(self) -> None:
         self._buckets: dict[int, dict[int, Timed]] = {}
-        self._some = trio.Event()
+        self._nearer = trio.Event()
+        self._awaited = math.inf  # the bucket that `run` sleeps for
 
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
@@ -42,7 +44,8 @@ class Deadlines:
         waiting = self._buckets.get(bucket)
         if waiting is None:
             waiting = self._buckets[bucket] = {}
-            self._some.set()
+            if bucket < self._awaited:
+                self._nearer.set()
         waiting[id(timed)] = timed
 
     def give_up(self, timed: Timed) -> None:
@@ -62,8 +65,8 @@ class Deadlines:
     async def run(self) -> None:
         """Expire what becomes due, until cancelled."""
         while True:
-            if not self._buckets:
-                self._some = trio.Event()
-                await self._some.wait()
-            await trio.sleep_until(min(self._buckets) * TICK_S)
+            self._nearer = trio.Event()
+            self._awaited = min(self._buckets, default=math.inf)
+            with trio.move_on_at(self._awaited * TICK_S):
+                await self._nearer.wait()
             self.expire_until(trio.current_time())

@@ -1,0 +1,101 @@
+import pytest
+from martlet.errors import RemoteProtocolError
+from martlet_remoting.codec import encode_binary_command, encode_command
+from martlet_remoting.connection import RemotingConnection
+from martlet_remoting.packets import Command
+
+IDLE_S = 120.0
+
+
+def connection(frame_bytes_max: int = 1 << 20) -> RemotingConnection:
+    return RemotingConnection(frame_bytes_max, IDLE_S)
+
+
+def opened(now: float) -> RemotingConnection:
+    """A connection whose peer came at *now*."""
+    made = connection()
+    made.handle_timeout(now)
+    return made
+
+
+def test_commands_come_out_however_they_were_cut() -> None:
+    frames = encode_command(Command(34, {"a": "1"}, b"x")) + encode_binary_command(Command(11, {"b": "2"}, opaque=9))
+    for size in (1, 3, 7, len(frames)):
+        made = connection()
+        found = []
+        for start in range(0, len(frames), size):
+            made.receive_data(frames[start : start + size], 0.0)
+            found += made.events()
+        assert [(c.code, dict(c.ext), c.body, c.opaque) for c in found] == [
+            (34, {"a": "1"}, b"x", 0),
+            (11, {"b": "2"}, b"", 9),
+        ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x00\x00\x00",
+        b"\xff\xff\xff\xff",
+        b"\x7f\xff\xff\xff",
+        b"\x00\x00\x00\x08\x00\x00\x00\x40{}{}",
+        b"\x00\x00\x00\x08\x02\x00\x00\x04{}{}",
+        b"\x00\x00\x00\x08\x00\x00\x00\x04{}{}",
+        b"\x00\x00\x00\x09\x01\x00\x00\x05\x00\x01\x02\x03\x04",
+    ],
+)
+def test_bytes_that_are_no_command_end_the_connection_for_good(data: bytes) -> None:
+    made = connection()
+    made.receive_data(data, 0.0)
+    with pytest.raises(RemoteProtocolError):
+        list(made.events())
+    made.receive_data(encode_command(Command(34)), 0.0)
+    with pytest.raises(RemoteProtocolError):
+        list(made.events())
+    assert made.farewell(RemoteProtocolError("x")) == b""
+
+
+def test_a_browser_is_told_in_http_what_this_port_is() -> None:
+    made = connection()
+    made.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 0.0)
+    with pytest.raises(RemoteProtocolError, match="peer speaks HTTP") as caught:
+        list(made.events())
+    answer = made.farewell(caught.value)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert b"RocketMQ remoting" in body
+
+
+def test_tls_on_a_port_without_a_certificate_is_named() -> None:
+    made = connection()
+    made.receive_data(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), 0.0)
+    with pytest.raises(RemoteProtocolError, match=r"remoting\.tls_cert"):
+        list(made.events())
+
+
+def test_a_new_peer_has_its_whole_time() -> None:
+    made = connection()
+    assert made.deadline() < 1000.0
+    made.handle_timeout(1000.0)
+    assert made.deadline() == 1000.0 + IDLE_S
+
+
+def test_silence_ends_after_its_time_and_every_byte_begins_it_anew() -> None:
+    made = opened(0.0)
+    made.receive_data(b"\x00", 50.0)
+    made.handle_timeout(IDLE_S)
+    assert made.deadline() == 50.0 + IDLE_S
+    with pytest.raises(RemoteProtocolError, match=r"silent for 120 s; remoting\.idle_s"):
+        made.handle_timeout(50.0 + IDLE_S)
+
+
+def test_a_peer_that_waits_for_us_may_be_silent() -> None:
+    made = opened(0.0)
+    waiting = {1}
+    made.waiting = waiting
+    made.handle_timeout(IDLE_S)
+    assert made.deadline() == 2 * IDLE_S
+    waiting.clear()
+    with pytest.raises(RemoteProtocolError):
+        made.handle_timeout(2 * IDLE_S)

@@ -1,0 +1,59 @@
+import trio
+import trio.testing
+from martlet_remoting.deadlines import TICK_S, Deadlines
+
+
+class Alarm:
+    def __init__(self) -> None:
+        self.bucket = -1
+        self.rung_at: list[float] = []
+
+    def expire(self) -> None:
+        self.rung_at.append(trio.current_time())
+
+
+async def test_each_rings_once_not_early_and_at_most_a_tick_late(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    deadlines = Deadlines()
+    nursery.start_soon(deadlines.run)
+    start = trio.current_time()
+    wanted = [start + after for after in (0.01, 0.25, 3.3, 15.0, 15.1, 100.0)]
+    alarms = [Alarm() for _ in wanted]
+    for alarm, at in zip(alarms, wanted, strict=True):
+        deadlines.add(alarm, at)
+    assert len(deadlines) == len(alarms)
+    await trio.sleep(200)
+    for alarm, at in zip(alarms, wanted, strict=True):
+        (rung,) = alarm.rung_at
+        assert at <= rung <= at + TICK_S + 0.001
+    assert len(deadlines) == 0
+
+
+async def test_what_was_given_up_never_rings(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    deadlines = Deadlines()
+    nursery.start_soon(deadlines.run)
+    early, late = Alarm(), Alarm()
+    deadlines.add(early, trio.current_time() + 1)
+    deadlines.add(late, trio.current_time() + 1)
+    deadlines.give_up(early)
+    deadlines.give_up(early)
+    await trio.sleep(10)
+    assert early.rung_at == []
+    assert len(late.rung_at) == 1
+
+
+async def test_one_added_while_others_wait_is_not_late(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    deadlines = Deadlines()
+    nursery.start_soon(deadlines.run)
+    far, near = Alarm(), Alarm()
+    deadlines.add(far, trio.current_time() + 60)
+    await trio.sleep(1)
+    at = trio.current_time() + 2
+    deadlines.add(near, at)
+    await trio.sleep(120)
+    assert at <= near.rung_at[0] <= at + TICK_S + 0.001
