@@ -129,6 +129,7 @@ class Protocol:
 
     ``tls`` is asked at each new peer, so certificates can change; with ``tls_required`` false
     a first byte 0x16 means TLS and anything else means plain (RocketMQ ``permissive``).
+    Without a port that is ``optional`` the broker starts all the same, with a warning.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Protocol:
     tls: Callable[[], ssl.SSLContext | None] = lambda: None
     tls_required: bool = False
     bound: Callable[[str], None] = lambda address: None  # told the real address once it is bound
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

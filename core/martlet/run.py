@@ -20,7 +20,7 @@ import trio
 from martlet.broker import Broker, BrokerConfig
 from martlet.clock import Clock, SystemClock
 from martlet.config import fill, setting, unknown_key
-from martlet.contracts import Service
+from martlet.contracts import Protocol, Service
 from martlet.errors import ConfigError, MartletError, StoreError
 from martlet.groups import Groups
 from martlet.ids import Ids
@@ -158,7 +158,7 @@ async def _run_with_store(
     await _resolve(plugins, broker)
     server = Server(config.server, store, stats)
     protocols = [p for _, found in await plugins.call("martlet_protocols", broker=broker) for p in found]
-    bound = [(protocol, server.bind(protocol)) for protocol in protocols]
+    bound = [(protocol, listener) for protocol in protocols if (listener := _bind(server, protocol)) is not None]
     services = [(name, s) for name, found in await plugins.call("martlet_services", broker=broker) for s in found]
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -172,6 +172,17 @@ async def _run_with_store(
             await _say_goodbye(plugins, server)
         nursery.cancel_scope.cancel()
     save_tables(broker)
+
+
+def _bind(server: Server, protocol: Protocol) -> socket.socket | None:
+    """Bind *protocol*; None when it cannot be and need not be."""
+    try:
+        return server.bind(protocol)
+    except ConfigError as error:
+        if not protocol.optional:
+            raise
+        log.warning("%s; the broker goes on without this port", error)
+        return None
 
 
 def _make_broker(config: Config, store: Store, clock: Clock, stats: Stats) -> Broker:
