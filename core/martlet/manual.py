@@ -1,7 +1,7 @@
 """The pages ``docs/cli.md`` and ``docs/config.md``, from the real parsers and records.
 
-    python -m martlet.commands.manual cli > docs/cli.md
-    python -m martlet.commands.manual config > docs/config.md
+    python -m martlet.manual cli > docs/cli.md
+    python -m martlet.manual config > docs/config.md
 
 Tests compare these files with what this module makes, so they cannot grow old.
 """
@@ -19,7 +19,7 @@ __all__ = ["cli_page", "config_page"]
 CLI_HEAD = """\
 # The command line
 
-Made from the parsers by `python -m martlet.commands.manual cli`. `martlet COMMAND --help` says the same.
+Made from the parsers by `python -m martlet.manual cli`. `martlet COMMAND --help` says the same.
 
 `run`, `check`, `config`, `plugins` and `store` are the core's. All others come with plugins, through the hook
 `martlet_commands`: an installed plugin's commands are there without further ado.
@@ -29,11 +29,11 @@ Made from the parsers by `python -m martlet.commands.manual cli`. `martlet COMMA
 CONFIG_HEAD = """\
 # Configuration
 
-Made from the records that the broker reads, by `python -m martlet.commands.manual config`.
+Made from the records that the broker reads, by `python -m martlet.manual config`.
 
-A configuration is a TOML file (`martlet run --config FILE`); every key has a default, so no file is needed. Each key can
-also be set on the command line, over the file: `--set store.flush=async`. `martlet config` prints a file with every
-key at its default, and `martlet check FILE` says whether a file would be accepted, without starting anything; an
+A configuration is a TOML file (`martlet run --config FILE`); every key has a default, so no file is needed. Each key
+can also be set on the command line, over the file: `--set store.flush=async`. `martlet config` prints a file with
+every key at its default, and `martlet check FILE` says whether a file would be accepted, without starting anything; an
 unknown key is an error that names the nearest known one.
 
 """
