@@ -1,5 +1,86 @@
 """A pure-Python RocketMQ client over the remoting protocol, for Martlet and for RocketMQ 4.x and 5.x.
 
-This package is for trio; `martlet_remoting.client.aio` has the same for asyncio and
+These are for trio. `martlet_remoting.client.aio` has the same for asyncio, and
 `martlet_remoting.client.blocking` for plain synchronous code.
 """
+
+from martlet_remoting.packets import MessageQueue
+
+from .admin import Admin, Cluster, Member, QueueLag, QueueStats
+from .allocation import (
+    Allocation,
+    Average,
+    AverageByCircle,
+    ByConfig,
+    ByMachineRoom,
+    ConsistentHash,
+    MachineRoomNearby,
+)
+from .consumer import ConsumeFrom, MessageModel, PushConsumer
+from .errors import (
+    Attempt,
+    BrokerError,
+    ClientClosed,
+    ClientError,
+    ConnectionLost,
+    MessageNotFound,
+    MessageRefused,
+    NameServerUnreachable,
+    RequestTimeout,
+    RouteNotFound,
+    SendFailed,
+)
+from .listening import Listener, Outcome
+from .messages import DamagedMessage, Message, ReceivedMessage, SendResult, SendStatus
+from .network import Settings
+from .producer import Producer, Selector, select_by_hash
+from .puller import PullConsumer
+from .pulling import Pulled, PullStatus, Sql
+from .routes import Route, TopicQueues
+
+__all__ = [
+    "Admin",
+    "Allocation",
+    "Attempt",
+    "Average",
+    "AverageByCircle",
+    "BrokerError",
+    "ByConfig",
+    "ByMachineRoom",
+    "ClientClosed",
+    "ClientError",
+    "Cluster",
+    "ConnectionLost",
+    "ConsistentHash",
+    "ConsumeFrom",
+    "DamagedMessage",
+    "Listener",
+    "MachineRoomNearby",
+    "Member",
+    "Message",
+    "MessageModel",
+    "MessageNotFound",
+    "MessageQueue",
+    "MessageRefused",
+    "NameServerUnreachable",
+    "Outcome",
+    "Producer",
+    "PullConsumer",
+    "PullStatus",
+    "Pulled",
+    "PushConsumer",
+    "QueueLag",
+    "QueueStats",
+    "ReceivedMessage",
+    "RequestTimeout",
+    "Route",
+    "RouteNotFound",
+    "Selector",
+    "SendFailed",
+    "SendResult",
+    "SendStatus",
+    "Settings",
+    "Sql",
+    "TopicQueues",
+    "select_by_hash",
+]

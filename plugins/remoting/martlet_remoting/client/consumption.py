@@ -70,6 +70,10 @@ class Work:
     message: ReceivedMessage | DamagedMessage
 
 
+def _queue_offset(message: ReceivedMessage | DamagedMessage) -> int:
+    return message.queue_offset
+
+
 @final
 class ConsumedQueue:
     """A queue that is ours at the moment; `run` pulls it until `stop`."""
@@ -102,6 +106,7 @@ class ConsumedQueue:
         self._sink = sink
         self._is_clustering = is_clustering
         self._jump: int | None = None
+        self._moved_to: int | None = None
         self._scope = trio.CancelScope()
         self._committed: int | None = None
         self._broker_id = 0
@@ -163,9 +168,11 @@ class ConsumedQueue:
                 continue
             if pulled.status is PullStatus.OFFSET_MOVED:
                 log.warning("offset %d of %s moved to %d", offset, self.queue, pulled.next_offset)
-                if pulled.next_offset == offset:
+                if pulled.next_offset == self._moved_to:
                     await trio.sleep(PAUSE_S)
+                self._moved_to = pulled.next_offset
                 return pulled.next_offset
+            self._moved_to = None
             self._broker_id = pulled.suggested_broker_id
             offset = max(pulled.next_offset, offset)
             await self._hand_over(pulled, offset)
@@ -199,8 +206,9 @@ class ConsumedQueue:
 
     async def _hand_over(self, pulled: Pulled, next_offset: int) -> None:
         backlog = self.backlog
-        wanted = [message for message in pulled.messages if self.subscription.selects(message)]
-        for message in wanted:
+        wanted: list[ReceivedMessage | DamagedMessage] = list(pulled.damaged)
+        wanted += [message for message in pulled.messages if self.subscription.selects(message)]
+        for message in sorted(wanted, key=_queue_offset):
             size = message.store_bytes if isinstance(message, ReceivedMessage) else 0
             if backlog.add(message.queue_offset, size):
                 await self._sink.send(Work(self, backlog, message))

@@ -59,9 +59,9 @@ class Subscription:
     version: int
     tags: frozenset[str]
 
-    def selects(self, message: ReceivedMessage | DamagedMessage) -> bool:
+    def selects(self, message: ReceivedMessage) -> bool:
         """Whether the message is wanted: brokers compare only the hash of its tag."""
-        return not self.tags or isinstance(message, DamagedMessage) or message.tags in self.tags
+        return not self.tags or message.tags in self.tags
 
     def fields(self) -> dict[str, object]:
         """Return it as a heartbeat has it."""
@@ -92,7 +92,8 @@ class Pulled:
     """What a pull gave: go on at ``next_offset``; the queue holds from ``min_offset`` to before ``max_offset``."""
 
     status: PullStatus
-    messages: list[ReceivedMessage | DamagedMessage]
+    messages: list[ReceivedMessage]
+    damaged: list[DamagedMessage]
     next_offset: int
     min_offset: int
     max_offset: int
@@ -121,10 +122,12 @@ async def pull(network: Network, queue: MessageQueue, header: PullHeader, code: 
 
 
 def _pulled(answer: Command, status: PullStatus, broker_name: str) -> Pulled:
+    found = decode_messages(answer.body, broker_name) if status is PullStatus.FOUND else []
     try:
         return Pulled(
             status,
-            decode_messages(answer.body, broker_name) if status is PullStatus.FOUND else [],
+            [message for message in found if isinstance(message, ReceivedMessage)],
+            [message for message in found if isinstance(message, DamagedMessage)],
             answer.integer("nextBeginOffset"),
             answer.integer("minOffset"),
             answer.integer("maxOffset"),
