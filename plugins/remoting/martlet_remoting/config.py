@@ -16,12 +16,6 @@ class RemotingConfig:
     vip: bool = setting(
         True, "also listen on the port two below, where clients up to 4.4 send all but pulls; not with port 0"
     )
-    nameservers: list[str] = setting(
-        [], "name servers elsewhere, HOST:PORT, to register with beside the one in this process"
-    )
-    register_s: int = setting(
-        30, "how often the broker registers again (registerBrokerPeriod)", unit="s", low=1, high=60
-    )
     region: str = setting("DefaultRegion", "MSG_REGION of every message; trace data is grouped by it")
     trace: bool = setting(True, "tell producers and consumers that they may send trace messages")
     nameservers: list[str] = setting(

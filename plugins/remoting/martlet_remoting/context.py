@@ -3,8 +3,8 @@
 A request handler is a plain function ``(context, command) -> bytes | None``: it returns
 the frame of the answer, or None when the answer has left or will leave by
 `Context.answer` (a held pull, a relayed request). It raises `Refused` for what it will
-not do, which becomes the code of `REASON_CODES`. It never looks at the oneway bit:
-the caller drops the answer.
+not do, which becomes the code of `REASON_CODES`, or `Declined` where RocketMQ has a code
+of its own for that. It never looks at the oneway bit: the caller drops the answer.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,17 +14,20 @@ import trio
 
 from martlet.broker import Broker
 from martlet.contracts import Peer
-from martlet.errors import Reason, Refused
+from martlet.errors import MartletError, Reason, Refused
 
-from .codec import encode_command, encode_response, send_response_template
+from .codec import encode_command, encode_response, pull_response_template, send_response_template
 from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, ResponseCode
 from .config import RemotingConfig
 from .deadlines import Deadlines
 from .members import Members, QueueLocks
 from .packets import NO_EXT, Command
 from .parked import ParkedPulls, PullDesk
+from .rates import Rates
+from .registration import Registrar
+from .subscriptions import FilterCache
 
-__all__ = ["REASON_CODES", "Context", "Handle", "Parts", "refuse", "reply"]
+__all__ = ["REASON_CODES", "Context", "Declined", "Handle", "Parts", "refuse", "reply"]
 
 REASON_CODES: Final = {
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
@@ -37,6 +40,16 @@ REASON_CODES: Final = {
     Reason.PARAMETER: ResponseCode.INVALID_PARAMETER,
     Reason.UNAVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
+
+
+@final
+class Declined(MartletError):
+    """We will not do it, and RocketMQ has a *code* for why; *ext* goes with the answer."""
+
+    def __init__(self, code: int, text: str, ext: Mapping[str, object] = NO_EXT) -> None:
+        super().__init__(text)
+        self.code = code
+        self.ext = ext
 
 
 def reply(command: Command, ext: Mapping[str, object] = NO_EXT, body: bytes = b"") -> bytes:
@@ -65,10 +78,18 @@ class Parts:
         self.locks = QueueLocks(config.lock_s)
         self.parked = ParkedPulls(self.deadlines, config.parked_max)
         self.contexts: set[Context] = set()
+        self.rates = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
+        self.registrar: Registrar | None = None
         self.addresses: dict[str, str] = {}  # "remoting" and "remoting-vip": what was really bound
+        self.filters = FilterCache(broker)
+        self.pull_template = pull_response_template()
         self.send_template = send_response_template(config.region, config.trace)
         cluster = f"CLUSTER\x01{broker.config.cluster}\x02"
         self.stamp = f"{cluster}MSG_REGION\x01{config.region}\x02TRACE_ON\x01{str(config.trace).lower()}\x02".encode()
+        # timer and tx are plugins with a stage; without them such messages are refused, not stored wrongly
+        stages = {name for name, _ in broker.stages}
+        self.delays = "timer" in stages
+        self.transactions = "tx" in stages
         self.requests = 0
         self.refusals: dict[int, int] = {}  # by response code
 
@@ -76,10 +97,19 @@ class Parts:
         """Return the offset message id of the record at *position*: the advertised address, then the position."""
         return f"{self.store.store_host.hex().upper()}{position:016X}"
 
+    def count_refusal(self, code: int) -> None:
+        self.refusals[code] = self.refusals.get(code, 0) + 1
+
+    @staticmethod
+    def now() -> float:
+        """Seconds of the clock that deadlines and locks run by."""
+        return trio.current_time()
+
     def statistics(self) -> dict[str, object]:
         return {
             "connections": len(self.contexts),
             "requests": self.requests,
+            "messages_pulled": self.rates.found,
             "refused_by_code": {str(code): count for code, count in sorted(self.refusals.items())},
             "parked_pulls": len(self.parked),
             "locked_queues": len(self.locks),
@@ -120,11 +150,16 @@ class Context:
     def answer(self, command: Command, frame: bytes) -> None:
         """Send *frame* as the answer to *command*, some time after its handler returned None."""
         if not command.flag & FLAG_ONEWAY:
-            self.peer.send(frame)
+            self.push(frame)
+
+    def push(self, frame: bytes) -> None:
+        """Send *frame* although no request of this connection is being handled: the server must be woken for it."""
+        self.peer.send(frame)
+        self.peer.wake()
 
     def tell(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> None:
         """Send the client a oneway request."""
-        self.peer.send(self._request(code, ext, body, FLAG_ONEWAY))
+        self.push(self._request(code, ext, body, FLAG_ONEWAY))
 
     def ask(
         self, code: int, ext: Mapping[str, object], body: bytes, answered: Callable[[Command | None], None]
@@ -142,8 +177,8 @@ class Context:
             raise Refused(Reason.BUSY, f"{text} {config.requests_peer_max}")
         frame = self._request(code, ext, body, 0)
         asked = self._asked[self._opaque] = _Asked(self, self._opaque, answered)
-        self.parts.deadlines.add(asked, trio.current_time() + config.relay_timeout_ms / 1000)
-        self.peer.send(frame)
+        self.parts.deadlines.add(asked, self.parts.now() + config.relay_timeout_ms / 1000)
+        self.push(frame)
 
     def _request(self, code: int, ext: Mapping[str, object], body: bytes, flag: int) -> bytes:
         # Ours are counted apart from the client's own numbers: only the response bit tells them apart.

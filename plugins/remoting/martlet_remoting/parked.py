@@ -31,7 +31,6 @@ class Pull:
         "last",
         "max_messages",
         "offset",
-        "oneway",
         "opaque",
         "queue",
         "result",
@@ -39,12 +38,11 @@ class Pull:
     )
 
     def __init__(
-        self, desk: "PullDesk", opaque: int, oneway: bool, group: str, queue: Queue, offset: int, max_messages: int, wanted: Filter
+        self, desk: "PullDesk", opaque: int, group: str, queue: Queue, offset: int, max_messages: int, wanted: Filter
     ) -> None:
         self.bucket = -1
         self.desk = desk
         self.opaque = opaque
-        self.oneway = oneway
         self.group = group
         self.queue = queue
         self.asked_offset = offset
@@ -64,7 +62,7 @@ class Pull:
 class PullDesk:
     """The pulls of one connection: held ones, and those that shall be answered at the next collect."""
 
-    __slots__ = ("_limit", "held", "peer", "reading", "ready", "unsent_bytes")
+    __slots__ = ("_limit", "held", "peer", "reading", "ready")
 
     def __init__(self, peer: Peer, limit: int) -> None:
         self._limit = limit
@@ -72,7 +70,6 @@ class PullDesk:
         self.held: dict[Pull, ParkedPulls] = {}
         self.ready: deque[Pull] = deque()
         self.reading: deque[Pull] = deque()  # for the reader thread
-        self.unsent_bytes = 0  # answered since the socket last had room
 
     def check_room(self) -> None:
         """Raise `Refused` (BUSY) when too many pulls of this connection wait already."""
@@ -142,6 +139,11 @@ class ParkedPulls:
             desk = pull.desk
             del desk.held[pull]
             desk.queue_up(pull)
+
+    def wake_topic(self, topic: str) -> None:
+        """Let every held pull of *topic* look again; for what is no record, such as an offset reset."""
+        for queue in [queue for queue in self._waiting if queue.topic == topic]:
+            self._arrived(queue)
 
     def take(self, pull: Pull) -> None:
         """Hold *pull* no longer."""

@@ -4,18 +4,23 @@ The hashes are always made here from the expression: the ``codeSet`` of heartbea
 garbage from C++ clients and differs for non-ASCII tags from Go ones.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from martlet.broker import Broker
-from martlet.contracts import Predicate
+from martlet.contracts import Buffer, Predicate
 from martlet.errors import Reason, Refused
-from martlet.store.codec import tags_code
+from martlet.store.codec import decode_record, tags_code
 
-__all__ = ["ALL", "TAG", "Filter", "Subscription", "make_filter"]
+__all__ = ["ALL", "TAG", "Filter", "FilterCache", "Subscription", "make_filter", "split_tags"]
 
 TAG: Final = "TAG"
+# Asked by the store with the bytes of one record.
+StoredPredicate: TypeAlias = Callable[[Buffer], bool]
+
 EXPRESSION_CHARS_MAX: Final = 16_384
+FILTERS_KEPT: Final = 1024
 
 
 @final
@@ -24,7 +29,7 @@ class Filter:
     """What is compared with a queue's entries: 32-bit tag hashes, and a predicate on the record."""
 
     codes: frozenset[int] | None = None
-    predicate: Predicate | None = None
+    predicate: StoredPredicate | None = None
 
 
 ALL: Final = Filter()
@@ -87,4 +92,29 @@ def make_filter(broker: Broker, kind: str, expression: str) -> Filter:
         # The wording of RocketMQ with enablePropertyFilter off, which clients' users search for.
         text = f"The broker does not support consumer to filter message by {kind}"
         raise Refused(Reason.NOT_SUPPORTED, f"{text}; enable a plugin that brings it")
-    return Filter(predicate=compile_expression(expression))
+    return Filter(predicate=_on_stored(compile_expression(expression)))
+
+
+def _on_stored(predicate: Predicate) -> StoredPredicate:
+    return lambda data: predicate(decode_record(data, check_body=False))
+
+
+@final
+class FilterCache:
+    """Makes filters, and keeps those lately made: many pulls carry their expression."""
+
+    __slots__ = ("_broker", "_made")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._made: dict[tuple[str, str], Filter] = {}
+
+    def get(self, kind: str, expression: str) -> Filter:
+        """Return the filter of *expression*; raises as `make_filter` does."""
+        found = self._made.get((kind, expression))
+        if found is None:
+            found = make_filter(self._broker, kind, expression)
+            if len(self._made) >= FILTERS_KEPT:
+                self._made.clear()
+            self._made[(kind, expression)] = found
+        return found

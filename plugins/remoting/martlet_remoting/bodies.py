@@ -1,0 +1,70 @@
+"""What JSON bodies of requests say, whichever client wrote them: names or ordinals, numbers or texts."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from .codes import ResponseCode
+from .context import Declined
+from .fastjson import loads
+from .packets import Command, MessageQueue
+
+__all__ = ["boolean", "enum_name", "integer", "items", "queues", "read_body", "text"]
+
+DIGITS_MAX: Final = 20  # of an i64
+
+
+def read_body(command: Command) -> dict[object, object]:
+    """Return the JSON object in the body of *command*. Raises `Declined` when there is none."""
+    try:
+        found = loads(command.body)
+    except (ValueError, RecursionError) as error:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"body of request {command.code} is not JSON; {error}") from error
+    if not isinstance(found, dict):
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"body of request {command.code} is not a JSON object")
+    return found
+
+
+def text(table: dict[object, object], name: str, default: str = "") -> str:
+    """The text *name*; *default* when it is missing, null or something else."""
+    value = table.get(name)
+    return value if isinstance(value, str) else default
+
+
+def integer(table: dict[object, object], name: str, default: int = 0) -> int:
+    """The number *name*, also where it stands as text, as C++ clients write it."""
+    value = table.get(name)
+    if isinstance(value, str) and len(value) <= DIGITS_MAX and value.lstrip("-").isdecimal():
+        try:
+            return int(value)
+        except ValueError:
+            return default
+    return value if isinstance(value, int) else default
+
+
+def boolean(table: dict[object, object], name: str) -> bool:
+    """Whether *name* is true, as a boolean or as text."""
+    value = table.get(name)
+    return value is True or (isinstance(value, str) and value.lower() == "true")
+
+
+def items(table: dict[object, object], name: str) -> list[dict[object, object]]:
+    """The objects in the array *name*; none when it is missing or null, and whatever is no object is left out."""
+    value = table.get(name)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def enum_name(table: dict[object, object], name: str, names: Sequence[str], default: str) -> str:
+    """The name of an enum's value, which C++ clients write as its ordinal."""
+    value = table.get(name)
+    if isinstance(value, int) and 0 <= value < len(names):
+        return names[value]
+    return value if isinstance(value, str) and value else default
+
+
+def queues(found: Iterable[dict[object, object]]) -> list[MessageQueue]:
+    """The queues among *found*; what is none is left out."""
+    return [
+        MessageQueue(topic, text(item, "brokerName"), integer(item, "queueId", -1))
+        for item in found
+        if (topic := text(item, "topic"))
+    ]

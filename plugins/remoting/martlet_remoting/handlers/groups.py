@@ -1,0 +1,207 @@
+"""Who is in a group: heartbeats, unregistering, the list of members, and the locks of ordered consumers.
+
+RocketMQ ClientManageProcessor, ConsumerManageProcessor and AdminBrokerProcessor (locks).
+"""
+
+from typing import Final
+
+import orjson
+
+from martlet.errors import Reason, Refused
+from martlet.groups import Group
+from martlet.topics import RETRY_PREFIX
+from martlet_remoting.bodies import boolean, enum_name, integer, items, queues, read_body, text
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, Parts, reply
+from martlet_remoting.fastjson import dumps
+from martlet_remoting.members import CLUSTERING, Channel
+from martlet_remoting.packets import Command
+from martlet_remoting.subscriptions import TAG, Filter, Subscription, split_tags
+
+__all__ = ["TABLE", "make_retry_topic"]
+
+CONSUME_TYPES: Final = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
+MESSAGE_MODELS: Final = ("BROADCASTING", "CLUSTERING")
+FROM_WHERE: Final = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
+HAS_UNIT_SUBSCRIPTION: Final = 0x2  # bit of a topic's sys flag
+SUBSCRIPTIONS_MAX: Final = 4096
+QUEUES_LOCKED_AT_ONCE_MAX: Final = 16_384
+CLIENT_ID_CHARS_MAX: Final = 1024
+
+
+def heartbeat(context: Context, command: Command) -> bytes:
+    """Register the client in the groups that it names; what it does not name stays as it was."""
+    parts = context.parts
+    body = read_body(command)
+    client_id = text(body, "clientID")
+    if not client_id or len(client_id) > CLIENT_ID_CHARS_MAX:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"heartbeat has no usable clientID; it is {len(client_id)} long")
+    channel = Channel(context, client_id, command.language, command.version, parts.now(), parts.clock.now_ms())
+    fingerprint = integer(body, "heartbeatFingerprint")
+    without_subscriptions = boolean(body, "withoutSub")
+    changed = fingerprint == 0
+    for data in items(body, "consumerDataSet"):
+        changed = _consume(parts, channel, data, fingerprint, without_subscriptions) or changed
+    for data in items(body, "producerDataSet"):
+        if name := text(data, "groupName"):
+            parts.members.join_producers(name, channel)
+    return reply(command, {"IS_SUPPORT_HEART_BEAT_V2": True, "IS_SUB_CHANGE": changed})
+
+
+def _consume(
+    parts: Parts, channel: Channel, data: dict[object, object], fingerprint: int, without_subscriptions: bool
+) -> bool:
+    """Register one consumer group of a heartbeat; whether the client should send its subscriptions again."""
+    name = text(data, "groupName")
+    policy = _policy(parts, name)
+    if policy is None:
+        return False
+    make_retry_topic(parts, policy, unit=boolean(data, "unitMode"))
+    group = parts.members.join(name, channel)
+    held = group.fingerprint
+    if fingerprint:
+        group.fingerprint = fingerprint
+    if without_subscriptions:
+        if parts.members.enter(group, channel):
+            parts.members.notify(group)
+        # After our restart we hold no subscriptions; the full form is wanted then.
+        return held != fingerprint
+    group.kind = enum_name(data, "consumeType", CONSUME_TYPES, "CONSUME_PASSIVELY")
+    group.model = enum_name(data, "messageModel", MESSAGE_MODELS, CLUSTERING)
+    group.from_where = enum_name(data, "consumeFromWhere", FROM_WHERE, FROM_WHERE[0])
+    subscriptions = _subscriptions(parts, data)
+    joined = parts.members.enter(group, channel)
+    if group.subscribe(subscriptions) or joined:
+        parts.members.notify(group)
+    return held is not None and held != fingerprint
+
+
+def _policy(parts: Parts, name: str) -> Group | None:
+    """The policy of group *name*; None for a group that must not be: it is passed over, as RocketMQ does."""
+    if not name:
+        return None
+    try:
+        return parts.groups.ensure(name)
+    except Refused:
+        return None
+
+
+def make_retry_topic(parts: Parts, policy: Group, *, unit: bool = False) -> None:
+    """Make the retry topic of a group, so that its route is known before the group first asks for it."""
+    name = RETRY_PREFIX + policy.name
+    if policy.retry_queue_nums > 0 and parts.topics.get(name) is None:
+        parts.topics.ensure(name, policy.retry_queue_nums, sys_flag=HAS_UNIT_SUBSCRIPTION if unit else 0)
+
+
+def _subscriptions(parts: Parts, data: dict[object, object]) -> list[Subscription]:
+    found = items(data, "subscriptionDataSet")
+    if len(found) > SUBSCRIPTIONS_MAX:
+        text_ = f"heartbeat names {len(found)} topics for one group; at most {SUBSCRIPTIONS_MAX}"
+        raise Refused(Reason.PARAMETER, text_)
+    return [_subscription(parts, item) for item in found if text(item, "topic")]
+
+
+def _subscription(parts: Parts, data: dict[object, object]) -> Subscription:
+    kind = text(data, "expressionType") or TAG
+    expression = text(data, "subString", "*")
+    made: Filter | None
+    try:
+        made = parts.filters.get(kind, expression)
+    except Refused:
+        made = None
+    return Subscription(
+        text(data, "topic"),
+        expression,
+        kind,
+        integer(data, "subVersion"),
+        made,
+        split_tags(expression) if kind == TAG else (),
+        boolean(data, "classFilterMode"),
+    )
+
+
+def unregister(context: Context, command: Command) -> bytes:
+    """The client leaves the groups that it names; C++ names the unused one as an empty text."""
+    members = context.parts.members
+    if group := command.text("producerGroup", ""):
+        members.leave_producers(context, group)
+    if group := command.text("consumerGroup", ""):
+        members.leave(context, group)
+    return reply(command)
+
+
+def consumer_list(context: Context, command: Command) -> bytes:
+    """Answer every live member of a group, the asking one among them."""
+    name = command.text("consumerGroup")
+    group = context.parts.members.group(name)
+    if group is None:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
+    return reply(command, body=orjson.dumps({"consumerIdList": group.client_ids()}))
+
+
+def check_client_config(context: Context, command: Command) -> bytes:
+    """Say whether a subscription's expression can be served here, before the consumer starts."""
+    if not command.body:
+        return reply(command)
+    data = read_body(command).get("subscriptionData")
+    if not isinstance(data, dict):
+        return reply(command)
+    kind = text(data, "expressionType") or TAG
+    if kind == TAG:
+        return reply(command)
+    try:
+        context.parts.filters.get(kind, text(data, "subString"))
+    except Refused as error:
+        if error.reason is Reason.NOT_SUPPORTED:
+            raise
+        raise Declined(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+    return reply(command)
+
+
+# locks
+
+
+def lock_queues(context: Context, command: Command) -> bytes:
+    """Answer which of the queues the client now holds, also those that it held already."""
+    parts = context.parts
+    body = read_body(command)
+    wanted = queues(items(body, "mqSet"))
+    if len(wanted) > QUEUES_LOCKED_AT_ONCE_MAX:
+        text_ = f"request locks {len(wanted)} queues; at most {QUEUES_LOCKED_AT_ONCE_MAX}"
+        raise Refused(Reason.PARAMETER, text_)
+    group, client_id = _owner(body)
+    held = parts.locks.lock(group, client_id, wanted, parts.now())
+    found = [{"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in held]
+    return reply(command, body=dumps({"lockOKMQSet": found}))
+
+
+def unlock_queues(context: Context, command: Command) -> bytes:
+    """The client gives queues back; those of others stay theirs."""
+    body = read_body(command)
+    group, client_id = _owner(body)
+    context.parts.locks.unlock(group, client_id, queues(items(body, "mqSet")))
+    return reply(command)
+
+
+def _owner(body: dict[object, object]) -> tuple[str, str]:
+    group, client_id = text(body, "consumerGroup"), text(body, "clientId")
+    if not group or not client_id:
+        raise Refused(Reason.PARAMETER, "lock request lacks consumerGroup or clientId")
+    return group, client_id
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.HEART_BEAT: heartbeat,
+    RequestCode.UNREGISTER_CLIENT: unregister,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: consumer_list,
+    RequestCode.CHECK_CLIENT_CONFIG: check_client_config,
+    RequestCode.LOCK_BATCH_MQ: lock_queues,
+    RequestCode.UNLOCK_BATCH_MQ: unlock_queues,
+}

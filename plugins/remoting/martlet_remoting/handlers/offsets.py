@@ -1,0 +1,132 @@
+"""Offsets: what a group has consumed, where a queue begins and ends, what stood there at a time."""
+
+import os
+from struct import Struct
+from typing import Final
+
+from martlet.errors import Reason, Refused
+from martlet.store import Queue
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, Parts, reply
+from martlet_remoting.packets import Command
+
+__all__ = ["TABLE"]
+
+POSITION_AT: Final = 28  # of the log position in a record
+POSITION: Final = Struct(">q")
+# RocketMQ calls a message "on disk" when this share of the memory was written after it (accessMessageInMemoryMaxRatio).
+MEMORY_RATIO: Final = 0.40
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return 1 << 33
+
+
+NEAR_BYTES: Final = int(_memory_bytes() * MEMORY_RATIO)
+
+
+def _queue(context: Context, command: Command) -> Queue | None:
+    """The queue that a request names; None where no such queue was ever used."""
+    topic = command.text("topic")
+    queue_id = command.integer("queueId")
+    _check_readable(context, topic)
+    return context.parts.store.find_queue(topic, queue_id)
+
+
+def _check_readable(context: Context, topic: str) -> None:
+    broker = context.parts.broker
+    if broker.authorizers and not broker.allowed(context.peer.identity, "read", topic):
+        raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not read topic[{topic}]")
+
+
+def query_consumer_offset(context: Context, command: Command) -> bytes:
+    """Answer what the group has committed; a new group begins a young queue at 0."""
+    parts = context.parts
+    group, topic, queue_id = command.text("consumerGroup"), command.text("topic"), command.integer("queueId")
+    _check_readable(context, topic)
+    offset = parts.groups.pending_reset(group, topic, queue_id)
+    if offset < 0:
+        offset = parts.groups.offset(group, topic, queue_id)
+    if offset >= 0:
+        return reply(command, {"offset": offset})
+    zero_allowed = command.text("setZeroIfNotFound", "").lower() != "false"
+    if zero_allowed and _begins_near(parts, topic, queue_id):
+        return reply(command, {"offset": 0})
+    text = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+    raise Declined(ResponseCode.QUERY_NOT_FOUND, f"{text}; group [{group}] committed nothing for {topic}/{queue_id}")
+
+
+def _begins_near(parts: Parts, topic: str, queue_id: int) -> bool:
+    """Whether offset 0 of the queue is still there, and little was written since."""
+    queue = parts.store.find_queue(topic, queue_id)
+    if queue is None:
+        return True
+    if queue.first_offset > 0:
+        return False
+    if parts.store.end_offset(queue) == 0:
+        return True
+    pieces = parts.store.read(queue, 0, 1, 1, None, None).pieces
+    head = b"".join(pieces)[: POSITION_AT + POSITION.size]
+    if len(head) < POSITION_AT + POSITION.size:
+        return True
+    position: int = POSITION.unpack_from(head, POSITION_AT)[0]
+    return parts.store.readable - position <= NEAR_BYTES
+
+
+def update_consumer_offset(context: Context, command: Command) -> bytes:
+    """Commit; the group and the topic must exist."""
+    parts = context.parts
+    group, topic, queue_id = command.text("consumerGroup"), command.text("topic"), command.integer("queueId")
+    offset = command.integer("commitOffset")
+    if parts.groups.get(group) is None:
+        raise Refused(Reason.NO_GROUP, f"group [{group}] does not exist; it is made by its first heartbeat")
+    found = parts.topics.get(topic)
+    if found is None:
+        raise Refused(Reason.NO_TOPIC, f"topic[{topic}] not exist, apply first please!")
+    _check_readable(context, topic)
+    if offset < 0 or not 0 <= queue_id < max(found.read_queues, found.write_queues):
+        text = f"queue {queue_id} or offset {offset} of topic[{topic}] is illegal"
+        raise Refused(Reason.PARAMETER, f"{text}; the topic has {found.read_queues} queues, and offsets begin at 0")
+    parts.groups.commit(group, topic, queue_id, offset)
+    return reply(command)
+
+
+def get_max_offset(context: Context, command: Command) -> bytes:
+    """Answer the offset behind the newest message; 0 for a queue that nobody used."""
+    queue = _queue(context, command)
+    return reply(command, {"offset": context.parts.store.end_offset(queue) if queue else 0})
+
+
+def get_min_offset(context: Context, command: Command) -> bytes:
+    """Answer the oldest kept offset."""
+    queue = _queue(context, command)
+    return reply(command, {"offset": queue.first_offset if queue else 0})
+
+
+def search_offset(context: Context, command: Command) -> bytes:
+    """Answer the first offset stored at or after a time; with boundaryType UPPER the last at or before it."""
+    queue = _queue(context, command)
+    timestamp = command.integer("timestamp")
+    if queue is None:
+        return reply(command, {"offset": 0})
+    upper = command.text("boundaryType", "").lower() == "upper"
+    return reply(command, {"offset": context.parts.store.offset_by_time(queue, timestamp, upper)})
+
+
+def get_earliest_store_time(context: Context, command: Command) -> bytes:
+    """Answer when the oldest kept message was stored; -1 when there is none."""
+    queue = _queue(context, command)
+    return reply(command, {"timestamp": context.parts.store.earliest_store_ms(queue) if queue else -1})
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.QUERY_CONSUMER_OFFSET: query_consumer_offset,
+    RequestCode.UPDATE_CONSUMER_OFFSET: update_consumer_offset,
+    RequestCode.GET_MAX_OFFSET: get_max_offset,
+    RequestCode.GET_MIN_OFFSET: get_min_offset,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: search_offset,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: get_earliest_store_time,
+}

@@ -1,0 +1,275 @@
+"""PULL_MESSAGE and LITE_PULL_MESSAGE: read, or hold until there is something to read.
+
+Order of the checks, codes and offset corrections: RocketMQ PullMessageProcessor and
+DefaultPullMessageResultHandler. The records of an answer are pieces of the log, sent as they are.
+"""
+
+from typing import Final
+
+from martlet.errors import Reason, Refused
+from martlet.store import ReadResult, ReadStatus
+from martlet.topics import READ, RETRY_PREFIX, Topic
+from martlet_remoting.codec import encode_pull_prefix
+from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Parts, refuse
+from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, decode_pull_header
+from martlet_remoting.members import BROADCASTING
+from martlet_remoting.packets import Command
+from martlet_remoting.parked import Pull
+from martlet_remoting.subscriptions import TAG, Filter
+
+__all__ = ["TABLE", "collect", "pull_message"]
+
+OFFSET_RESET: Final = "OFFSET_RESET"
+# What stopped the store -> code and remark; RocketMQ GetMessageStatus.
+STATUS: Final = {
+    ReadStatus.FOUND: (ResponseCode.SUCCESS, "FOUND"),
+    ReadStatus.NO_MATCH: (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
+    ReadStatus.REMOVED: (ResponseCode.PULL_RETRY_IMMEDIATELY, "MESSAGE_WAS_REMOVING"),
+    ReadStatus.NO_QUEUE: (ResponseCode.PULL_NOT_FOUND, "NO_MATCHED_LOGIC_QUEUE"),
+    ReadStatus.EMPTY: (ResponseCode.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE"),
+    ReadStatus.TOO_SMALL: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL"),
+    ReadStatus.AT_END: (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE"),
+    ReadStatus.BEYOND_END: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY"),
+    # The next offset is beyond the hole, so the client may go on at once.
+    ReadStatus.HOLE: (ResponseCode.PULL_RETRY_IMMEDIATELY, "OFFSET_FOUND_NULL"),
+}
+# Nothing there yet: for these a pull at offset 0 waits, and any other is sent to 0.
+NOTHING_YET: Final = frozenset((ReadStatus.NO_QUEUE, ReadStatus.EMPTY))
+
+FORBIDDEN_GROUP: Final = 2
+FORBIDDEN_TOPIC: Final = 3
+FORBIDDEN_BROADCAST: Final = 4
+FORBIDDEN_SUBSCRIPTION: Final = 5
+
+
+def pull_message(context: Context, command: Command) -> bytes | None:
+    """Answer with records from the asked offset on, or hold the pull."""
+    if command.flag & FLAG_ONEWAY:
+        return None
+    header = decode_pull_header(command)
+    parts = context.parts
+    topic = _readable_topic(context, header)
+    wanted = _wanted(parts, header)
+    desk = context.pulls
+    desk.check_room()
+    queue = topic.queue(header.queue_id)
+    messages = min(max(header.messages_max, 1), parts.config.pull_messages_max)
+    pull = Pull(desk, command.opaque, header.group, queue, header.offset, messages, wanted)
+    if header.sys_flag & PULL_SUSPEND:
+        if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
+            parts.groups.commit(header.group, header.topic, header.queue_id, header.commit_offset)
+        suspend_ms = min(header.suspend_ms, parts.config.suspend_ms_max)
+        if suspend_ms > 0 and not parts.parked.stopping:
+            pull.last = False
+            pull.suspend_until = parts.now() + suspend_ms / 1000
+    _run(context, pull)
+    return None
+
+
+# checks
+
+
+def _readable_topic(context: Context, header: PullHeader) -> Topic:
+    """The topic of a pull that may be; the group is made if that is allowed."""
+    parts = context.parts
+    policy = parts.groups.ensure(header.group)
+    if policy is None:
+        text = f"subscription group [{header.group}] does not exist; create it with updateSubGroup, or turn on"
+        raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
+    if not policy.consume_enable:
+        raise _forbidden(FORBIDDEN_GROUP, f"subscription group no permission, {header.group}: consumeEnable is false")
+    topic = parts.topics.get(header.topic)
+    if topic is None:
+        raise Refused(Reason.NO_TOPIC, f"topic[{header.topic}] not exist, apply first please! Send to it or create it")
+    if not topic.perm & READ:
+        raise _forbidden(FORBIDDEN_TOPIC, f"the topic[{header.topic}] pulling message is forbidden; its perm lacks 4")
+    broker = parts.broker
+    if broker.authorizers and not broker.allowed(context.peer.identity, "read", header.topic):
+        raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not read topic[{header.topic}]")
+    if not 0 <= header.queue_id < topic.read_queues:
+        text = f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}]"
+        text += f" topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{context.peer.address}]"
+        raise Refused(Reason.PARAMETER, text)
+    return topic
+
+
+def _wanted(parts: Parts, header: PullHeader) -> Filter:
+    """The filter of a pull: its own, or what its group said in heartbeats."""
+    if header.sys_flag & PULL_SUBSCRIPTION:
+        return _own_filter(parts, header)
+    live = parts.members.group(header.group)
+    if live is None:
+        text = f"the consumer's group info not exist, group [{header.group}]; it must send a heartbeat first"
+        raise Declined(ResponseCode.SUBSCRIPTION_NOT_EXIST, text)
+    policy = parts.groups.get(header.group)
+    if policy is not None and not policy.consume_broadcast_enable and live.model == BROADCASTING:
+        text = f"the consumer group[{header.group}] can not consume by broadcast way"
+        raise _forbidden(FORBIDDEN_BROADCAST, text)
+    if parts.groups.is_forbidden(header.group, header.topic):
+        text = f"the consumer group[{header.group}] is forbidden for topic[{header.topic}]"
+        raise _forbidden(FORBIDDEN_SUBSCRIPTION, text)
+    subscription = live.subscriptions.get(header.topic)
+    if subscription is None:
+        text = f"the consumer's subscription not exist, group [{header.group}] topic [{header.topic}]"
+        raise Declined(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"{text}; its last heartbeat did not name it")
+    if subscription.version < header.sub_version:
+        text = f"the consumer's subscription not latest, held {subscription.version}, asked {header.sub_version}"
+        raise Declined(ResponseCode.SUBSCRIPTION_NOT_LATEST, text)
+    if subscription.kind == TAG:
+        return subscription.filter or Filter()
+    if subscription.filter is None:
+        # Says code 1 when no plugin knows this kind of expression.
+        return _compiled(parts, header, subscription.kind, subscription.expression)
+    return _for_topic(header.topic, subscription.filter)
+
+
+def _own_filter(parts: Parts, header: PullHeader) -> Filter:
+    kind = header.expression_type or TAG
+    return _compiled(parts, header, kind, header.expression)
+
+
+def _compiled(parts: Parts, header: PullHeader, kind: str, expression: str) -> Filter:
+    try:
+        return _for_topic(header.topic, parts.filters.get(kind, expression))
+    except Refused as error:
+        if error.reason is Reason.NOT_SUPPORTED:
+            raise
+        text = f"parse the consumer's subscription failed; {error}"
+        raise Declined(ResponseCode.SUBSCRIPTION_PARSE_FAILED, text) from error
+
+
+def _for_topic(topic: str, wanted: Filter) -> Filter:
+    """Retries passed the expression when they were first delivered (RocketMQ filterSupportRetry, off by default)."""
+    if wanted.predicate is not None and topic.startswith(RETRY_PREFIX):
+        return Filter()
+    return wanted
+
+
+def _forbidden(kind: int, text: str) -> Declined:
+    return Declined(ResponseCode.NO_PERMISSION, text, {"forbiddenType": kind})
+
+
+# reading
+
+
+def collect(context: Context, budget_bytes: float) -> None:
+    """Answer what is due: pulls that were woken, whose time is over, or whose reader thread is done."""
+    ready = context.pulls.ready
+    for _ in range(len(ready)):
+        pull = ready.popleft()
+        try:
+            budget_bytes -= _run(context, pull)
+        except Refused as error:
+            _drop(context, pull, error)
+        if budget_bytes <= 0:
+            break
+    if ready:
+        context.peer.wake()
+
+
+def _drop(context: Context, pull: Pull, error: Refused) -> None:
+    parts = context.parts
+    parts.parked.done(pull)
+    command = Command(RequestCode.PULL_MESSAGE, opaque=pull.opaque)
+    context.peer.send(refuse(command, REASON_CODES[error.reason], str(error)))
+
+
+def _run(context: Context, pull: Pull) -> int:
+    """Read for *pull*, and answer or hold it; return the bytes of the answer's body."""
+    parts = context.parts
+    queue = pull.queue
+    if parts.topics.get(queue.topic) is None:
+        raise Refused(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, apply first please! It was deleted")
+    reset = parts.groups.pending_reset(pull.group, queue.topic, queue.queue_id)
+    if reset >= 0:
+        parts.groups.take_reset(pull.group, queue.topic, queue.queue_id)
+        return _answer_reset(context, pull, reset)
+    result = pull.result
+    if result is None:
+        if not parts.store.read_is_near(queue, pull.offset):
+            _read_far(context, pull)
+            return 0
+        wanted = pull.filter
+        result = parts.store.read(
+            queue, pull.offset, pull.max_messages, parts.config.pull_bytes_max, wanted.codes, wanted.predicate
+        )
+    pull.result = None
+    return _deal(context, pull, result)
+
+
+def _read_far(context: Context, pull: Pull) -> None:
+    """Let a thread read it: far behind the end the disk may have to be waited for."""
+    reading = context.pulls.reading
+    reading.append(pull)
+    if len(reading) == 1:
+        try:
+            context.peer.start(_read_in_thread, context)
+        except Refused:
+            reading.clear()
+            raise
+
+
+async def _read_in_thread(context: Context) -> None:
+    parts, desk = context.parts, context.pulls
+    while desk.reading:
+        pull = desk.reading[0]
+        wanted = pull.filter
+        pull.result = await parts.store.read_far(
+            pull.queue, pull.offset, pull.max_messages, parts.config.pull_bytes_max, wanted.codes, wanted.predicate
+        )
+        if desk.reading:
+            desk.reading.popleft()
+            desk.queue_up(pull)
+
+
+def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
+    """Answer *pull* with *result*, or hold it when that says nothing and it may wait."""
+    parts = context.parts
+    status = result.status
+    code, remark = STATUS[status]
+    next_offset = result.next_offset
+    if status is ReadStatus.FOUND:
+        parts.rates.got(pull.queue.topic, pull.group, result.count, result.size)
+    elif code == ResponseCode.PULL_NOT_FOUND and status in NOTHING_YET and pull.offset != 0:
+        code, next_offset = ResponseCode.PULL_OFFSET_MOVED, 0
+    elif code == ResponseCode.PULL_NOT_FOUND:
+        next_offset = pull.offset
+        if not pull.last:
+            parts.parked.park(pull)
+            return 0
+        if pull.offset != pull.asked_offset:
+            code, remark = STATUS[ReadStatus.NO_MATCH]
+    elif status is ReadStatus.NO_MATCH and pull.bucket >= 0 and not pull.last and next_offset >= result.end_offset:
+        # It was woken by records that it does not want.
+        pull.offset = next_offset
+        parts.parked.park(pull)
+        return 0
+    parts.parked.done(pull)
+    prefix = encode_pull_prefix(
+        parts.pull_template,
+        pull.opaque,
+        code,
+        next_offset,
+        result.first_offset,
+        result.end_offset,
+        remark,
+        result.size,
+    )
+    context.peer.send(prefix, *result.pieces)
+    return result.size
+
+
+def _answer_reset(context: Context, pull: Pull, offset: int) -> int:
+    parts = context.parts
+    parts.parked.done(pull)
+    first, end = pull.queue.first_offset, parts.store.end_offset(pull.queue)
+    code = ResponseCode.PULL_OFFSET_MOVED
+    context.peer.send(encode_pull_prefix(parts.pull_template, pull.opaque, code, offset, first, end, OFFSET_RESET))
+    return 0
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.PULL_MESSAGE: pull_message,
+    RequestCode.LITE_PULL_MESSAGE: pull_message,
+}

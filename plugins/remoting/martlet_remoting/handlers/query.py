@@ -1,0 +1,66 @@
+"""Finding single messages: by key, by unique key, by the position that an offset message id holds."""
+
+from typing import Final
+
+from martlet.errors import Reason, Refused
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, reply
+from martlet_remoting.handlers.sendback import find_record
+from martlet_remoting.packets import Command
+
+__all__ = ["TABLE"]
+
+FOUND_MAX: Final = 64  # RocketMQ messageStoreConfig.maxMsgsNumBatch
+FOUND_UNIQUE_MAX: Final = 32  # defaultQueryMaxNum
+ANSWER_BYTES_MAX: Final = 12 * 1024 * 1024  # a client takes no frame over 16 MiB
+
+
+def query_message(context: Context, command: Command) -> bytes:
+    """Answer the records whose unique key or KEYS hold a key; hashes may collide, so the client looks again."""
+    parts = context.parts
+    topic, key = command.text("topic"), command.text("key")
+    count_max = command.integer("maxNum")
+    if command.boolean("_UNIQUE_KEY_QUERY"):
+        count_max = FOUND_UNIQUE_MAX
+    broker = parts.broker
+    if broker.authorizers and not broker.allowed(context.peer.identity, "read", topic):
+        raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not read topic[{topic}]")
+    count_max = min(max(count_max, 1), FOUND_MAX)
+    begin_ms, end_ms = command.integer("beginTimestamp"), command.integer("endTimestamp")
+    found = parts.store.query_keys(topic, key.encode(), count_max, begin_ms, end_ms)
+    if not found.records:
+        text = f"can not find message, maybe time range not correct; no key {key!r:.80} in topic[{topic}]"
+        raise Declined(ResponseCode.QUERY_NOT_FOUND, text, {"indexLastUpdateTimestamp": found.index_ms})
+    ext = {"indexLastUpdateTimestamp": found.index_ms, "indexLastUpdatePhyoffset": found.index_position}
+    return reply(command, ext, _joined(found.records))
+
+
+def _joined(records: list[bytes]) -> bytes:
+    """As many of *records* as fit a frame, at least one."""
+    size = 0
+    for count, record in enumerate(records):
+        size += len(record)
+        if count and size > ANSWER_BYTES_MAX:
+            return b"".join(records[:count])
+    return b"".join(records)
+
+
+def view_message(context: Context, command: Command) -> bytes:
+    """Answer the record at a position of the log."""
+    parts = context.parts
+    position = command.integer("offset")
+    data = parts.store.record_at(position) if position >= 0 else None
+    if data is None:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {position}")
+    broker = parts.broker
+    if broker.authorizers:
+        topic = find_record(parts, position).topic
+        if not broker.allowed(context.peer.identity, "read", topic):
+            raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not read topic[{topic}]")
+    return reply(command, body=data)
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.QUERY_MESSAGE: query_message,
+    RequestCode.VIEW_MESSAGE_BY_ID: view_message,
+}

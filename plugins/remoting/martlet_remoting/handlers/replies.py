@@ -1,0 +1,103 @@
+"""SEND_REPLY_MESSAGE: the answer to a request message is pushed to the client that waits for it, and stored.
+
+RocketMQ ReplyMessageProcessor. The requester is found among the producers by the client id in REPLY_TO_CLIENT.
+"""
+
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Final
+
+from martlet.errors import Refused
+from martlet.message import Message, Placed, find_property, put_property
+from martlet_remoting.codec import encode_send_response
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Context, Handle, Parts, refuse
+from martlet_remoting.handlers.send import make_message, open_topic, stamp
+from martlet_remoting.headers import SendHeader, decode_send_header
+from martlet_remoting.packets import Command
+
+__all__ = ["TABLE", "send_reply"]
+
+
+def send_reply(context: Context, command: Command) -> bytes | None:
+    """Store the reply, push it to who asked, and answer when that has taken it."""
+    parts = context.parts
+    header = decode_send_header(command)
+    topic = open_topic(context, header)
+    properties, unique = stamp(parts, header.properties)
+    message = make_message(context, header, command.body, properties)
+    message.topic = topic.name
+    placed = parts.broker.publish(message)
+    stored = encode_send_response(
+        parts.send_template,
+        command.opaque,
+        0,
+        parts.message_id(placed.position),
+        placed.queue_id,
+        placed.queue_offset,
+        unique,
+    )
+
+    def finish(failure: str) -> None:
+        context.peer.hold_until(placed.end)
+        context.answer(command, refuse(command, ResponseCode.SYSTEM_ERROR, failure) if failure else stored)
+
+    _push(parts, header, message, placed, finish)
+    return None
+
+
+def _push(
+    parts: Parts,
+    header: SendHeader,
+    message: Message,
+    placed: Placed,
+    finish: Callable[[str], None],
+) -> None:
+    client_id = find_property(header.properties, b"REPLY_TO_CLIENT").decode("utf-8", "replace")
+    channel = parts.members.find_producer(client_id) if client_id else None
+    if channel is None:
+        finish(f"push reply message fail, channel of <{client_id}> not found.")
+        return
+
+    def answered(answer: Command | None) -> None:
+        if answer is None:
+            finish(f"push reply message to {client_id} fail; it did not answer in time")
+        elif answer.code != ResponseCode.SUCCESS:
+            finish(f"push reply message to {client_id} fail; it answered {answer.code}")
+        else:
+            finish("")
+
+    now_ms = b"%d" % parts.clock.now_ms()
+    ext = {
+        "producerGroup": header.producer_group,
+        "topic": header.topic,
+        "defaultTopic": header.default_topic,
+        "defaultTopicQueueNums": header.default_queues,
+        "queueId": placed.queue_id,
+        "sysFlag": header.sys_flag,
+        "bornTimestamp": header.born_ms,
+        "flag": header.flag,
+        "properties": put_property(message.properties, b"PUSH_REPLY_TIME", now_ms).decode("utf-8", "replace"),
+        "reconsumeTimes": header.reconsume_times,
+        "unitMode": header.unit_mode,
+        "bornHost": host_text(message.born_host),
+        "storeHost": host_text(parts.store.store_host),
+        "storeTimestamp": placed.store_ms,
+    }
+    try:
+        channel.line.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext, message.body, answered)
+    except Refused as error:
+        finish(f"push reply message to {client_id} fail; {error}")
+
+
+def host_text(host: bytes) -> str:
+    """Return ``ip:port`` of a host as records hold it."""
+    address = ip_address(host[:-4])
+    shown = f"[{address}]" if address.version == 6 else str(address)
+    return f"{shown}:{int.from_bytes(host[-4:], 'big')}"
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.SEND_REPLY_MESSAGE: send_reply,
+    RequestCode.SEND_REPLY_MESSAGE_V2: send_reply,
+}

@@ -1,0 +1,252 @@
+"""SEND_MESSAGE in all its forms: long and short field names, batches, retries, dead letters.
+
+Order of the checks and the codes: RocketMQ AbstractSendMessageProcessor.msgCheck and SendMessageProcessor.
+"""
+
+from typing import Final
+
+from martlet.errors import Reason, Refused
+from martlet.message import Message, find_property, put_property, remove_property
+from martlet.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, check_name
+from martlet_remoting.batches import BatchMessage, decode_batch
+from martlet_remoting.codec import encode_send_response
+from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, Parts
+from martlet_remoting.headers import SendHeader, decode_send_header
+from martlet_remoting.packets import Command
+
+__all__ = ["SEND_FORBIDDEN", "TABLE", "make_message", "open_topic", "send_message", "stamp"]
+
+# Topics that only the broker itself writes (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET).
+SEND_FORBIDDEN: Final = frozenset(
+    (
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    )
+)
+TOPIC_CHARS_MAX: Final = 127
+MULTI_TAG: Final = 0x2
+TRANSACTION_MASK: Final = 0xC
+I32_MIN: Final = -(1 << 31)
+I32_MAX: Final = (1 << 31) - 1
+TIMER_KEYS: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
+# Found in the text of the properties when any of them may be there; looked at closely only then.
+WAIT_TRUE: Final = b"WAIT\x01true\x02"
+# A stored message has each of these once, and it is ours; POP_CK is never a producer's.
+BROKER_KEYS: Final = (b"CLUSTER", b"MSG_REGION", b"TRACE_ON", b"POP_CK")
+
+
+def send_message(context: Context, command: Command) -> bytes | None:
+    """Store the message, or the messages of a batch, and answer when they are durable."""
+    header = decode_send_header(command)
+    parts = context.parts
+    topic = open_topic(context, header)
+    _check_load(parts)
+    if header.batch:
+        return _send_batch(context, command, header, topic)
+    properties = header.properties
+    if header.topic[0] == "%" and header.topic.startswith(RETRY_PREFIX):
+        topic, properties = _retry(context, command, header, topic)
+    properties, unique = stamp(parts, properties)
+    if b"DELAY" in properties or b"TIMER_" in properties or b"TRAN_MSG" in properties:
+        check_scheduling(parts, header.topic, properties, header.reconsume_times)
+    if header.sys_flag & TRANSACTION_MASK and not parts.transactions:
+        raise no_transactions(parts)
+    message = make_message(context, header, command.body, properties)
+    message.topic = topic.name
+    if topic.filter_type == "MULTI_TAG":
+        message.sys_flag |= MULTI_TAG
+    placed = parts.broker.publish(message)
+    context.peer.hold_until(placed.end)
+    return encode_send_response(
+        parts.send_template,
+        command.opaque,
+        0,
+        parts.message_id(placed.position),
+        placed.queue_id,
+        placed.queue_offset,
+        unique,
+    )
+
+
+def make_message(
+    context: Context, header: SendHeader, body: bytes, properties: bytes, flag: int | None = None
+) -> Message:
+    if not body:
+        raise Declined(ResponseCode.SYSTEM_ERROR, "message body is empty; a message has at least one byte")
+    flag = header.flag if flag is None else flag
+    if not (I32_MIN <= flag <= I32_MAX and I32_MIN <= header.sys_flag <= I32_MAX):
+        raise Refused(Reason.PARAMETER, f"flag {flag} or sysFlag {header.sys_flag} does not fit 32 bits")
+    return Message(
+        header.topic,
+        body,
+        properties,
+        header.queue_id,
+        flag,
+        header.sys_flag,
+        header.born_ms,
+        context.peer.host,
+        header.reconsume_times & I32_MAX,
+    )
+
+
+def _check_load(parts: Parts) -> None:
+    store = parts.store
+    waiting = store.appended - store.readable
+    if waiting > parts.config.unflushed_bytes_max:
+        limit = parts.config.unflushed_bytes_max
+        text = f"{waiting} bytes wait for the disk; remoting.unflushed_bytes_max is {limit}"
+        raise Refused(Reason.BUSY, f"[OVERLOAD]system busy, start flow control for a while: {text}")
+
+
+# the topic
+
+
+def open_topic(context: Context, header: SendHeader) -> Topic:
+    """The topic of a send, made if that is allowed."""
+    parts = context.parts
+    name = header.topic
+    topic = parts.topics.get(name)
+    if topic is None:
+        topic = _make_topic(parts, header)
+    if name in SEND_FORBIDDEN:
+        raise Refused(Reason.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
+    broker = parts.broker
+    if broker.authorizers and not broker.allowed(context.peer.identity, "publish", name):
+        raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not publish to topic[{name}]")
+    queues = max(topic.write_queues, topic.read_queues)
+    if header.queue_id >= queues:
+        text = f"request queueId[{header.queue_id}] is illegal; topic[{name}] has queues 0 to {queues - 1}"
+        raise Refused(Reason.PARAMETER, f"{text} Producer: {context.peer.address}")
+    return topic
+
+
+def _make_topic(parts: Parts, header: SendHeader) -> Topic:
+    name = header.topic
+    check_name(name)
+    topic = parts.topics.auto_create(name, header.default_topic, header.default_queues)
+    if topic is None and name.startswith(RETRY_PREFIX):
+        topic = parts.topics.ensure(name, 1)
+    if topic is None:
+        text = f"topic[{name}] not exist, apply first please! Create it with updateTopic, or turn on"
+        raise Refused(Reason.NO_TOPIC, f"{text} broker.auto_create_topics and send with the default topic TBW102")
+    return topic
+
+
+def _retry(context: Context, command: Command, header: SendHeader, topic: Topic) -> tuple[Topic, bytes]:
+    """Where a consumer's own retry goes: to its retry topic, or, given up, to its dead letters."""
+    parts = context.parts
+    group = header.topic.removeprefix(RETRY_PREFIX)
+    policy = parts.groups.get(group)
+    if policy is None:
+        raise Refused(
+            Reason.NO_GROUP, f"subscription group [{group}] does not exist; it is made by its first heartbeat"
+        )
+    times_max = policy.retry_max_times
+    if command.version >= VERSION_3_4_9 and header.max_reconsume_times >= 0:
+        times_max = header.max_reconsume_times
+    # An ordered consumer, which holds locks, sends back only what it has given up.
+    if header.reconsume_times <= times_max and not parts.locks.any_held(group, parts.now()):
+        return topic, header.properties
+    header.queue_id = -1
+    dead = parts.topics.ensure(DLQ_PREFIX + group, 1)
+    return dead, put_property(header.properties, b"DELAY", b"-1")
+
+
+# the properties
+
+
+def stamp(parts: Parts, properties: bytes) -> tuple[bytes, str]:
+    """Return the properties as they are stored, and the unique key of the message."""
+    if b"CLUSTER\x01" in properties or b"MSG_REGION\x01" in properties or b"POP_CK" in properties:
+        for key in BROKER_KEYS:
+            properties = remove_property(properties, key)
+    at = properties.find(WAIT_TRUE)
+    if at >= 0 and (at == 0 or properties[at - 1] == 2):
+        # WAIT=true is the default and most of all messages say it.
+        properties = properties[:at] + properties[at + len(WAIT_TRUE) :]
+    if properties and properties[-1] != 2:
+        properties += b"\x02"
+    unique = find_property(properties, b"UNIQ_KEY").decode("utf-8", "replace")
+    if not unique:
+        unique = parts.broker.ids.unique()
+        properties += f"UNIQ_KEY\x01{unique}\x02".encode()
+    return properties + parts.stamp, unique
+
+
+def check_scheduling(parts: Parts, topic: str, properties: bytes, reconsume_times: int) -> None:
+    """Raise `Refused` for a delayed or transactional message that no plugin here understands.
+
+    A retry is the exception: it is delivered at once rather than not at all.
+    """
+    delay = find_property(properties, b"DELAY")
+    delayed = delay.lstrip(b"0") != b"" and delay.isdigit()
+    retry = topic.startswith(RETRY_PREFIX)
+    if not parts.delays and not retry:
+        timers = [key for key in TIMER_KEYS if find_property(properties, key)]
+        if delayed or timers:
+            name = timers[0].decode() if timers else "DELAY"
+            text = f"message has the property {name}, and no timer plugin is enabled here"
+            raise Refused(Reason.ILLEGAL, f"{text}; enable it in plugins.enabled, or send without delay")
+    if find_property(properties, b"TRAN_MSG").lower() != b"true" or (reconsume_times > 0 and delayed):
+        return
+    if not parts.transactions:
+        raise no_transactions(parts)
+
+
+def no_transactions(parts: Parts) -> Refused:
+    text = f"the broker[{parts.broker.config.name}] sending transaction message is forbidden"
+    return Refused(Reason.NO_PERMISSION, f"{text}; no transaction plugin is enabled in plugins.enabled")
+
+
+# batches
+
+
+def _send_batch(context: Context, command: Command, header: SendHeader, topic: Topic) -> bytes:
+    parts = context.parts
+    _check_batch(parts, command, header)
+    members = decode_batch(command.body)
+    if not members:
+        raise Refused(Reason.ILLEGAL, "batch is empty; it has at least one message")
+    if b"DELAY" in command.body or b"TIMER_" in command.body or b"TRAN_MSG" in command.body:
+        for member in members:
+            _check_member(parts, member)
+    messages = [make_message(context, header, m.body, m.properties, m.flag) for m in members]
+    placed = parts.broker.publish_batch(messages)
+    context.peer.hold_until(placed[-1].end)
+    ids = ",".join([parts.message_id(p.position) for p in placed])
+    unique = find_property(header.properties, b"UNIQ_KEY").decode("utf-8", "replace")
+    first = placed[0]
+    return encode_send_response(parts.send_template, command.opaque, 0, ids, first.queue_id, first.queue_offset, unique)
+
+
+def _check_batch(parts: Parts, command: Command, header: SendHeader) -> None:
+    name = header.topic
+    if name.startswith(RETRY_PREFIX):
+        raise Refused(Reason.ILLEGAL, f"batch request does not support retry group {name.removeprefix(RETRY_PREFIX)}")
+    if len(name) > TOPIC_CHARS_MAX:
+        raise Refused(Reason.ILLEGAL, f"topic of a batch is {len(name)} characters long; at most {TOPIC_CHARS_MAX}")
+    if find_property(header.properties, b"DELAY") not in (b"", b"0") or header.sys_flag & TRANSACTION_MASK:
+        raise Refused(Reason.ILLEGAL, "batch cannot be delayed or transactional; send such messages one by one")
+    limit = parts.broker.config.message_bytes_max
+    if len(command.body) > limit:
+        raise Refused(Reason.ILLEGAL, f"batch is {len(command.body)} bytes; broker.message_bytes_max is {limit}")
+
+
+def _check_member(parts: Parts, member: BatchMessage) -> None:
+    properties = member.properties
+    if any(find_property(properties, key) not in (b"", b"0") for key in (b"DELAY", *TIMER_KEYS)):
+        raise Refused(Reason.ILLEGAL, "message of a batch cannot be delayed; send it by itself")
+    if find_property(properties, b"TRAN_MSG").lower() == b"true":
+        raise Refused(Reason.ILLEGAL, "message of a batch cannot be transactional; send it by itself")
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.SEND_MESSAGE: send_message,
+    RequestCode.SEND_MESSAGE_V2: send_message,
+    RequestCode.SEND_BATCH_MESSAGE: send_message,
+}

@@ -1,0 +1,91 @@
+"""CONSUMER_SEND_MSG_BACK: a consumer failed on a message; it comes again later, or goes to the dead letters.
+
+RocketMQ AbstractSendMessageProcessor.consumerSendMsgBack. The level of delay is written into the copy;
+without a timer plugin nothing reads it, and the copy is delivered at once.
+"""
+
+from typing import Final
+
+from martlet.errors import CorruptRecord, Reason, Refused
+from martlet.groups import Group
+from martlet.message import Message, Record, find_property, put_property
+from martlet.store.codec import decode_record
+from martlet.topics import DLQ_PREFIX, RETRY_PREFIX
+from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, Parts, reply
+from martlet_remoting.handlers.groups import make_retry_topic
+from martlet_remoting.packets import Command
+
+__all__ = ["TABLE", "send_back"]
+
+FIRST_LEVEL: Final = 3  # 10 s; the first two levels are for the sender's own use
+
+
+def send_back(context: Context, command: Command) -> bytes:
+    """Store a copy of the record for its group, and answer when it is durable."""
+    parts = context.parts
+    name = command.text("group")
+    policy = parts.groups.ensure(name)
+    if policy is None:
+        text = f"subscription group [{name}] does not exist; create it with updateSubGroup, or turn on"
+        raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
+    if policy.retry_queue_nums <= 0:
+        return reply(command)
+    make_retry_topic(parts, policy, unit=command.boolean("unitMode"))
+    record = find_record(parts, command.integer("offset"))
+    broker = parts.broker
+    if broker.authorizers and not broker.allowed(context.peer.identity, "read", record.topic):
+        raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not read topic[{record.topic}]")
+    placed = broker.publish(_copy(parts, command, record, policy))
+    parts.rates.came_back(record.topic, name)
+    context.peer.hold_until(placed.end)
+    return reply(command)
+
+
+def find_record(parts: Parts, position: int) -> Record:
+    """The record at *position* of the log. Raises `Declined` when none starts there."""
+    data = parts.store.record_at(position) if position >= 0 else None
+    if data is not None:
+        try:
+            return decode_record(data, 0, position)
+        except CorruptRecord:
+            pass
+    raise Declined(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {position}; no record starts there")
+
+
+def _copy(parts: Parts, command: Command, record: Record, policy: Group) -> Message:
+    """The message that the group gets again; its body stays as compressed as it was."""
+    times_max = policy.retry_max_times
+    if command.version >= VERSION_3_4_9:
+        times_max = command.integer("maxReconsumeTimes", times_max)
+    level = command.integer("delayLevel", 0)
+    if record.reconsume_times >= times_max or level < 0:
+        topic = parts.topics.ensure(DLQ_PREFIX + policy.name, 1).name
+        level = 0
+    else:
+        topic = RETRY_PREFIX + policy.name
+        level = level or FIRST_LEVEL + record.reconsume_times
+    return Message(
+        topic,
+        record.body,
+        _properties(parts, record, level),
+        -1,
+        record.flag,
+        record.sys_flag,
+        record.born_ms,
+        record.born_host,
+        record.reconsume_times + 1,
+    )
+
+
+def _properties(parts: Parts, record: Record, level: int) -> bytes:
+    properties = record.properties
+    if not find_property(properties, b"RETRY_TOPIC"):
+        properties = put_property(properties, b"RETRY_TOPIC", record.topic.encode())
+    if not find_property(properties, b"ORIGIN_MESSAGE_ID").strip():
+        properties = put_property(properties, b"ORIGIN_MESSAGE_ID", parts.message_id(record.position).encode())
+    properties = put_property(properties, b"WAIT", b"false")
+    return put_property(properties, b"DELAY", b"%d" % level)
+
+
+TABLE: Final[dict[int, Handle]] = {RequestCode.CONSUMER_SEND_MSG_BACK: send_back}

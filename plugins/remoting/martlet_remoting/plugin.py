@@ -1,0 +1,133 @@
+"""The remoting plugin: the broker's port for RocketMQ clients, the VIP port beside it, and registration."""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, cast
+
+import trio
+
+from martlet.broker import Broker
+from martlet.contracts import Handler, Peer, Protocol, Service
+from martlet.hookspecs import Hooks
+from martlet.server import pack_host, split_address
+
+from .config import RemotingConfig
+from .connection import RemotingConnection
+from .context import Parts
+from .handler import RemotingHandler
+from .handlers.pull import collect
+from .registration import Registrar, create_standard_topics
+from .tls import Tls
+
+__all__ = ["RemotingPlugin"]
+
+log = logging.getLogger("martlet.remoting")
+
+VIP_DISTANCE: Final = 2  # RocketMQ fastListenPort
+SCAN_S: Final = 10.0
+LOOPBACK: Final = "127.0.0.1"
+
+
+class RemotingPlugin(Hooks):
+    """Serves RocketMQ remoting clients; ``parts`` is what all its connections share, once there is a broker."""
+
+    config_class: ClassVar[type | None] = RemotingConfig
+
+    def __init__(self, config: RemotingConfig) -> None:
+        super().__init__(config)
+        self._config = config
+        self._tls = Tls(config)
+        self._parts: Parts | None = None
+        self._registrar: Registrar | None = None
+
+    @property
+    def parts(self) -> Parts:
+        """What all connections share."""
+        assert self._parts is not None
+        return self._parts
+
+    def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
+        config = self._config
+        parts = self._parts = Parts(broker, config)
+        registrar = self._registrar = Registrar(
+            broker, config.nameservers, config.register_s, config.register_timeout_s * 1000
+        )
+        parts.registrar = registrar
+        broker.stats.add("remoting", parts.statistics)
+        create_standard_topics(broker)
+        protocols = [self._protocol("remoting", config.listen, fast=False)]
+        host, port = split_address(config.listen)
+        if config.vip and port > VIP_DISTANCE:
+            listen = f"[{host}]:{port - VIP_DISTANCE}" if ":" in host else f"{host}:{port - VIP_DISTANCE}"
+            protocols.append(self._protocol("remoting-vip", listen, fast=True))
+        return protocols
+
+    def _protocol(self, name: str, listen: str, *, fast: bool) -> Protocol:
+        config, parts = self._config, self.parts
+
+        def connect() -> RemotingConnection:
+            return RemotingConnection(config.frame_bytes_max, config.idle_s)
+
+        def handle(peer: Peer, connection: Any) -> Handler:
+            return RemotingHandler(parts, peer, cast(RemotingConnection, connection), fast=fast)
+
+        def bound(address: str) -> None:
+            parts.addresses[name] = address
+            if not fast:
+                self._announce(address)
+
+        return Protocol(name, listen, connect, handle, self._tls.context, self._tls.required, bound, fast)
+
+    def _announce(self, address: str) -> None:
+        """The port is known: records carry it as their store host, and the name servers learn of it."""
+        parts = self.parts
+        host, port = split_address(address)
+        parts.store.store_host = _store_host(parts.broker.config.advertise or host, host, port)
+        assert self._registrar is not None
+        self._registrar.bound(address)
+
+    def martlet_services(self, broker: Broker) -> Sequence[Service]:
+        assert self._registrar is not None
+        return [self.parts.deadlines.run, self._scan, self._registrar.run, self.parts.rates.run]
+
+    async def _scan(self) -> None:
+        """Notice clients that fell silent, locks that ended and queues nobody waits for; until cancelled."""
+        parts = self.parts
+        while True:
+            await trio.sleep(SCAN_S)
+            now = parts.now()
+            parts.members.expire(now - self._config.client_expiry_s)
+            parts.locks.expire(now)
+            parts.parked.sweep()
+
+    def martlet_stopping(self) -> None:
+        try:
+            trio.from_thread.run_sync(self.stop)
+        except RuntimeError:
+            # Not called from a thread of trio's, so this is the event loop's own.
+            self.stop()
+
+    def stop(self) -> None:
+        """Answer every held pull now, and hold none any more."""
+        if self._parts is None:
+            return
+        self._parts.parked.answer_all()
+        for context in list(self._parts.contexts):
+            collect(context, budget_bytes=math.inf)
+
+    def martlet_reload(self) -> None:
+        """Read the certificates again."""
+        self._tls.reload()
+
+
+def _store_host(advertised: str, bound: str, port: int) -> bytes:
+    """Address and port as records hold them; a name cannot stand there, so the bound address does."""
+    for host in (advertised, bound):
+        try:
+            packed = pack_host(host, port)
+        except ValueError:
+            continue
+        if any(packed[:-4]):
+            return packed
+    return pack_host(LOOPBACK, port)

@@ -1,0 +1,76 @@
+"""The TLS context of the port: made of the configured files, made again when told to."""
+
+import logging
+import ssl
+from typing import Literal, Protocol, final
+
+from martlet.errors import ConfigError
+
+__all__ = ["Tls", "TlsConfig"]
+
+log = logging.getLogger("martlet.remoting")
+
+
+class TlsConfig(Protocol):
+    """The keys of a section that say which certificates its port has."""
+
+    @property
+    def tls(self) -> Literal["disabled", "permissive", "enforcing"]: ...
+    @property
+    def tls_cert(self) -> str: ...
+    @property
+    def tls_key(self) -> str: ...
+    @property
+    def tls_client_ca(self) -> str: ...
+
+
+@final
+class Tls:
+    """Certificates in force. A reload that fails leaves the old ones in force. *section* names the keys in errors."""
+
+    def __init__(self, config: TlsConfig, section: str = "remoting") -> None:
+        self._config = config
+        self._section = section
+        self._context = self._load()
+
+    def context(self) -> ssl.SSLContext | None:
+        """The context for a new peer; None when the port takes no TLS."""
+        return self._context
+
+    @property
+    def required(self) -> bool:
+        """Whether plain text is refused."""
+        return self._config.tls == "enforcing"
+
+    def reload(self) -> None:
+        """Read the files again, for peers that come from now on."""
+        try:
+            self._context = self._load()
+        except ConfigError as error:
+            log.error("TLS certificates are not reloaded, the old ones stay in force; %s", error)
+
+    def _load(self) -> ssl.SSLContext | None:
+        config = self._config
+        if config.tls == "disabled":
+            return None
+        if not config.tls_cert:
+            if config.tls == "enforcing":
+                raise ConfigError(
+                    f"{self._section}.tls is 'enforcing' and {self._section}.tls_cert is empty; name a certificate"
+                )
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(config.tls_cert, config.tls_key or None)
+        except (OSError, ssl.SSLError) as error:
+            text = f"{self._section}.tls_cert {config.tls_cert!r} with tls_key {config.tls_key!r} cannot be used"
+            raise ConfigError(f"{text}; {error}") from error
+        if config.tls_client_ca:
+            try:
+                context.load_verify_locations(config.tls_client_ca)
+            except (OSError, ssl.SSLError) as error:
+                text = f"{self._section}.tls_client_ca {config.tls_client_ca!r} cannot be used"
+                raise ConfigError(f"{text}; {error}") from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context

@@ -1,0 +1,261 @@
+"""A broker with a real store, spoken to through bytes but without sockets."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from martlet.broker import Broker, BrokerConfig
+from martlet.clock import Clock
+from martlet.config import fill
+from martlet.contracts import Buffer, Identity
+from martlet.groups import Groups
+from martlet.ids import Ids
+from martlet.stats import Stats
+from martlet.store import RealDisk, Store, StoreConfig
+from martlet.topics import Topics
+from martlet_remoting.codec import FrameBuffer, encode_command
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.config import RemotingConfig
+from martlet_remoting.connection import RemotingConnection
+from martlet_remoting.context import Parts
+from martlet_remoting.handler import RemotingHandler
+from martlet_remoting.packets import Command
+
+NO_HEADER: Mapping[str, object] = {}
+
+
+class FakeClock:
+    """A wall clock that tests move."""
+
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+class FakePeer:
+    """The server's side of one client: keeps what is sent, runs what is started."""
+
+    def __init__(self, harness: "Harness", number: int) -> None:
+        self.address = f"127.0.0.1:{40000 + number}"
+        self.host = bytes((127, 0, 0, 1)) + (40000 + number).to_bytes(4, "big")
+        self.identity = Identity()
+        self.harness = harness
+        self.sent: list[bytes] = []
+        self.held_until = 0
+        self.woken = False
+        self.closed_with: str | None = None
+
+    def send(self, *pieces: Buffer) -> None:
+        self.sent.append(b"".join(map(bytes, pieces)))
+
+    def hold_until(self, position: int) -> None:
+        self.held_until = max(self.held_until, position)
+
+    def wake(self) -> None:
+        self.woken = True
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        self.harness.nursery.start_soon(work, *args)
+
+    def close(self, reason: str) -> None:
+        self.closed_with = reason
+
+
+class FakeClient:
+    """One connection: what it sends goes through the codec, and so does what comes back."""
+
+    def __init__(self, harness: "Harness", number: int, *, fast: bool) -> None:
+        self.harness = harness
+        self.peer = FakePeer(harness, number)
+        self.connection = RemotingConnection(harness.config.frame_bytes_max, harness.config.idle_s)
+        self.handler = RemotingHandler(harness.parts, self.peer, self.connection, fast=fast)
+        self.answers: dict[int, Command] = {}
+        self.requests: list[Command] = []
+        self._frames = FrameBuffer()
+        self._opaque = 0
+
+    def send(
+        self, code: int, ext: Mapping[str, object] = NO_HEADER, body: bytes = b"", *, flag: int = 0, version: int = 479
+    ) -> int:
+        """Send a request and return its number; answers are taken at the next `Harness.step`."""
+        self._opaque += 1
+        self.send_command(Command(code, ext, body, self._opaque, flag, None, "JAVA", version))
+        return self._opaque
+
+    def send_command(self, command: Command) -> None:
+        self.connection.receive_data(encode_command(command), trio.current_time())
+        for event in self.connection.events():
+            self.handler.handle(event)
+
+    async def ask(
+        self, code: int, ext: Mapping[str, object] = NO_HEADER, body: bytes = b"", *, version: int = 479
+    ) -> Command:
+        """Send a request and return its answer; it must come without anything else happening."""
+        opaque = self.send(code, ext, body, version=version)
+        await self.harness.step()
+        assert opaque in self.answers, f"request {code} was not answered"
+        return self.answers.pop(opaque)
+
+    def receive(self) -> None:
+        """Take what the broker sent."""
+        sent, self.peer.sent = self.peer.sent, []
+        for frame in sent:
+            self._frames.receive_data(frame)
+            for command in self._frames.commands():
+                if command.is_response:
+                    assert command.opaque not in self.answers, "a request was answered twice"
+                    self.answers[command.opaque] = command
+                else:
+                    self.requests.append(command)
+
+    def close(self) -> None:
+        self.handler.closed("")
+        self.harness.clients.remove(self)
+
+    async def heartbeat(self, client_id: str, group: str, *topics: str, **more: object) -> Command:
+        """Join consumer group *group* with all messages of *topics*."""
+        subscriptions = [
+            {"topic": topic, "subString": "*", "expressionType": "TAG", "subVersion": 1, "tagsSet": [], "codeSet": []}
+            for topic in topics
+        ]
+        return await self.heartbeat_with(client_id, group, subscriptions, **more)
+
+    async def heartbeat_with(
+        self, client_id: str, group: str, subscriptions: list[dict[str, object]], **more: object
+    ) -> Command:
+        consumer = {
+            "groupName": group,
+            "consumeType": "CONSUME_PASSIVELY",
+            "messageModel": "CLUSTERING",
+            "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+            "subscriptionDataSet": subscriptions,
+            "unitMode": False,
+            **more,
+        }
+        return await self.heartbeat_body({"clientID": client_id, "consumerDataSet": [consumer], "producerDataSet": []})
+
+    async def heartbeat_body(self, body: Mapping[str, object]) -> Command:
+        import orjson
+
+        return await self.ask(RequestCode.HEART_BEAT, body=orjson.dumps(body))
+
+
+class Harness:
+    """Broker, store and connections of one test."""
+
+    def __init__(self, broker: Broker, config: RemotingConfig, clock: FakeClock, nursery: trio.Nursery) -> None:
+        self.broker = broker
+        self.store = broker.store
+        self.clock = clock
+        self.config = config
+        self.nursery = nursery
+        self.parts = Parts(broker, config)
+        self.clients: list[FakeClient] = []
+
+    def client(self, *, fast: bool = False) -> FakeClient:
+        found = FakeClient(self, len(self.clients), fast=fast)
+        self.clients.append(found)
+        return found
+
+    async def step(self) -> None:
+        """What the server does after a socket read: commit, flush, collect, let answers leave."""
+        self.store.commit()
+        await self.store.wait_flushed(self.store.written)
+        for _ in range(3):
+            await trio.testing.wait_all_tasks_blocked()
+            self.collect()
+        for client in self.clients:
+            assert client.peer.held_until <= self.store.readable
+            client.receive()
+
+    def collect(self, budget_bytes: int = 1 << 20) -> None:
+        while woken := [client for client in self.clients if client.peer.woken]:
+            for client in woken:
+                client.peer.woken = False
+                client.handler.collect(budget_bytes)
+
+    def topic(self, name: str, queues: int = 4, perm: int = 6) -> str:
+        self.broker.topics.update(name, queues, queues, perm)
+        return name
+
+
+def send_ext(topic: str, queue_id: int = 0, properties: str = "", **more: object) -> dict[str, object]:
+    """The header of a SEND_MESSAGE_V2."""
+    return {
+        "a": "P",
+        "b": topic,
+        "c": "TBW102",
+        "d": "4",
+        "e": str(queue_id),
+        "f": "0",
+        "g": "1700000000000",
+        "h": "0",
+        "i": properties,
+        "j": "0",
+        "k": "false",
+        "m": "false",
+        **more,
+    }
+
+
+def pull_ext(topic: str, offset: int, queue_id: int = 0, **more: object) -> dict[str, object]:
+    """The header of a pull that carries its subscription and may not wait."""
+    return {
+        "consumerGroup": "G",
+        "topic": topic,
+        "queueId": str(queue_id),
+        "queueOffset": str(offset),
+        "maxMsgNums": "32",
+        "sysFlag": "4",
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "15000",
+        "subscription": "*",
+        "subVersion": "0",
+        "expressionType": "TAG",
+        **more,
+    }
+
+
+OpenHarness = Callable[..., Awaitable[Harness]]
+
+
+@pytest.fixture
+async def open_harness(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[OpenHarness]:
+    """Makes a harness; keywords are keys of ``[remoting]``, and ``broker`` and ``store`` are tables of keys."""
+    stores: list[Store] = []
+
+    async def make(
+        *, broker: Mapping[str, object] = NO_HEADER, store: Mapping[str, object] = NO_HEADER, **keys: object
+    ) -> Harness:
+        clock = FakeClock()
+        config = fill(RemotingConfig, keys, "remoting")
+        made = await _broker(tmp_path, clock, fill(BrokerConfig, broker, "broker"), fill(StoreConfig, store, "store"))
+        stores.append(made.store)
+        await nursery.start(made.store.run)
+        return Harness(made, config, clock, nursery)
+
+    yield make
+    for opened in stores:
+        await opened.close()
+
+
+async def _broker(directory: Path, clock: Clock, config: BrokerConfig, store_config: StoreConfig) -> Broker:
+    import random
+
+    opened = await Store.open(directory / "data", store_config, clock, RealDisk())
+    opened.store_host = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
+    topics = Topics(opened, clock, auto_create=config.auto_create_topics, auto_create_queues=config.auto_create_queues)
+    topics.ensure("TBW102", 8, 7)
+    groups = Groups(clock, auto_create=config.auto_create_groups)
+    return Broker(config, opened, topics, groups, clock, Ids(random.Random(7)), Stats())
+
+
+@pytest.fixture
+async def harness(open_harness: OpenHarness) -> Harness:
+    """A harness with default settings but asynchronous flush."""
+    return await open_harness(store={"flush": "async"})
