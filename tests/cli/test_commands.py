@@ -1,0 +1,202 @@
+"""The commands of the core that need no broker."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from martlet.cli import CORE, commands, main
+from martlet.commands.config import as_markdown, sections
+from martlet.commands.outcome import Exit, Unreachable, guarded
+from martlet.config import read_toml
+from martlet.errors import ConfigError, MartletError, StoreFailed, StoreLocked
+from martlet.run import Config, read_config
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run ``martlet WORDS`` and return exit code, stdout and stderr."""
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        path = tmp_path / "martlet.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outcome(capsys, "--help")
+    assert code == Exit.OK
+    for command in commands():
+        assert f"  {command.name} " in out
+
+
+def test_nothing_asked_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(capsys)[0] == Exit.USAGE
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = outcome(capsys, "plugin")
+    assert code == Exit.USAGE
+    assert err == "martlet: command 'plugin' is unknown; did you mean 'plugins'?\n"
+
+
+@pytest.mark.parametrize("name", sorted(CORE))
+def test_each_help_teaches_by_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outcome(capsys, name, "--help")
+    assert code == Exit.OK
+    assert "examples:" in out
+    assert f"  martlet {name}" in out
+
+
+def test_the_summaries_in_the_overview_are_the_commands_own() -> None:
+    own = {command.name: command.help for command in commands() if command.name in CORE}
+    assert own == CORE
+
+
+def test_check_accepts_what_run_accepts(file: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+    path = file('[broker]\nname = "one"\n[store]\nflush = "async"\n[remoting]\nlisten = "127.0.0.1:0"\n')
+    code, out, err = outcome(capsys, "check", path)
+    assert (code, err) == (Exit.OK, "")
+    assert "sections broker, store, remoting" in out
+
+
+def test_check_for_programs_is_json(file: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = outcome(capsys, "check", "--json", file("[broker]\n"))
+    assert json.loads(out)["sections"] == ["broker"]
+
+
+BAD = [
+    ("[store]\nflush = 1\n", "config key 'store.flush' is 1; it must be 'sync' or 'async'"),
+    ("[store]\nfluhs = 'sync'\n", "config key 'store.fluhs' is unknown; did you mean 'store.flush'?"),
+    ("[sotre]\nflush = 'sync'\n", "config key 'sotre' is unknown; did you mean 'store'?"),
+    ("store = 3\n", "config key 'store' is a value; it must be a section"),
+    ("[remoting]\nlistne = 'x'\n", "config key 'remoting.listne' is unknown; did you mean 'remoting.listen'?"),
+    ("[remoting]\nlisten = 'here'\n", "address 'here' is not HOST:PORT; for example 127.0.0.1:10911"),
+    ("[remoting]\npull_messages_max = 0\n", "config key 'remoting.pull_messages_max' is 0; it must be at least 1"),
+    ("remoting = 3\n", "config key 'remoting' is a value; it must be a section"),
+    ("[plugins]\nenabled = ['remotin']\n", "plugin 'remotin' is not installed; installed: "),
+    ("[broker\n", "is not TOML; "),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD)
+def test_check_says_what_is_wrong_in_a_sentence(
+    text: str, sentence: str, file: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = outcome(capsys, "check", file(text))
+    assert code == Exit.USAGE
+    assert out == ""
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_check_of_no_file_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = outcome(capsys, "check", str(tmp_path / "absent.toml"))
+    assert code == Exit.USAGE
+    assert "absent.toml' cannot be read; No such file or directory" in err
+
+
+def test_a_setting_of_the_command_line_is_over_the_file(
+    file: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = outcome(capsys, "check", file("[store]\nflush = 'sync'\n"), "--set", "store.flush=never")
+    assert code == Exit.USAGE
+    assert "config key 'store.flush' is 'never'" in err
+
+
+def test_run_refuses_what_check_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = outcome(capsys, "run", "--set", "store.fluhs=sync")
+    assert (code, err) == (Exit.USAGE, "martlet: config key 'store.fluhs' is unknown; did you mean 'store.flush'?\n")
+
+
+def test_config_prints_a_file_that_changes_nothing(
+    file: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = outcome(capsys, "config")
+    assert code == Exit.OK
+    path = Path(file(out))
+    config = read_config(read_toml(path))
+    assert (config.broker, config.server, config.store, config.log) == (
+        Config().broker,
+        Config().server,
+        Config().store,
+        Config().log,
+    )
+    assert outcome(capsys, "check", str(path))[0] == Exit.OK
+
+
+def test_config_prints_one_section(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = outcome(capsys, "config", "log")
+    assert "[log]" in out
+    assert "[store]" not in out
+
+
+def test_config_knows_its_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = outcome(capsys, "config", "nope")
+    assert code == Exit.USAGE
+    assert "section 'nope' is unknown; sections: log, broker" in err
+
+
+def test_every_key_is_in_the_tables_for_documentation() -> None:
+    text = as_markdown(list(sections()))
+    for section in sections():
+        for setting in section.settings:
+            assert f"| `{setting.key}` |" in text
+
+
+def test_plugins_lists_remoting_and_its_hooks(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outcome(capsys, "plugins", "--json")
+    found = {row["name"]: row for row in json.loads(out)}
+    assert code == Exit.OK
+    assert found["remoting"]["enabled"]
+    assert "protocols" in found["remoting"]["hooks"]
+
+
+def test_plugins_names_one_that_is_not_there(file: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outcome(capsys, "plugins", "--config", file("[plugins]\nenabled = ['nope']\n"))
+    assert code == Exit.FAILED
+    assert "not installed" in out
+
+
+def raising(error: BaseException) -> Callable[[Any], int]:
+    def work(_: Any) -> int:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MartletError("no"), Exit.FAILED),
+        (ConfigError("no"), Exit.USAGE),
+        (StoreLocked("no"), Exit.STORE),
+        (ExceptionGroup("nursery", [ExceptionGroup("inner", [StoreFailed("no")])]), Exit.STORE),
+        (Unreachable("no"), Exit.UNREACHABLE),
+    ],
+)
+def test_an_error_is_a_sentence_and_a_code(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(raising(error), None) == code
+    assert capsys.readouterr().err == "martlet: no\n"
+
+
+def test_an_interrupt_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(raising(KeyboardInterrupt()), None) == Exit.INTERRUPTED
+    assert capsys.readouterr().err == ""
+
+
+def test_a_defect_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        guarded(raising(ZeroDivisionError()), None)
