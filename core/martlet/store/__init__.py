@@ -1,1 +1,24 @@
 """The log on disk: one CommitLog, and indexes that can be rebuilt from it."""
+
+from martlet.store.config import StoreConfig
+from martlet.store.files import Disk, RealDisk, Usage, atomic_write, read_generation
+from martlet.store.log import Found, Store, StoreStatistics
+from martlet.store.queues import Queue
+from martlet.store.reading import ReadResult, ReadStatus
+from martlet.store.recovery import Progress
+
+__all__ = [
+    "Disk",
+    "Found",
+    "Progress",
+    "Queue",
+    "ReadResult",
+    "ReadStatus",
+    "RealDisk",
+    "Store",
+    "StoreConfig",
+    "StoreStatistics",
+    "Usage",
+    "atomic_write",
+    "read_generation",
+]

@@ -29,6 +29,7 @@ __all__ = [
     "RECORD_BYTES_MIN",
     "ROLLBACK",
     "STORE_V6",
+    "TOPIC_V1_BYTES_MAX",
     "TRANSACTION_MASK",
     "Buffer",
     "body_crc",
@@ -74,7 +75,7 @@ FILLER_BYTES: Final = 8
 ENTRY: Final = Struct(">qiq")  # position, size, tags code
 ENTRY_BYTES: Final = 20
 
-TOPIC_V1_CHARS_MAX: Final = 127
+TOPIC_V1_BYTES_MAX: Final = 127
 
 
 def body_crc(body: Buffer) -> int:
@@ -84,7 +85,7 @@ def body_crc(body: Buffer) -> int:
 
 def record_size(message: Message, topic: bytes, store_host: bytes) -> int:
     """The bytes that *message* takes in the log."""
-    wide = len(message.topic) > TOPIC_V1_CHARS_MAX
+    wide = len(topic) > TOPIC_V1_BYTES_MAX
     hosts = len(message.born_host) + len(store_host) - 16
     return RECORD_BYTES_MIN + wide + hosts + len(topic) + len(message.body) + len(message.properties)
 
@@ -95,7 +96,7 @@ def encode_record(
     """Return the record of *message* for *position* of the log; V2 only where the topic is too long for V1."""
     topic = message.topic.encode()
     body = message.body
-    wide = len(message.topic) > TOPIC_V1_CHARS_MAX
+    wide = len(topic) > TOPIC_V1_BYTES_MAX
     flags = message.sys_flag & ~(BORN_V6 | STORE_V6)
     flags |= BORN_V6 if len(message.born_host) == 20 else 0
     flags |= STORE_V6 if len(store_host) == 20 else 0

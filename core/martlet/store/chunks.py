@@ -1,0 +1,240 @@
+"""The log in memory: pieces of fixed size, read once for all consumers, and the growing end.
+
+A chunk at the end of the log is a bytearray that appends fill in place; one further
+back is the bytes of a single read. Bytes that were written in a chunk never change
+and a chunk is never resized, so readers are given views of it. What nobody has read
+for the longest time is dropped first; a view keeps its chunk alive until it is sent.
+"""
+
+from collections import OrderedDict
+from threading import Lock
+from typing import final
+
+from martlet.store.codec import FILLER_BYTES, encode_filler
+from martlet.store.segments import Segment, Segments
+
+__all__ = ["Chunk", "Chunks", "Tail"]
+
+
+@final
+class Chunk:
+    """The positions from ``base`` to before ``end``; ``trusted`` bytes need no check of their CRC."""
+
+    __slots__ = ("base", "data", "end", "trusted", "view")
+
+    def __init__(self, base: int, data: bytes | bytearray, trusted: bool) -> None:
+        self.base = base
+        self.data = data
+        self.end = base + len(data)
+        self.view = memoryview(data).toreadonly()
+        self.trusted = trusted
+
+
+@final
+class Chunks:
+    """Chunks by position over a bounded memory; safe to use from several threads."""
+
+    __slots__ = ("_held", "_held_bytes", "_lock", "cache_bytes", "chunk_bytes", "pinned", "segments", "trusted_from")
+
+    def __init__(self, segments: Segments, chunk_bytes: int, cache_bytes: int) -> None:
+        self.segments = segments
+        self.chunk_bytes = chunk_bytes
+        self.cache_bytes = cache_bytes
+        # What this process wrote from here on is not checked again.
+        self.trusted_from = 0
+        self.pinned: dict[int, Chunk] = {}
+        self._held: OrderedDict[int, Chunk] = OrderedDict()
+        self._held_bytes = 0
+        self._lock = Lock()
+
+    def base_of(self, segment: Segment, position: int) -> int:
+        return position - (position - segment.start) % self.chunk_bytes
+
+    def find(self, position: int) -> Chunk | None:
+        """The chunk of *position* if it is in memory."""
+        segment = self.segments.find(position)
+        if segment is None:
+            return None
+        base = self.base_of(segment, position)
+        chunk = self.pinned.get(base)
+        if chunk is not None:
+            return chunk
+        with self._lock:
+            chunk = self._held.get(base)
+            if chunk is not None:
+                self._held.move_to_end(base)
+        return chunk
+
+    def load(self, position: int) -> Chunk | None:
+        """The chunk of *position*, read from disk if need be; None where the log holds nothing."""
+        chunk = self.find(position)
+        if chunk is not None:
+            return chunk if position < chunk.end else None
+        segment = self.segments.find(position)
+        if segment is None:
+            return None
+        base = self.base_of(segment, position)
+        data = self.segments.read(base, self.chunk_bytes)
+        if position >= base + len(data):
+            return None
+        chunk = Chunk(base, data, base >= self.trusted_from)
+        self.hold(chunk)
+        return chunk
+
+    def hold(self, chunk: Chunk) -> None:
+        """Keep *chunk* until room is needed."""
+        with self._lock:
+            if chunk.base not in self._held:
+                self._held[chunk.base] = chunk
+                self._held_bytes += len(chunk.view)
+            while self._held_bytes > self.cache_bytes and self._held:
+                self._held_bytes -= len(self._held.popitem(last=False)[1].view)
+
+    def drop_before(self, position: int) -> None:
+        """Let go of chunks that retention removed."""
+        with self._lock:
+            for base in [base for base in self._held if base < position]:
+                self._held_bytes -= len(self._held.pop(base).view)
+
+    def read(self, position: int, size: int) -> bytes:
+        """Return up to *size* bytes of one segment, from memory and disk."""
+        parts: list[bytes] = []
+        segment = self.segments.find(position)
+        while size > 0 and segment is not None and position < segment.end:
+            chunk = self.load(position)
+            if chunk is None:
+                break
+            part = bytes(chunk.view[position - chunk.base : position - chunk.base + size])
+            parts.append(part)
+            position += len(part)
+            size -= len(part)
+            if position < chunk.end:
+                break
+        return b"".join(parts)
+
+
+@final
+class Tail:
+    """The end of the log: appends fill it at ``position``, and `write_out` hands them to the operating system."""
+
+    __slots__ = ("chunk", "chunk_base", "chunk_end", "chunks", "data", "position", "segment", "segments", "written")
+
+    def __init__(self, chunks: Chunks) -> None:
+        self.chunks = chunks
+        self.segments = chunks.segments
+        self.segment = Segment("", 0, 0)
+        self.position = 0
+        self.written = 0
+        self.data = bytearray()
+        self.chunk = Chunk(0, self.data, True)
+        self.chunk_base = 0
+        self.chunk_end = 0
+
+    def open_at(self, position: int) -> None:
+        """Go on at *position*, which lies in the last segment or right behind it."""
+        self.position = self.written = position
+        self.chunks.pinned.clear()
+        found = self.segments.find(position)
+        if found is None:
+            self.segment = self.segments.items[-1] if self.segments.items else Segment("", position, position)
+            self._use(Chunk(position, bytearray(), True))
+            return
+        self.segment = found
+        self._open_chunk(self.chunks.base_of(found, position), position)
+
+    def _open_chunk(self, base: int, filled: int) -> None:
+        data = bytearray(min(self.chunks.chunk_bytes, self.segment.end - base))
+        if filled > base:
+            old = self.segments.read(base, filled - base)
+            data[: len(old)] = old
+        chunk = Chunk(base, data, base >= self.chunks.trusted_from)
+        self.chunks.pinned[base] = chunk
+        self._use(chunk)
+
+    def _use(self, chunk: Chunk) -> None:
+        if isinstance(chunk.data, bytearray):
+            self.data = chunk.data
+        self.chunk = chunk
+        self.chunk_base = chunk.base
+        self.chunk_end = chunk.end
+
+    def put(self, data: bytes) -> None:
+        """Append *data*, which fits into the segment; it may go on in the next chunk."""
+        view = memoryview(data)
+        while view:
+            if self.position == self.chunk_end:
+                self._open_chunk(self.position, self.position)
+            at = self.position - self.chunk_base
+            part = view[: self.chunk_end - self.position]
+            self.data[at : at + len(part)] = part
+            self.position += len(part)
+            view = view[len(part) :]
+
+    def roll(self) -> None:
+        """End the segment and begin the next; what was appended so far is written out first.
+
+        Raises:
+          OSError: the disk refused; `undo` was done where something had been appended.
+        """
+        if self.position < self.segment.end:
+            remaining = self.segment.end - self.position
+            if remaining >= FILLER_BYTES:
+                self.put(encode_filler(remaining))
+            self.write_out()
+            self._seal()
+        self.segment = self.segments.create(self.position)
+        self._open_chunk(self.position, self.position)
+
+    def _seal(self) -> None:
+        for chunk in self.chunks.pinned.values():
+            self.chunks.hold(chunk)
+        self.chunks.pinned.clear()
+        self.position = self.written = self.segment.end
+
+    def write_out(self) -> None:
+        """Write what was appended since the last call; all of it is in one segment.
+
+        Raises:
+          OSError: the disk refused, and everything since the last call is undone.
+        """
+        start = self.written
+        if start == self.position:
+            return
+        try:
+            if start >= self.chunk_base:
+                view = self.chunk.view[start - self.chunk_base : self.position - self.chunk_base]
+                self.segments.files.write(self.segment.path, view, start - self.segment.start)
+            else:
+                self._write_chunks(start)
+        except OSError:
+            self.undo()
+            raise
+        self.written = self.position
+
+    def _write_chunks(self, start: int) -> None:
+        for base in sorted(self.chunks.pinned):
+            chunk = self.chunks.pinned[base]
+            begin = max(start, base)
+            end = min(chunk.end, self.position)
+            if begin < end:
+                view = chunk.view[begin - base : end - base]
+                self.segments.files.write(self.segment.path, view, begin - self.segment.start)
+        for base in [base for base in self.chunks.pinned if base != self.chunk_base]:
+            self.chunks.hold(self.chunks.pinned.pop(base))
+
+    def undo(self) -> None:
+        """Forget what was appended since the last `write_out`, in memory and in the file.
+
+        Raises:
+          OSError: the file cannot be cleared, so a later start could find what was refused.
+        """
+        self.position = self.written
+        base = self.chunks.base_of(self.segment, self.written)
+        for later in [other for other in self.chunks.pinned if other > base]:
+            del self.chunks.pinned[later]
+        chunk = self.chunks.pinned.get(base)
+        if chunk is None:
+            self._open_chunk(base, self.written)
+        else:
+            self._use(chunk)
+        self.segments.files.clear(self.segment.path, self.written - self.segment.start)

@@ -1,0 +1,168 @@
+"""Group commit: one fdatasync for everyone who waits.
+
+While one is under way in a worker thread, whatever is appended waits for the next.
+A write or fdatasync that fails ends the store: the kernel may have dropped the pages
+it could not write and would report the next fsync as a success.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, final
+
+import trio
+
+from martlet.errors import StoreFailed
+from martlet.store.files import Files
+
+if TYPE_CHECKING:
+    from martlet.store.chunks import Tail
+
+__all__ = ["Flusher"]
+
+
+@final
+class Flusher:
+    """Makes what was written durable; ``durable`` is the log position up to which it is.
+
+    ``on_moved`` is called after ``durable`` moved, and once when the store failed.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_busy",
+        "_dirty",
+        "_moved",
+        "_new_directory",
+        "directory",
+        "durable",
+        "failed",
+        "files",
+        "fsync_seconds",
+        "fsync_seconds_max",
+        "fsyncs",
+        "on_moved",
+        "tail",
+    )
+
+    def __init__(self, files: Files, tail: "Tail", directory: str, on_moved: Callable[[], None]) -> None:
+        self.files = files
+        self.tail = tail
+        self.directory = directory
+        self.on_moved = on_moved
+        self.durable = 0
+        self.failed: StoreFailed | None = None
+        self.fsyncs = 0
+        self.fsync_seconds = 0.0
+        self.fsync_seconds_max = 0.0
+        self._dirty: set[str] = set()
+        self._new_directory = False
+        self._asked = trio.Event()
+        self._moved = trio.Event()
+        self._busy = False
+
+    def wrote(self, path: str) -> None:
+        """*path* holds data that is not durable."""
+        self._dirty.add(path)
+
+    def created(self) -> None:
+        """The directory of the log has a new name."""
+        self._new_directory = True
+
+    def ask(self) -> None:
+        """Have `run` flush; nothing waits here."""
+        self._asked.set()
+
+    def fail(self, error: OSError) -> StoreFailed:
+        """Stop for good because of *error*; everyone who waits gets the same `StoreFailed`."""
+        if self.failed is None:
+            self.failed = StoreFailed(f"the disk failed: {error}; the store takes no more writes until a restart")
+            self.failed.__cause__ = error
+            self._announce()
+            self._asked.set()
+        return self.failed
+
+    def _announce(self) -> None:
+        moved, self._moved = self._moved, trio.Event()
+        moved.set()
+        self.on_moved()
+
+    async def wait_durable(self, position: int) -> None:
+        """Return when everything before *position* is durable.
+
+        Raises:
+          StoreFailed: it will never be.
+        """
+        while self.durable < position:
+            if self.failed is not None:
+                raise self.failed
+            self._asked.set()
+            await self._moved.wait()
+
+    async def run(self, interval_seconds: float) -> None:
+        """Flush whenever somebody asks; at most once every *interval_seconds* if that is not 0."""
+        while self.failed is None:
+            await self._asked.wait()
+            if interval_seconds:
+                await trio.sleep(interval_seconds)
+            self._asked = trio.Event()
+            await self.flush()
+        raise self.failed
+
+    async def flush(self) -> None:
+        """Make durable what was written before this call, without stopping the event loop; a no-op after a failure."""
+        work = self._take()
+        if work is None:
+            await trio.lowlevel.checkpoint()
+            return
+        target, paths, new_directory = work
+        self._busy = True
+        began = trio.current_time()
+        try:
+            with trio.CancelScope(shield=True):
+                await self.files.disk.off_loop(lambda: self._sync(paths, new_directory))
+        except OSError as error:
+            self.fail(error)
+            return
+        finally:
+            self._busy = False
+        self._done(target, trio.current_time() - began)
+
+    def flush_now(self) -> None:
+        """As `flush`, blocking.
+
+        Raises:
+          StoreFailed: the disk failed, now or earlier.
+        """
+        if self.failed is not None:
+            raise self.failed
+        work = self._take()
+        if work is None:
+            return
+        target, paths, new_directory = work
+        try:
+            self._sync(paths, new_directory)
+        except OSError as error:
+            raise self.fail(error) from error
+        self._done(target, 0.0)
+
+    def _take(self) -> tuple[int, list[str], bool] | None:
+        if self.failed is not None or self._busy or self.durable >= self.tail.written:
+            return None
+        work = self.tail.written, sorted(self._dirty), self._new_directory
+        self._dirty.clear()
+        self._new_directory = False
+        return work
+
+    def _sync(self, paths: list[str], new_directory: bool) -> None:
+        for path in paths:
+            self.files.sync(path)
+        if new_directory:
+            self.files.disk.sync_directory(self.directory)
+
+    def _done(self, target: int, seconds: float) -> None:
+        self.durable = target
+        self.fsyncs += 1
+        self.fsync_seconds += seconds
+        self.fsync_seconds_max = max(self.fsync_seconds_max, seconds)
+        self._announce()
+        if self.tail.written > target:
+            self._asked.set()

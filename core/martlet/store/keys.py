@@ -1,0 +1,375 @@
+"""The key index: from a message's keys to its place in the log.
+
+``index/<yyyyMMddHHmmssSSS>`` (RocketMQ IndexFile.java): a header, hash slots that hold the
+newest entry's number, and entries that each name the one before. The slots of the active
+file are in memory and are written, after the entries they name are durable, when a checkpoint is
+made; so whatever a crash leaves in a slot names an entry that is there. Appends only queue
+a reference; `drain` does the work later, and a query drains first.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from operator import mul
+from struct import Struct
+from typing import Final, final
+
+from martlet.message import find_property
+from martlet.store.codec import POWERS_OF, hash_code
+from martlet.store.files import Files
+from martlet.store.queues import Queue
+
+__all__ = ["IndexFile", "KeyIndex"]
+
+HEADER: Final = Struct(">4q2i")  # begin and end ms, begin and end position, used slots, next entry number
+SLOT: Final = Struct(">i")
+SLOT_BYTES: Final = 4
+ITEM: Final = Struct(">iqii")  # hash, position, seconds since begin, entry before
+ITEM_BYTES: Final = 20
+PAGE_SLOTS: Final = 1024  # a page of slots is written when one of them changed
+SECONDS_MAX: Final = 2**31 - 1
+# Prefixes of unique keys whose hash is remembered: one a client and minute.
+PREFIXES_MAX: Final = 4096
+# The end of a unique key that changes from message to message (the time's low half and the counter).
+SUFFIX_BYTES: Final = 8
+# The most keys of one message: its properties are at most 32,767 bytes.
+KEYS_MAX: Final = 16_384
+# A query looks at no more entries of one chain: a key that every message has makes long ones.
+CHAIN_MAX: Final = 100_000
+
+
+@final
+class IndexFile:
+    """One file of the index, open or sealed; ``count`` is the number of the next entry (the first is 1)."""
+
+    __slots__ = ("begin_ms", "begin_position", "count", "end_ms", "end_position", "path", "used_slots")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.begin_ms = 0
+        self.end_ms = 0
+        self.begin_position = 0
+        self.end_position = 0
+        self.used_slots = 0
+        self.count = 1
+
+    def header(self) -> bytes:
+        return HEADER.pack(
+            self.begin_ms, self.end_ms, self.begin_position, self.end_position, self.used_slots, self.count
+        )
+
+
+@final
+class KeyIndex:
+    """All index files; the newest takes new keys."""
+
+    __slots__ = (
+        "_dirty_pages",
+        "_entries",
+        "_prefixes",
+        "_saved",
+        "_slots",
+        "active",
+        "directory",
+        "entries_max",
+        "files",
+        "items",
+        "new_names",
+        "pending",
+        "position",
+        "saving",
+        "slots",
+        "store_ms",
+    )
+
+    def __init__(self, files: Files, directory: str, slots: int, entries_max: int) -> None:
+        self.files = files
+        self.directory = directory
+        self.slots = slots
+        self.entries_max = entries_max
+        self.items: list[IndexFile] = []
+        self.active: IndexFile | None = None
+        # Everything before this log position is indexed.
+        self.position = 0
+        self.store_ms = 0
+        self.new_names = False
+        # A thread is writing what `take_slots` returned.
+        self.saving = False
+        self.pending: deque[tuple[Queue, int, int, int, bytes]] = deque()
+        self._slots = bytearray()
+        self._dirty_pages = bytearray()
+        self._entries = bytearray()
+        self._saved = 1
+        self._prefixes: dict[bytes, int] = {}
+
+    # ---- files
+
+    @property
+    def file_bytes(self) -> int:
+        return HEADER.size + self.slots * SLOT_BYTES + self.entries_max * ITEM_BYTES
+
+    def load(self) -> bool:
+        """Find the files; False when one is damaged and all are to be made again."""
+        for name in self.files.disk.names(self.directory):
+            if len(name) != 17 or not name.isdecimal():
+                continue
+            found = self._load_file(f"{self.directory}/{name}")
+            if found is None:
+                return False
+            self.items.append(found)
+        return True
+
+    def _load_file(self, path: str) -> IndexFile | None:
+        if self.files.size(path) != self.file_bytes:
+            return None
+        found = IndexFile(path)
+        (
+            found.begin_ms,
+            found.end_ms,
+            found.begin_position,
+            found.end_position,
+            found.used_slots,
+            found.count,
+        ) = HEADER.unpack(self.files.read(path, HEADER.size, 0))
+        found.count = max(found.count, 1)
+        sane = 0 <= found.used_slots <= self.slots and found.count <= self.entries_max
+        sane = sane and 0 <= found.begin_position <= found.end_position and found.begin_ms >= 0
+        return found if sane else None
+
+    def total(self) -> int:
+        """The entries in all files."""
+        return sum(item.count - 1 for item in self.items)
+
+    def clear(self) -> None:
+        """Remove every file and start over."""
+        for name in self.files.disk.names(self.directory):
+            self.files.unlink(f"{self.directory}/{name}")
+        self.items.clear()
+        self.active = None
+        self.new_names = True
+        self._slots = bytearray()
+        self._entries = bytearray()
+        self._saved = 1
+
+    def reopen(self, *, clean: bool) -> None:
+        """Go on in the newest file if it has room; after a crash count its entries anew."""
+        if not self.items:
+            return
+        last = self.items[-1]
+        self.active = last
+        self._slots = bytearray(self.files.read(last.path, self.slots * SLOT_BYTES, HEADER.size))
+        self._dirty_pages = bytearray(self.slots // PAGE_SLOTS + 1)
+        if not clean:
+            # A crash in the middle of writing the slots: they may name entries behind the header's count.
+            newest = max((number for (number,) in SLOT.iter_unpack(self._slots)), default=0)
+            last.count = max(last.count, min(newest, self.entries_max - 1) + 1)
+        self._saved = last.count
+        self._entries = bytearray()
+
+    def remove_before(self, position: int) -> int:
+        """Remove files all of whose messages retention removed; return how many."""
+        gone = 0
+        while self.items and self.items[0] is not self.active and self.items[0].end_position < position:
+            self.files.unlink(self.items.pop(0).path)
+            gone += 1
+        self.new_names = self.new_names or gone > 0
+        return gone
+
+    # ---- keys
+
+    def drain(self, count_max: int) -> bool:
+        """Index up to *count_max* waiting messages; return whether more wait."""
+        pending = self.pending
+        for _ in range(min(count_max, len(pending))):
+            if self.saving and self._nearly_full():
+                break
+            queue, position, end, store_ms, properties = pending.popleft()
+            self.put(queue, position, store_ms, properties)
+            self.position = end
+        return bool(pending)
+
+    def _nearly_full(self) -> bool:
+        """Whether one message could fill the active file; its slots must not be written by two at a time."""
+        return self.active is not None and self.active.count + KEYS_MAX >= self.entries_max
+
+    def put(self, queue: Queue, position: int, store_ms: int, properties: bytes) -> None:
+        """Index the unique key and every word of KEYS."""
+        unique = find_property(properties, b"UNIQ_KEY")
+        if unique:
+            self._insert(self._hash(queue, unique), position, store_ms)
+        if b"KEYS\x01" in properties:
+            for key in find_property(properties, b"KEYS").split(b" "):
+                if key:
+                    self._insert(self._hash(queue, key), position, store_ms)
+        if store_ms > self.store_ms:
+            self.store_ms = store_ms
+
+    def _hash(self, queue: Queue, key: bytes) -> int:
+        size = len(key)
+        if queue.topic_hash < 0:
+            queue.topic_hash = hash_code(queue.topic_bytes + b"#")
+        if size > 256 or not key.isascii():
+            code = hash_code(b"%b#%b" % (queue.topic_bytes, key))
+        else:
+            prefix = key[:-SUFFIX_BYTES]
+            known = self._prefixes.get(prefix)
+            if known is None:
+                known = self._remember(prefix)
+            powers = POWERS_OF[SUFFIX_BYTES]
+            suffix = key[-SUFFIX_BYTES:]
+            if size < SUFFIX_BYTES:
+                powers = POWERS_OF[size]
+            code = (
+                queue.topic_hash * _power(size)
+                + known * _power(min(size, SUFFIX_BYTES))
+                + sum(map(mul, suffix, powers))
+            ) & 0xFFFFFFFF
+        if code & 0x80000000:
+            code = 0x1_0000_0000 - code
+        return 0 if code == 0x80000000 else code
+
+    def _remember(self, prefix: bytes) -> int:
+        if len(self._prefixes) >= PREFIXES_MAX:
+            self._prefixes.clear()
+        code = self._prefixes[prefix] = hash_code(prefix)
+        return code
+
+    def _insert(self, key: int, position: int, store_ms: int) -> None:
+        item = self.active
+        if item is None or item.count >= self.entries_max:
+            item = self._begin_file(position, store_ms)
+        slot = key % self.slots
+        at = slot * SLOT_BYTES
+        (before,) = SLOT.unpack_from(self._slots, at)
+        seconds = (store_ms - item.begin_ms) // 1000
+        if seconds < 0:
+            seconds = 0
+        self._entries += ITEM.pack(key, position, min(SECONDS_MAX, seconds), before)
+        SLOT.pack_into(self._slots, at, item.count)
+        self._dirty_pages[slot // PAGE_SLOTS] = 1
+        item.count += 1
+        if not before:
+            item.used_slots += 1
+        item.end_ms = store_ms
+        item.end_position = position
+
+    def _begin_file(self, position: int, store_ms: int) -> IndexFile:
+        if self.active is not None:
+            self.save_entries()
+            self.write_slots(self.active.path, self.take_slots())
+        taken = {item.path for item in self.items}
+        at = store_ms
+        while (path := f"{self.directory}/{_name(at)}") in taken:
+            at += 1
+        self.files.create(path, self.file_bytes)
+        self.new_names = True
+        made = IndexFile(path)
+        made.begin_ms, made.begin_position = store_ms, position
+        self.items.append(made)
+        self.active = made
+        self._slots = bytearray(self.slots * SLOT_BYTES)
+        self._dirty_pages = bytearray(self.slots // PAGE_SLOTS + 1)
+        self._entries = bytearray()
+        self._saved = 1
+        return made
+
+    # ---- saving
+
+    def save_entries(self) -> str:
+        """Write new entries into the active file and return its path; empty when there is nothing new."""
+        item = self.active
+        if item is None or not self._entries:
+            return ""
+        data, self._entries = self._entries, bytearray()
+        try:
+            self.files.write(item.path, data, self._item_at(self._saved))
+        except OSError:
+            self._entries = data + self._entries
+            raise
+        self._saved = item.count
+        return item.path
+
+    def take_slots(self) -> list[tuple[int, bytes]]:
+        """Return what changed of slots and header, by place in the active file; it counts as saved from now on.
+
+        To be written once every entry that was saved before this call is durable.
+        """
+        item = self.active
+        if item is None:
+            return []
+        parts: list[tuple[int, bytes]] = []
+        first = self._dirty_pages.find(1)
+        while first >= 0:
+            last = self._dirty_pages.find(0, first)
+            last = len(self._dirty_pages) if last < 0 else last
+            low, high = first * PAGE_SLOTS * SLOT_BYTES, last * PAGE_SLOTS * SLOT_BYTES
+            parts.append((HEADER.size + low, bytes(memoryview(self._slots)[low:high])))
+            first = self._dirty_pages.find(1, last)
+        self._dirty_pages = bytearray(len(self._dirty_pages))
+        if parts:
+            parts.append((0, item.header()))
+        return parts
+
+    def write_slots(self, path: str, parts: list[tuple[int, bytes]]) -> None:
+        """Make the entries of *path* durable, then what `take_slots` returned."""
+        self.files.sync(path)
+        for at, data in parts:
+            self.files.write(path, data, at)
+        if parts:
+            self.files.sync(path)
+
+    def _item_at(self, number: int) -> int:
+        return HEADER.size + self.slots * SLOT_BYTES + number * ITEM_BYTES
+
+    # ---- queries
+
+    def find(self, queue: Queue, key: bytes, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return up to *count_max* log positions of messages stored within the times that may have *key*, newest first.
+
+        Others with the same hash are among them: the caller compares keys.
+        """
+        self.drain(len(self.pending))
+        code = self._hash(queue, key)
+        found: dict[int, None] = {}
+        for item in reversed(self.items):
+            if item.begin_ms > end_ms or item.end_ms < begin_ms:
+                continue
+            for position, seconds in self._chain(item, code):
+                at = item.begin_ms + seconds * 1000
+                # Entries hold whole seconds.
+                if begin_ms - 999 <= at <= end_ms:
+                    found[position] = None
+                    if len(found) >= count_max:
+                        return list(found)
+        return list(found)
+
+    def _chain(self, item: IndexFile, code: int) -> Iterator[tuple[int, int]]:
+        at = code % self.slots * SLOT_BYTES
+        if item is self.active:
+            (number,) = SLOT.unpack_from(self._slots, at)
+        else:
+            (number,) = SLOT.unpack(self.files.read(item.path, SLOT_BYTES, HEADER.size + at))
+        for _ in range(CHAIN_MAX):
+            if not 0 < number < item.count:
+                return
+            key, position, seconds, before = ITEM.unpack(self._item(item, number))
+            if key == code:
+                yield position, seconds
+            if before >= number:
+                return
+            number = before
+
+    def _item(self, item: IndexFile, number: int) -> bytes:
+        if item is self.active and number >= self._saved:
+            at = (number - self._saved) * ITEM_BYTES
+            return bytes(self._entries[at : at + ITEM_BYTES])
+        return self.files.read(item.path, ITEM_BYTES, self._item_at(number))
+
+
+def _power(count: int) -> int:
+    return POWERS_OF[count + 1][0] if count < 256 else POWERS_OF[256][0] * 31 & 0xFFFFFFFF
+
+
+def _name(ms: int) -> str:
+    moment = datetime.fromtimestamp(ms // 1000)
+    return f"{moment:%Y%m%d%H%M%S}{ms % 1000:03d}"

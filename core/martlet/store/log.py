@@ -1,0 +1,965 @@
+"""The store: one log, the queues and keys that index it, and the tasks that make it durable.
+
+`Store.append` fills the log's growing end in memory; `Store.commit`, once a socket read, hands
+all of it to the operating system in one write. With ``flush = "sync"`` records are
+readable when they are durable, with ``"async"`` when they are written. Everything but
+`open`, `run`, `close`, `wait_flushed` and `read_far` is synchronous, hence atomic.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, final
+
+import trio
+
+from martlet.clock import Clock
+from martlet.errors import Reason, Refused, StoreFailed, StoreLocked
+from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed, Record
+from martlet.store.checkpoint import (
+    Checkpoint,
+    read_checkpoint,
+    read_queue_list,
+    write_checkpoint,
+    write_queue_list,
+)
+from martlet.store.chunks import Chunks, Tail
+from martlet.store.codec import (
+    BORN_V6,
+    ENTRY_BYTES,
+    FILLER_BYTES,
+    HEAD,
+    HEAD_BYTES,
+    MAGIC_V1,
+    PREPARED,
+    RECORD_BYTES_MIN,
+    ROLLBACK,
+    SHORT,
+    STORE_V6,
+    TRANSACTION_MASK,
+    body_crc,
+    check_record,
+    decode_record,
+    encode_record,
+    record_size,
+)
+from martlet.store.config import StoreConfig
+from martlet.store.files import Disk, Files, RealDisk, atomic_write, read_file
+from martlet.store.flush import Flusher
+from martlet.store.keys import KeyIndex
+from martlet.store.queues import Queue, QueueFiles, Queues
+from martlet.store.reading import Predicate, Reader, ReadResult, bounds
+from martlet.store.recovery import Progress, Recovery
+from martlet.store.retention import Retention
+from martlet.store.segments import Segments
+from martlet.store.tags import SCHEDULE_TOPIC, TagCodes
+
+__all__ = ["Dispatcher", "Found", "Store", "StoreStatistics"]
+
+logger = logging.getLogger("martlet.store")
+
+Dispatcher = Callable[[Record], None]
+
+NO_HOST: Final = bytes(8)
+# Messages that wait for the key index before appends help with it.
+UNINDEXED_MAX: Final = 20_000
+# Messages that are indexed before the event loop gets its turn.
+INDEX_BATCH: Final = 256
+# Entries that a read in a worker thread takes along.
+SCAN_ENTRIES: Final = 4096
+# Queues that are saved before the event loop gets its turn.
+SAVE_BATCH: Final = 16
+# Positions of damaged records that are remembered, so that each is reported once.
+DAMAGED_MAX: Final = 10_000
+
+
+@final
+class StoreStatistics:
+    """Counters of one store, since it was opened."""
+
+    __slots__ = (
+        "appended_bytes",
+        "appended_messages",
+        "commits",
+        "cut_bytes",
+        "damaged_records",
+        "disk_used_ratio",
+        "durable",
+        "fsync_seconds",
+        "fsync_seconds_max",
+        "fsyncs",
+        "log_end",
+        "log_start",
+        "open_files",
+        "queues",
+        "readable",
+        "recovered_records",
+        "recovery_seconds",
+        "refused",
+        "segments",
+        "unindexed_messages",
+        "written",
+    )
+
+    def __init__(self, store: "Store") -> None:
+        self.appended_messages = store.appended_messages
+        self.appended_bytes = store.appended_bytes
+        self.commits = store.commits
+        self.fsyncs = store.flusher.fsyncs
+        self.fsync_seconds = store.flusher.fsync_seconds
+        self.fsync_seconds_max = store.flusher.fsync_seconds_max
+        self.damaged_records = store.damaged_records
+        self.cut_bytes = store.cut_bytes
+        self.recovery_seconds = store.recovery_seconds
+        self.recovered_records = store.recovered_records
+        self.refused = store.refusal
+        self.log_start = store.first_position
+        self.log_end = store.appended
+        self.written = store.written
+        self.durable = store.durable
+        self.readable = store.readable
+        self.segments = len(store.segments.items)
+        self.queues = sum(map(len, store.queues.topics.values()))
+        self.open_files = len(store.files)
+        self.disk_used_ratio = store.retention.used_ratio
+        self.unindexed_messages = len(store.keys.pending) if store.keys else 0
+
+    def as_dict(self) -> dict[str, object]:
+        """The counters by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@final
+class Found:
+    """What a query by key found: whole records, newest first, and how far the index reaches."""
+
+    __slots__ = ("index_ms", "index_position", "records")
+
+    def __init__(self, records: list[bytes], index_ms: int, index_position: int) -> None:
+        self.records = records
+        self.index_ms = index_ms
+        self.index_position = index_position
+
+
+@final
+class Store:
+    """One data directory. Made by `open`; `run` is to be started before anyone waits, `close` ends it."""
+
+    __slots__ = (
+        "_checkpointed",
+        "_clock",
+        "_codes",
+        "_deleted",
+        "_dirty_paths",
+        "_dispatchers",
+        "_listed",
+        "_lock_fd",
+        "_now_ms",
+        "_pending",
+        "_sync",
+        "_touched",
+        "_work",
+        "appended_bytes",
+        "appended_messages",
+        "chunks",
+        "commits",
+        "config",
+        "cut_bytes",
+        "damaged",
+        "damaged_records",
+        "directory",
+        "disk",
+        "files",
+        "flusher",
+        "keys",
+        "last_store_ms",
+        "on_flushed",
+        "queues",
+        "readable",
+        "reader",
+        "recovered_records",
+        "recovery_seconds",
+        "refusal",
+        "retention",
+        "segments",
+        "store_host",
+        "tail",
+    )
+
+    def __init__(self, directory: Path, config: StoreConfig, clock: Clock, disk: Disk) -> None:
+        root = str(directory)
+        self.directory = root
+        self.config = config
+        self.disk = disk
+        self._clock = clock
+        self.files = Files(disk, config.open_files_max)
+        self.segments = Segments(self.files, f"{root}/commitlog", config.segment_bytes)
+        self.chunks = Chunks(self.segments, config.chunk_bytes, config.cache_bytes)
+        self.tail = Tail(self.chunks)
+        queue_files = QueueFiles(self.files, f"{root}/consumequeue", config.queue_file_entries)
+        self.queues = Queues(queue_files)
+        self.keys: KeyIndex | None = None
+        if config.keys_index:
+            self.keys = KeyIndex(self.files, f"{root}/index", config.index_slots, config.index_entries)
+        self.reader = Reader(self.chunks, self._found_damage, verify=config.verify_reads)
+        self.flusher = Flusher(self.files, self.tail, self.segments.directory, self._durable_moved)
+        self.retention = Retention(self, clock)
+        self.store_host = NO_HOST
+        self.on_flushed: list[Callable[[], None]] = []
+        self.readable = 0
+        # Why appends are refused just now; empty when they are not.
+        self.refusal = ""
+        self.damaged: set[int] = set()
+        self.damaged_records = 0
+        self.cut_bytes = 0
+        self.recovery_seconds = 0.0
+        self.recovered_records = 0
+        self.appended_messages = 0
+        self.appended_bytes = 0
+        self.commits = 0
+        self.last_store_ms = 0
+        self._sync = config.flush == "sync"
+        self._codes = TagCodes()
+        self._dispatchers: tuple[Dispatcher, ...] = ()
+        # Appended and not yet committed, in order.
+        self._pending: list[tuple[Queue, int, int, int, bytes]] = []
+        # Queues with watchers that have records which are not readable yet.
+        self._touched: dict[Queue, None] = {}
+        self._now_ms = 0
+        self._lock_fd = -1
+        self._work = trio.Event()
+        self._dirty_paths: set[str] = set()
+        self._checkpointed = 0
+        self._deleted: dict[str, int] = {}
+        # The queues file is up to date with this many messages.
+        self._listed = -1
+
+    # ---- opening and closing
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path,
+        config: StoreConfig,
+        clock: Clock,
+        disk: Disk | None = None,
+        report: Progress | None = None,
+        dispatchers: Sequence[Dispatcher] = (),
+    ) -> "Store":
+        """Lock *directory*, recover what is in it, and return a store that takes appends.
+
+        Args:
+          report: called a few times a second with bytes done, bytes in all, and records so far.
+          dispatchers: called with each record after its append; not replayed here.
+
+        Raises:
+          StoreLocked: another process has it open; the text says which.
+          OSError: the directory cannot be used.
+        """
+        store = cls(directory, config, clock, disk if disk is not None else RealDisk())
+        store._dispatchers = tuple(dispatchers)
+        store._take_lock()
+        try:
+            await store._recover(report)
+        except BaseException:
+            store._release()
+            raise
+        return store
+
+    def _take_lock(self) -> None:
+        made = [self.directory, *(f"{self.directory}/{name}" for name in ("commitlog", "consumequeue", "index"))]
+        for path in made:
+            self.disk.make_directory(path)
+        self.disk.sync_directory(self.directory)
+        try:
+            self._lock_fd = self.disk.lock(f"{self.directory}/lock")
+        except StoreLocked as error:
+            pid = (read_file(self.disk, f"{self.directory}/abort") or b"").decode("ascii", "replace").strip()
+            holder = f"process {pid}" if pid else "another process"
+            raise StoreLocked(f"data directory {self.directory!r} is in use by {holder}; stop it first") from error
+
+    def _release(self) -> None:
+        self.files.close()
+        if self._lock_fd >= 0:
+            self.disk.close(self._lock_fd)
+            self._lock_fd = -1
+
+    async def _recover(self, report: Progress | None) -> None:
+        began = trio.current_time()
+        root = self.directory
+        clean = "abort" not in self.disk.names(root)
+        self.segments.load()
+        self.segments.complete()
+        checkpoint = read_checkpoint(self.files, f"{root}/checkpoint")
+        listed = read_queue_list(self.files, f"{root}/queues")
+        self._mark_running()
+        recovery = Recovery(self.segments, self.queues, self.keys, report)
+        await recovery.run(checkpoint, listed, clean=clean)
+        self._deleted = listed.deleted if listed else {}
+        self._begin_at(recovery)
+        self.last_store_ms = max(recovery.last_store_ms, checkpoint.log_ms if checkpoint else 0)
+        self.damaged_records = recovery.damaged
+        self.cut_bytes = recovery.cut_bytes
+        self.recovered_records = recovery.records
+        # What the scan found may be in the page cache only: nobody reads it before it is durable.
+        for segment in self.segments.items:
+            if segment.end > recovery.start:
+                self.files.sync(segment.path)
+        self.disk.sync_directory(self.segments.directory)
+        self._write_checkpoint()
+        self.recovery_seconds = trio.current_time() - began
+
+    def _mark_running(self) -> None:
+        path = f"{self.directory}/abort"
+        if "abort" not in self.disk.names(self.directory):
+            self.files.create(path, 0)
+        self.files.truncate(path, 0)
+        self.files.write(path, str(os.getpid()).encode(), 0)
+        self.files.sync(path)
+        self.files.forget(path)
+        self.disk.sync_directory(self.directory)
+
+    def _begin_at(self, recovery: Recovery) -> None:
+        end = recovery.end
+        self.chunks.trusted_from = end
+        self.tail.open_at(end)
+        self.flusher.durable = self.readable = end
+        if self.keys is not None:
+            self.keys.position = end
+
+    async def close(self) -> None:
+        """Make everything durable and leave the directory as after an orderly stop; idempotent."""
+        if self._lock_fd < 0:
+            return
+        try:
+            if self.flusher.failed is None:
+                self.commit()
+                self.flusher.flush_now()
+                self._write_checkpoint()
+                self.disk.unlink(f"{self.directory}/abort")
+                self.disk.sync_directory(self.directory)
+        except OSError as error:
+            raise self.flusher.fail(error) from error
+        finally:
+            self._release()
+
+    def crash(self) -> None:
+        """Let go of the directory without saving anything, as a killed process would; for tests."""
+        self._release()
+
+    # ---- positions
+
+    @property
+    def first_position(self) -> int:
+        """The first log position that is kept."""
+        return self.segments.start
+
+    @property
+    def appended(self) -> int:
+        return self.tail.position
+
+    @property
+    def written(self) -> int:
+        return self.tail.written
+
+    @property
+    def durable(self) -> int:
+        return self.flusher.durable
+
+    @property
+    def failed(self) -> StoreFailed | None:
+        """Why the store is read-only until the next start; None while all is well."""
+        return self.flusher.failed
+
+    # ---- queues
+
+    def queue(self, topic: str, queue_id: int) -> Queue:
+        """The queue, made if it does not exist yet."""
+        return self.queues.get(topic, queue_id)
+
+    def find_queue(self, topic: str, queue_id: int) -> Queue | None:
+        """The queue; None when nothing was ever stored in or asked of it."""
+        return self.queues.find(topic, queue_id)
+
+    def topics_on_disk(self) -> list[str]:
+        """The topics that have queues."""
+        return sorted(self.queues.topics)
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove the queues of *topic*; its records are void from now on and go with their segments."""
+        self.commit()
+        self._deleted[topic] = self.tail.written
+        queues = self.queues.topics.get(topic, {})
+        for queue in queues.values():
+            self._touched.pop(queue, None)
+        try:
+            self._write_list(without=topic)
+            self.queues.remove_topic(topic)
+        except OSError as error:
+            raise self._disk_refused(error) from error
+
+    # ---- tables beside the log
+
+    def read_generations(self, name: str) -> Iterator[bytes]:
+        """Yield the generations of file *name* of the data directory, newest first; the caller stops at a good one.
+
+        A crash between the two renames of a `write_file` leaves the newest as ``name.tmp``.
+        """
+        for generation in (name, f"{name}.tmp", f"{name}.bak"):
+            data = read_file(self.disk, f"{self.directory}/{generation}")
+            if data:
+                yield data
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Replace file *name* of the data directory at once; its previous content stays as ``name.bak``."""
+        atomic_write(self.disk, f"{self.directory}/{name}", data)
+
+    # ---- appending
+
+    def append(self, message: Message, queue_id: int) -> Placed:
+        """Put *message* at the end of the log and of its queue; `commit` hands it to the disk.
+
+        Raises:
+          Refused: it is too large, or the store takes no writes just now (the text says why).
+          StoreFailed: the disk failed.
+        """
+        of_topic = self.queues.topics.get(message.topic)
+        queue = of_topic.get(queue_id) if of_topic is not None else None
+        if queue is None:
+            queue = self._new_queue(message.topic, queue_id)
+        body = message.body
+        properties = message.properties
+        body_bytes = len(body)
+        properties_bytes = len(properties)
+        if self.refusal or body_bytes > self.config.message_bytes_max or properties_bytes > PROPERTIES_BYTES_MAX:
+            self._refuse(message)
+        tail = self.tail
+        position = tail.position
+        size = queue.overhead + body_bytes + properties_bytes
+        # 24: two hosts in IPv6 make the record this much longer.
+        if position + size + (24 + FILLER_BYTES) > tail.segment.end:
+            self._roll(message, queue)
+            position = tail.position
+        now = self._now_ms
+        if not now:
+            now = self._now_ms = self._clock.now_ms()
+        sys_flag = message.sys_flag
+        kind = sys_flag & TRANSACTION_MASK
+        indexed = kind != PREPARED and kind != ROLLBACK
+        offset = queue.next_offset if indexed else 0
+        born_host = message.born_host
+        end = position + size
+        if end <= tail.chunk_end and len(born_host) == 8 and len(self.store_host) == 8 and queue.narrow:
+            data = tail.data
+            at = position - tail.chunk_base
+            HEAD.pack_into(
+                data,
+                at,
+                size,
+                MAGIC_V1,
+                body_crc(body),
+                queue_id,
+                message.flag,
+                offset,
+                position,
+                sys_flag & ~(BORN_V6 | STORE_V6),
+                message.born_ms,
+                born_host,
+                now,
+                self.store_host,
+                message.reconsume_times,
+                message.prepared_position,
+                body_bytes,
+            )
+            at += HEAD_BYTES
+            data[at : at + body_bytes + queue.overhead + properties_bytes - HEAD_BYTES] = b"%b%b%b%b" % (
+                body,
+                queue.topic_part,
+                SHORT.pack(properties_bytes),
+                properties,
+            )
+            tail.position = end
+        else:
+            record = encode_record(message, queue_id, offset, position, now, self.store_host)
+            size = len(record)
+            tail.put(record)
+            end = tail.position
+        if indexed:
+            code = self._codes.of(properties) if queue.topic != SCHEDULE_TOPIC else self._codes.due(properties, now)
+            queue.add(position, size, code)
+            if not queue.dirty:
+                self.queues.touch(queue)
+        # Keys of rollback records are not indexed.
+        self._pending.append((queue, position, end, now, properties if kind != ROLLBACK else b""))
+        if self._dispatchers:
+            self._dispatch(position, size)
+        return Placed(queue_id, offset, position, end, now)
+
+    def append_batch(self, messages: Sequence[Message], queue_id: int) -> list[Placed]:
+        """Append *messages*, all of one topic, with consecutive offsets and in one segment; all or none.
+
+        Raises:
+          Refused: as `append`; none was stored.
+        """
+        if not messages:
+            return []
+        topic = messages[0].topic.encode()
+        total = 0
+        for message in messages:
+            if (
+                self.refusal
+                or len(message.body) > self.config.message_bytes_max
+                or len(message.properties) > PROPERTIES_BYTES_MAX
+            ):
+                self._refuse(message)
+            total += record_size(message, topic, self.store_host)
+        if self.tail.position + total + 24 + FILLER_BYTES > self.tail.segment.end:
+            self._roll_for(total + 24, f"a batch of {len(messages)} messages")
+        return [self.append(message, queue_id) for message in messages]
+
+    def _new_queue(self, topic: str, queue_id: int) -> Queue:
+        if not topic or "/" in topic or "\x00" in topic or topic in (".", "..") or len(topic.encode()) > 255:
+            raise Refused(Reason.ILLEGAL, f"topic {topic!r} cannot be a directory of the store")
+        if queue_id < 0:
+            raise Refused(Reason.ILLEGAL, f"queue id {queue_id} is negative")
+        return self.queues.get(topic, queue_id)
+
+    def _refuse(self, message: Message) -> None:
+        """Say why *message* cannot be stored."""
+        if self.flusher.failed is not None:
+            raise self.flusher.failed
+        if self.refusal:
+            raise Refused(Reason.UNAVAILABLE, self.refusal)
+        if len(message.properties) > PROPERTIES_BYTES_MAX:
+            raise Refused(
+                Reason.ILLEGAL,
+                f"the properties have {len(message.properties)} bytes; the most is {PROPERTIES_BYTES_MAX}",
+            )
+        raise Refused(
+            Reason.ILLEGAL,
+            f"the body has {len(message.body)} bytes; the most is {self.config.message_bytes_max} "
+            "(store.message_bytes_max)",
+        )
+
+    def _roll(self, message: Message, queue: Queue) -> None:
+        size = record_size(message, queue.topic_bytes, self.store_host)
+        if self.tail.position + size + FILLER_BYTES > self.tail.segment.end:
+            self._roll_for(size, "the record")
+
+    def _roll_for(self, size: int, what: str) -> None:
+        """Begin a segment in which *size* bytes have room."""
+        if self.flusher.failed is not None:
+            raise self.flusher.failed
+        if size + FILLER_BYTES > self.config.segment_bytes:
+            raise Refused(
+                Reason.ILLEGAL,
+                f"{what} has {size} bytes; a segment has {self.config.segment_bytes} (store.segment_bytes)",
+            )
+        before = self.tail.segment
+        if before.path:
+            self.flusher.wrote(before.path)
+        try:
+            self.tail.roll()
+        except OSError as error:
+            if self.tail.written < before.end:
+                self._take_back()
+            else:
+                self._accept_pending()
+            raise self._disk_refused(error) from error
+        self._accept_pending()
+        self.flusher.created()
+
+    def _dispatch(self, position: int, size: int) -> None:
+        data = self.chunks.read(position, size)
+        record = decode_record(data, 0, position, check_body=False)
+        for dispatcher in self._dispatchers:
+            dispatcher(record)
+
+    # ---- committing
+
+    def commit(self) -> None:
+        """Hand everything appended since the last commit to the operating system, in one write.
+
+        With async flush it is readable now. After an error every record whose ``placed.end`` is behind
+        ``written`` was not stored and leaves no trace.
+
+        Raises:
+          Refused: the disk is full; the store tries again by itself.
+          StoreFailed: the disk failed.
+        """
+        self._now_ms = 0
+        if not self._pending:
+            return
+        tail = self.tail
+        self.flusher.wrote(tail.segment.path)
+        try:
+            tail.write_out()
+        except OSError as error:
+            self._take_back()
+            raise self._disk_refused(error) from error
+        self._accept_pending()
+
+    def _accept_pending(self) -> None:
+        """What is pending is written: count it, queue its keys, wake who waits for it."""
+        pending = self._pending
+        if not pending:
+            return
+        self.commits += 1
+        self.appended_messages += len(pending)
+        self.last_store_ms = pending[-1][3]
+        touched = self._touched
+        for item in pending:
+            if item[0].watchers:
+                touched[item[0]] = None
+        keys = self.keys
+        if keys is not None:
+            keys.pending.extend(pending)
+            if len(keys.pending) > UNINDEXED_MAX:
+                self._help_index(keys)
+        self._pending = []
+        if not self._work.is_set():
+            self._work.set()
+        if self._sync:
+            self.flusher.ask()
+        else:
+            self.flusher.ask()
+            self._became_readable(self.tail.written)
+
+    def _help_index(self, keys: KeyIndex) -> None:
+        try:
+            keys.drain(len(keys.pending) - UNINDEXED_MAX // 2)
+        except OSError as error:
+            logger.warning("the key index cannot grow: %s; it goes on later", error)
+
+    def _take_back(self) -> None:
+        """Nothing that is pending was stored: give its queue offsets back."""
+        for queue, _, end, _, _ in reversed(self._pending):
+            if queue.last_end == end:
+                queue.drop_last()
+        self._pending = []
+
+    def _disk_refused(self, error: OSError) -> Refused | StoreFailed:
+        """What to raise for *error* of a write: full disks heal, anything else does not."""
+        if self.retention.is_full_error(error):
+            self.refusal = self.retention.refusal_for(error)
+            return Refused(Reason.UNAVAILABLE, self.refusal)
+        failed = self.flusher.fail(error)
+        self.refusal = str(failed)
+        return failed
+
+    def _became_readable(self, position: int) -> None:
+        self.readable = position
+        if self._touched:
+            self._call_watchers()
+        for callback in self.on_flushed:
+            callback()
+
+    def _call_watchers(self) -> None:
+        touched, self._touched = self._touched, {}
+        for queue in touched:
+            if queue.last_end > self.readable:
+                self._touched[queue] = None
+            for watcher in tuple(queue.watchers or ()):
+                watcher(queue)
+
+    def _durable_moved(self) -> None:
+        if self.flusher.failed is not None:
+            self.refusal = str(self.flusher.failed)
+        if self._sync:
+            self._became_readable(self.flusher.durable)
+        elif self.flusher.failed is not None:
+            self._became_readable(self.readable)
+
+    async def wait_flushed(self, position: int) -> None:
+        """Return when everything before *position* is durable (sync) or written (async); at once if it is.
+
+        Raises:
+          StoreFailed: it will never be.
+        """
+        if self._sync:
+            if self.flusher.durable < position:
+                await self.flusher.wait_durable(position)
+        elif self.tail.written < position:
+            if self.flusher.failed is not None:
+                raise self.flusher.failed
+            raise RuntimeError(f"position {position} was not committed; call commit() before waiting")
+
+    # ---- reading
+
+    def end_offset(self, queue: Queue) -> int:
+        """The offset behind the newest readable message of *queue*."""
+        return queue.next_offset if queue.last_end <= self.readable else queue.end_before(self.readable)
+
+    def read(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None = None,
+        predicate: Predicate | None = None,
+    ) -> ReadResult:
+        """Return readable records of *queue* from *offset* on, as they are stored.
+
+        The first message comes whatever its size; then as many as fit both limits. *codes* are compared with
+        the tags' codes of the entries, *predicate* is shown whole records. Looks at a bounded number of
+        entries, so ``next_offset`` may move though nothing matched. Damaged records are left out.
+        """
+        end = self.end_offset(queue)
+        outside = bounds(queue, offset, end)
+        if outside is not None:
+            return outside
+        return self.reader.read(queue, offset, end, max_messages, budget_bytes, codes, predicate, self.queues.entries)
+
+    def read_is_near(self, queue: Queue, offset: int) -> bool:
+        """Whether `read` would find its first record in memory."""
+        if not queue.first_offset <= offset < queue.next_offset:
+            return True
+        position = self.queues.position_at(queue, offset)
+        return position < 0 or self.chunks.find(position) is not None
+
+    async def read_far(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None = None,
+        predicate: Predicate | None = None,
+    ) -> ReadResult:
+        """As `read`, in a worker thread where the disk may be waited for; *predicate* is called there."""
+        end = self.end_offset(queue)
+        outside = bounds(queue, offset, end)
+        if outside is not None:
+            return outside
+        # The entries in memory belong to the event loop's thread: take them along.
+        held = self.queues.entries(queue, offset, SCAN_ENTRIES) if offset >= queue.tail_offset else b""
+        end = min(end, offset + len(held) // ENTRY_BYTES if held else queue.tail_offset)
+
+        def entries(queue: Queue, at: int, count: int) -> bytes:
+            if not held:
+                return self.queues.files.read(queue, at, count)
+            return held[(at - offset) * ENTRY_BYTES : (at - offset + count) * ENTRY_BYTES]
+
+        result = await self.disk.off_loop(
+            lambda: self.reader.read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries)
+        )
+        result.end_offset = self.end_offset(queue)
+        return result
+
+    def record_at(self, position: int, size_hint: int = 0) -> bytes | None:
+        """The record that begins at *position*; None when none does, it is damaged, or not readable yet."""
+        if position < self.segments.start or position + RECORD_BYTES_MIN > self.readable:
+            return None
+        head = self.chunks.read(position, max(size_hint, 4))
+        if len(head) < 4:
+            return None
+        size = int.from_bytes(head[:4], "big", signed=True)
+        segment = self.segments.find(position)
+        if segment is None or size < RECORD_BYTES_MIN or position + size > min(segment.end, self.readable):
+            return None
+        data = head[:size] if len(head) >= size else self.chunks.read(position, size)
+        return data if check_record(data, 0, size, position) else None
+
+    def _found_damage(self, position: int, queue: Queue, offset: int) -> None:
+        if position in self.damaged or len(self.damaged) >= DAMAGED_MAX:
+            return
+        self.damaged.add(position)
+        self.damaged_records += 1
+        logger.error(
+            "record at position %d (message %d of %s/%d) is damaged; it is skipped",
+            position,
+            offset,
+            queue.topic,
+            queue.queue_id,
+        )
+
+    # ---- looking up
+
+    def store_ms_at(self, queue: Queue, offset: int) -> int:
+        """When message *offset* was stored; -1 if it is not readable or damaged."""
+        if not queue.first_offset <= offset < self.end_offset(queue):
+            return -1
+        position = self.queues.position_at(queue, offset)
+        if position < 0:
+            return -1
+        head = self.chunks.read(position, 76)
+        if len(head) < 76:
+            return -1
+        at = 68 if int.from_bytes(head[36:40], "big") & BORN_V6 else 56
+        return int.from_bytes(head[at : at + 8], "big", signed=True)
+
+    def earliest_store_ms(self, queue: Queue) -> int:
+        """When the oldest message of *queue* was stored; -1 when it has none."""
+        return self.store_ms_at(queue, queue.first_offset)
+
+    def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> int:
+        """The first offset stored at or after *timestamp_ms* (the end if none); with *upper* the last at or before it.
+
+        Upper with a time before everything is the first offset.
+        """
+        first, end = queue.first_offset, self.end_offset(queue)
+        low, high = first, end
+        while low < high:
+            middle = (low + high) // 2
+            stored = self._store_ms_near(queue, middle, high)
+            if stored < timestamp_ms or (upper and stored == timestamp_ms):
+                low = middle + 1
+            else:
+                high = middle
+        return max(low - 1, first) if upper else low
+
+    def _store_ms_near(self, queue: Queue, offset: int, end: int) -> int:
+        """The store time of *offset*, or of the next message that is intact; beyond every time if none is."""
+        for at in range(offset, min(end, offset + 64)):
+            stored = self.store_ms_at(queue, at)
+            if stored >= 0:
+                return stored
+        return 2**63 - 1
+
+    def query_keys(self, topic: str, key: bytes, max_count: int, begin_ms: int, end_ms: int) -> Found:
+        """Return readable records of *topic* that carry *key* as unique key or among KEYS, newest first."""
+        keys = self.keys
+        if keys is None:
+            return Found([], 0, 0)
+        queue = self.queues.find(topic, 0) or Queue(topic, 0)
+        records: list[bytes] = []
+        for position in keys.find(queue, key, max_count, begin_ms, end_ms):
+            data = self.record_at(position)
+            if data is not None:
+                records.append(data)
+        return Found(records, keys.store_ms, keys.position)
+
+    # ---- background
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Flush, save indexes, make checkpoints and remove what is old, until cancelled.
+
+        Raises:
+          StoreFailed: the disk failed; the store is read-only.
+        """
+        interval = 0.0 if self._sync else self.config.flush_interval_ms / 1000
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.flusher.run, interval)
+            nursery.start_soon(self._maintain)
+            nursery.start_soon(self.retention.run)
+            task_status.started()
+
+    async def _maintain(self) -> None:
+        interval = self.config.persist_interval_ms / 1000
+        checkpoint_seconds = self.config.checkpoint_interval_ms / 1000
+        last = trio.current_time()
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            await trio.sleep(interval)
+            try:
+                await self._drain_keys()
+                await self._save_queues()
+                if trio.current_time() - last >= checkpoint_seconds:
+                    await self.checkpoint()
+                    last = trio.current_time()
+            except OSError as error:
+                if not self.retention.is_full_error(error):
+                    raise self.flusher.fail(error) from error
+                self.refusal = self.retention.refusal_for(error)
+            if self.queues.dirty or self._checkpointed < self.tail.written:
+                self._work.set()
+
+    async def _drain_keys(self) -> None:
+        keys = self.keys
+        while keys is not None and keys.drain(INDEX_BATCH):
+            await trio.lowlevel.checkpoint()
+
+    async def _save_queues(self) -> None:
+        """Write the entries of durable records, and of the key index, to their files."""
+        limit = self.flusher.durable
+        for index, queue in enumerate(list(self.queues.dirty)):
+            self._dirty_paths |= self.queues.save(queue, limit)
+            if index % SAVE_BATCH == SAVE_BATCH - 1:
+                await trio.lowlevel.checkpoint()
+        if self.keys is not None:
+            self.keys.save_entries()
+
+    async def checkpoint(self) -> None:
+        """Make the indexes durable and note how far they are, so that a start reads only what is behind."""
+        position = self.flusher.durable
+        await self._drain_keys()
+        await self._save_queues()
+        # Nothing was appended below `position` since, so all its entries are in files now.
+        work = self._take_checkpoint(position)
+        await self.disk.off_loop(work)
+        self._checkpointed = position
+
+    def _take_checkpoint(self, position: int) -> Callable[[], None]:
+        """Return the blocking part of a checkpoint at *position*, whose entries are all in their files."""
+        paths, self._dirty_paths = sorted(self._dirty_paths), set()
+        directories, self.queues.files.new_directories = sorted(self.queues.files.new_directories), set()
+        keys = self.keys
+        made = Checkpoint(self.last_store_ms, self.last_store_ms, self.last_store_ms, position=position)
+        made.confirmed_position = position
+        parts: list[tuple[int, bytes]] = []
+        index_path = ""
+        if keys is not None:
+            keys.save_entries()
+            parts = keys.take_slots()
+            index_path = keys.active.path if keys.active is not None else ""
+            made.index_position = min(keys.position, position)
+            made.index_entries = keys.total()
+            if keys.new_names:
+                directories.append(keys.directory)
+                keys.new_names = False
+            keys.saving = True
+
+        def work() -> None:
+            try:
+                for path in paths:
+                    self._sync_if_there(path)
+                for directory in directories:
+                    self._sync_directory_if_there(directory)
+                if keys is not None and index_path and parts:
+                    keys.write_slots(index_path, parts)
+                write_checkpoint(self.files, f"{self.directory}/checkpoint", made)
+            finally:
+                if keys is not None:
+                    keys.saving = False
+
+        return work
+
+    def _sync_if_there(self, path: str) -> None:
+        try:
+            self.files.sync(path)
+        except FileNotFoundError:
+            logger.debug("%s was removed before it was synced", path)
+
+    def _sync_directory_if_there(self, path: str) -> None:
+        try:
+            self.disk.sync_directory(path)
+        except FileNotFoundError:
+            logger.debug("%s was removed before it was synced", path)
+
+    def _write_checkpoint(self) -> None:
+        """As `checkpoint`, blocking, with the list of queues; for the start and the end."""
+        keys = self.keys
+        if keys is not None:
+            keys.drain(len(keys.pending))
+        position = self.flusher.durable
+        for queue in list(self.queues.dirty):
+            self._dirty_paths |= self.queues.save(queue, position)
+        self._take_checkpoint(position)()
+        self._write_list()
+        self._checkpointed = position
+
+    def _write_list(self, without: str = "") -> None:
+        """Write what the queues hold in durable files."""
+        topics = {
+            topic: {queue_id: (queue.first_offset, queue.saved) for queue_id, queue in of_topic.items()}
+            for topic, of_topic in self.queues.topics.items()
+            if topic != without
+        }
+        write_queue_list(self.files, f"{self.directory}/queues", topics, self._deleted, self.segments.start)
+
+    def statistics(self) -> StoreStatistics:
+        """Counters of this moment."""
+        return StoreStatistics(self)

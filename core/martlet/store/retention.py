@@ -1,0 +1,154 @@
+"""What is old goes, and when the disk is full appends are refused until there is space.
+
+RocketMQ's rules (DefaultMessageStore.CleanCommitLogService): whole segments, the oldest first,
+never the one in use. By age at the hours of ``delete_when``; at any hour above
+``disk_used_ratio_max``; whatever the age above ``disk_clean_ratio``. Above ``disk_full_ratio``
+nothing is appended.
+"""
+
+import errno
+import logging
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from martlet.clock import Clock
+
+if TYPE_CHECKING:
+    from martlet.store.log import Store
+
+__all__ = ["Retention"]
+
+logger = logging.getLogger("martlet.store")
+
+FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+# Segments removed in one go (RocketMQ's destroyMappedFile loop takes ten files a batch).
+BATCH: Final = 10
+# After appends were refused they go on when this much is free again under the limit, so that they do not flutter.
+HYSTERESIS: Final = 0.02
+
+
+@final
+class Retention:
+    """Looks at age and disk use of one store."""
+
+    __slots__ = ("_clock", "_store", "full_error", "removed_segments", "used_ratio")
+
+    def __init__(self, store: "Store", clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.used_ratio = 0.0
+        self.removed_segments = 0
+        # A write failed for want of space; until a probe succeeds.
+        self.full_error = False
+
+    def is_full_error(self, error: OSError) -> bool:
+        """Whether *error* says that there is no space; it may come back."""
+        return error.errno in FULL_ERRORS
+
+    def refusal_for(self, error: OSError) -> str:
+        """Remember that the disk is full, and say so."""
+        self.full_error = True
+        return (
+            f"the disk of {self._store.directory!r} is full ({error.strerror}); "
+            "writes go on by themselves when there is space: free some, or lower store.file_reserved_hours"
+        )
+
+    async def run(self) -> None:
+        """Look every ``retention_interval_ms``, until cancelled; every second while appends are refused."""
+        interval = self._store.config.retention_interval_ms / 1000
+        while True:
+            try:
+                self.look()
+            except OSError as error:
+                logger.warning("retention in %s is put off: %s", self._store.directory, error)
+            await trio.sleep(min(interval, 1.0) if self._store.refusal else interval)
+
+    def look(self) -> None:
+        """Measure, remove what may go, and decide whether appends are taken."""
+        self.used_ratio = self._store.disk.usage(self._store.directory).ratio
+        self._remove_old()
+        self._decide()
+
+    # ---- what goes
+
+    def _remove_old(self) -> None:
+        config = self._store.config
+        forced = self.used_ratio > config.disk_clean_ratio
+        if not (forced or self.used_ratio > config.disk_used_ratio_max or self._is_the_hour()):
+            return
+        removed = 0
+        while removed < BATCH and self._may_go(forced):
+            gone = self._store.segments.remove_first()
+            logger.info("segment %s was removed (disk %.0f %% used)", gone.path, self.used_ratio * 100)
+            removed += 1
+        if removed:
+            self.removed_segments += removed
+            self._after_removal()
+
+    def _is_the_hour(self) -> bool:
+        hour = datetime.fromtimestamp(self._clock.now_ms() / 1000).hour
+        return any(part.strip().isdecimal() and int(part) == hour for part in self._store.config.delete_when.split(";"))
+
+    def _may_go(self, forced: bool) -> bool:
+        """Whether the oldest segment is old enough; never the one in use, nor what is not yet on the disk."""
+        store = self._store
+        if len(store.segments.items) < 2 or store.segments.items[0].end > store.durable:
+            return False
+        return forced or self._last_store_ms() < self._clock.now_ms() - store.config.file_reserved_hours * 3_600_000
+
+    def _last_store_ms(self) -> int:
+        """A time at which the oldest segment was no longer written: the first record of the one behind it."""
+        head = self._store.segments.read(self._store.segments.items[1].start, 64)
+        if len(head) < 64 or not any(head):
+            return self._clock.now_ms()
+        return int.from_bytes(head[56:64], "big", signed=True)
+
+    def _after_removal(self) -> None:
+        store = self._store
+        start = store.segments.start
+        store.chunks.drop_before(start)
+        store.disk.sync_directory(store.segments.directory)
+        for queue in store.queues.all():
+            store.queues.advance_first(queue, start)
+        if store.keys is not None:
+            store.keys.remove_before(start)
+        self.used_ratio = store.disk.usage(store.directory).ratio
+
+    # ---- whether appends are taken
+
+    def _decide(self) -> None:
+        store = self._store
+        if store.failed is not None:
+            return
+        limit = store.config.disk_full_ratio
+        if self.used_ratio > limit:
+            store.refusal = (
+                f"the disk of {store.directory!r} is {self.used_ratio:.0%} full, above the limit of {limit:.0%} "
+                "(store.disk_full_ratio); writes go on by themselves when there is space"
+            )
+            return
+        if store.refusal and (self.used_ratio <= limit - HYSTERESIS or self.full_error) and self._probe():
+            logger.info("there is space again in %s; writes go on", store.directory)
+            self.full_error = False
+            store.refusal = ""
+
+    def _probe(self) -> bool:
+        """Whether a page can be written and kept."""
+        store = self._store
+        path = f"{store.directory}/space.probe"
+        try:
+            if "space.probe" in store.disk.names(store.directory):
+                store.files.unlink(path)
+            store.files.create(path, 0)
+            try:
+                store.files.write(path, b"\xff" * 65536, 0)
+                store.files.sync(path)
+            finally:
+                store.files.unlink(path)
+        except OSError as error:
+            if not self.is_full_error(error):
+                raise
+            return False
+        return True

@@ -1,0 +1,113 @@
+"""The files of the log: ``commitlog/<20 digits>``, each named after its first byte's position."""
+
+from bisect import bisect_right
+from typing import Final, final
+
+from martlet.store.files import Files
+
+__all__ = ["Segment", "Segments", "numbered_names"]
+
+NAME_DIGITS: Final = 20
+
+
+def numbered_names(names: list[str]) -> list[int]:
+    """The positions that *names* stand for, ascending; other names are left out."""
+    return sorted(int(name) for name in names if len(name) == NAME_DIGITS and name.isascii() and name.isdecimal())
+
+
+@final
+class Segment:
+    """One file of the log; it holds the positions from ``start`` to before ``end``."""
+
+    __slots__ = ("end", "path", "start")
+
+    def __init__(self, path: str, start: int, end: int) -> None:
+        self.path = path
+        self.start = start
+        self.end = end
+
+
+@final
+class Segments:
+    """The segments in order. A position between two of them belongs to the first and holds nothing."""
+
+    __slots__ = ("_starts", "directory", "files", "items", "segment_bytes")
+
+    def __init__(self, files: Files, directory: str, segment_bytes: int) -> None:
+        self.files = files
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.items: list[Segment] = []
+        self._starts: list[int] = []
+
+    def load(self) -> None:
+        """Find the segments on the disk; a short last one will be lengthened by `complete`."""
+        starts = numbered_names(self.files.disk.names(self.directory))
+        self.items = []
+        for index, start in enumerate(starts):
+            path = self.path_of(start)
+            last = index + 1 == len(starts)
+            end = start + max(self.files.size(path), self.segment_bytes) if last else starts[index + 1]
+            self.items.append(Segment(path, start, end))
+        self._starts = starts
+
+    def complete(self) -> None:
+        """Lengthen the last segment to its full size, if a crash or a copy left it short."""
+        if self.items:
+            last = self.items[-1]
+            if self.files.size(last.path) < last.end - last.start:
+                self.files.truncate(last.path, last.end - last.start)
+
+    def path_of(self, start: int) -> str:
+        return f"{self.directory}/{start:0{NAME_DIGITS}d}"
+
+    @property
+    def start(self) -> int:
+        """The first position that is kept."""
+        return self.items[0].start if self.items else 0
+
+    @property
+    def end(self) -> int:
+        """The position behind the last segment."""
+        return self.items[-1].end if self.items else 0
+
+    def find(self, position: int) -> Segment | None:
+        """The segment of *position*; None before the first and behind the last."""
+        index = bisect_right(self._starts, position) - 1
+        if index < 0:
+            return None
+        found = self.items[index]
+        return found if position < found.end else None
+
+    def create(self, start: int) -> Segment:
+        """Make the segment that begins at *start*, behind all others; the directory is to be synced."""
+        path = self.path_of(start)
+        self.files.create(path, self.segment_bytes)
+        made = Segment(path, start, start + self.segment_bytes)
+        self.items.append(made)
+        self._starts.append(start)
+        return made
+
+    def remove_first(self) -> Segment:
+        """Remove the oldest segment and its file."""
+        gone = self.items[0]
+        self.files.unlink(gone.path)
+        del self.items[0], self._starts[0]
+        return gone
+
+    def remove_after(self, position: int) -> list[Segment]:
+        """Remove every segment that begins behind *position*, newest first."""
+        gone: list[Segment] = []
+        while self.items and self.items[-1].start > position:
+            last = self.items.pop()
+            self._starts.pop()
+            self.files.unlink(last.path)
+            gone.append(last)
+        return gone
+
+    def read(self, position: int, size: int) -> bytes:
+        """Return up to *size* bytes from *position* on, of one segment; empty where there is none."""
+        segment = self.find(position)
+        if segment is None:
+            return b""
+        return self.files.read(segment.path, min(size, segment.end - position), position - segment.start)

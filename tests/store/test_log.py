@@ -1,0 +1,339 @@
+"""Appending, committing, reading and reopening."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from martlet.errors import Reason, Refused, StoreLocked
+from martlet.message import Message, Record
+from martlet.store import Queue, ReadStatus, Store
+from martlet.store.codec import Buffer, decode_record, tags_code
+from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
+
+OpenStore = Callable[..., Awaitable[Store]]
+
+
+def fill(store: Store, count: int, topic: str = "T", queue_id: int = 0, size: int = 50) -> list[bytes]:
+    """Append *count* different messages and make them readable."""
+    sent = [b"%d/" % i + b"x" * size for i in range(count)]
+    for body in sent:
+        store.append(message(body, topic), queue_id)
+    store.commit()
+    store.flusher.flush_now()
+    return sent
+
+
+async def test_what_was_appended_is_read_back_in_order(open_store: OpenStore) -> None:
+    store = await open_store()
+    sent = fill(store, 200)
+    assert drain(store, store.queue("T", 0)) == sent
+
+
+async def test_placed_says_where_the_record_is(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await open_store()
+    first = store.append(message("a"), 3)
+    second = store.append(message("bb"), 3)
+    store.commit()
+    store.flusher.flush_now()
+    assert (first.queue_id, first.queue_offset, first.position, first.store_ms) == (3, 0, 0, clock.ms)
+    assert (second.queue_offset, second.position) == (1, first.end)
+    data = store.record_at(second.position)
+    assert data is not None
+    record = decode_record(data, 0, second.position)
+    assert (record.topic, record.queue_id, record.queue_offset, record.body) == ("T", 3, 1, b"bb")
+    assert (record.store_host, record.store_ms, record.size) == (HOST, clock.ms, second.end - second.position)
+
+
+async def test_nothing_is_readable_before_it_is_durable(open_store: OpenStore) -> None:
+    store = await open_store()
+    queue = store.queue("T", 0)
+    store.append(message(), 0)
+    assert store.read(queue, 0, 1, 1000).status is ReadStatus.EMPTY
+    store.commit()
+    assert (store.written, store.durable) == (store.appended, 0)
+    assert store.read(queue, 0, 1, 1000).status is ReadStatus.EMPTY
+    assert store.record_at(0) is None
+    store.flusher.flush_now()
+    assert store.read(queue, 0, 1, 1000).status is ReadStatus.FOUND
+
+
+async def test_async_flush_makes_readable_what_is_written(open_store: OpenStore) -> None:
+    store = await open_store(small_config(flush="async"))
+    queue = store.queue("T", 0)
+    placed = store.append(message(), 0)
+    assert store.read(queue, 0, 1, 1000).status is ReadStatus.EMPTY
+    store.commit()
+    await store.wait_flushed(placed.end)
+    assert bodies(store.read(queue, 0, 1, 1000).pieces) == [b"hello"]
+    assert store.durable == 0
+
+
+async def test_waiting_for_what_was_not_committed_is_an_error_with_async_flush(open_store: OpenStore) -> None:
+    store = await open_store(small_config(flush="async"))
+    placed = store.append(message(), 0)
+    with pytest.raises(RuntimeError, match="call commit"):
+        await store.wait_flushed(placed.end)
+
+
+async def test_many_who_wait_share_flushes(open_store: OpenStore, nursery: trio.Nursery) -> None:
+    store = await open_store()
+    await nursery.start(store.run)
+    flushed: list[int] = []
+
+    async def send(number: int) -> None:
+        placed = store.append(message(b"%d" % number), 0)
+        store.commit()
+        await store.wait_flushed(placed.end)
+        assert store.durable >= placed.end
+        flushed.append(number)
+
+    async with trio.open_nursery() as senders:
+        for number in range(50):
+            senders.start_soon(send, number)
+    assert sorted(flushed) == list(range(50))
+    assert store.statistics().fsyncs < 10
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_watchers_are_called_when_records_become_readable(open_store: OpenStore, flush: str) -> None:
+    store = await open_store(small_config(flush=flush))
+    queue = store.queue("T", 0)
+    seen: list[tuple[Queue, int]] = []
+    queue.watchers = [lambda q: seen.append((q, store.end_offset(q)))]
+    store.append(message(), 0)
+    store.append(message(), 0)
+    assert not seen
+    store.commit()
+    store.flusher.flush_now()
+    assert seen == [(queue, 2)]
+
+
+async def test_callbacks_run_after_readable_moved(open_store: OpenStore) -> None:
+    store = await open_store()
+    seen: list[int] = []
+    store.on_flushed.append(lambda: seen.append(store.readable))
+    fill(store, 1)
+    assert seen == [store.written]
+
+
+async def test_a_read_keeps_to_its_limits_but_the_first_message_always_comes(open_store: OpenStore) -> None:
+    store = await open_store()
+    fill(store, 20)
+    queue = store.queue("T", 0)
+    size = store.read(queue, 0, 1, 0).size
+    assert store.read(queue, 0, 1, 0).count == 1
+    assert store.read(queue, 0, 7, 10**6).count == 7
+    assert store.read(queue, 0, 100, 2 * size).count == 2
+    result = store.read(queue, 18, 100, 10**6)
+    assert (result.count, result.next_offset, result.first_offset, result.end_offset) == (2, 20, 0, 20)
+    assert result.size == sum(len(piece) for piece in result.pieces)
+
+
+async def test_records_side_by_side_come_as_one_piece(open_store: OpenStore) -> None:
+    store = await open_store(small_config(segment_bytes=65536, chunk_bytes=65536, cache_bytes=10**6))
+    fill(store, 20)
+    assert len(store.read(store.queue("T", 0), 0, 20, 10**6).pieces) == 1
+
+
+async def test_where_nothing_is_the_status_says_why(open_store: OpenStore) -> None:
+    store = await open_store()
+    queue = store.queue("T", 0)
+    assert store.read(queue, 0, 1, 1).status is ReadStatus.EMPTY
+    assert store.read(queue, 7, 1, 1).next_offset == 0
+    fill(store, 3)
+    queue.first_offset = 1
+    for offset, status, goes_on in [(0, "TOO_SMALL", 1), (3, "AT_END", 3), (9, "BEYOND_END", 3)]:
+        result = store.read(queue, offset, 1, 1000)
+        assert (result.status.name, result.next_offset) == (status, goes_on)
+        assert (result.first_offset, result.end_offset, result.pieces) == (1, 3, [])
+
+
+async def test_only_wanted_tags_come(open_store: OpenStore) -> None:
+    store = await open_store()
+    queue = store.queue("T", 0)
+    for number in range(30):
+        store.append(message(b"%d" % number, tags="ABC"[number % 3]), 0)
+    store.commit()
+    store.flusher.flush_now()
+    codes = frozenset((tags_code("A"), tags_code("C")))
+    result = store.read(queue, 0, 6, 10**6, codes)
+    assert bodies(result.pieces) == [b"0", b"2", b"3", b"5", b"6", b"8"]
+    assert result.next_offset == 9
+    rest = store.read(queue, 9, 100, 10**6, codes)
+    assert bodies(rest.pieces) == [b"%d" % n for n in range(9, 30) if n % 3 != 1]
+    nothing = store.read(queue, 0, 6, 10**6, frozenset((tags_code("Z"),)))
+    assert (nothing.status, nothing.next_offset) == (ReadStatus.NO_MATCH, 30)
+    many = frozenset(range(1000, 1020)) | codes
+    assert store.read(queue, 0, 6, 10**6, many).count == 6
+
+
+async def test_a_search_without_result_moves_on_by_a_bounded_number_of_entries(open_store: OpenStore) -> None:
+    store = await open_store(small_config(segment_bytes=10**6))
+    fill(store, 1000, size=0)
+    result = store.read(store.queue("T", 0), 0, 32, 10**6, frozenset((99,)))
+    assert (result.status, result.next_offset) == (ReadStatus.NO_MATCH, 800)
+
+
+async def test_a_predicate_sees_whole_records(open_store: OpenStore) -> None:
+    store = await open_store()
+    fill(store, 20)
+
+    def even(record: Buffer) -> bool:
+        return decode_record(record).queue_offset % 2 == 0
+
+    result = store.read(store.queue("T", 0), 0, 5, 10**6, None, even)
+    assert [int(body.split(b"/")[0]) for body in bodies(result.pieces)] == [0, 2, 4, 6, 8]
+    assert result.next_offset == 9
+
+
+async def test_far_reads_are_the_same_as_near_ones(open_store: OpenStore) -> None:
+    store = await open_store()
+    sent = fill(store, 200)
+    queue = store.queue("T", 0)
+    store.queues.save(queue, store.durable)
+    offset, found, far = 0, [], 0
+    while offset < 200:
+        if store.read_is_near(queue, offset):
+            result = store.read(queue, offset, 7, 10**6)
+        else:
+            result = await store.read_far(queue, offset, 7, 10**6)
+            far += 1
+        assert result.end_offset == 200
+        found += bodies(result.pieces)
+        offset = result.next_offset
+    assert found == sent
+    assert far > 3
+
+
+async def test_a_batch_stands_in_one_segment_or_nowhere(open_store: OpenStore) -> None:
+    store = await open_store()
+    fill(store, 20)
+    batch = [message(b"y" * 150) for _ in range(12)]
+    placed = store.append_batch(batch, 0)
+    assert [p.queue_offset for p in placed] == list(range(20, 32))
+    assert placed[0].position == 4096
+    assert placed[-1].end < 8192
+    before = store.appended
+    with pytest.raises(Refused, match="a batch of 40 messages"):
+        store.append_batch(batch[:1] * 40, 0)
+    too_large = Message("T", b"", b"p" * 40_000)
+    with pytest.raises(Refused):
+        store.append_batch([message(), too_large], 0)
+    assert store.appended == before
+    assert store.queue("T", 0).next_offset == 32
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (Message("T", b"x" * 101), "the body has 101 bytes; the most is 100"),
+        (Message("T", b"", b"x" * 32768), "the properties have 32768 bytes"),
+        (Message("a/b", b""), "cannot be a directory"),
+        (Message("..", b""), "cannot be a directory"),
+        (Message("T", b"", b"x" * 4096), "a segment has 4096"),
+    ],
+)
+async def test_what_cannot_be_stored_is_refused_with_the_limit(open_store: OpenStore, bad: Message, text: str) -> None:
+    store = await open_store(small_config(message_bytes_max=100))
+    with pytest.raises(Refused, match=text) as caught:
+        store.append(bad, 0)
+    assert caught.value.reason is Reason.ILLEGAL
+    assert store.appended == 0
+
+
+async def test_every_kind_of_record_passes_through(open_store: OpenStore) -> None:
+    store = await open_store()
+    v6 = Message("T", b"6", born_host=bytes(16) + b"\x00\x00\x00\x01", sys_flag=0x20)
+    long_topic = Message("%RETRY%" + "g" * 140, b"long")
+    store.append(v6, 0)
+    store.append(long_topic, 0)
+    store.store_host = bytes(20)
+    store.append(message("host6"), 0)
+    store.commit()
+    store.flusher.flush_now()
+    assert drain(store, store.queue("T", 0)) == [b"6", b"host6"]
+    assert drain(store, store.queue(long_topic.topic, 0)) == [b"long"]
+
+
+async def test_prepared_and_rolled_back_records_are_in_no_queue(open_store: OpenStore) -> None:
+    store = await open_store()
+    placed = [store.append(Message("T", b"%d" % kind, sys_flag=kind), 0) for kind in (4, 8, 12, 0)]
+    store.commit()
+    store.flusher.flush_now()
+    assert [p.queue_offset for p in placed] == [0, 0, 0, 1]
+    assert drain(store, store.queue("T", 0)) == [b"8", b"0"]
+    assert store.record_at(placed[0].position) is not None
+
+
+async def test_dispatchers_are_shown_each_record(tmp_path: Path, clock: ManualClock) -> None:
+    seen: list[Record] = []
+    store = await Store.open(tmp_path / "s", small_config(), clock, dispatchers=[seen.append])
+    placed = store.append(message("a"), 2)
+    assert [(r.body, r.queue_id, r.position) for r in seen] == [(b"a", 2, placed.position)]
+    await store.close()
+
+
+async def test_an_orderly_stop_loses_nothing_and_reads_nothing_again(open_store: OpenStore) -> None:
+    store = await open_store()
+    sent = {(topic, q): fill(store, 60, topic, q) for topic in ("A", "B") for q in (0, 1)}
+    await store.close()
+    store = await open_store()
+    assert store.statistics().recovered_records == 0
+    for (topic, queue_id), wanted in sent.items():
+        queue = store.find_queue(topic, queue_id)
+        assert queue is not None
+        assert drain(store, queue) == wanted
+    more = fill(store, 60, "A", 1)
+    await store.close()
+    store = await open_store()
+    assert drain(store, store.queue("A", 1)) == sent["A", 1] + more
+    assert store.damaged_records == 0
+
+
+async def test_closing_writes_what_nobody_waited_for(open_store: OpenStore) -> None:
+    store = await open_store()
+    store.append(message("late"), 0)
+    await store.close()
+    await store.close()
+    store = await open_store()
+    assert drain(store, store.queue("T", 0)) == [b"late"]
+
+
+async def test_a_second_opener_is_told_who_has_the_directory(open_store: OpenStore) -> None:
+    import os
+
+    await open_store()
+    with pytest.raises(StoreLocked, match=f"in use by process {os.getpid()}"):
+        await open_store()
+
+
+async def test_saving_in_the_background_keeps_little_in_memory(
+    open_store: OpenStore, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    store = await open_store(small_config(queue_file_entries=300))
+    await nursery.start(store.run)
+    sent = fill(store, 500)
+    queue = store.queue("T", 0)
+    await trio.sleep(30)
+    assert (queue.saved, queue.tail_offset, len(queue.tail), queue.dirty) == (500, 500, 0, False)
+    assert drain(store, queue) == sent
+    assert store.statistics().open_files <= 8
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_topic_that_is_deleted_begins_anew_and_stays_deleted(open_store: OpenStore) -> None:
+    store = await open_store()
+    fill(store, 30, "A")
+    kept = fill(store, 30, "B")
+    store.delete_topic("A")
+    assert store.find_queue("A", 0) is None
+    assert store.topics_on_disk() == ["B"]
+    again = fill(store, 5, "A")
+    assert drain(store, store.queue("A", 0)) == again
+    await store.close()
+    store = await open_store()
+    assert drain(store, store.queue("A", 0)) == again
+    assert drain(store, store.queue("B", 0)) == kept
