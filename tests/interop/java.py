@@ -89,7 +89,12 @@ class Jvm:
         words += ["-cp", fetch.driver(version), "interop.Driver"]
         self._errors = (folder / "driver.log").open("ab")
         self._child = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True
+            words,
+            cwd=folder,  # the admin tool leaves files in its current folder
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
         )
         self._ids = itertools.count(1)
         self._changed = threading.Condition()
@@ -139,7 +144,10 @@ class Jvm:
             seen = [_delivery(e) for e in self._events if e.get("consumer") == consumer]
             return seen if enough(seen) else None
 
-        return self._wait(look, limit_s, lambda: f"{consumer} saw too little: {[m.body[:40] for m in self.events(consumer)]}")
+        def complaint() -> str:
+            return f"{consumer} saw too little: {[m.body[:40] for m in self.events(consumer)]}"
+
+        return self._wait(look, limit_s, complaint)
 
     def kill(self) -> None:
         """End the JVM as a crash would: its sockets close, nothing is said goodbye to."""

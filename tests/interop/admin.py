@@ -1,0 +1,206 @@
+"""A day in the life of the official admin tool: its everyday commands in order, and their output made comparable.
+
+`python -m tests.interop.admin` runs them against a real broker and writes what it answers below admin/; the tests run
+them against the target and compare. What differs from run to run (addresses, ids, times, rates) becomes a word in <>.
+"""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import fetch
+from .java import Java, Jvm, message
+from .process import eventually
+
+RECORDED = Path(__file__).parent / "admin"
+TOPIC, OTHER, GROUP, BROKER = "AdminTopic", "OtherTopic", "admin_group", "broker-a"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command. `how` its output compares: "text" line by line, "lines" in any order, "keys" by the names of its
+    values alone (the target may have fewer, but has those in `must`); it is repeated until *until* stands in it.
+    """
+
+    name: str
+    words: str
+    how: str = "text"
+    until: str = ""
+    must: tuple[str, ...] = ()
+    since: str = "4"
+    integers: bool = True
+
+
+STATUS = (
+    "bootTimestamp brokerVersionDesc commitLogDiskRatio commitLogMaxOffset commitLogMinOffset earliestMessageTimeStamp "
+    "getTotalTps getTransferredTps msgGetTotalTodayNow msgPutTotalTodayNow pageCacheLockTimeMills "
+    "pullThreadPoolQueueHeadWaitTimeMills pullThreadPoolQueueSize putMessageAverageSize putTps runtime "
+    "sendThreadPoolQueueHeadWaitTimeMills sendThreadPoolQueueSize"
+)
+CONFIG = "autoCreateTopicEnable brokerClusterName brokerId brokerName brokerPermission fileReservedTime flushDiskType"
+
+# {...} are places that the scene knows. Order matters: the steps tell one story.
+BEFORE = (
+    Step("updateTopic", f"updateTopic -c DefaultCluster -t {TOPIC} -r 2 -w 2"),
+    Step("updateTopic-broker", f"updateTopic -b {{address}} -t {OTHER} -r 4 -w 4"),
+    Step("updateSubGroup", f"updateSubGroup -b {{address}} -g {GROUP} -r 2"),
+)
+ONLINE = (
+    Step("consumerProgress", f"consumerProgress -g {GROUP}", "lines", until="Diff Total: 0"),
+    Step("consumerProgress-all", "consumerProgress", "lines", integers=False),
+    Step("consumerConnection", f"consumerConnection -g {GROUP}", "lines"),
+    Step("producerConnection", f"producerConnection -g interop_producer -t {TOPIC}"),
+    Step("topicList", "topicList", "lines"),
+    Step("topicList-clusters", "topicList -c", "lines"),
+    Step("topicRoute", f"topicRoute -t {TOPIC}"),
+    Step("topicStatus", f"topicStatus -t {TOPIC}"),
+    Step("topicClusterList", f"topicClusterList -t {TOPIC}"),
+    # The tool of 4.x trips over the spelling of a 5.x broker's counters.
+    Step("clusterList", "clusterList", since="5", integers=False),
+    Step("clusterList-more", "clusterList -m", integers=False),
+    Step("brokerStatus", "brokerStatus -b {address}", "keys", must=tuple(STATUS.split())),
+    Step("getBrokerConfig", "getBrokerConfig -b {address}", "keys", must=tuple(CONFIG.split())),
+    Step("getConsumerConfig", f"getConsumerConfig -g {GROUP}", since="5"),
+    Step("queryMsgById", f"queryMsgById -t {TOPIC} -i {{offset_id}}", since="5"),
+    Step("queryMsgByKey", f"queryMsgByKey -t {TOPIC} -k key-1", until="<id>"),
+    Step("queryMsgByUniqueKey", f"queryMsgByUniqueKey -t {TOPIC} -i {{unique_id}}"),
+    Step("queryMsgByOffset", f"queryMsgByOffset -t {TOPIC} -b {BROKER} -i 0 -o 0"),
+    Step("printMsg", f"printMsg -t {TOPIC} -d true", "lines"),
+    Step("printMsgByQueue", f"printMsgByQueue -t {TOPIC} -a {BROKER} -i 0 -d true -p true"),
+    Step("queryCq", f"queryCq -t {TOPIC} -q 0 -i 0 -b {{address}} -c 2"),
+    Step("statsAll", f"statsAll -t {TOPIC}", integers=False),
+    Step("resetOffsetByTime", f"resetOffsetByTime -g {GROUP} -t {TOPIC} -s 0", "lines"),
+    Step("sendMessage", f"sendMessage -t {TOPIC} -p hello -k kk -c TagB -b {BROKER} -i 1"),
+    Step("consumeMessage", f"consumeMessage -t {TOPIC} -b {BROKER} -i 0 -o 0 -c 2"),
+    Step("updateBrokerConfig", "updateBrokerConfig -b {address} -k fileReservedTime -v 71"),
+    Step("updateKvConfig", "updateKvConfig -s interop -k a -v b"),
+    Step("deleteKvConfig", "deleteKvConfig -s interop -k a"),
+)
+OFFLINE = (
+    Step("consumerConnection-offline", f"consumerConnection -g {GROUP}", until="CODE: 206"),
+    Step("skipAccumulatedMessage", f"skipAccumulatedMessage -g {GROUP} -t {TOPIC}", "lines"),
+    Step("consumerProgress-offline", f"consumerProgress -g {GROUP}", "lines"),
+    Step("resetOffsetByTime-offline", f"resetOffsetByTime -g {GROUP} -t {TOPIC} -s 0", "lines"),
+    Step("consumerProgress-reset", f"consumerProgress -g {GROUP}", "lines"),
+    Step("brokerConsumeStats", "brokerConsumeStats -b {address}", "lines"),
+    Step("updateTopicPerm", f"updateTopicPerm -t {TOPIC} -b {{address}} -p 4"),
+    Step("wipeWritePerm", f"wipeWritePerm -b {BROKER}"),
+    Step("topicRoute-wiped", f"topicRoute -t {OTHER}"),
+    Step("addWritePerm", f"addWritePerm -b {BROKER}"),
+    Step("topicRoute-restored", f"topicRoute -t {OTHER}"),
+    Step("updateOrderConf", f"updateOrderConf -m put -t {TOPIC} -v {BROKER}:2"),
+    Step("updateOrderConf-get", f"updateOrderConf -m get -t {TOPIC}"),
+    Step("allocateMQ", f"allocateMQ -t {OTHER} -i a,b"),
+    Step("cleanExpiredCQ", "cleanExpiredCQ -b {address}"),
+    Step("cleanUnusedTopic", "cleanUnusedTopic -b {address}"),
+    Step("deleteSubGroup", f"deleteSubGroup -b {{address}} -g {GROUP}"),
+    Step("deleteTopic", f"deleteTopic -c DefaultCluster -t {TOPIC}"),
+    Step("topicRoute-deleted", f"topicRoute -t {TOPIC}"),
+    Step("topicStatus-deleted", f"topicStatus -t {TOPIC}"),
+    Step("consumerProgress-unknown", "consumerProgress -g nobody"),
+)
+STEPS = (*BEFORE, *ONLINE, *OFFLINE)
+
+
+def steps(version: str) -> list[Step]:
+    """Return the steps that the tool of *version* knows."""
+    return [step for step in STEPS if step.since <= version]
+
+
+def play(java: Java, address: str) -> Iterator[tuple[Step, str]]:
+    """Run every step in order against a young broker named broker-a; yields each with its comparable output."""
+    known = {"address": address}
+
+    def act(several: tuple[Step, ...]) -> Iterator[tuple[Step, str]]:
+        for step in several:
+            if step.since <= java.jvm.version:
+                yield step, _run(java, step, known)
+
+    yield from act(BEFORE)
+    producer = java.producer()
+    sent = []
+    for i in range(6):
+        said = message(TOPIC, f"body {i}", tags="TagA", keys=f"key-{i}")
+        sent += producer.send(said, select=i % 2)
+    known |= {"offset_id": sent[0].offset_msg_id, "unique_id": sent[1].msg_id}
+    consumer = java.push(GROUP, TOPIC)
+    consumer.wait(6)
+    yield from act(ONLINE)
+    consumer.stop()
+    yield from act(OFFLINE)
+
+
+def _run(java: Java, step: Step, known: dict[str, str]) -> str:
+    def once() -> str | None:
+        said = java.mqadmin(*step.words.format(**known).split())
+        for path in re.findall(r"Message Body Path:\s+(\S+)", said):
+            Path(path).unlink(missing_ok=True)  # the tool writes every body it shows into a shared folder
+        shown = comparable(step, said)
+        return shown if step.until in shown else None
+
+    return eventually(once)
+
+
+PLACES = (
+    (re.compile(r"\b[0-9A-F]{32}(?:[0-9A-F]{24})?\b"), "<id>"),
+    (re.compile(r"[\d.]+@c\d+-\d+"), "<client>"),
+    (re.compile(r"/?\d+\.\d+\.\d+\.\d+:\d+"), "<address>"),
+    (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d+)?"), "<time>"),
+    (re.compile(r"\b1[5-9]\d{11}\b"), "<ms>"),
+    (re.compile(r"\bV\d+_\d+_\d+\w*"), "<version>"),
+    (re.compile(r"\d+\.\d+"), "<n>"),
+    (re.compile(r"(OK,) \d+"), r"\1 <n>"),
+    # Remarks are for people; the code is the contract.
+    (re.compile(r"(CODE: \d+)\s+DESC: .*"), r"\1"),
+)
+NOISE = re.compile(r"\tat |\t\.\.\. |For more information|See https?:|Message Body Path:")
+# Topics that a broker keeps for itself; which ones depends on its inner life.
+OWN_TOPICS = re.compile(
+    r"(^|\s)(rmq_sys_|RMQ_SYS_|BenchmarkTest|OFFSET_MOVED|SELF_TEST|SCHEDULE_TOPIC|\w+_REPLY_TOPIC)"
+)
+
+
+def comparable(step: Step, said: str) -> str:
+    """Return the output with everything that differs from run to run replaced, and without empty lines."""
+    lines = []
+    for line in said.splitlines():
+        if NOISE.match(line) or not line.strip() or (step.name.startswith("topicList") and OWN_TOPICS.search(line)):
+            continue
+        for pattern, word in PLACES:
+            line = pattern.sub(word, line)
+        if not step.integers:
+            line = re.sub(r"\b\d+\b", "<n>", line)
+        lines.append(" ".join(line.split()))
+    if step.how == "keys":
+        lines = sorted({re.split(r"\s*[:=]", line)[0] for line in lines if re.match(r"\w+\s*[:=] ?", line)})
+    elif step.how == "lines":
+        lines.sort()
+    return "".join(f"{line}\n" for line in lines)
+
+
+def recorded(version: str, step: Step) -> str:
+    """Return what the real broker answered, without the command in the first line."""
+    return (RECORDED / version / f"{step.name}.txt").read_text().partition("\n")[2]
+
+
+def record() -> None:
+    """Write the answers of a real broker anew."""
+    from .conftest import RocketMQ
+
+    for version in fetch.CLIENT_VERSIONS:
+        folder = RECORDED / version
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as work:
+            real = RocketMQ(Path(work))
+            jvm = Jvm(version, Path(work) / "java")
+            clients = Java(jvm, real.name_server)
+            for step, output in play(clients, real.address):
+                (folder / f"{step.name}.txt").write_text(f"$ mqadmin {step.words}\n{output}")
+            jvm.kill()
+            real.close()
+
+
+if __name__ == "__main__":
+    record()
