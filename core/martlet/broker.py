@@ -1,4 +1,4 @@
-"""The broker: publish and read, synchronous and hence atomic.
+"""The broker: publish, synchronous and hence atomic, and what plugins stand on.
 
 Whoever calls it from the one event loop sees no half-done step: between reading
 shared state and writing it nothing waits. What must wait (the disk, a peer) is the
@@ -11,13 +11,13 @@ from typing import Final, TypeVar, final
 
 from martlet.clock import Clock
 from martlet.config import setting
-from martlet.contracts import Authorizer, Compile, Identity, Predicate, Stage
+from martlet.contracts import Authorizer, Compile, Identity, Stage
 from martlet.errors import MartletError, Reason, Refused
 from martlet.groups import Groups
 from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.stats import Stats
-from martlet.store import Queue, ReadResult, Store
+from martlet.store import Store
 from martlet.topics import WRITE, Topic, Topics
 
 __all__ = ["Broker", "BrokerConfig"]
@@ -151,18 +151,6 @@ class Broker:
                 text = f"plugin {plugin!r} failed in its stage; {type(error).__name__}: {error}"
                 raise Refused(Reason.UNAVAILABLE, text) from error
         return message
-
-    def read(
-        self,
-        queue: Queue,
-        offset: int,
-        max_messages: int,
-        budget_bytes: int,
-        codes: frozenset[int] | None = None,
-        predicate: Predicate | None = None,
-    ) -> ReadResult:
-        """Return stored records of *queue* from *offset* on; see `Store.read`."""
-        return self.store.read(queue, offset, max_messages, budget_bytes, codes, predicate)
 
     def filter_compiler(self, language: str) -> Compile | None:
         """Return what compiles expressions of *language*, where a plugin brings it."""

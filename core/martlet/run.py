@@ -153,7 +153,7 @@ async def _run_with_store(
 ) -> None:
     stats = Stats()
     broker = _make_broker(config, store, clock, stats)
-    stats.add("store", store.statistics)
+    stats.add("store", lambda: store.statistics().as_dict())
     stats.add("plugins", lambda: {"failed": dict(plugins.failed), "loaded": [p.name for p in plugins]})
     await _resolve(plugins, broker)
     server = Server(config.server, store, stats)
