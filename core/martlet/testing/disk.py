@@ -1,0 +1,356 @@
+"""A disk in memory that keeps only what was synced, and that fails when it is told to.
+
+It counts every call that changes something. At any of them the power can be cut:
+`FakeDisk.after_power_cut` is the disk that a new process then finds. What was synced is
+there; of the rest, per `Cut`, nothing, everything, whole writes at random, or sectors of writes at
+random. Names (created, renamed, removed) are as durable as their directory was synced.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from enum import Enum, unique
+from random import Random
+from typing import Final, TypeVar, final
+
+import trio
+
+from martlet.errors import StoreLocked
+from martlet.store.files import Bytes, Usage
+
+__all__ = ["Cut", "FakeDisk", "PowerCut"]
+
+T = TypeVar("T")
+
+SECTOR_BYTES: Final = 512
+BLOCK_BYTES: Final = 4096
+
+
+@final
+class PowerCut(BaseException):
+    """The machine lost power in the middle of a call; this process does not exist any more."""
+
+
+@unique
+class Cut(Enum):
+    """What becomes of changes that were not synced."""
+
+    LOST = "none of them survives"
+    KEPT = "all survive, as when only the process is killed"
+    REORDERED = "each survives or not"
+    TORN = "each sector of 512 bytes survives or not"
+
+
+@final
+class _File:
+    """Contents as programs see them (``data``), as the disk holds them (``stable``), and the changes between."""
+
+    __slots__ = ("blocks", "changes", "data", "stable")
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+        self.stable = bytearray(data)
+        # (position, bytes written), or (size, None) for a truncate.
+        self.changes: list[tuple[int, bytes | None]] = []
+        self.blocks: set[int] = {at // BLOCK_BYTES for at in range(0, len(data), BLOCK_BYTES)}
+
+    def change(self, position: int, data: bytes | None) -> None:
+        _apply(self.data, position, data)
+        self.changes.append((position, data))
+        if data is None:
+            self.blocks = {block for block in self.blocks if block * BLOCK_BYTES < position}
+
+    def sync(self) -> None:
+        for position, data in self.changes:
+            _apply(self.stable, position, data)
+        self.changes.clear()
+
+    def after(self, cut: Cut, random: Random) -> "_File":
+        found = bytearray(self.stable)
+        for position, data in self.changes if cut is not Cut.LOST else ():
+            if cut is Cut.KEPT or data is None:
+                if cut is Cut.KEPT or random.random() < 0.5:
+                    _apply(found, position, data)
+            elif cut is Cut.REORDERED:
+                if random.random() < 0.5:
+                    _apply(found, position, data)
+            else:
+                for at, part in _sectors(position, data):
+                    if random.random() < 0.5:
+                        _apply(found, at, part)
+        return _File(bytes(found))
+
+
+def _apply(content: bytearray, position: int, data: bytes | None) -> None:
+    if data is None:
+        if position < len(content):
+            del content[position:]
+        else:
+            content.extend(bytes(position - len(content)))
+        return
+    if position > len(content):
+        content.extend(bytes(position - len(content)))
+    content[position : position + len(data)] = data
+
+
+def _sectors(position: int, data: bytes) -> list[tuple[int, bytes]]:
+    parts: list[tuple[int, bytes]] = []
+    while data:
+        size = SECTOR_BYTES - position % SECTOR_BYTES
+        parts.append((position, data[:size]))
+        position += size
+        data = data[size:]
+    return parts
+
+
+@final
+class FakeDisk:
+    """A `martlet.store.Disk` without a machine. Paths are plain strings with ``/``.
+
+    Attributes:
+      calls: how many calls changed something so far, by name ("write", "sync", "rename", ...).
+      on_change: called before each of them with its name, and may raise.
+      failures: errno by (name of the call, its number counted from 0), raised once instead of the call.
+      free_bytes: space for new blocks; None for any amount. A write that needs more writes what fits.
+      used_ratio: what `usage` reports, when ``free_bytes`` is None.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, _File] = {}
+        self.directories: set[str] = set()
+        # Names as the disk holds them; changes of names since, in order.
+        self.stable_files: dict[str, _File] = {}
+        self.stable_directories: set[str] = set()
+        self.name_changes: list[tuple[str, str, str, _File | None]] = []
+        self.open_files: dict[int, tuple[str, _File, bool]] = {}
+        self.locked: dict[int, str] = {}
+        self.calls: dict[str, int] = {}
+        self.on_change: Callable[[str], None] = _nothing
+        self.failures: dict[tuple[str, int], int] = {}
+        self.free_bytes: int | None = None
+        self.total_bytes = 1 << 30
+        self.used_ratio = 0.1
+        self._next_fd = 3
+
+    # ---- faults
+
+    def _changing(self, name: str) -> None:
+        self.on_change(name)
+        number = self.calls.get(name, 0)
+        self.calls[name] = number + 1
+        self._fail(name, number)
+
+    def _fail(self, name: str, number: int) -> None:
+        code = self.failures.pop((name, number), None)
+        if code is not None:
+            raise OSError(code, os.strerror(code))
+
+    def fail_next(self, name: str, code: int, *, after: int = 0) -> None:
+        """Let the call *name* fail with errno *code*, once, after *after* more that work."""
+        self.failures[name, self.calls.get(name, 0) + after] = code
+
+    def after_power_cut(self, cut: Cut, random: Random) -> "FakeDisk":
+        """The disk that is found after the power went in this very moment."""
+        found = FakeDisk()
+        files = dict(self.stable_files)
+        found.directories = set(self.stable_directories)
+        for change in self._surviving_names(cut, random):
+            _rename(files, found.directories, change)
+        copies: dict[int, _File] = {}
+        for path, file in files.items():
+            if id(file) not in copies:
+                copies[id(file)] = file.after(cut, random)
+            found.files[path] = copies[id(file)]
+        found.stable_files = dict(found.files)
+        found.stable_directories = set(found.directories)
+        found.free_bytes, found.total_bytes, found.used_ratio = self.free_bytes, self.total_bytes, self.used_ratio
+        return found
+
+    def _surviving_names(self, cut: Cut, random: Random) -> list[tuple[str, str, str, _File | None]]:
+        """Names go through a journal: a first part of the changes survives."""
+        if cut is Cut.LOST:
+            return []
+        return self.name_changes if cut is Cut.KEPT else self.name_changes[: random.randint(0, len(self.name_changes))]
+
+    # ---- Disk
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
+        file = self.files.get(path)
+        if create:
+            self._changing("create")
+            if file is not None:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            if os.path.dirname(path) not in self.directories:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            file = self.files[path] = _File()
+            self.name_changes.append(("link", path, "", file))
+        elif file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return self._opened(path, file, read_only)
+
+    def _opened(self, path: str, file: _File, read_only: bool) -> int:
+        fd = self._next_fd
+        self._next_fd += 1
+        self.open_files[fd] = path, file, read_only
+        return fd
+
+    def _file(self, fd: int) -> _File:
+        held = self.open_files.get(fd)
+        if held is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return held[1]
+
+    def close(self, fd: int) -> None:
+        self._file(fd)
+        del self.open_files[fd]
+        self.locked.pop(fd, None)
+
+    def size(self, fd: int) -> int:
+        return len(self._file(fd).data)
+
+    def read(self, fd: int, size: int, position: int) -> bytes:
+        number = self.calls.get("read", 0)
+        self.calls["read"] = number + 1
+        self._fail("read", number)
+        return bytes(self._file(fd).data[position : position + size])
+
+    def write(self, fd: int, data: Bytes, position: int) -> None:
+        file = self._file(fd)
+        if self.open_files[fd][2]:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        content = bytes(data)
+        fitting = self._fitting(file, position, content)
+        number = self.calls.get("write", 0)
+        if ("write", number) in self.failures:
+            fitting = len(content) // 2
+        try:
+            self._changing("write")
+        except OSError:
+            if fitting:
+                file.change(position, content[:fitting])
+            raise
+        if fitting:
+            self._allocate(file, position, fitting)
+            file.change(position, content[:fitting])
+        if fitting < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _fitting(self, file: _File, position: int, data: bytes) -> int:
+        """How many bytes of *data* there is space for."""
+        if self.free_bytes is None:
+            return len(data)
+        free = self.free_bytes
+        for block in range(position // BLOCK_BYTES, (position + len(data) - 1) // BLOCK_BYTES + 1):
+            if block not in file.blocks:
+                free -= BLOCK_BYTES
+                if free < 0:
+                    return max(block * BLOCK_BYTES - position, 0)
+        return len(data)
+
+    def _allocate(self, file: _File, position: int, size: int) -> None:
+        needed = set(range(position // BLOCK_BYTES, (position + size - 1) // BLOCK_BYTES + 1)) - file.blocks
+        file.blocks |= needed
+        if self.free_bytes is not None:
+            self.free_bytes -= len(needed) * BLOCK_BYTES
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._changing("truncate")
+        file = self._file(fd)
+        before = len(file.blocks)
+        file.change(size, None)
+        if self.free_bytes is not None:
+            self.free_bytes += (before - len(file.blocks)) * BLOCK_BYTES
+
+    def sync(self, fd: int) -> None:
+        self._changing("sync")
+        self._file(fd).sync()
+
+    def next_data(self, fd: int, position: int) -> int:
+        data = self._file(fd).data
+        rest = data[position:]
+        return position + len(rest) - len(rest.lstrip(b"\x00"))
+
+    def sync_directory(self, path: str) -> None:
+        if path not in self.directories:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self._changing("sync_directory")
+        # A journal is written in order: what came before is durable with it.
+        last = max((i for i, change in enumerate(self.name_changes) if _concerns(change, path)), default=-1)
+        for change in self.name_changes[: last + 1]:
+            _rename(self.stable_files, self.stable_directories, change)
+        del self.name_changes[: last + 1]
+
+    def make_directory(self, path: str) -> None:
+        if path in self.directories or not path.strip("/"):
+            self.directories.add(path)
+            return
+        self.make_directory(os.path.dirname(path))
+        self._changing("make_directory")
+        self.directories.add(path)
+        self.name_changes.append(("mkdir", path, "", None))
+
+    def names(self, path: str) -> list[str]:
+        every = [*self.files, *self.directories]
+        return sorted({os.path.basename(name) for name in every if os.path.dirname(name) == path and name != path})
+
+    def rename(self, source: str, target: str) -> None:
+        if source not in self.files:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+        self._changing("rename")
+        self.files[target] = self.files.pop(source)
+        self.name_changes.append(("rename", source, target, None))
+
+    def unlink(self, path: str) -> None:
+        if path not in self.files:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self._changing("unlink")
+        gone = self.files.pop(path)
+        if self.free_bytes is not None:
+            self.free_bytes += len(gone.blocks) * BLOCK_BYTES
+        self.name_changes.append(("unlink", path, "", None))
+
+    def remove_directory(self, path: str) -> None:
+        if self.names(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self._changing("remove_directory")
+        self.directories.discard(path)
+        self.name_changes.append(("rmdir", path, "", None))
+
+    def lock(self, path: str) -> int:
+        if path in self.locked.values():
+            raise StoreLocked(f"{path} is locked by another process")
+        fd = self.open(path, create=path not in self.files)
+        self.locked[fd] = path
+        return fd
+
+    def usage(self, path: str) -> Usage:
+        if self.free_bytes is None:
+            return Usage(self.total_bytes, int(self.total_bytes * (1 - self.used_ratio)))
+        return Usage(self.total_bytes, self.free_bytes)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        await trio.lowlevel.checkpoint()
+        return work()
+
+
+def _nothing(name: str) -> None:
+    pass
+
+
+def _concerns(change: tuple[str, str, str, _File | None], directory: str) -> bool:
+    return directory in (os.path.dirname(change[1]), os.path.dirname(change[2]))
+
+
+def _rename(files: dict[str, _File], directories: set[str], change: tuple[str, str, str, _File | None]) -> None:
+    kind, path, target, file = change
+    if kind == "link" and file is not None:
+        files[path] = file
+    elif kind == "unlink":
+        files.pop(path, None)
+    elif kind == "rename":
+        if path in files:
+            files[target] = files.pop(path)
+    elif kind == "mkdir":
+        directories.add(path)
+    elif kind == "rmdir":
+        directories.discard(path)

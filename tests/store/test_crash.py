@@ -1,0 +1,182 @@
+"""The power is cut at every call that changes the disk; nothing acknowledged is lost, nothing invented.
+
+``MARTLET_CRASH_STEPS`` makes the workload longer (default 60 steps); ``MARTLET_CRASH_SEEDS`` runs more of them.
+"""
+
+import os
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from martlet.store import Store
+from martlet.store.codec import decode_records
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import HOST, ManualClock, message, small_config
+
+STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
+SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "2")))
+DIRECTORY = Path("/data/store")
+CONFIG = small_config(segment_bytes=2048, chunk_bytes=512, cache_bytes=2048, disk_clean_ratio=0.9)
+
+Place = tuple[str, int, int]
+
+
+class Ledger:
+    """What producers and consumers of a store know; the store must agree with it after any crash."""
+
+    def __init__(self) -> None:
+        self.sent: dict[Place, set[bytes]] = defaultdict(set)
+        self.acknowledged: dict[Place, tuple[bytes, int]] = {}
+        self.pending: list[tuple[Place, bytes, int]] = []
+        self.seen: dict[Place, tuple[bytes, int]] = {}
+        self.deleting: set[str] = set()
+
+    def promised(self) -> dict[Place, tuple[bytes, int]]:
+        """What must be there if the power is cut now: body and log position."""
+        return self.seen | self.acknowledged
+
+    def check(self, store: Store, promised: dict[Place, tuple[bytes, int]]) -> None:
+        """Compare with everything that *store* holds."""
+        found = contents(store)
+        start = store.first_position
+        for place, (body, position) in promised.items():
+            if position >= start and place[0] not in self.deleting:
+                assert found.get(place) == body, f"{place} was acknowledged or seen and is gone"
+        for place, body in found.items():
+            assert body in self.sent[place], f"{place} holds {body!r}, which was never sent there"
+
+
+def contents(store: Store) -> dict[Place, bytes]:
+    """Every readable message by its place."""
+    found: dict[Place, bytes] = {}
+    for queue in store.queues.all():
+        offset = queue.first_offset
+        while offset < store.end_offset(queue):
+            result = store.read(queue, offset, 100, 10**6)
+            assert result.next_offset > offset
+            for record in decode_records(b"".join(result.pieces)):
+                place = (record.topic, record.queue_id, record.queue_offset)
+                assert place[:2] == (queue.topic, queue.queue_id)
+                assert offset <= record.queue_offset < result.next_offset
+                found[place] = record.body
+            offset = result.next_offset
+    return found
+
+
+class Workload:
+    """Random work on a store, noting in a ledger what was promised."""
+
+    def __init__(self, store: Store, ledger: Ledger, random: Random, clock: ManualClock) -> None:
+        self.store = store
+        self.ledger = ledger
+        self.random = random
+        self.clock = clock
+
+    def send(self) -> None:
+        topic, queue_id = self.random.choice(("A", "B", "C")), self.random.randrange(2)
+        if topic in self.ledger.deleting:
+            return
+        count = self.random.choice((1, 1, 1, 5))
+        messages = [
+            message(self.random.randbytes(self.random.randrange(200)), topic, "t", "k1 k2", f"U{self.random.random()}")
+            for _ in range(count)
+        ]
+        offset = self.store.queue(topic, queue_id).next_offset
+        for index, one in enumerate(messages):
+            self.ledger.sent[topic, queue_id, offset + index].add(one.body)
+        placed = self.store.append_batch(messages, queue_id)
+        for one, at in zip(messages, placed, strict=True):
+            self.ledger.pending.append(((topic, queue_id, at.queue_offset), one.body, at.position))
+
+    async def flush(self) -> None:
+        self.store.commit()
+        await self.store.flusher.flush()
+        for place, body, position in self.ledger.pending:
+            self.ledger.acknowledged[place] = (body, position)
+        self.ledger.pending.clear()
+
+    def consume(self) -> None:
+        for place, body in contents(self.store).items():
+            self.ledger.seen[place] = (body, self.store.queues.position_at(self.store.queue(*place[:2]), place[2]))
+
+    def retire(self) -> None:
+        self.store.disk.used_ratio = 0.99  # type: ignore[attr-defined]
+        self.store.retention.look()
+        self.store.disk.used_ratio = 0.1  # type: ignore[attr-defined]
+
+    def delete(self) -> None:
+        self.ledger.deleting.add("C")
+        self.store.delete_topic("C")
+
+    async def step(self, number: int) -> None:
+        roll = self.random.random()
+        self.clock.ms += 10
+        if roll < 0.5:
+            self.send()
+        elif roll < 0.6:
+            self.store.commit()
+        elif roll < 0.8:
+            await self.flush()
+        elif roll < 0.85:
+            self.consume()
+        elif roll < 0.97:
+            await self.store.checkpoint()
+        elif number > 30:
+            self.retire() if roll < 0.99 else self.delete()
+
+
+async def open_on(disk: FakeDisk, clock: ManualClock) -> Store:
+    store = await Store.open(DIRECTORY, CONFIG, clock, disk)
+    store.store_host = HOST
+    return store
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("cut", list(Cut), ids=lambda cut: cut.name)
+async def test_nothing_acknowledged_is_lost_wherever_the_power_is_cut(cut: Cut, seed: int) -> None:
+    random, clock, ledger, disk = Random(seed), ManualClock(), Ledger(), FakeDisk()
+    chance = Random(seed + 1000)
+    cuts: list[tuple[FakeDisk, dict[Place, tuple[bytes, int]]]] = []
+    disk.on_change = lambda name: cuts.append((disk.after_power_cut(cut, chance), ledger.promised()))
+    points = 0
+
+    async def check_cuts() -> None:
+        nonlocal points
+        for found, promised in cuts:
+            points += 1
+            await check_after(found, ledger, promised, clock)
+        cuts.clear()
+
+    store = await open_on(disk, clock)
+    await check_cuts()
+    work = Workload(store, ledger, random, clock)
+    for number in range(STEPS):
+        await work.step(number)
+        await check_cuts()
+    await work.flush()
+    await store.close()
+    await check_cuts()
+    assert points > STEPS
+    store = await open_on(disk, clock)
+    ledger.check(store, ledger.promised())
+    await store.close()
+
+
+async def check_after(
+    found: FakeDisk, ledger: Ledger, promised: dict[Place, tuple[bytes, int]], clock: ManualClock
+) -> None:
+    """Open what a power cut left; it agrees with the ledger, takes more, and keeps that through an orderly stop."""
+    store = await open_on(found, clock)
+    ledger.check(store, promised)
+    before = contents(store)
+    placed = store.append(message("after", "A"), 0)
+    store.commit()
+    store.flusher.flush_now()
+    await store.close()
+    store = await open_on(found, clock)
+    after = contents(store)
+    assert after.pop(("A", 0, placed.queue_offset)) == b"after"
+    assert after == before
+    store.crash()
