@@ -128,9 +128,9 @@ def open_topic(context: Context, header: SendHeader) -> Topic:
 def _make_topic(parts: Parts, header: SendHeader) -> Topic:
     name = header.topic
     check_name(name)
+    if name.startswith(RETRY_PREFIX):
+        return parts.topics.ensure(name, 1)
     topic = parts.topics.auto_create(name, header.default_topic, header.default_queues)
-    if topic is None and name.startswith(RETRY_PREFIX):
-        topic = parts.topics.ensure(name, 1)
     if topic is None:
         text = f"topic[{name}] not exist, apply first please! Create it with updateTopic, or turn on"
         raise Refused(Reason.NO_TOPIC, f"{text} broker.auto_create_topics and send with the default topic TBW102")
@@ -141,11 +141,10 @@ def _retry(context: Context, command: Command, header: SendHeader, topic: Topic)
     """Where a consumer's own retry goes: to its retry topic, or, given up, to its dead letters."""
     parts = context.parts
     group = header.topic.removeprefix(RETRY_PREFIX)
-    policy = parts.groups.get(group)
+    policy = parts.groups.ensure(group)
     if policy is None:
-        raise Refused(
-            Reason.NO_GROUP, f"subscription group [{group}] does not exist; it is made by its first heartbeat"
-        )
+        text = f"subscription group [{group}] does not exist; create it with updateSubGroup, or turn on"
+        raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
     times_max = policy.retry_max_times
     if command.version >= VERSION_3_4_9 and header.max_reconsume_times >= 0:
         times_max = header.max_reconsume_times
