@@ -16,7 +16,7 @@ from martlet.contracts import Command
 if TYPE_CHECKING:
     from martlet.run import Config
 
-__all__ = ["COMMAND"]
+__all__ = ["COMMAND", "configure", "read", "serve"]
 
 EPILOG = """\
 examples:
@@ -72,12 +72,16 @@ def read(arguments: argparse.Namespace) -> "Config":
     return read_config(tables)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def start(arguments: argparse.Namespace) -> int:
+    return serve(read(arguments))
+
+
+def serve(config: "Config") -> int:
+    """Run what *config* says until a signal comes."""
     import trio
 
     from martlet.run import notify_systemd, run
 
-    config = read(arguments)
     logs.configure(config.log)
     os.umask(0o077)  # messages are nobody else's to read
     bar = Bar("recovering", "B")
@@ -99,4 +103,4 @@ def run(arguments: argparse.Namespace) -> int:
     return Exit.OK
 
 
-COMMAND = Command("run", "run a broker", configure, run)
+COMMAND = Command("run", "run a broker", configure, start)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, cast
 import trio
 
 from martlet.broker import Broker
-from martlet.contracts import Handler, Peer, Protocol, Service
+from martlet.contracts import Command, Handler, Peer, Protocol, Service
 from martlet.hookspecs import Hooks
 from martlet.server import pack_host, split_address
 
@@ -100,6 +100,11 @@ class RemotingPlugin(Hooks):
             parts.members.expire(now - self._config.client_expiry_s)
             parts.locks.expire(now)
             parts.parked.sweep()
+
+    def martlet_commands(self) -> Sequence[Command]:
+        from .commands import COMMANDS  # here, because a broker that runs needs no client
+
+        return COMMANDS
 
     def martlet_stopping(self) -> None:
         try:

@@ -1,0 +1,140 @@
+"""``martlet bench``: a short honest load against a running broker.
+
+Only acknowledged messages count, the first few are not measured (connections, the topic),
+and everything that was sent is read back and counted. The driver is one Python process:
+it is often what limits, and says so.
+"""
+
+import argparse
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final
+
+import trio
+
+from martlet.commands.outcome import Exit
+from martlet.commands.terminal import Bar, print_json, table
+from martlet.contracts import Command
+from martlet_remoting.client import Admin, ClientError, Message, MessageQueue, Producer, PullConsumer
+
+from .shared import add_json, add_name_server, talking
+
+__all__ = ["COMMAND"]
+
+EPILOG = """\
+examples:
+  martlet bench                                    20,000 messages of 1 KiB, 64 under way
+  martlet bench --in-flight 1                      what one patient producer sees: latency
+  martlet bench --size 128 --messages 100000
+The topic is made if it is not there and stays; its messages go with the log's retention.
+"""
+
+TOPIC: Final = "MartletBench"
+GROUP: Final = "martlet_bench"
+WARM: Final = 100
+MIB: Final = 1024 * 1024
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument("--messages", type=int, default=20_000, metavar="N", help="how many; default %(default)s")
+    parser.add_argument("--size", type=int, default=1024, metavar="BYTES", help="of each body; default %(default)s")
+    parser.add_argument("--in-flight", type=int, default=64, metavar="N", help="sends under way; default %(default)s")
+    parser.add_argument("--topic", default=TOPIC, help="default %(default)s")
+    parser.add_argument("--queues", type=int, default=4, help="of the topic, if it is made; default %(default)s")
+    add_name_server(parser)
+    add_json(parser)
+
+
+async def bench(arguments: Any) -> int:
+    for name in ("messages", "size", "in_flight", "queues"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be at least 1")
+    async with Admin(arguments.name_server) as admin:
+        if arguments.topic not in await admin.topics():
+            await admin.create_topic(arguments.topic, queues=arguments.queues)
+    async with PullConsumer(arguments.name_server, GROUP) as consumer:
+        sent = await _send(arguments)
+        starts = sent.pop("starts")
+        received = await _receive(arguments, consumer, starts)
+    rows = [sent, received]
+    if arguments.json:
+        print_json(rows)
+    else:
+        heads = ("what", "messages", "seconds", "messages/s", "MiB/s", "p50 ms", "p99 ms", "p99.9 ms", "max ms")
+        print(table(heads, [[row.get(head) for head in heads] for row in rows]))
+        print(f"{arguments.size:,} B bodies, {arguments.in_flight} in flight, driven by one Python process")
+    return Exit.OK
+
+
+async def _send(arguments: Any) -> dict[str, Any]:
+    body = bytes(arguments.size)
+    latencies = array("d")
+    left = arguments.messages
+    bar = Bar("sending", "messages")
+    async with Producer(arguments.name_server, GROUP, compress_over_bytes=1 << 30) as producer:
+        for _ in range(min(WARM, arguments.messages)):
+            await producer.send(Message(arguments.topic, body))
+        async with PullConsumer(arguments.name_server, GROUP) as consumer:
+            queues = await consumer.queues(arguments.topic)
+            starts = {queue: await consumer.max_offset(queue) for queue in queues}
+
+        async def keep_sending() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                began = time.perf_counter()
+                await producer.send(Message(arguments.topic, body))
+                latencies.append(time.perf_counter() - began)
+                bar.update(len(latencies), arguments.messages)
+
+        began = time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(arguments.in_flight, arguments.messages)):
+                nursery.start_soon(keep_sending)
+        spent = time.perf_counter() - began
+    bar.close()
+    return {**_row("send", len(latencies), arguments.size, spent), **_percentiles(latencies), "starts": starts}
+
+
+async def _receive(arguments: Any, consumer: PullConsumer, starts: dict[MessageQueue, int]) -> dict[str, Any]:
+    received = 0
+    bar = Bar("receiving", "messages")
+
+    async def read(queue: MessageQueue, start: int) -> None:
+        nonlocal received
+        async for _ in consumer.read(queue, start):
+            received += 1
+            bar.update(received, arguments.messages)
+
+    began = time.perf_counter()
+    async with trio.open_nursery() as nursery:
+        for queue, start in starts.items():
+            nursery.start_soon(read, queue, start)
+    spent = time.perf_counter() - began
+    bar.close()
+    if received < arguments.messages:
+        raise ClientError(f"{arguments.messages} messages were acknowledged, but only {received} could be read back")
+    return _row("receive", received, arguments.size, spent)
+
+
+def _row(what: str, messages: int, size: int, spent_s: float) -> dict[str, Any]:
+    return {
+        "what": what,
+        "messages": messages,
+        "seconds": round(spent_s, 3),
+        "messages/s": round(messages / spent_s),
+        "MiB/s": round(messages * size / spent_s / MIB, 1),
+    }
+
+
+def _percentiles(latencies: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(latencies)
+    last = len(ordered) - 1
+    found = {f"p{share:g} ms": ordered[round(last * share / 100)] * 1000 for share in (50, 99, 99.9)}
+    found["max ms"] = ordered[last] * 1000
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+COMMAND = Command("bench", "put a short load on a running broker and measure it", configure, talking(bench))

@@ -1,0 +1,97 @@
+"""What the commands have in common: where the name server is, how times are said, and what errors become."""
+
+import argparse
+import os
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+import trio
+
+from martlet.clock import SystemClock
+from martlet.commands.outcome import Unreachable
+from martlet_remoting.client import ClientError, ConnectionLost, NameServerUnreachable, RequestTimeout
+
+__all__ = ["NAME_SERVER", "add_json", "add_name_server", "day_time", "moment_ms", "subcommands", "talking"]
+
+NAME_SERVER: Final = "127.0.0.1:9876"
+# The variable that RocketMQ's own clients and tools read.
+VARIABLE: Final = "NAMESRV_ADDR"
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+Work: TypeAlias = Callable[[Any], Awaitable[int]]
+
+
+def add_name_server(parser: argparse.ArgumentParser) -> None:
+    """Every command that talks to a broker asks a name server where it is."""
+    parser.add_argument(
+        "-n",
+        "--name-server",
+        metavar="HOST:PORT",
+        help=f"the name server to ask, several separated by ;. Default: ${VARIABLE}, else {NAME_SERVER}",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+
+
+def subcommands(parser: argparse.ArgumentParser) -> Callable[[str, str, Work], argparse.ArgumentParser]:
+    """Return what adds a subcommand (name, help, work) to *parser*; each knows its name server and ``--json``."""
+    choices = parser.add_subparsers(metavar="ACTION", required=True)
+
+    def add(name: str, text: str, work: Work) -> argparse.ArgumentParser:
+        inner = choices.add_parser(
+            name,
+            help=text,
+            description=f"{text[:1].upper()}{text[1:]}.",
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add_name_server(inner)
+        add_json(inner)
+        inner.set_defaults(work=work)
+        return inner
+
+    return add
+
+
+def talking(work: Work | None = None) -> Callable[[Any], int]:
+    """Return what a `Command` runs: *work*, or the work of the chosen subcommand, in trio."""
+
+    def run(arguments: Any) -> int:
+        arguments.name_server = arguments.name_server or os.environ.get(VARIABLE) or NAME_SERVER
+        chosen: Work = work or arguments.work
+        try:
+            return trio.run(chosen, arguments)
+        except (NameServerUnreachable, ConnectionLost, RequestTimeout) as error:
+            raise Unreachable(f"{error}; `martlet run` starts a broker, --name-server says where one is") from error
+        except ValueError as error:
+            raise ClientError(str(error)) from error
+
+    return run
+
+
+def moment_ms(text: str) -> int:
+    """Return the time that *text* means: ``2026-03-01T12:00``, or ``15m`` for a quarter of an hour ago.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    number, unit = text[:-1], text[-1:]
+    if number.isdecimal() and unit in UNITS_S:
+        return SystemClock().now_ms() - int(number) * UNITS_S[unit] * 1000
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise ValueError(f"time {text!r} is unknown; for example 2026-03-01T12:00, or 15m for 15 minutes ago") from None
+
+
+def day_time(ms: int) -> str | None:
+    """Return *ms* as local date and time; None for never."""
+    if ms <= 0:
+        return None
+    try:
+        return (datetime.fromtimestamp(0) + timedelta(milliseconds=ms)).isoformat(" ", "milliseconds")
+    except OverflowError:
+        return str(ms)
