@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from enum import Enum, unique
 from pathlib import Path
-from typing import Final, final
+from typing import Final, TypedDict, final
 
 import trio
 
@@ -28,7 +28,7 @@ from .producer import unregister
 from .pulling import Expression, Subscription, subscription_of
 from .sendback import GiveBack
 
-__all__ = ["ConsumeFrom", "MessageModel", "PushConsumer"]
+__all__ = ["ConsumeFrom", "MessageModel", "PushConsumer", "PushConsumerOptions"]
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,24 @@ class ConsumeFrom(Enum):
     LAST = "CONSUME_FROM_LAST_OFFSET"
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+class PushConsumerOptions(TypedDict, total=False):
+    """The keyword arguments of `PushConsumer`, for its asyncio and blocking twins."""
+
+    model: MessageModel
+    orderly: bool
+    consume_from: ConsumeFrom
+    consume_from_ms: int
+    concurrency: int
+    max_reconsume_times: int
+    retry_delay_level: int
+    suspend_s: float
+    pull_messages: int
+    cached_messages_max: int
+    cached_bytes_max: int
+    offsets_folder: Path | None
+    allocation: Allocation | None
 
 
 @final

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Final, TypeAlias, final
+from typing import Final, TypeAlias, TypedDict, final
 from zlib import crc32
 
 import trio
@@ -28,7 +28,7 @@ from .messages import BODY_BYTES_MAX, RETRY_PREFIX, Message, SendResult, SendSta
 from .network import TEMPLATE_TOPIC, Client, Network, Settings, heartbeat_body
 from .routes import Route
 
-__all__ = ["Producer", "Selector", "select_by_hash"]
+__all__ = ["Producer", "ProducerOptions", "Selector", "select_by_hash"]
 
 Selector: TypeAlias = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
 
@@ -220,6 +220,16 @@ class Sent:
             answer.text("transactionId", ""),
             answer.text("MSG_REGION", "DefaultRegion"),
         )
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The keyword arguments of `Producer`, for its asyncio and blocking twins."""
+
+    retries: int
+    send_timeout_s: float
+    compress_over_bytes: int
+    body_bytes_max: int
+    default_queues: int
 
 
 @final

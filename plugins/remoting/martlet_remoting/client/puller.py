@@ -1,6 +1,6 @@
 """The pull consumer: reads queues where and when the caller says, and commits what the caller says."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final, final
 
 import trio
@@ -93,7 +93,7 @@ class PullConsumer(Client):
         *,
         expression: Expression = "*",
         follow: bool = False,
-    ) -> AsyncIterator[ReceivedMessage]:
+    ) -> AsyncGenerator[ReceivedMessage, None]:
         """Yield the messages of *queue* from *start* (its oldest by default) up to the last one there is now.
 
         With *follow* it goes on for ever, with every message that arrives.

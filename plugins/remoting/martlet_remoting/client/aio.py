@@ -1,0 +1,326 @@
+"""The client for asyncio: the same classes as `martlet_remoting.client`, to be awaited in an asyncio program.
+
+Each object runs the trio client in a thread of its own. Cancelling a call cancels it there.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import Generic, Self, TypeVar, Unpack, final
+
+import trio
+
+from martlet_remoting.packets import MessageQueue
+
+from . import admin, consumer, producer, puller
+from .admin import Cluster, Member, QueueLag, QueueStats
+from .consumer import PushConsumerOptions
+from .listening import Listener, Outcome
+from .messages import Message, ReceivedMessage, SendResult
+from .network import Client, Settings
+from .portal import Portal
+from .producer import ProducerOptions, Selector
+from .pulling import Expression, Pulled
+from .routes import Route
+
+__all__ = ["Admin", "Producer", "PullConsumer", "PushConsumer"]
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Client)
+
+
+class _Held(Generic[C]):
+    """A trio client in its thread, entered and left like an asyncio context manager."""
+
+    def __init__(self, client: C) -> None:
+        self._client = client
+        self._portal = Portal(client)
+
+    @property
+    def client_id(self) -> str:
+        """How brokers list this client."""
+        return self._client.client_id
+
+    async def __aenter__(self) -> Self:
+        try:
+            await asyncio.wrap_future(self._portal.open())
+        except asyncio.CancelledError:
+            self._portal.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Closing is bounded, and must be whole even when the caller is cancelled meanwhile.
+        await asyncio.shield(asyncio.wrap_future(self._portal.close()))
+
+    async def _call(self, function: Callable[[], Awaitable[T]]) -> T:
+        return await asyncio.wrap_future(self._portal.call(function))
+
+
+@final
+class Producer(_Held[producer.Producer]):
+    """As `martlet_remoting.client.Producer`."""
+
+    def __init__(self, name_server: str | Settings, group: str, **options: Unpack[ProducerOptions]) -> None:
+        super().__init__(producer.Producer(name_server, group, **options))
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """Return the queues that *topic* can be sent to."""
+        return await self._call(partial(self._client.queues, topic))
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: object = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Return where *message* was stored, once the broker says that it is."""
+        return await self._call(
+            partial(self._client.send, message, queue=queue, selector=selector, argument=argument, timeout_s=timeout_s)
+        )
+
+    async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+        """Send *message* without waiting; nothing tells whether it was stored."""
+        await self._call(partial(self._client.send_oneway, message, queue=queue))
+
+    async def send_batch(self, messages: Sequence[Message], *, timeout_s: float | None = None) -> SendResult:
+        """Return where *messages* were stored: all in one queue one after the other, or none."""
+        return await self._call(partial(self._client.send_batch, messages, timeout_s=timeout_s))
+
+
+@final
+class PushConsumer(_Held[consumer.PushConsumer]):
+    """As `martlet_remoting.client.PushConsumer`.
+
+    A coroutine listener runs in the asyncio loop, a plain one in a thread.
+    """
+
+    def __init__(
+        self,
+        name_server: str | Settings,
+        group: str,
+        listener: Listener,
+        subscriptions: Mapping[str, Expression],
+        **options: Unpack[PushConsumerOptions],
+    ) -> None:
+        self._listener = listener
+        self._loop: asyncio.AbstractEventLoop | None = None
+        is_async = inspect.iscoroutinefunction(listener)
+        bridged = self._listen if is_async else listener
+        super().__init__(consumer.PushConsumer(name_server, group, bridged, subscriptions, **options))
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        return await super().__aenter__()
+
+    async def _listen(self, message: ReceivedMessage) -> Outcome | None:
+        """Called in trio's thread: wait for the listener in asyncio's."""
+        assert self._loop is not None
+        return await _wait(asyncio.run_coroutine_threadsafe(_consumed(self._listener, message), self._loop))
+
+    @property
+    def assigned(self) -> list[MessageQueue]:
+        """The queues this member consumes at the moment, in order."""
+        return self._client.assigned
+
+    def statistics(self) -> dict[str, int]:
+        """Return counts: queues, cached messages, listener calls running, succeeded and failed."""
+        return self._client.statistics()
+
+
+@final
+class PullConsumer(_Held[puller.PullConsumer]):
+    """As `martlet_remoting.client.PullConsumer`."""
+
+    def __init__(self, name_server: str | Settings, group: str) -> None:
+        super().__init__(puller.PullConsumer(name_server, group))
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """Return the queues of *topic* that can be read."""
+        return await self._call(partial(self._client.queues, topic))
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        expression: Expression = "*",
+        messages_max: int = puller.PULL_MESSAGES,
+        wait_s: float = 0.0,
+    ) -> Pulled:
+        """Return what *queue* holds from *offset* on; go on at its ``next_offset``."""
+        return await self._call(
+            partial(self._client.pull, queue, offset, expression=expression, messages_max=messages_max, wait_s=wait_s)
+        )
+
+    async def read(
+        self, queue: MessageQueue, start: int | None = None, *, expression: Expression = "*", follow: bool = False
+    ) -> AsyncIterator[ReceivedMessage]:
+        """Yield the messages of *queue*, up to the last one there is now, or for ever with *follow*."""
+        found = self._client.read(queue, start, expression=expression, follow=follow)
+        try:
+            while (message := await self._call(partial(_next, found))) is not None:
+                yield message
+        finally:
+            await self._call(found.aclose)
+
+    async def poll(self, queue: MessageQueue, *, expression: Expression = "*", wait_s: float = 0.0) -> Pulled:
+        """Return what comes next at the position of *queue*, and move the position behind it."""
+        return await self._call(partial(self._client.poll, queue, expression=expression, wait_s=wait_s))
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Let the next `poll` of *queue* begin at *offset*."""
+        self._client.seek(queue, offset)
+
+    async def position(self, queue: MessageQueue) -> int:
+        """Return where the next `poll` of *queue* begins."""
+        return await self._call(partial(self._client.position, queue))
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """Return the group's committed offset, None when it has none."""
+        return await self._call(partial(self._client.committed, queue))
+
+    async def commit(self, queue: MessageQueue, offset: int | None = None) -> None:
+        """Commit *offset*, the position of *queue* by default."""
+        await self._call(partial(self._client.commit, queue, offset))
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """Return the offset of the oldest message that is left."""
+        return await self._call(partial(self._client.min_offset, queue))
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """Return the offset that the queue's next message will get."""
+        return await self._call(partial(self._client.max_offset, queue))
+
+    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Return the first offset stored at *timestamp_ms* or later."""
+        return await self._call(partial(self._client.search_offset, queue, timestamp_ms))
+
+
+@final
+class Admin(_Held[admin.Admin]):
+    """As `martlet_remoting.client.Admin`."""
+
+    def __init__(self, name_server: str | Settings) -> None:
+        super().__init__(admin.Admin(name_server))
+
+    async def cluster(self) -> Cluster:
+        """Return all brokers by cluster."""
+        return await self._call(self._client.cluster)
+
+    async def broker_config(self, address: str) -> dict[str, str]:
+        """Return every setting of the broker at *address*."""
+        return await self._call(partial(self._client.broker_config, address))
+
+    async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
+        """Change settings of the broker at *address*."""
+        await self._call(partial(self._client.update_broker_config, address, settings))
+
+    async def broker_runtime(self, address: str) -> dict[str, str]:
+        """Return the counters of the broker at *address*."""
+        return await self._call(partial(self._client.broker_runtime, address))
+
+    async def topics(self) -> list[str]:
+        """Return the names of all topics, those of the system among them."""
+        return await self._call(self._client.topics)
+
+    async def topic_route(self, topic: str) -> Route:
+        """Return the brokers and queues of *topic*."""
+        return await self._call(partial(self._client.topic_route, topic))
+
+    async def create_topic(
+        self, topic: str, *, queues: int = 8, perm: int = admin.PERM_READ_WRITE, cluster: str | None = None
+    ) -> list[str]:
+        """Create or change *topic* on every broker; return the brokers' names."""
+        return await self._call(partial(self._client.create_topic, topic, queues=queues, perm=perm, cluster=cluster))
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete *topic* from every broker and name server."""
+        await self._call(partial(self._client.delete_topic, topic))
+
+    async def topic_stats(self, topic: str) -> list[QueueStats]:
+        """Return what each queue of *topic* holds, in order."""
+        return await self._call(partial(self._client.topic_stats, topic))
+
+    async def groups(self) -> list[str]:
+        """Return the names of all consumer groups."""
+        return await self._call(self._client.groups)
+
+    async def create_group(self, group: str, *, retry_max_times: int = 16) -> None:
+        """Create or change *group* on every broker."""
+        await self._call(partial(self._client.create_group, group, retry_max_times=retry_max_times))
+
+    async def delete_group(self, group: str, *, offsets_too: bool = False) -> None:
+        """Delete *group* from every broker, with its committed offsets if wanted."""
+        await self._call(partial(self._client.delete_group, group, offsets_too=offsets_too))
+
+    async def group_members(self, group: str) -> list[Member]:
+        """Return the connected members of *group*; empty when it is offline."""
+        return await self._call(partial(self._client.group_members, group))
+
+    async def group_lag(self, group: str, topic: str = "") -> list[QueueLag]:
+        """Return how far *group* is in each queue that it has an offset of, in order."""
+        return await self._call(partial(self._client.group_lag, group, topic))
+
+    async def reset_offsets(self, group: str, topic: str, timestamp_ms: int = -1) -> dict[MessageQueue, int]:
+        """Let *group* go on at what was stored at *timestamp_ms* or later, -1 for the end."""
+        return await self._call(partial(self._client.reset_offsets, group, topic, timestamp_ms))
+
+    async def reset_queue_offset(self, group: str, queue: MessageQueue, offset: int) -> dict[MessageQueue, int]:
+        """Let *group* go on at *offset* of one queue."""
+        return await self._call(partial(self._client.reset_queue_offset, group, queue, offset))
+
+    async def message(self, message_id: str, topic: str = "") -> ReceivedMessage:
+        """Return the message with an offset message id or, given its *topic*, with a unique key."""
+        return await self._call(partial(self._client.message, message_id, topic))
+
+    async def messages_by_key(
+        self, topic: str, key: str, *, begin_ms: int = 0, end_ms: int = 2**63 - 1, messages_max: int = 64
+    ) -> list[ReceivedMessage]:
+        """Return the messages of *topic* that have *key*, the oldest first."""
+        return await self._call(
+            partial(
+                self._client.messages_by_key, topic, key, begin_ms=begin_ms, end_ms=end_ms, messages_max=messages_max
+            )
+        )
+
+    async def messages_by_unique_key(self, topic: str, key: str) -> list[ReceivedMessage]:
+        """Return the messages of *topic* with this unique key."""
+        return await self._call(partial(self._client.messages_by_unique_key, topic, key))
+
+
+async def _next(found: AsyncGenerator[ReceivedMessage, None]) -> ReceivedMessage | None:
+    return await anext(found, None)
+
+
+async def _consumed(listener: Listener, message: ReceivedMessage) -> Outcome | None:
+    result = listener(message)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _wait(future: "Future[T]") -> T:
+    """Wait in trio for a future of another thread; cancelled here, it is cancelled there."""
+    done = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def settled(_: "Future[T]") -> None:
+        try:
+            token.run_sync_soon(done.set)
+        except trio.RunFinishedError:
+            return
+
+    future.add_done_callback(settled)
+    try:
+        await done.wait()
+    except trio.Cancelled:
+        future.cancel()
+        raise
+    return future.result()

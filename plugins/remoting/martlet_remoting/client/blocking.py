@@ -1,0 +1,275 @@
+"""The client for plain synchronous code: the same classes as `martlet_remoting.client`, to be used with ``with``.
+
+Each object runs the trio client in a thread of its own; its methods may be called from any thread.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Generic, Self, TypeVar, Unpack, final
+
+from martlet_remoting.packets import MessageQueue
+
+from . import admin, consumer, producer, puller
+from .admin import Cluster, Member, QueueLag, QueueStats
+from .consumer import PushConsumerOptions
+from .listening import Listener
+from .messages import Message, ReceivedMessage, SendResult
+from .network import Client, Settings
+from .portal import Portal
+from .producer import ProducerOptions, Selector
+from .pulling import Expression, Pulled
+from .routes import Route
+
+__all__ = ["Admin", "Producer", "PullConsumer", "PushConsumer"]
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Client)
+
+
+class _Held(Generic[C]):
+    """A trio client in its thread, entered and left like any context manager."""
+
+    def __init__(self, client: C) -> None:
+        self._client = client
+        self._portal = Portal(client)
+
+    @property
+    def client_id(self) -> str:
+        """How brokers list this client."""
+        return self._client.client_id
+
+    def __enter__(self) -> Self:
+        self._portal.open().result()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.close().result()
+
+    def _call(self, function: Callable[[], Awaitable[T]]) -> T:
+        return self._portal.call(function).result()
+
+
+@final
+class Producer(_Held[producer.Producer]):
+    """As `martlet_remoting.client.Producer`."""
+
+    def __init__(self, name_server: str | Settings, group: str, **options: Unpack[ProducerOptions]) -> None:
+        super().__init__(producer.Producer(name_server, group, **options))
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Return the queues that *topic* can be sent to."""
+        return self._call(partial(self._client.queues, topic))
+
+    def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: object = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Return where *message* was stored, once the broker says that it is."""
+        return self._call(
+            partial(self._client.send, message, queue=queue, selector=selector, argument=argument, timeout_s=timeout_s)
+        )
+
+    def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+        """Send *message* without waiting; nothing tells whether it was stored."""
+        self._call(partial(self._client.send_oneway, message, queue=queue))
+
+    def send_batch(self, messages: Sequence[Message], *, timeout_s: float | None = None) -> SendResult:
+        """Return where *messages* were stored: all in one queue one after the other, or none."""
+        return self._call(partial(self._client.send_batch, messages, timeout_s=timeout_s))
+
+
+@final
+class PushConsumer(_Held[consumer.PushConsumer]):
+    """As `martlet_remoting.client.PushConsumer`; the listener is called in its threads."""
+
+    def __init__(
+        self,
+        name_server: str | Settings,
+        group: str,
+        listener: Listener,
+        subscriptions: Mapping[str, Expression],
+        **options: Unpack[PushConsumerOptions],
+    ) -> None:
+        super().__init__(consumer.PushConsumer(name_server, group, listener, subscriptions, **options))
+
+    @property
+    def assigned(self) -> list[MessageQueue]:
+        """The queues this member consumes at the moment, in order."""
+        return self._client.assigned
+
+    def statistics(self) -> dict[str, int]:
+        """Return counts: queues, cached messages, listener calls running, succeeded and failed."""
+        return self._client.statistics()
+
+
+@final
+class PullConsumer(_Held[puller.PullConsumer]):
+    """As `martlet_remoting.client.PullConsumer`."""
+
+    def __init__(self, name_server: str | Settings, group: str) -> None:
+        super().__init__(puller.PullConsumer(name_server, group))
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Return the queues of *topic* that can be read."""
+        return self._call(partial(self._client.queues, topic))
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        expression: Expression = "*",
+        messages_max: int = puller.PULL_MESSAGES,
+        wait_s: float = 0.0,
+    ) -> Pulled:
+        """Return what *queue* holds from *offset* on; go on at its ``next_offset``."""
+        return self._call(
+            partial(self._client.pull, queue, offset, expression=expression, messages_max=messages_max, wait_s=wait_s)
+        )
+
+    def read(
+        self, queue: MessageQueue, start: int | None = None, *, expression: Expression = "*", follow: bool = False
+    ) -> Iterator[ReceivedMessage]:
+        """Yield the messages of *queue*, up to the last one there is now, or for ever with *follow*."""
+        found = self._client.read(queue, start, expression=expression, follow=follow)
+        try:
+            while (message := self._call(partial(_next, found))) is not None:
+                yield message
+        finally:
+            self._call(found.aclose)
+
+    def poll(self, queue: MessageQueue, *, expression: Expression = "*", wait_s: float = 0.0) -> Pulled:
+        """Return what comes next at the position of *queue*, and move the position behind it."""
+        return self._call(partial(self._client.poll, queue, expression=expression, wait_s=wait_s))
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Let the next `poll` of *queue* begin at *offset*."""
+        self._client.seek(queue, offset)
+
+    def position(self, queue: MessageQueue) -> int:
+        """Return where the next `poll` of *queue* begins."""
+        return self._call(partial(self._client.position, queue))
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """Return the group's committed offset, None when it has none."""
+        return self._call(partial(self._client.committed, queue))
+
+    def commit(self, queue: MessageQueue, offset: int | None = None) -> None:
+        """Commit *offset*, the position of *queue* by default."""
+        self._call(partial(self._client.commit, queue, offset))
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """Return the offset of the oldest message that is left."""
+        return self._call(partial(self._client.min_offset, queue))
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """Return the offset that the queue's next message will get."""
+        return self._call(partial(self._client.max_offset, queue))
+
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Return the first offset stored at *timestamp_ms* or later."""
+        return self._call(partial(self._client.search_offset, queue, timestamp_ms))
+
+
+@final
+class Admin(_Held[admin.Admin]):
+    """As `martlet_remoting.client.Admin`."""
+
+    def __init__(self, name_server: str | Settings) -> None:
+        super().__init__(admin.Admin(name_server))
+
+    def cluster(self) -> Cluster:
+        """Return all brokers by cluster."""
+        return self._call(self._client.cluster)
+
+    def broker_config(self, address: str) -> dict[str, str]:
+        """Return every setting of the broker at *address*."""
+        return self._call(partial(self._client.broker_config, address))
+
+    def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
+        """Change settings of the broker at *address*."""
+        self._call(partial(self._client.update_broker_config, address, settings))
+
+    def broker_runtime(self, address: str) -> dict[str, str]:
+        """Return the counters of the broker at *address*."""
+        return self._call(partial(self._client.broker_runtime, address))
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics, those of the system among them."""
+        return self._call(self._client.topics)
+
+    def topic_route(self, topic: str) -> Route:
+        """Return the brokers and queues of *topic*."""
+        return self._call(partial(self._client.topic_route, topic))
+
+    def create_topic(
+        self, topic: str, *, queues: int = 8, perm: int = admin.PERM_READ_WRITE, cluster: str | None = None
+    ) -> list[str]:
+        """Create or change *topic* on every broker; return the brokers' names."""
+        return self._call(partial(self._client.create_topic, topic, queues=queues, perm=perm, cluster=cluster))
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete *topic* from every broker and name server."""
+        self._call(partial(self._client.delete_topic, topic))
+
+    def topic_stats(self, topic: str) -> list[QueueStats]:
+        """Return what each queue of *topic* holds, in order."""
+        return self._call(partial(self._client.topic_stats, topic))
+
+    def groups(self) -> list[str]:
+        """Return the names of all consumer groups."""
+        return self._call(self._client.groups)
+
+    def create_group(self, group: str, *, retry_max_times: int = 16) -> None:
+        """Create or change *group* on every broker."""
+        self._call(partial(self._client.create_group, group, retry_max_times=retry_max_times))
+
+    def delete_group(self, group: str, *, offsets_too: bool = False) -> None:
+        """Delete *group* from every broker, with its committed offsets if wanted."""
+        self._call(partial(self._client.delete_group, group, offsets_too=offsets_too))
+
+    def group_members(self, group: str) -> list[Member]:
+        """Return the connected members of *group*; empty when it is offline."""
+        return self._call(partial(self._client.group_members, group))
+
+    def group_lag(self, group: str, topic: str = "") -> list[QueueLag]:
+        """Return how far *group* is in each queue that it has an offset of, in order."""
+        return self._call(partial(self._client.group_lag, group, topic))
+
+    def reset_offsets(self, group: str, topic: str, timestamp_ms: int = -1) -> dict[MessageQueue, int]:
+        """Let *group* go on at what was stored at *timestamp_ms* or later, -1 for the end."""
+        return self._call(partial(self._client.reset_offsets, group, topic, timestamp_ms))
+
+    def reset_queue_offset(self, group: str, queue: MessageQueue, offset: int) -> dict[MessageQueue, int]:
+        """Let *group* go on at *offset* of one queue."""
+        return self._call(partial(self._client.reset_queue_offset, group, queue, offset))
+
+    def message(self, message_id: str, topic: str = "") -> ReceivedMessage:
+        """Return the message with an offset message id or, given its *topic*, with a unique key."""
+        return self._call(partial(self._client.message, message_id, topic))
+
+    def messages_by_key(
+        self, topic: str, key: str, *, begin_ms: int = 0, end_ms: int = 2**63 - 1, messages_max: int = 64
+    ) -> list[ReceivedMessage]:
+        """Return the messages of *topic* that have *key*, the oldest first."""
+        return self._call(
+            partial(
+                self._client.messages_by_key, topic, key, begin_ms=begin_ms, end_ms=end_ms, messages_max=messages_max
+            )
+        )
+
+    def messages_by_unique_key(self, topic: str, key: str) -> list[ReceivedMessage]:
+        """Return the messages of *topic* with this unique key."""
+        return self._call(partial(self._client.messages_by_unique_key, topic, key))
+
+
+async def _next(found: AsyncGenerator[ReceivedMessage, None]) -> ReceivedMessage | None:
+    return await anext(found, None)
