@@ -80,6 +80,8 @@ class Parts:
         self.contexts: set[Context] = set()
         self.rates = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
         self.registrar: Registrar | None = None
+        self.started_ms = broker.clock.now_ms()
+        self.switches = {"useServerSideResetOffset": True}  # under RocketMQ's names; can be changed over the wire
         self.addresses: dict[str, str] = {}  # "remoting" and "remoting-vip": what was really bound
         self.filters = FilterCache(broker)
         self.pull_template = pull_response_template()

@@ -12,7 +12,7 @@ from martlet.errors import Refused, StoreError, StoreFailed
 from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from .connection import RemotingConnection
 from .context import REASON_CODES, Context, Declined, Handle, Parts, refuse
-from .handlers import groups, offsets, pull, query, replies, send, sendback
+from .handlers import admin, groups, offsets, pull, query, replies, send, sendback
 from .packets import Command
 
 __all__ = ["FAST_TABLE", "TABLE", "RemotingHandler"]
@@ -25,6 +25,7 @@ TABLE: Final[dict[int, Handle]] = {
     **sendback.TABLE,
     **replies.TABLE,
     **query.TABLE,
+    **admin.TABLE,
 }
 # The VIP port is for what must not wait behind pulls; clients never pull there.
 FAST_TABLE: Final[dict[int, Handle]] = {

@@ -245,6 +245,8 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
         pull.offset = next_offset
         parts.parked.park(pull)
         return 0
+    if status is not ReadStatus.FOUND:
+        parts.rates.missed += 1
     parts.parked.done(pull)
     prefix = encode_pull_prefix(
         parts.pull_template,

@@ -1,0 +1,18 @@
+"""Administration: what RocketMQ's tools and dashboards ask a broker."""
+
+from typing import Final
+
+from martlet_remoting.context import Handle
+
+from . import broker, clients, groups, resets, statistics, topics
+
+__all__ = ["TABLE"]
+
+TABLE: Final[dict[int, Handle]] = {
+    **topics.TABLE,
+    **groups.TABLE,
+    **statistics.TABLE,
+    **clients.TABLE,
+    **resets.TABLE,
+    **broker.TABLE,
+}

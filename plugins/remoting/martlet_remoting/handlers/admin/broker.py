@@ -1,0 +1,261 @@
+"""The broker as a whole: its configuration, its state, and housekeeping on request."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from martlet.errors import Reason, Refused
+from martlet.server import split_address
+from martlet_remoting.codes import VERSION, RequestCode, ResponseCode
+from martlet_remoting.context import Context, Handle, Parts, reply
+from martlet_remoting.fastjson import dumps
+from martlet_remoting.packets import Command
+from martlet_remoting.properties import format_properties, parse_properties
+from martlet_remoting.rates import Rates
+
+from .common import may_manage
+
+__all__ = ["TABLE", "runtime_info"]
+
+# The name of VERSION among RocketMQ's versions; tools show it, and some choose their requests by it.
+VERSION_NAME: Final = "V5_5_0"
+LATENCY_WINDOWS_S: Final = (10.0, 60.0, 600.0)
+# RocketMQ says so when it has no pool of buffers of its own.
+NO_BUFFER_POOL: Final = str((1 << 31) - 1)
+REFUSED_SENDS: Final = (
+    ResponseCode.SYSTEM_BUSY,
+    ResponseCode.MESSAGE_ILLEGAL,
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+)
+# What requests wait in before they are handled; here each is handled as it is read.
+THREAD_POOLS: Final = ("send", "pull", "litePull", "query", "ack")
+PUT_TIMES: Final = (
+    "[<=0ms]:{} [0~10ms]:0 [10~50ms]:0 [50~100ms]:0 [100~200ms]:0 [200~500ms]:0 [500ms~1s]:0 "
+    "[1~2s]:0 [2~3s]:0 [3~4s]:0 [4~5s]:0 [5~10s]:0 [10s~]:0 "
+)
+
+
+def broker_config(parts: Parts) -> dict[str, object]:
+    """The configuration under RocketMQ's names, as far as it has one for it."""
+    broker, store, remoting = parts.broker.config, parts.store.config, parts.config
+    address = parts.registrar.address if parts.registrar else ""
+    host, port = split_address(address) if address else ("", 0)
+    return {
+        "brokerClusterName": broker.cluster,
+        "brokerId": 0,
+        "brokerIP1": host,
+        "brokerName": broker.name,
+        "brokerPermission": 6,
+        "brokerRole": "ASYNC_MASTER",
+        "channelExpiredTimeout": remoting.client_expiry_s * 1000,
+        "deleteWhen": store.delete_when,
+        "diskMaxUsedSpaceRatio": round(store.disk_used_ratio_max * 100),
+        "enablePropertyFilter": parts.broker.filter_compiler("SQL92") is not None,
+        "fileReservedTime": store.file_reserved_hours,
+        "flushConsumerOffsetInterval": broker.offsets_persist_ms,
+        "flushDiskType": "SYNC_FLUSH" if store.flush == "sync" else "ASYNC_FLUSH",
+        "flushIntervalCommitLog": store.flush_interval_ms,
+        "listenPort": port,
+        "longPollingEnable": True,
+        "mappedFileSizeCommitLog": store.segment_bytes,
+        "mappedFileSizeConsumeQueue": store.queue_file_entries * 20,
+        "maxHashSlotNum": store.index_slots,
+        "maxIndexNum": store.index_entries,
+        "maxMessageSize": broker.message_bytes_max,
+        "maxTransferBytesOnMessageInMemory": remoting.pull_bytes_max,
+        "maxTransferCountOnMessageInMemory": remoting.pull_messages_max,
+        "messageIndexEnable": store.keys_index,
+        "namesrvAddr": ";".join(parts.registrar.nameservers()) if parts.registrar else "",
+        "regionId": remoting.region,
+        "registerNameServerPeriod": remoting.register_s * 1000,
+        "rejectTransactionMessage": not parts.transactions,
+        "defaultTopicQueueNums": broker.auto_create_queues,
+        "storePathRootDir": parts.store.directory,
+        "traceTopicEnable": remoting.trace,
+        **_switches(parts),
+    }
+
+
+def _switches(parts: Parts) -> dict[str, bool]:
+    """What can be changed over the wire: none of it can lock anybody out or lose anything."""
+    return {
+        "autoCreateSubscriptionGroup": parts.groups.auto_create,
+        "autoCreateTopicEnable": parts.topics.auto_create_enabled,
+        **parts.switches,
+    }
+
+
+def get_config(context: Context, command: Command) -> bytes:
+    """Answer the configuration as lines of key=value."""
+    parts = context.parts
+    return reply(
+        command, {"version": dumps(parts.topics.version.as_json()).decode()}, format_properties(broker_config(parts))
+    )
+
+
+def update_config(context: Context, command: Command) -> bytes:
+    """Change switches while the broker runs; they stay so until it stops. What is in force already may be named."""
+    may_manage(context)
+    parts = context.parts
+    wanted = parse_properties(command.body)
+    switches, config = _switches(parts), broker_config(parts)
+    changes: dict[str, bool] = {}
+    for name, value in wanted.items():
+        if name in switches:
+            if value not in ("true", "false"):
+                raise Refused(Reason.PARAMETER, f"{name} is {value!r:.80}; it must be true or false")
+            changes[name] = value == "true"
+        elif format_properties({name: config.get(name, "")}) != format_properties({name: value}):
+            text = f"Can not update config {name!r:.80} over the wire; these can be: {', '.join(sorted(switches))}"
+            raise Refused(Reason.NO_PERMISSION, f"{text}. Set it in the broker's configuration and start it again")
+    _switch(parts, changes)
+    return reply(command)
+
+
+def _switch(parts: Parts, changes: Mapping[str, bool]) -> None:
+    for name, value in changes.items():
+        if name == "autoCreateSubscriptionGroup":
+            parts.groups.auto_create = value
+        elif name == "autoCreateTopicEnable":
+            parts.topics.auto_create_enabled = value
+        else:
+            parts.switches[name] = value
+
+
+# state
+
+
+def runtime_info(context: Context, command: Command) -> bytes:
+    """Answer the state of the broker; every value is text (RocketMQ KVTable)."""
+    parts = context.parts
+    table = {**_store_info(parts), **_rate_info(parts.rates), **_broker_info(parts)}
+    return reply(command, body=dumps({"table": {name: table[name] for name in sorted(table)}}))
+
+
+def _store_info(parts: Parts) -> dict[str, str]:
+    store = parts.store
+    statistics = store.statistics()
+    usage = store.disk.usage(store.directory)
+    count, size = statistics.appended_messages, statistics.appended_bytes
+    ratio = str(round(usage.ratio, 4))
+    return {
+        "commitLogDirCapacity": f"Total : {_human(usage.total_bytes)}, Free : {_human(usage.free_bytes)}.",
+        "commitLogDiskRatio": ratio,
+        f"commitLogDiskRatio_{store.directory}/commitlog": ratio,
+        "commitLogMaxOffset": str(statistics.readable),
+        "commitLogMinOffset": str(statistics.log_start),
+        "consumeQueueDiskRatio": ratio,
+        "dispatchBehindBytes": "0",
+        "dispatchMaxBuffer": "0",
+        "earliestMessageTimeStamp": str(_earliest_ms(parts)),
+        "pageCacheLockTimeMills": "0",
+        "putMessageAverageSize": str(size / count if count else 0.0),
+        "putMessageDistributeTime": PUT_TIMES.format(count),
+        "putMessageEntireTimeMax": str(round(statistics.fsync_seconds_max * 1000)),
+        "putMessageFailedTimes": str(sum(parts.refusals.get(code, 0) for code in REFUSED_SENDS)),
+        "putMessageSizeTotal": str(size),
+        "putMessageTimesTotal": str(count),
+        "remainHowManyDataToFlush": f"{statistics.written - statistics.durable} B",
+        "remainTransientStoreBufferNumbs": NO_BUFFER_POOL,
+    }
+
+
+def _earliest_ms(parts: Parts) -> int:
+    """When the oldest message was stored; -1 when there is none."""
+    queues = (queue for topic in parts.topics for queue in topic.queues.values())
+    times = (parts.store.earliest_store_ms(queue) for queue in queues if queue.next_offset > queue.first_offset)
+    return min((time for time in times if time >= 0), default=-1)
+
+
+def _human(size: float) -> str:
+    """A size as people read it, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.1f} {unit}"
+
+
+def _rate_info(rates: Rates) -> dict[str, str]:
+    def windows(*names: str) -> str:
+        return " ".join(str(round(sum(rates.tps("BROKER", n, s) for n in names), 4)) for s in LATENCY_WINDOWS_S)
+
+    return {
+        "getFoundTps": windows("GET"),
+        "getMessageEntireTimeMax": "0",
+        "getMissTps": windows("MISS"),
+        "getTotalTps": windows("GET", "MISS"),
+        "getTransferredTps": windows("GET"),
+        "msgGetTotalTodayMorning": str(rates.get_at_midnight[1]),
+        "msgGetTotalTodayNow": str(rates.found),
+        "msgGetTotalYesterdayMorning": str(rates.get_at_midnight[0]),
+        "msgPutTotalTodayMorning": str(rates.put_at_midnight[1]),
+        "msgPutTotalTodayNow": str(rates.put_total),
+        "msgPutTotalYesterdayMorning": str(rates.put_at_midnight[0]),
+        "putTps": windows("PUT"),
+    }
+
+
+def _broker_info(parts: Parts) -> dict[str, str]:
+    started_ms = parts.started_ms
+    pools = {f"{pool}ThreadPoolQueue{what}": "0" for pool in THREAD_POOLS for what in ("Size", "Capacity")}
+    waits = {f"{pool}ThreadPoolQueueHeadWaitTimeMills": "0" for pool in THREAD_POOLS}
+    return {
+        **pools,
+        **waits,
+        "EndTransactionQueueSize": "0",
+        "EndTransactionThreadPoolQueueCapacity": "0",
+        "bootTimestamp": str(started_ms),
+        "brokerActive": "true",
+        "brokerVersion": str(VERSION),
+        "brokerVersionDesc": VERSION_NAME,
+        "runtime": _duration(parts.clock.now_ms() - started_ms),
+        "startAcceptSendRequestTimeStamp": str(started_ms),
+        "timerCongestNum": "0",
+        "timerDequeueTps": "0.0",
+        "timerEnqueueTps": "0.0",
+        "timerOffsetBehind": "0",
+        "timerReadBehind": "0",
+    }
+
+
+def _duration(ms: int) -> str:
+    minutes, seconds = divmod(max(ms, 0) // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+def ha_status(context: Context, command: Command) -> bytes:
+    """Answer that this is a master without slaves (HARuntimeInfo)."""
+    body = {
+        "haClientRuntimeInfo": {
+            "activated": False,
+            "lastReadTimestamp": 0,
+            "lastWriteTimestamp": 0,
+            "masterFlushOffset": 0,
+            "maxOffset": 0,
+            "transferredByteInSecond": 0,
+        },
+        "haConnectionInfo": [],
+        "inSyncSlaveNums": 0,
+        "master": True,
+        "masterCommitLogMaxOffset": context.parts.store.readable,
+    }
+    return reply(command, body=dumps(body))
+
+
+def clean_old(context: Context, command: Command) -> bytes:
+    """Look for old segments now instead of at the next interval."""
+    may_manage(context)
+    context.parts.store.retention.look()
+    return reply(command)
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.GET_BROKER_CONFIG: get_config,
+    RequestCode.UPDATE_BROKER_CONFIG: update_config,
+    RequestCode.GET_BROKER_RUNTIME_INFO: runtime_info,
+    RequestCode.GET_BROKER_HA_STATUS: ha_status,
+    RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: clean_old,
+    RequestCode.DELETE_EXPIRED_COMMITLOG: clean_old,
+}

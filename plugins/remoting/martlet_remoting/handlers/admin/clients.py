@@ -1,0 +1,206 @@
+"""Who is connected, and requests that are passed on to a client (RocketMQ callConsumer, Broker2Client)."""
+
+from collections.abc import Callable, Iterable
+from typing import Final, final
+
+from martlet.errors import Refused
+from martlet_remoting.codec import encode_response
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, refuse, reply
+from martlet_remoting.fastjson import dumps, loads
+from martlet_remoting.handlers.sendback import find_record
+from martlet_remoting.members import Channel
+from martlet_remoting.packets import Command
+
+from .common import may_manage
+
+__all__ = ["TABLE"]
+
+VERSION_3_0_7: Final = 28  # from here clients can be told to reset and asked for their status
+VERSION_3_1_8: Final = 62  # from here clients answer for their state
+MESSAGE_ID_CHARS: Final = (32, 56)  # of IPv4 and IPv6 brokers; the last 16 are the position
+
+
+def _connections(channels: Iterable[Channel]) -> list[dict[str, object]]:
+    return [
+        {
+            "clientAddr": channel.line.peer.address,
+            "clientId": channel.client_id,
+            "language": channel.language or "OTHER",
+            "version": channel.version,
+        }
+        for channel in channels
+    ]
+
+
+def consumer_connections(context: Context, command: Command) -> bytes:
+    """Answer the live members of a consumer group and what they want."""
+    name = command.text("consumerGroup")
+    group = context.parts.members.group(name)
+    if group is None:
+        raise Declined(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+    body = {
+        "connectionSet": _connections(group.channels.values()),
+        "consumeFromWhere": group.from_where,
+        "consumeType": group.kind,
+        "messageModel": group.model,
+        "subscriptionTable": {topic: held.as_json() for topic, held in group.subscriptions.items()},
+    }
+    return reply(command, body=dumps(body))
+
+
+def producer_connections(context: Context, command: Command) -> bytes:
+    """Answer the live members of a producer group."""
+    name = command.text("producerGroup")
+    channels = context.parts.members.producers.get(name)
+    if not channels:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+    return reply(command, body=dumps({"connectionSet": _connections(channels.values())}))
+
+
+def all_producers(context: Context, command: Command) -> bytes:
+    """Answer every live producer by group."""
+    table = {
+        name: [
+            {
+                "clientId": channel.client_id,
+                "language": channel.language or "OTHER",
+                "lastUpdateTimestamp": channel.seen_ms,
+                "remoteIP": channel.line.peer.address,
+                "version": channel.version,
+            }
+            for channel in channels.values()
+        ]
+        for name, channels in context.parts.members.producers.items()
+    }
+    return reply(command, body=dumps({"data": table}))
+
+
+# passed on
+
+
+def _member(context: Context, command: Command) -> Channel:
+    """The client that a request is for; a request without a clientId may go to any of the group."""
+    name, client_id = command.text("consumerGroup"), command.text("clientId", "")
+    group = context.parts.members.group(name)
+    channel = None
+    if group is not None:
+        channel = group.find(client_id) if client_id else next(iter(group.channels.values()), None)
+    if channel is None:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"The Consumer <{name}> <{client_id}> not online")
+    if channel.version < VERSION_3_1_8:
+        text = f"The Consumer <{name}> <{client_id}> Version <{channel.version}> too low to finish"
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"{text}, please upgrade it to 3.1.8 or later")
+    return channel
+
+
+def _pass_on(context: Context, command: Command, ext: dict[str, object], body: bytes) -> None:
+    """Ask the client what *command* asks, and give its answer back as it is."""
+    channel = _member(context, command)
+
+    def answered(answer: Command | None) -> None:
+        if answer is None:
+            text = f"consumer <{command.text('consumerGroup')}> <{channel.client_id}> did not answer in time"
+            context.answer(command, refuse(command, ResponseCode.CONSUME_MSG_TIMEOUT, text))
+        else:
+            frame = encode_response(command.opaque, answer.code, answer.ext, answer.body, answer.remark)
+            context.answer(command, frame)
+
+    channel.line.ask(command.code, ext, body, answered)
+
+
+def running_info(context: Context, command: Command) -> None:
+    """Ask a consumer about its state."""
+    may_manage(context, command.text("consumerGroup"))
+    _pass_on(context, command, dict(command.ext), command.body)
+
+
+def consume_directly(context: Context, command: Command) -> None:
+    """Let one consumer consume one stored message, and answer what came of it."""
+    may_manage(context, command.text("consumerGroup"))
+    message_id = command.text("msgId", "")
+    ext = {**command.ext, "brokerName": context.parts.broker.config.name}
+    if not message_id:
+        _pass_on(context, command, ext, command.body)
+        return
+    record = find_record(context.parts, _position(message_id))
+    _pass_on(context, command, ext, context.parts.store.record_at(record.position, record.size) or b"")
+
+
+def _position(message_id: str) -> int:
+    """The log position in an offset message id."""
+    try:
+        if len(message_id) not in MESSAGE_ID_CHARS:
+            raise ValueError
+        return int(message_id[-16:], 16)
+    except ValueError:
+        text = f"msgId {message_id!r:.80} is no offset message id; it has 32 or 56 hexadecimal digits"
+        raise Declined(ResponseCode.SYSTEM_ERROR, text) from None
+
+
+@final
+class _Gathering:
+    """Waits for the answers of several clients."""
+
+    def __init__(self, waiting: int, done: Callable[[dict[str, object]], None]) -> None:
+        self._waiting = waiting
+        self._done = done
+        self._found: dict[str, object] = {}
+
+    def take(self, client_id: str, answer: Command | None) -> None:
+        """One client has answered, or will not."""
+        if answer is not None and answer.code == ResponseCode.SUCCESS and answer.body:
+            try:
+                table = loads(answer.body)
+            except ValueError:
+                table = None
+            if isinstance(table, dict):
+                self._found[client_id] = table.get("messageQueueTable") or {}
+        self._waiting -= 1
+        if not self._waiting:
+            self._done(self._found)
+
+
+def consumer_status(context: Context, command: Command) -> None:
+    """Ask the members of a group, or one of them, how far they are in each queue."""
+    topic, name, wanted = command.text("topic"), command.text("group"), command.text("clientAddr", "")
+    may_manage(context, name)
+    group = context.parts.members.group(name)
+    if group is None:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{name}]")
+    channels = [channel for channel in group.channels.values() if not wanted or channel.client_id == wanted]
+    for channel in channels:
+        if channel.version < VERSION_3_0_7:
+            text = f"the client does not support this feature. version={channel.version}"
+            raise Declined(ResponseCode.SYSTEM_ERROR, text)
+
+    def done(found: dict[str, object]) -> None:
+        context.answer(command, reply(command, body=dumps({"consumerTable": found})))
+
+    if not channels:
+        done({})
+        return
+    gathering = _Gathering(len(channels), done)
+    for channel in channels:
+        _ask_status(channel, {"group": name, "topic": topic}, gathering)
+
+
+def _ask_status(channel: Channel, ext: dict[str, object], gathering: _Gathering) -> None:
+    client_id = channel.client_id
+    try:
+        channel.line.ask(
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext, b"", lambda answer: gathering.take(client_id, answer)
+        )
+    except Refused:
+        gathering.take(client_id, None)
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: consumer_connections,
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: producer_connections,
+    RequestCode.GET_ALL_PRODUCER_INFO: all_producers,
+    RequestCode.GET_CONSUMER_RUNNING_INFO: running_info,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: consume_directly,
+    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: consumer_status,
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: consumer_status,
+}

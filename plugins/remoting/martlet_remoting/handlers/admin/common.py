@@ -1,0 +1,98 @@
+"""What the administrative requests share: permission, look-ups, and work that takes a while."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+import trio
+
+from martlet.errors import Reason, Refused, RemoteProtocolError, StoreError
+from martlet.store import Queue
+from martlet.topics import Topic
+from martlet_remoting import fastjson
+from martlet_remoting.codes import ResponseCode
+from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Parts, refuse
+from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.routes import Version
+
+__all__ = [
+    "Slow",
+    "breathe",
+    "end_of",
+    "existing_topic",
+    "may_manage",
+    "message_queue",
+    "slow",
+    "stored_ms",
+    "version_of",
+]
+
+STEPS_AT_ONCE: Final = 64
+
+Slow: TypeAlias = Callable[[Context, Command], Awaitable[bytes]]
+
+
+def may_manage(context: Context, name: str = "") -> None:
+    """Raise `Refused` (NO_PERMISSION) unless the peer may administer the topic or group *name*."""
+    broker, identity = context.parts.broker, context.peer.identity
+    if broker.authorizers and not broker.allowed(identity, "manage", name):
+        raise Refused(Reason.NO_PERMISSION, f"{identity.name!r} may not manage {name or 'the broker'!r}")
+
+
+def existing_topic(parts: Parts, name: str) -> Topic:
+    """Return the topic *name*. Raises `Refused` (NO_TOPIC) when there is none."""
+    topic = parts.topics.get(name)
+    if topic is None:
+        raise Refused(Reason.NO_TOPIC, f"No topic in this broker. topic: {name}; create it with updateTopic")
+    return topic
+
+
+def message_queue(parts: Parts, topic: str, queue_id: int) -> MessageQueue:
+    """The queue as clients name it."""
+    return MessageQueue(topic, parts.broker.config.name, queue_id)
+
+
+def end_of(parts: Parts, queue: Queue | None) -> int:
+    """The offset behind the newest message that may be read; 0 for a queue that nobody used."""
+    return parts.store.end_offset(queue) if queue is not None else 0
+
+
+def stored_ms(parts: Parts, queue: Queue | None, offset: int) -> int:
+    """When the message at *offset* was stored, in ms; 0 when there is none."""
+    return max(parts.store.store_ms_at(queue, offset), 0) if queue is not None else 0
+
+
+async def breathe(number: int) -> None:
+    """Let others run, now and then: *number* counts the steps of some long work."""
+    if number % STEPS_AT_ONCE == STEPS_AT_ONCE - 1:
+        await trio.lowlevel.checkpoint()
+
+
+def version_of(text: str) -> Version:
+    """The table version that a header field names; the oldest one when it names none."""
+    try:
+        return Version.from_json(fastjson.loads(text.encode())) if text else Version()
+    except (ValueError, RemoteProtocolError):
+        return Version()
+
+
+def slow(work: Slow) -> Handle:
+    """A handler that does *work* beside the connection's other requests, and answers when it is done."""
+
+    def handle(context: Context, command: Command) -> None:
+        context.peer.start(_answer, work, context, command)
+
+    return handle
+
+
+async def _answer(work: Slow, context: Context, command: Command) -> None:
+    try:
+        frame = await work(context, command)
+    except Refused as error:
+        context.parts.count_refusal(REASON_CODES[error.reason])
+        frame = refuse(command, REASON_CODES[error.reason], str(error))
+    except Declined as error:
+        context.parts.count_refusal(error.code)
+        frame = refuse(command, error.code, str(error), error.ext)
+    except StoreError as error:
+        frame = refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
+    context.answer(command, frame)

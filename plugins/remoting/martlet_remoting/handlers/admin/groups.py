@@ -1,0 +1,97 @@
+"""Consumer groups: create, change, delete, list, and what may read what."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import orjson
+
+from martlet.errors import Reason, Refused
+from martlet.groups import Group, check_group_name
+from martlet.tables import parse
+from martlet_remoting.bodies import items, read_body
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.context import Context, Handle, reply
+from martlet_remoting.fastjson import dumps
+from martlet_remoting.packets import Command
+from martlet_remoting.routes import Version
+
+from .common import may_manage, version_of
+
+__all__ = ["TABLE"]
+
+
+def _group(context: Context, fields: Mapping[object, object]) -> Group:
+    """The group that *fields* say, checked; a sign before an attribute's name says to set it."""
+    table = {str(key): value for key, value in fields.items()}
+    attributes = table.get("attributes")
+    if isinstance(attributes, dict):
+        table["attributes"] = {str(k).removeprefix("+"): str(v) for k, v in attributes.items() if str(k)[:1] != "-"}
+    group = Group.from_json(table)
+    may_manage(context, group.name)
+    check_group_name(group.name)
+    return group
+
+
+def update_group(context: Context, command: Command) -> bytes:
+    """Create a group or change it."""
+    context.parts.groups.update(_group(context, read_body(command)))
+    return reply(command)
+
+
+def update_groups(context: Context, command: Command) -> bytes:
+    """Create or change many groups: all, or none when one of them cannot be."""
+    for group in [_group(context, fields) for fields in items(read_body(command), "groupConfigList")]:
+        context.parts.groups.update(group)
+    return reply(command)
+
+
+def delete_group(context: Context, command: Command) -> bytes:
+    """Forget a group; 5.x tools say cleanOffset and 4.x tools removeOffset to forget what it has consumed too."""
+    name = command.text("groupName")
+    may_manage(context, name)
+    clean = command.boolean("cleanOffset") or command.boolean("removeOffset")
+    context.parts.groups.delete(name, clean_offsets=clean)
+    return reply(command)
+
+
+def all_groups(context: Context, command: Command) -> bytes:
+    """Answer the whole table of groups, or one page of it."""
+    table = parse(context.parts.groups.to_json(), "subscriptionGroup.json")
+    groups: dict[str, object] = table["subscriptionGroupTable"]
+    names = sorted(groups)
+    total, count = len(names), command.integer("maxGroupNum", 0)
+    if count > 0:
+        current = version_of(command.text("dataVersion", "")) == Version.from_json(table["dataVersion"])
+        start = max(command.integer("groupSeq", 0), 0) if current else 0
+        names = names[start : start + count]
+    table["subscriptionGroupTable"] = {name: groups[name] for name in names}
+    return reply(command, {"totalGroupNum": total}, orjson.dumps(table))
+
+
+def one_group(context: Context, command: Command) -> bytes:
+    """Answer one group's configuration."""
+    name = command.text("group")
+    group = context.parts.groups.get(name)
+    if group is None:
+        raise Refused(Reason.NO_GROUP, f"No group in this broker. group: {name}; create it with updateSubGroup")
+    return reply(command, body=dumps(group.as_json()))
+
+
+def forbid(context: Context, command: Command) -> bytes:
+    """Say whether a group may read a topic, after changing it where the request says so."""
+    group, topic, groups = command.text("group"), command.text("topic"), context.parts.groups
+    if command.ext.get("readable") is not None:
+        may_manage(context, group)
+        groups.set_forbidden(group, topic, readable=command.boolean("readable"))
+    readable = not groups.is_forbidden(group, topic)
+    return reply(command, body=dumps({"group": group, "readable": readable, "topic": topic}))
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: update_group,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: update_groups,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: delete_group,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: all_groups,
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: one_group,
+    RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: forbid,
+}

@@ -1,0 +1,143 @@
+"""Moving a group's offsets: reset to a time or an offset, and copy from another group."""
+
+from typing import Final
+
+from martlet.errors import Reason, Refused
+from martlet.topics import Topic
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, Parts, reply
+from martlet_remoting.fastjson import dumps
+from martlet_remoting.packets import Command, MessageQueue
+
+from .clients import VERSION_3_0_7
+from .common import breathe, end_of, may_manage, message_queue, slow
+
+__all__ = ["TABLE"]
+
+
+async def reset(context: Context, command: Command) -> bytes:
+    """Move a group to a time, or one of its queues to an offset.
+
+    The broker keeps the new offsets until the consumers pull: they are told then (RocketMQ's
+    ``useServerSideResetOffset``). With that switched off, live consumers are told at once.
+    """
+    parts = context.parts
+    may_manage(context, command.text("group"))
+    if parts.switches["useServerSideResetOffset"]:
+        return await _reset_here(parts, command)
+    return await _reset_clients(parts, command)
+
+
+async def _reset_here(parts: Parts, command: Command) -> bytes:
+    name, group = command.text("topic"), command.text("group")
+    topic = parts.topics.get(name)
+    if topic is None:
+        raise Refused(Reason.NO_TOPIC, f"Topic {name} does not exist")
+    if parts.groups.get(group) is None:
+        raise Refused(Reason.NO_GROUP, f"Group {group} does not exist")
+    queue_id, timestamp = command.integer("queueId", -1), command.integer("timestamp", -1)
+    offsets: dict[int, int] = {}
+    if queue_id >= 0 and (offset := command.integer("offset", -1)) != -1:
+        offsets[queue_id] = _checked(parts, topic, queue_id, offset)
+    else:
+        for number in [queue_id] if queue_id >= 0 else range(topic.read_queues):
+            offsets[number] = _offset_at(parts, topic, number, timestamp)
+            await breathe(number)
+    if not offsets:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"No queues to reset.; topic[{name}] has none to read")
+    parts.groups.reset(group, name, offsets)
+    parts.parked.wake_topic(name)
+    return _answer(parts, command, {message_queue(parts, name, number): to for number, to in offsets.items()})
+
+
+def _checked(parts: Parts, topic: Topic, queue_id: int, offset: int) -> int:
+    queue = parts.store.find_queue(topic.name, queue_id)
+    first, end = queue.first_offset if queue is not None else 0, end_of(parts, queue)
+    if not first <= offset <= end:
+        text = f"Target offset {offset} not in consume queue range [{first}-{end}]"
+        raise Declined(ResponseCode.SYSTEM_ERROR, text)
+    return offset
+
+
+def _offset_at(parts: Parts, topic: Topic, queue_id: int, timestamp: int) -> int:
+    """The offset of *timestamp*; the end for a negative one."""
+    queue = parts.store.find_queue(topic.name, queue_id)
+    if queue is None or timestamp < 0:
+        return end_of(parts, queue)
+    return parts.store.offset_by_time(queue, timestamp)
+
+
+def _answer(parts: Parts, command: Command, table: dict[MessageQueue, int]) -> bytes:
+    return reply(command, body=dumps({"offsetTable": table}))
+
+
+async def _reset_clients(parts: Parts, command: Command) -> bytes:
+    """Tell every live member where to go on; unless forced, only backwards."""
+    name, group = command.text("topic"), command.text("group")
+    timestamp, forced = command.integer("timestamp", -1), command.boolean("isForce")
+    topic = parts.topics.get(name)
+    if topic is None:
+        text = f"[reset-offset] reset offset failed, no topic in this broker. topic={name}"
+        raise Declined(ResponseCode.SYSTEM_ERROR, text)
+    table: dict[MessageQueue, int] = {}
+    for number in range(topic.write_queues):
+        committed = parts.groups.offset(group, name, number)
+        if committed < 0:
+            raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
+        target = _offset_at(parts, topic, number, timestamp)
+        table[message_queue(parts, name, number)] = target if forced else min(target, committed)
+        await breathe(number)
+    _tell(parts, command, group, name, table)
+    return _answer(parts, command, table)
+
+
+def _tell(parts: Parts, command: Command, group: str, topic: str, table: dict[MessageQueue, int]) -> None:
+    live = parts.members.group(group)
+    if live is None:
+        text = f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic}"
+        raise Declined(ResponseCode.CONSUMER_NOT_ONLINE, f"{text} Timestamp: {command.integer('timestamp', -1)}")
+    ext = {name: command.ext[name] for name in ("topic", "group", "timestamp", "isForce") if name in command.ext}
+    body = dumps({"offsetTable": _as_list(table) if command.language == "CPP" else table})
+    channels = list(live.channels.values())
+    for channel in channels:
+        if channel.version < VERSION_3_0_7:
+            text = f"the client does not support this feature. version={channel.version}"
+            raise Declined(ResponseCode.SYSTEM_ERROR, f"[reset-offset] {text}")
+    for channel in channels:
+        channel.line.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+
+
+def _as_list(table: dict[MessageQueue, int]) -> list[dict[str, object]]:
+    """The form that C++ clients read."""
+    return [
+        {"brokerName": queue.broker_name, "offset": offset, "queueId": queue.queue_id, "topic": queue.topic}
+        for queue, offset in table.items()
+    ]
+
+
+def clone(context: Context, command: Command) -> bytes:
+    """Let one group begin where another stands."""
+    parts = context.parts
+    source, target, topic = command.text("srcGroup"), command.text("destGroup"), command.text("topic", "")
+    may_manage(context, target)
+    offsets = parts.groups.offsets_of(source)
+    live = parts.members.group(source)
+    for name in [topic] if topic.strip() else list(offsets):
+        if parts.topics.get(name) is None:
+            continue
+        if (
+            not command.boolean("offline")
+            and live is not None
+            and live.subscriptions
+            and name not in live.subscriptions
+        ):
+            continue
+        for queue_id, offset in offsets.get(name, {}).items():
+            parts.groups.commit(target, name, queue_id, offset)
+    return reply(command)
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: slow(reset),
+    RequestCode.CLONE_GROUP_OFFSET: clone,
+}

@@ -1,0 +1,226 @@
+"""How much is in topics, and how far groups have come (RocketMQ AdminBrokerProcessor, ConsumeStats and friends)."""
+
+from typing import Final
+
+from martlet.store.codec import decode_record, tags_code
+from martlet.topics import Topic
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, Parts, reply
+from martlet_remoting.fastjson import dumps
+from martlet_remoting.packets import Command, MessageQueue
+
+from .common import breathe, end_of, existing_topic, message_queue, slow, stored_ms
+
+__all__ = ["TABLE", "consume_stats"]
+
+QUEUE_ENTRIES_MAX: Final = 1024
+LONG_MAX: Final = (1 << 63) - 1
+
+
+async def topic_stats(context: Context, command: Command) -> bytes:
+    """Answer begin, end and last time of every queue of a topic."""
+    parts = context.parts
+    topic = existing_topic(parts, command.text("topic"))
+    table: dict[MessageQueue, object] = {}
+    for queue_id in range(max(topic.read_queues, topic.write_queues)):
+        queue = parts.store.find_queue(topic.name, queue_id)
+        end = end_of(parts, queue)
+        table[message_queue(parts, topic.name, queue_id)] = {
+            "lastUpdateTimestamp": stored_ms(parts, queue, end - 1),
+            "maxOffset": end,
+            "minOffset": queue.first_offset if queue is not None else 0,
+        }
+        await breathe(queue_id)
+    tps = parts.rates.tps("TOPIC_PUT_NUMS", topic.name)
+    return reply(command, body=dumps({"offsetTable": table, "topicPutTps": tps}))
+
+
+def _topics_of(parts: Parts, group: str, wanted: list[str]) -> list[Topic]:
+    """The topics of *group* that are there, without those that its live members no longer subscribe to."""
+    live = parts.members.group(group)
+    subscribed = live.subscriptions if live is not None else {}
+    names = wanted or list(parts.groups.offsets_of(group))
+    found = (parts.topics.get(name) for name in names)
+    return [topic for topic in found if topic is not None and (not subscribed or topic.name in subscribed)]
+
+
+async def consume_stats(parts: Parts, group: str, topic: Topic, queues: int) -> dict[MessageQueue, dict[str, int]]:
+    """Return how far *group* is in the first *queues* queues of *topic* (OffsetWrapper)."""
+    table: dict[MessageQueue, dict[str, int]] = {}
+    for queue_id in range(queues):
+        queue = parts.store.find_queue(topic.name, queue_id)
+        committed = max(parts.groups.offset(group, topic.name, queue_id), 0)
+        table[message_queue(parts, topic.name, queue_id)] = {
+            "brokerOffset": end_of(parts, queue),
+            "consumerOffset": committed,
+            "lastTimestamp": stored_ms(parts, queue, committed - 1),
+            # How far clients have pulled is known to them alone; what they have consumed is the least of it.
+            "pullOffset": committed,
+        }
+        await breathe(queue_id)
+    return table
+
+
+async def group_stats(context: Context, command: Command) -> bytes:
+    """Answer how far a group is in its topics."""
+    parts, group = context.parts, command.text("consumerGroup")
+    wanted = [name for name in command.text("topicList", "").split(";") if name]
+    if topic := command.text("topic", ""):
+        wanted = [topic]
+    table: dict[MessageQueue, dict[str, int]] = {}
+    tps = 0.0
+    for found in _topics_of(parts, group, wanted):
+        table |= await consume_stats(parts, group, found, found.read_queues)
+        tps += parts.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
+    return reply(command, body=dumps({"consumeTps": tps, "offsetTable": table}))
+
+
+async def all_group_stats(context: Context, command: Command) -> bytes:
+    """Answer how far every group of this broker is."""
+    parts, ordered = context.parts, command.boolean("isOrder")
+    found: list[dict[str, object]] = []
+    total = 0
+    for number, group in enumerate(parts.groups.names()):
+        stats: list[object] = []
+        for topic in _topics_of(parts, group, []):
+            if ordered and not topic.order:
+                continue
+            table = await consume_stats(parts, group, topic, topic.write_queues)
+            total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
+            tps = parts.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
+            stats.append({"consumeTps": tps, "offsetTable": table})
+        if stats:
+            found.append({group: stats})
+        await breathe(number)
+    address = parts.registrar.address if parts.registrar else ""
+    body = {"brokerAddr": address, "consumeStatsList": found, "totalDiff": total, "totalInflightDiff": 0}
+    return reply(command, body=dumps(body))
+
+
+def stats_data(context: Context, command: Command) -> bytes:
+    """Answer one of RocketMQ's statistics over the last minute, hour and day."""
+    name, key = command.text("statsName"), command.text("statsKey")
+    series = context.parts.rates.series(name, key)
+    if series is None:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+    return reply(command, body=dumps(series.as_json()))
+
+
+async def time_span(context: Context, command: Command) -> bytes:
+    """Answer the times between which a group's messages lie, queue by queue, and how late it is."""
+    parts = context.parts
+    topic, group = existing_topic(parts, command.text("topic")), command.text("group")
+    spans: list[object] = []
+    for queue_id in range(topic.write_queues):
+        queue = parts.store.find_queue(topic.name, queue_id)
+        end = end_of(parts, queue)
+        first_ms = parts.store.earliest_store_ms(queue) if queue is not None else -1
+        committed = parts.groups.offset(group, topic.name, queue_id)
+        next_ms = stored_ms(parts, queue, committed) if 0 <= committed < end else 0
+        spans.append(
+            {
+                "consumeTimeStamp": stored_ms(parts, queue, committed - 1) if committed > 0 else first_ms,
+                "delayTime": max(parts.clock.now_ms() - next_ms, 0) if next_ms else 0,
+                "maxTimeStamp": stored_ms(parts, queue, end - 1),
+                "messageQueue": {"brokerName": parts.broker.config.name, "queueId": queue_id, "topic": topic.name},
+                "minTimeStamp": first_ms,
+            }
+        )
+        await breathe(queue_id)
+    return reply(command, body=dumps({"consumeTimeSpanSet": spans}))
+
+
+def consumers_of_topic(context: Context, command: Command) -> bytes:
+    """Answer the groups that consume a topic: those alive, and those that have committed on it."""
+    parts, topic = context.parts, command.text("topic")
+    alive = [name for name, group in parts.members.consumers.items() if topic in group.subscriptions]
+    return reply(command, body=dumps({"groupList": list(dict.fromkeys(alive + parts.groups.groups_of(topic)))}))
+
+
+def topics_of_group(context: Context, command: Command) -> bytes:
+    """Answer the topics on which a group has committed."""
+    parts = context.parts
+    address = parts.registrar.address if parts.registrar else ""
+    return reply(
+        command, body=dumps({"brokerAddr": address, "topicList": list(parts.groups.offsets_of(command.text("group")))})
+    )
+
+
+def subscription_of_group(context: Context, command: Command) -> bytes:
+    """Answer what a live group wants of a topic; nothing for one that is not there."""
+    group, topic = command.text("group"), command.text("topic")
+    live = context.parts.members.group(group)
+    held = live.subscriptions.get(topic) if live is not None else None
+    body = {"group": group, "subscriptionData": held.as_json() if held is not None else None, "topic": topic}
+    return reply(command, body=dumps(body))
+
+
+def all_offsets(context: Context, command: Command) -> bytes:
+    """Answer everything that all groups have committed."""
+    return reply(command, body=context.parts.groups.offsets_to_json())
+
+
+def correction_offsets(context: Context, command: Command) -> bytes:
+    """Answer per queue how far the slowest other group is, where the compared group is ahead of it.
+
+    A group that shall take over from others may go back to there.
+    """
+    parts, topic = context.parts, command.text("topic")
+    left_out = {name for name in command.text("filterGroups", "").split(",") if name}
+    slowest: dict[int, int] = {}
+    for group in parts.groups.groups_of(topic):
+        if group not in left_out:
+            for queue_id, offset in parts.groups.offsets_of(group).get(topic, {}).items():
+                queue = parts.store.find_queue(topic, queue_id)
+                if offset >= (queue.first_offset if queue is not None else 0):
+                    slowest[queue_id] = min(slowest.get(queue_id, offset), offset)
+    compared = parts.groups.offsets_of(command.text("compareGroup")).get(topic, {})
+    for queue_id, offset in compared.items():
+        if slowest.get(queue_id, -1) > offset:
+            slowest[queue_id] = LONG_MAX
+    return reply(command, body=dumps({"correctionOffsets": slowest}))
+
+
+def consume_queue(context: Context, command: Command) -> bytes:
+    """Answer entries of a consume queue, and whether a live group would be given them."""
+    parts = context.parts
+    topic, queue_id, index = command.text("topic"), command.integer("queueId"), command.integer("index")
+    count = min(max(command.integer("count"), 0), QUEUE_ENTRIES_MAX)
+    queue = parts.store.find_queue(topic, queue_id)
+    if queue is None:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"{queue_id}-{topic} not exists.")
+    live = parts.members.group(command.text("consumerGroup", ""))
+    held = live.subscriptions.get(topic) if live is not None else None
+    entries: list[dict[str, object]] = []
+    end = end_of(parts, queue)
+    for offset in range(max(index, queue.first_offset), min(index + count, end)):
+        pieces = parts.store.read(queue, offset, 1, 1).pieces
+        if pieces:
+            record = decode_record(b"".join(pieces))
+            code = tags_code(record.property("TAGS"))
+            wanted = held is None or held.filter is None or held.filter.codes is None or code in held.filter.codes
+            entries.append(
+                {"eval": wanted, "physicOffset": record.position, "physicSize": record.size, "tagsCode": code}
+            )
+    body = {
+        "maxQueueIndex": end,
+        "minQueueIndex": queue.first_offset,
+        "queueData": entries,
+        "subscriptionData": held.as_json() if held is not None else None,
+    }
+    return reply(command, body=dumps(body))
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.GET_TOPIC_STATS_INFO: slow(topic_stats),
+    RequestCode.GET_CONSUME_STATS: slow(group_stats),
+    RequestCode.GET_BROKER_CONSUME_STATS: slow(all_group_stats),
+    RequestCode.VIEW_BROKER_STATS_DATA: stats_data,
+    RequestCode.QUERY_CONSUME_TIME_SPAN: slow(time_span),
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: consumers_of_topic,
+    RequestCode.QUERY_TOPICS_BY_CONSUMER: topics_of_group,
+    RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: subscription_of_group,
+    RequestCode.GET_ALL_CONSUMER_OFFSET: all_offsets,
+    RequestCode.QUERY_CORRECTION_OFFSET: correction_offsets,
+    RequestCode.QUERY_CONSUME_QUEUE: consume_queue,
+}

@@ -1,0 +1,224 @@
+"""Topics: create, change, delete, list (RocketMQ AdminBrokerProcessor)."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from martlet.errors import Reason, Refused
+from martlet.topics import Topic, check_name
+from martlet_remoting.bodies import boolean, integer, items, read_body
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.context import Context, Handle, Parts, reply
+from martlet_remoting.fastjson import dumps
+from martlet_remoting.packets import Command
+from martlet_remoting.registration import standard_topics
+from martlet_remoting.routes import Version
+
+from .common import existing_topic, may_manage, version_of
+
+__all__ = ["TABLE", "is_system", "system_topics"]
+
+# TopicValidator; the standard topics of this broker come on top.
+SYSTEM_TOPICS: Final = (
+    "TBW102",
+    "SCHEDULE_TOPIC_XXXX",
+    "BenchmarkTest",
+    "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRACE_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "SELF_TEST_TOPIC",
+    "OFFSET_MOVED_EVENT",
+    "CHECKPOINT_TOPIC",
+)
+SYSTEM_PREFIX: Final = "rmq_sys_"
+
+# What each attribute of a topic may be (TopicAttributes); None for a number.
+ATTRIBUTES: Final[Mapping[str, tuple[str, ...] | None]] = {
+    "queue.type": ("BatchCQ", "SimpleCQ", "RocksDBCQ"),
+    "cleanup.policy": ("DELETE", "COMPACTION"),
+    "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY"),
+    "reserve.time": None,
+}
+# What the store of a topic was made with cannot be changed later.
+FIXED: Final = frozenset(("queue.type", "cleanup.policy"))
+# The store keeps one kind of queue, and removes by age.
+SUPPORTED: Final[Mapping[str, str]] = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
+
+
+def system_topics(parts: Parts) -> list[str]:
+    """The topics that clients can neither change nor delete."""
+    return list(dict.fromkeys([*SYSTEM_TOPICS, *(topic.name for topic in standard_topics(parts.broker))]))
+
+
+def is_system(parts: Parts, name: str) -> bool:
+    """Whether *name* is such a topic."""
+    return name.startswith(SYSTEM_PREFIX) or name in system_topics(parts)
+
+
+def _check_changeable(context: Context, name: str) -> None:
+    may_manage(context, name)
+    check_name(name)
+    if is_system(context.parts, name):
+        raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
+
+
+def alter_attributes(held: Mapping[str, str], wanted: Mapping[str, str], *, new: bool) -> dict[str, str]:
+    """Return *held* changed by *wanted*, whose keys say ``+name`` to set and ``-name`` to remove.
+
+    Raises:
+      Refused: a key has no sign or is unknown, or its value cannot be (PARAMETER).
+    """
+    found = dict(held)
+    for key, value in wanted.items():
+        sign, name = key[:1], key[1:]
+        if sign not in ("+", "-"):
+            raise Refused(Reason.PARAMETER, f"attribute {key!r} must begin with + (set) or - (remove)")
+        if name not in ATTRIBUTES:
+            raise Refused(Reason.PARAMETER, f"unsupported key: {name}; attributes are {', '.join(ATTRIBUTES)}")
+        if not new and name in FIXED and found.get(name, SUPPORTED[name]) != value:
+            raise Refused(Reason.PARAMETER, f"attempt to update an unchangeable attribute. key: {name}")
+        if sign == "-":
+            found.pop(name, None)
+        else:
+            found[name] = _checked_attribute(name, value)
+    return found
+
+
+def _checked_attribute(name: str, value: str) -> str:
+    allowed = ATTRIBUTES[name]
+    if name in SUPPORTED:
+        allowed = (SUPPORTED[name],)
+    if allowed is None:
+        if not value.isdecimal():
+            raise Refused(Reason.PARAMETER, f"attribute {name} is {value!r:.80}; it must be a number")
+    elif value not in allowed:
+        raise Refused(Reason.PARAMETER, f"attribute {name} is {value!r:.80}; it must be one of {', '.join(allowed)}")
+    return value
+
+
+def parse_attributes(text: str) -> dict[str, str]:
+    """Return the attributes in ``+key=value,-key`` (AttributeParser)."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        if part.strip():
+            key, _, value = part.strip().partition("=")
+            found[key.strip()] = value.strip()
+    return found
+
+
+def update_topic(context: Context, command: Command) -> bytes:
+    """Create a topic or change it; name servers are told by whoever listens to the topic table."""
+    name = command.text("topic")
+    _check_changeable(context, name)
+    held = context.parts.topics.get(name)
+    attributes = alter_attributes(
+        held.attributes if held else {}, parse_attributes(command.text("attributes", "")), new=held is None
+    )
+    context.parts.topics.update(
+        name,
+        command.integer("readQueueNums"),
+        command.integer("writeQueueNums"),
+        command.integer("perm"),
+        command.integer("topicSysFlag", 0),
+        command.boolean("order"),
+        attributes,
+        command.text("topicFilterType", "SINGLE_TAG"),
+    )
+    return reply(command)
+
+
+def update_topics(context: Context, command: Command) -> bytes:
+    """Create or change many topics: all, or none when one of the names cannot be."""
+    wanted = items(read_body(command), "topicConfigList")
+    for fields in wanted:
+        _check_changeable(context, str(fields.get("topicName") or ""))
+    for fields in wanted:
+        _update_from_json(context.parts, fields)
+    return reply(command)
+
+
+def _update_from_json(parts: Parts, fields: dict[object, object]) -> Topic:
+    name = str(fields["topicName"])
+    held = parts.topics.get(name)
+    given = fields.get("attributes")
+    wanted = {str(key): str(value) for key, value in given.items()} if isinstance(given, dict) else {}
+    return parts.topics.update(
+        name,
+        integer(fields, "readQueueNums", 16),
+        integer(fields, "writeQueueNums", 16),
+        integer(fields, "perm", 6),
+        integer(fields, "topicSysFlag"),
+        boolean(fields, "order"),
+        alter_attributes(held.attributes if held else {}, wanted, new=held is None),
+        str(fields.get("topicFilterType") or "SINGLE_TAG"),
+    )
+
+
+def delete_topic(context: Context, command: Command) -> bytes:
+    """Delete a topic, its messages and what groups have consumed of it; no error when it is not there."""
+    name, parts = command.text("topic"), context.parts
+    if not name.strip():
+        raise Refused(Reason.PARAMETER, "The specified topic is blank.")
+    may_manage(context, name)
+    if is_system(parts, name):
+        raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
+    if parts.topics.delete(name):
+        parts.groups.forget_topic(name)
+    return reply(command)
+
+
+def all_topics(context: Context, command: Command) -> bytes:
+    """Answer the whole topic table, or one page of it."""
+    topics = context.parts.topics
+    held = topics.version
+    version = Version(held.counter, held.state_version, held.timestamp)
+    found = sorted(topics, key=lambda topic: topic.name)
+    chosen = page(command, "topicSeq", "maxTopicNum", version, found)
+    body = {
+        "dataVersion": version.as_json(),
+        "mappingDataVersion": Version().as_json(),
+        "topicConfigTable": {topic.name: topic.as_json() for topic in chosen},
+        "topicQueueMappingDetailMap": {},
+        "topicQueueMappingInfoMap": {},
+    }
+    return reply(command, {"totalTopicNum": len(found)}, dumps(body))
+
+
+def page(command: Command, start_field: str, count_field: str, version: Version, found: list[Topic]) -> list[Topic]:
+    """The page of *found* that the request names; it begins at 0 when the table has changed since the last one."""
+    count = command.integer(count_field, 0)
+    if count <= 0:
+        return found
+    start = max(command.integer(start_field, 0), 0) if version_of(command.text("dataVersion", "")) == version else 0
+    return found[start : start + count]
+
+
+def one_topic(context: Context, command: Command) -> bytes:
+    """Answer one topic's configuration."""
+    return reply(command, body=dumps(existing_topic(context.parts, command.text("topic")).as_json()))
+
+
+def system_topic_list(context: Context, command: Command) -> bytes:
+    """Answer the names that clients cannot use."""
+    return reply(command, body=dumps({"topicList": system_topics(context.parts)}))
+
+
+def clean_unused_topics(context: Context, command: Command) -> bytes:
+    """Remove what is stored of topics that are in no table."""
+    may_manage(context)
+    parts = context.parts
+    for name in parts.store.topics_on_disk():
+        if parts.topics.get(name) is None:
+            parts.store.delete_topic(name)
+    return reply(command)
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.UPDATE_AND_CREATE_TOPIC: update_topic,
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: update_topics,
+    RequestCode.DELETE_TOPIC_IN_BROKER: delete_topic,
+    RequestCode.GET_ALL_TOPIC_CONFIG: all_topics,
+    RequestCode.GET_TOPIC_CONFIG: one_topic,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: system_topic_list,
+    RequestCode.CLEAN_UNUSED_TOPIC: clean_unused_topics,
+}

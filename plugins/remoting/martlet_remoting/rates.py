@@ -1,0 +1,216 @@
+"""How many messages went in and out per topic and group, over the last minute, hour and day.
+
+Nothing is done per message: what went in is read off the queues' ends, what went out is
+added up once a pull, and a service looks at the sums every ten seconds (RocketMQ
+BrokerStatsManager and StatsItem: the same windows under the same names).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, final
+
+import trio
+
+from martlet.store import Store
+from martlet.topics import Topic, Topics
+
+__all__ = ["Rates", "Series"]
+
+SAMPLE_S: Final = 10.0
+MINUTE_SAMPLES: Final = 7  # 10 s apart
+HOUR_SAMPLES: Final = 7  # 10 minutes apart
+DAY_SAMPLES: Final = 25  # an hour apart
+HOUR_EVERY: Final = 60  # samples of 10 s
+DAY_EVERY: Final = 360
+TOPICS_AT_ONCE: Final = 256
+DAY_MS: Final = 86_400_000
+
+
+@final
+class Series:
+    """One growing sum, and what it was at the samples of the last minute, hour and day."""
+
+    __slots__ = ("_count", "_day", "_hour", "_minute", "last")
+
+    def __init__(self, now: float, value: int) -> None:
+        first = (now, value)
+        self._minute = deque([first], MINUTE_SAMPLES)
+        self._hour = deque([first], HOUR_SAMPLES)
+        self._day = deque([first], DAY_SAMPLES)
+        self._count = 0
+        self.last = value
+
+    def sample(self, now: float, value: int) -> None:
+        """The sum is *value* now; called every SAMPLE_S."""
+        self._count += 1
+        self.last = value
+        self._minute.append((now, value))
+        if self._count % HOUR_EVERY == 0:
+            self._hour.append((now, value))
+        if self._count % DAY_EVERY == 0:
+            self._day.append((now, value))
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether nothing moved for a day, as far as the samples tell."""
+        return self._count >= DAY_EVERY and self._day[0][1] == self.last
+
+    def tps(self, seconds: float = 60.0) -> float:
+        """Per second, over the newest *seconds* of samples."""
+        (newest, value) = self._minute[-1]
+        start, base = next(((t, v) for t, v in self._points() if newest - t <= seconds + SAMPLE_S / 2), (newest, value))
+        return (value - base) / (newest - start) if newest > start else 0.0
+
+    def _points(self) -> Iterator[tuple[float, int]]:
+        """Samples, oldest first; those of the hour before those of the minute."""
+        oldest = self._minute[0][0]
+        yield from (point for point in self._hour if point[0] < oldest)
+        yield from self._minute
+
+    def as_json(self) -> dict[str, object]:
+        """RocketMQ's BrokerStatsData."""
+        return {"statsDay": _window(self._day), "statsHour": _window(self._hour), "statsMinute": _window(self._minute)}
+
+
+def _window(points: deque[tuple[float, int]]) -> dict[str, object]:
+    (start, base), (end, value) = points[0], points[-1]
+    total, seconds = value - base, end - start
+    return {"avgpt": 0.0, "sum": total, "tps": total / seconds if seconds > 0 else 0.0}
+
+
+@final
+class Rates:
+    """The sums of one broker. ``got`` is called by whoever delivers; `run` samples."""
+
+    def __init__(self, topics: Topics, store: Store, now: Callable[[], float], now_ms: Callable[[], int]) -> None:
+        self._topics = topics
+        self._store = store
+        self._now = now
+        self._now_ms = now_ms
+        self._gets: dict[tuple[str, str], list[int]] = {}  # (topic, group): messages, bytes
+        self._shapes: dict[str, tuple[int, int]] = {}  # queue counts when old queues were looked for
+        self._removed = 0  # messages that deleted topics were given
+        self.sent_back: dict[tuple[str, str], int] = {}
+        self.found = 0  # messages delivered
+        self.found_bytes = 0
+        self.missed = 0  # pulls that found nothing
+        self._base = 0  # messages that were there before we started
+        self._put_now = 0
+        self._series: dict[tuple[str, str], Series] = {}  # (statistic, key)
+        self._last: dict[tuple[str, str], int] = {}
+        self._day = now_ms() // DAY_MS
+        self.put_at_midnight = [0, 0]  # the last but one, the last
+        self.get_at_midnight = [0, 0]
+
+    def got(self, topic: str, group: str, messages: int, size: int) -> None:
+        """A consumer of *group* was given *messages*, of *size* bytes in all."""
+        key = (topic, group)
+        sums = self._gets.get(key)
+        if sums is None:
+            sums = self._gets[key] = [0, 0]
+        sums[0] += messages
+        sums[1] += size
+        self.found += messages
+        self.found_bytes += size
+
+    def came_back(self, topic: str, group: str) -> None:
+        """A consumer of *group* sent a message of *topic* back."""
+        self.sent_back[topic, group] = self.sent_back.get((topic, group), 0) + 1
+
+    @property
+    def put_total(self) -> int:
+        """Messages stored since the start, as of the last sample."""
+        return self._put_now - self._base
+
+    def series(self, name: str, key: str) -> Series | None:
+        """The sums of a statistic under RocketMQ's names; None when nothing was ever counted there."""
+        return self._series.get((name, key))
+
+    def tps(self, name: str, key: str, seconds: float = 60.0) -> float:
+        """Messages a second over the newest *seconds*; 0 where nothing was counted."""
+        series = self._series.get((name, key))
+        return series.tps(seconds) if series is not None else 0.0
+
+    async def run(self) -> None:
+        """Sample every SAMPLE_S until cancelled."""
+        await self.start()
+        while True:
+            await trio.sleep(SAMPLE_S)
+            await self.sample()
+
+    async def start(self) -> None:
+        """Take what is stored already as the beginning."""
+        self._base = self._put_now = await self._sample_topics(self._now(), new=False)
+
+    async def sample(self) -> None:
+        """Look at all sums once; many topics are looked at in steps."""
+        now = self._now()
+        self._forget_topics()
+        self._put_now = self._removed + await self._sample_topics(now, new=True)
+        for (topic, group), (messages, size) in list(self._gets.items()):
+            key = f"{topic}@{group}"
+            self._note("GROUP_GET_SIZE", key, size, now)
+            if not self._note("GROUP_GET_NUMS", key, messages, now):
+                del self._gets[topic, group]
+        for (topic, group), count in list(self.sent_back.items()):
+            if not self._note("SNDBCK_PUT_NUMS", f"{topic}@{group}", count, now):
+                del self.sent_back[topic, group]
+        for name, value in (("PUT", self.put_total), ("GET", self.found), ("MISS", self.missed)):
+            self._note("BROKER", name, value, now, always=True)
+        self._turn_day()
+
+    def _forget_topics(self) -> None:
+        """Drop the sums of deleted topics, but keep in the total what they were given."""
+        for place in [p for p in self._last if p[0] == "TOPIC_PUT_NUMS" and self._topics.get(p[1]) is None]:
+            self._removed += self._last.pop(place)
+            self._series.pop(place, None)
+            self._shapes.pop(place[1], None)
+
+    async def _sample_topics(self, now: float, *, new: bool) -> int:
+        total = 0
+        for number, topic in enumerate(self._topics):
+            stored = self._stored(topic)
+            total += stored
+            self._note("TOPIC_PUT_NUMS", topic.name, stored, now, new=new)
+            if number % TOPICS_AT_ONCE == TOPICS_AT_ONCE - 1:
+                await trio.lowlevel.checkpoint()
+        return total
+
+    def _stored(self, topic: Topic) -> int:
+        """How many messages *topic* was ever given."""
+        shape = (topic.read_queues, topic.write_queues)
+        if self._shapes.get(topic.name) != shape:
+            self._shapes[topic.name] = shape
+            for queue_id in range(max(shape)):
+                if queue_id not in topic.queues and self._store.find_queue(topic.name, queue_id) is not None:
+                    topic.queue(queue_id)
+        return sum([queue.next_offset for queue in list(topic.queues.values())])
+
+    def _note(self, name: str, key: str, value: int, now: float, *, always: bool = False, new: bool = True) -> bool:
+        """Sample a sum; whether it has a series.
+
+        One that never moved has none, and one that has not moved for a day loses it. What is *new* began at 0.
+        """
+        place = (name, key)
+        old = self._last.get(place, 0 if new else value)
+        self._last[place] = value
+        series = self._series.get(place)
+        if series is None and (always or old != value):
+            series = self._series[place] = Series(now - SAMPLE_S, old)
+        if series is None:
+            return False
+        series.sample(now, value)
+        if series.is_flat and not always:
+            del self._series[place]
+            if name != "TOPIC_PUT_NUMS":
+                del self._last[place]
+            return False
+        return True
+
+    def _turn_day(self) -> None:
+        """At midnight (UTC) remember what the sums were."""
+        day = self._now_ms() // DAY_MS
+        if day != self._day:
+            self._day = day
+            self.put_at_midnight = [self.put_at_midnight[1], self.put_total]
+            self.get_at_midnight = [self.get_at_midnight[1], self.found]
