@@ -27,6 +27,7 @@ log = logging.getLogger("martlet.remoting")
 VIP_DISTANCE: Final = 2  # RocketMQ fastListenPort
 SCAN_S: Final = 10.0
 LOOPBACK: Final = "127.0.0.1"
+WILDCARDS: Final = ("0.0.0.0", "::", "")
 
 
 class RemotingPlugin(Hooks):
@@ -89,7 +90,29 @@ class RemotingPlugin(Hooks):
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         assert self._registrar is not None
-        return [self.parts.deadlines.run, self._scan, self._registrar.run, self.parts.rates.run]
+        return [self._introduce, self.parts.deadlines.run, self._scan, self._registrar.run, self.parts.rates.run]
+
+    async def _introduce(self) -> None:
+        """Say on the log the line that a client needs, and where it is sent from there."""
+        registrar = self._registrar
+        assert registrar is not None
+        host, _ = split_address(registrar.address)
+        if host in WILDCARDS:
+            log.warning(
+                "clients are told to connect to %s, which only works on this machine; "
+                "set broker.advertise to the name or address they reach it by",
+                registrar.address,
+            )
+        servers = ";".join(_seen(server, host) for server in registrar.nameservers())
+        if servers:
+            log.info(
+                'clients need this: namesrvAddr=%s (Java: setNamesrvAddr("%s")); they are then told to connect to %s',
+                servers,
+                servers,
+                registrar.address,
+            )
+        else:
+            log.warning("no name server runs here and none is set; clients find topics only through one")
 
     async def _scan(self) -> None:
         """Notice clients that fell silent, locks that ended and queues nobody waits for; until cancelled."""
@@ -124,6 +147,13 @@ class RemotingPlugin(Hooks):
     def martlet_reload(self) -> None:
         """Read the certificates again."""
         self._tls.reload()
+
+
+def _seen(address: str, advertised: str) -> str:
+    """*address* as clients reach it: one that listens everywhere is where the broker is."""
+    host, port = split_address(address)
+    seen = advertised if host in WILDCARDS else host
+    return f"[{seen}]:{port}" if ":" in seen else f"{seen}:{port}"
 
 
 def _store_host(advertised: str, bound: str, port: int) -> bytes:
