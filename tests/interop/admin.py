@@ -152,6 +152,9 @@ PLACES = (
     (re.compile(r"\bV\d+_\d+_\d+\w*"), "<version>"),
     (re.compile(r"\d+\.\d+"), "<n>"),
     (re.compile(r"(OK,) \d+"), r"\1 <n>"),
+    # What is in flight depends on when a consumer last pulled.
+    (re.compile(r"(Inflight Total:) \d+"), r"\1 <n>"),
+    (re.compile(r"^(\S+ +broker-a +\d+ +\d+ +\d+ +\d+) +\d+ +(N/A|<time>)"), r"\1 <n> \2"),
     # Remarks are for people; the code is the contract.
     (re.compile(r"(CODE: \d+)\s+DESC: .*"), r"\1"),
 )
