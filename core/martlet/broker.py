@@ -16,8 +16,11 @@ from martlet.errors import MartletError, Reason, Refused
 from martlet.groups import Groups
 from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
+from martlet.sessions import Sessions
+from martlet.shares import Shares
 from martlet.stats import Stats
 from martlet.store import Store
+from martlet.subscriptions import DeliveryConfig, Subscriptions
 from martlet.topics import WRITE, Topic, Topics
 
 __all__ = ["Broker", "BrokerConfig"]
@@ -66,7 +69,15 @@ class Broker:
     """
 
     def __init__(
-        self, config: BrokerConfig, store: Store, topics: Topics, groups: Groups, clock: Clock, ids: Ids, stats: Stats
+        self,
+        config: BrokerConfig,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        clock: Clock,
+        ids: Ids,
+        stats: Stats,
+        delivery: DeliveryConfig | None = None,
     ) -> None:
         self.config = config
         self.store = store
@@ -80,7 +91,14 @@ class Broker:
         self.authorizers: tuple[Authorizer, ...] = ()
         self.capabilities: dict[type, object] = {}
         self.refused = 0
+        delivery = delivery or DeliveryConfig()
+        self.subscriptions = Subscriptions(store, topics, delivery)
+        self.shares = Shares(store, topics, groups, delivery)
+        self.sessions = Sessions(groups, clock, delivery)
         stats.add("broker", self.statistics)
+        stats.add("subscriptions", self.subscriptions.statistics)
+        stats.add("shares", self.shares.statistics)
+        stats.add("sessions", self.sessions.statistics)
 
     def publish(self, message: Message) -> Placed:
         """Store *message* and return where; it is durable once ``store.wait_flushed(placed.end)`` returns.
@@ -97,6 +115,16 @@ class Broker:
         elif queue_id >= topic.write_queues:
             raise self._no_queue(topic, queue_id)
         return self.store.append(message, queue_id)
+
+    def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
+        """Store *messages*, each on its own; return for each where it is, or why it was not stored."""
+        results: list[Placed | Refused] = []
+        for message in messages:
+            try:
+                results.append(self.publish(message))
+            except Refused as refused:
+                results.append(refused)
+        return results
 
     def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
         """Store *messages*, all of one topic, behind each other in one queue: all or none.

@@ -218,6 +218,10 @@ class Groups:
         """Drop what every group has consumed of *topic*."""
         self._drop_offsets(lambda name, group: name == topic)
 
+    def forget_offsets(self, group: str, topic: str) -> None:
+        """Drop what *group* has consumed of *topic*."""
+        self._drop_offsets(lambda name, owner: name == topic and owner == group)
+
     def _drop_offsets(self, unwanted: Callable[[str, str], bool]) -> None:
         self._offsets = {key: table for key, table in self._offsets.items() if not unwanted(*key)}
         self._resets = {key: offset for key, offset in self._resets.items() if not unwanted(key[0], key[1])}

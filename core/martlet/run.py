@@ -29,6 +29,7 @@ from martlet.plugins import Plugins, available, load
 from martlet.server import Server, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
+from martlet.subscriptions import DeliveryConfig
 from martlet.topics import Topics
 
 __all__ = ["Config", "PluginsConfig", "read_config", "run"]
@@ -38,7 +39,7 @@ log = logging.getLogger("martlet")
 STOP_TIMEOUT_S: Final = 10.0
 RESTART_FIRST_S: Final = 1.0
 RESTART_MOST_S: Final = 30.0
-TABLES: Final = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
+TABLES: Final = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "sessions.msgpack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Config:
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
     plugin_tables: dict[str, object] = field(default_factory=dict)
 
@@ -72,6 +74,7 @@ SECTIONS: Final[dict[str, type]] = {
     "broker": BrokerConfig,
     "server": ServerConfig,
     "store": StoreConfig,
+    "delivery": DeliveryConfig,
     "plugins": PluginsConfig,
 }
 
@@ -163,6 +166,8 @@ async def _run_with_store(
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         await nursery.start(server.run, bound)
+        nursery.start_soon(broker.shares.run)
+        nursery.start_soon(broker.sessions.run)
         nursery.start_soon(_persist, broker, config)
         for name, service in services:
             nursery.start_soon(_keep_running, name, service)
@@ -191,14 +196,14 @@ def _make_broker(config: Config, store: Store, clock: Clock, stats: Stats) -> Br
         store, clock, auto_create=settings.auto_create_topics, auto_create_queues=settings.auto_create_queues
     )
     groups = Groups(clock, auto_create=settings.auto_create_groups)
-    broker = Broker(settings, store, topics, groups, clock, Ids(random.Random()), stats)
+    broker = Broker(settings, store, topics, groups, clock, Ids(random.Random()), stats, config.delivery)
     load_tables(broker)
     return broker
 
 
 def load_tables(broker: Broker) -> None:
     """Read topics, groups and offsets; a file that cannot be read gives way to its previous generation."""
-    loaders = (broker.topics.load, broker.groups.load, broker.groups.load_offsets)
+    loaders = (broker.topics.load, broker.groups.load, broker.groups.load_offsets, broker.sessions.load)
     for name, take in zip(TABLES, loaders, strict=True):
         for data in broker.store.read_generations(f"config/{name}"):
             try:
@@ -220,6 +225,9 @@ def save_tables(broker: Broker) -> None:
     if groups.offsets_dirty:
         groups.offsets_dirty = False
         store.write_file("config/consumerOffset.json", groups.offsets_to_json())
+    if broker.sessions.dirty:
+        broker.sessions.dirty = False
+        store.write_file("config/sessions.msgpack", broker.sessions.to_bytes())
 
 
 async def _persist(broker: Broker, config: Config) -> None:
@@ -228,7 +236,7 @@ async def _persist(broker: Broker, config: Config) -> None:
         try:
             save_tables(broker)
         except (OSError, StoreError) as error:
-            broker.topics.dirty = broker.groups.dirty = broker.groups.offsets_dirty = True
+            broker.topics.dirty = broker.groups.dirty = broker.groups.offsets_dirty = broker.sessions.dirty = True
             log.error("topics, groups and offsets cannot be written, tried again; %s", error)
 
 

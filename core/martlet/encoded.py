@@ -1,0 +1,209 @@
+"""Encode once, send to many: what subscribers of one queue share at its tail.
+
+A range of a queue in one encoding is the same bytes for everybody who reads it, so the
+first who asks encodes it and the others send slices of the same object. Only what
+several readers want is kept, a few ranges a queue and a bounded number of bytes in all;
+everything else is read from the log again when somebody wants it.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from struct import Struct
+from typing import Final, final
+
+from martlet.contracts import Buffer
+from martlet.store import Queue, ReadResult
+from martlet.store.codec import BORN_V6, HEAD_BYTES, MAGIC_V1, STORE_V6, decode_record
+
+__all__ = ["EVERYTHING", "Batch", "Encoding", "Encodings", "Selection", "Tail", "encode_result", "parts"]
+
+SIZE: Final = Struct(">i")
+OUTLINE: Final = Struct(">iI4xi4xq8xi44xi")  # size magic queue_id queue_offset sys_flag body_bytes
+WIDE_HOSTS: Final = BORN_V6 | STORE_V6
+QUEUE_OFFSET: Final = Struct(">q")
+QUEUE_OFFSET_AT: Final = 20  # in a record, see store/codec.py
+
+# Readers at the tail are at most a few commits apart; who is further behind reads the log.
+BATCHES_A_TAIL: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a protocol writes records; two with the same *name* write the same bytes.
+
+    *encode* is given whole records standing one behind the other (store/codec.py) and
+    returns one frame for each, in order; a frame may be empty.
+    """
+
+    name: str
+    encode: Callable[[Buffer], list[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which records somebody wants; two with the same *name* select the same ones."""
+
+    name: str = ""
+    codes: frozenset[int] | None = None
+    predicate: Callable[[Buffer], bool] | None = None
+
+
+EVERYTHING: Final = Selection()
+
+
+@final
+class Batch:
+    """The selected messages of one queue from *start* to before *next*, encoded."""
+
+    __slots__ = ("data", "ends", "next", "offsets", "start")
+
+    def __init__(self, start: int, next_offset: int, frames: list[bytes], offsets: Sequence[int]) -> None:
+        self.start = start
+        self.next = next_offset
+        self.offsets = offsets
+        self.data = b"".join(frames)
+        self.ends = list(accumulate(map(len, frames)))
+
+    def cut(self, offset: int, count_max: int, budget_bytes: int) -> tuple[Buffer, int, int]:
+        """Return (data, count, next offset) of what is there from *offset* on.
+
+        Stops after the message that crosses *budget_bytes*, so one big message always gets through.
+        """
+        ends, offsets = self.ends, self.offsets
+        total = len(ends)
+        first = 0 if offset <= self.start else bisect_left(offsets, offset)
+        if first >= total:
+            return b"", 0, self.next
+        begin = ends[first - 1] if first else 0
+        last = min(first + count_max, total)
+        if ends[last - 1] - begin > budget_bytes:
+            last = min(last, max(first, bisect_right(ends, begin + budget_bytes, first, last)) + 1)
+        if last == total:
+            return (self.data if not first else memoryview(self.data)[begin:]), total - first, self.next
+        return memoryview(self.data)[begin : ends[last - 1]], last - first, offsets[last]
+
+
+def parts(piece: Buffer) -> list[tuple[int, int, int, bytes, bytes]]:
+    """Return (queue id, queue offset, sysFlag, body, properties) of each record in *piece*, for an `Encoding`.
+
+    Much quicker than decoding records; what the store reads is intact, so nothing is checked again.
+    """
+    data = bytes(piece)
+    found: list[tuple[int, int, int, bytes, bytes]] = []
+    at, end = 0, len(data)
+    unpack = OUTLINE.unpack_from
+    while at < end:
+        size, magic, queue_id, offset, flags, body_bytes = unpack(data, at)
+        behind = at + size
+        if flags & WIDE_HOSTS or magic != MAGIC_V1:
+            # body_bytes stands elsewhere behind IPv6 hosts, and the topic's length is wider in V2
+            record = decode_record(data, at, check_body=False)
+            found.append((queue_id, offset, flags, record.body, record.properties))
+        else:
+            body_end = at + HEAD_BYTES + body_bytes
+            properties_at = body_end + 3 + data[body_end]
+            found.append((queue_id, offset, flags, data[at + HEAD_BYTES : body_end], data[properties_at:behind]))
+        at = behind
+    return found
+
+
+def encode_result(result: ReadResult, start: int, encoding: Encoding) -> Batch:
+    """Return what a read from *start* found, in *encoding*."""
+    frames: list[bytes] = []
+    for piece in result.pieces:
+        frames += encoding.encode(piece)
+    offsets: Sequence[int]
+    if result.count == result.next_offset - start:
+        offsets = range(start, result.next_offset)
+    else:
+        offsets = _offsets(result.pieces)
+    return Batch(start, result.next_offset, frames, offsets)
+
+
+def _offsets(pieces: list[Buffer]) -> list[int]:
+    """The queue offsets of the records in *pieces*."""
+    found: list[int] = []
+    for piece in pieces:
+        at = 0
+        while at < len(piece):
+            found.append(QUEUE_OFFSET.unpack_from(piece, at + QUEUE_OFFSET_AT)[0])
+            at += SIZE.unpack_from(piece, at)[0]
+    return found
+
+
+@final
+class Tail:
+    """What readers of one queue share who want the same selection in the same encoding."""
+
+    __slots__ = ("_cache", "batches", "encoding", "key", "readers", "selection")
+
+    def __init__(self, cache: "Encodings", key: "Key", encoding: Encoding, selection: Selection) -> None:
+        self._cache = cache
+        self.key = key
+        self.encoding = encoding
+        self.selection = selection
+        self.readers = 0
+        self.batches: list[Batch] = []
+
+    def find(self, offset: int) -> Batch | None:
+        """The batch that goes on at *offset*, if somebody encoded it lately."""
+        for batch in self.batches:
+            if batch.start <= offset < batch.next:
+                return batch
+        return None
+
+    def encode(self, result: ReadResult, start: int) -> Batch:
+        """Encode what a read from *start* found, and keep it for the other readers if there are any."""
+        batch = encode_result(result, start, self.encoding)
+        if self.readers > 1 and batch.data:
+            self._cache.keep(self, batch)
+        return batch
+
+
+Key = tuple[Queue, str, str]
+
+
+@final
+class Encodings:
+    """All tails, and the bound on what they keep together."""
+
+    __slots__ = ("_kept", "_limit_bytes", "_tails", "kept_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._tails: dict[Key, Tail] = {}
+        self._kept: dict[Batch, Tail] = {}  # oldest first
+        self.kept_bytes = 0
+
+    def join(self, queue: Queue, encoding: Encoding, selection: Selection) -> Tail:
+        """Return the tail for one more reader; it says `leave` when it goes."""
+        key = (queue, encoding.name, selection.name)
+        tail = self._tails.get(key)
+        if tail is None:
+            tail = self._tails[key] = Tail(self, key, encoding, selection)
+        tail.readers += 1
+        return tail
+
+    def leave(self, tail: Tail) -> None:
+        tail.readers -= 1
+        if tail.readers < 2:
+            for batch in list(tail.batches):
+                self._drop(batch)
+        if not tail.readers:
+            del self._tails[tail.key]
+
+    def keep(self, tail: Tail, batch: Batch) -> None:
+        """Remember *batch* while there is room; the oldest make room."""
+        if len(tail.batches) >= BATCHES_A_TAIL:
+            self._drop(tail.batches[-1])
+        tail.batches.insert(0, batch)
+        self._kept[batch] = tail
+        self.kept_bytes += len(batch.data)
+        while self.kept_bytes > self._limit_bytes:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, batch: Batch) -> None:
+        self._kept.pop(batch).batches.remove(batch)
+        self.kept_bytes -= len(batch.data)

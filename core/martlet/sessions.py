@@ -1,0 +1,211 @@
+"""Session: who a peer is, and what outlives its socket.
+
+A session has a name and an owner. While a peer is attached it may add durable
+subscriptions; their cursors are the committed offsets of a consumer group, so they cost
+nothing while the peer is away and are seen by every tool that shows groups. A peer that
+comes with the name of an attached one takes over, and the other is told. Who stays away
+for too long is forgotten, cursors included.
+
+The table is ours alone, hence msgpack: ``config/sessions.msgpack``.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, final
+
+import msgpack  # type: ignore[import-untyped]
+import trio
+
+from martlet.clock import Clock
+from martlet.errors import Reason, Refused, StoreError
+from martlet.groups import Groups, check_group_name
+from martlet.store import Queue
+from martlet.subscriptions import DeliveryConfig, Start
+from martlet.topics import Topic
+
+__all__ = ["Session", "Sessions"]
+
+FORMAT: Final = 1
+EXPIRY_CHECK_S: Final = 60.0
+TABLE_BYTES_MAX: Final = 256 << 20
+
+
+@final
+class Session:
+    """One name that outlives sockets.
+
+    ``topics`` are its durable subscriptions: topic -> whatever its protocol wants to remember of it.
+    ``left_ms`` is when its peer left, 0 while one is attached.
+    """
+
+    __slots__ = ("group", "left_ms", "name", "owner", "protocol", "taken_over", "topics")
+
+    def __init__(self, protocol: str, owner: str, name: str, group: str) -> None:
+        self.protocol = protocol
+        self.owner = owner
+        self.name = name
+        self.group = group
+        self.topics: dict[str, str] = {}
+        self.left_ms = 0
+        self.taken_over: Callable[[], None] | None = None
+
+
+@final
+class Sessions:
+    """Every session of this broker, by protocol and name."""
+
+    def __init__(self, groups: Groups, clock: Clock, config: DeliveryConfig) -> None:
+        self._groups = groups
+        self._clock = clock
+        self._config = config
+        self._table: dict[tuple[str, str], Session] = {}
+        self.dirty = False
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def get(self, protocol: str, name: str) -> Session | None:
+        return self._table.get((protocol, name))
+
+    def open(
+        self, protocol: str, owner: str, name: str, taken_over: Callable[[], None], *, group: str = ""
+    ) -> tuple[Session, bool]:
+        """Attach the caller to the session *name*; True when it existed before.
+
+        An attached peer loses it: its *taken_over* is called first. The cursors are offsets of
+        *group*, the session's own name where that is empty.
+
+        Raises:
+          Refused: the name cannot be, belongs to somebody else, or there are too many sessions.
+        """
+        session = self._table.get((protocol, name))
+        if session is None:
+            session = self._add(protocol, owner, name, group or name)
+            session.taken_over = taken_over
+            return session, False
+        if session.owner != owner:
+            raise Refused(Reason.NO_PERMISSION, f"session {name!r} belongs to somebody else; choose another name")
+        if session.taken_over is not None:
+            session.taken_over()
+        session.taken_over = taken_over
+        session.left_ms = 0
+        self.dirty = True
+        return session, True
+
+    def _add(self, protocol: str, owner: str, name: str, group: str) -> Session:
+        limit = self._config.sessions_max
+        if len(self._table) >= limit:
+            raise Refused(Reason.BUSY, f"{limit} sessions exist; delivery.sessions_max is {limit}")
+        check_group_name(group)
+        if self._groups.ensure(group) is None:
+            raise Refused(
+                Reason.NO_GROUP, f"group {group!r} does not exist; create it, or set broker.auto_create_groups"
+            )
+        session = self._table[protocol, name] = Session(protocol, owner, name, group)
+        self.dirty = True
+        return session
+
+    def subscribe(self, session: Session, topic: Topic, start: Start, note: str = "") -> Start:
+        """Remember a durable subscription; return where it goes on: at its cursors, and where it has none at *start*.
+
+        Raises:
+          Refused: the session has too many subscriptions.
+        """
+        limit = self._config.session_subscriptions_max
+        if topic.name not in session.topics and len(session.topics) >= limit:
+            text = f"session {session.name!r} has {limit} subscriptions; delivery.session_subscriptions_max is {limit}"
+            raise Refused(Reason.BUSY, text)
+        if session.topics.get(topic.name) != note:
+            session.topics[topic.name] = note
+            self.dirty = True
+        return lambda queue: self._cursor(session, queue, start)
+
+    def _cursor(self, session: Session, queue: Queue, start: Start) -> int:
+        groups = self._groups
+        groups.take_reset(session.group, queue.topic, queue.queue_id)
+        offset = groups.offset(session.group, queue.topic, queue.queue_id)
+        if offset < 0:
+            offset = start(queue)
+            groups.commit(session.group, queue.topic, queue.queue_id, offset)
+        return offset
+
+    def commit(self, session: Session, topic: str, queue_id: int, offset: int) -> None:
+        """The peer has done with everything below *offset*; never goes back."""
+        if offset > self._groups.offset(session.group, topic, queue_id):
+            self._groups.commit(session.group, topic, queue_id, offset)
+
+    def unsubscribe(self, session: Session, topic: str) -> None:
+        """Forget a durable subscription and its cursors; the last one takes the session with it."""
+        if session.topics.pop(topic, None) is not None:
+            self.dirty = True
+            self._groups.forget_offsets(session.group, topic)
+        if not session.topics:
+            self._table.pop((session.protocol, session.name), None)
+
+    def leave(self, session: Session, taken_over: Callable[[], None]) -> None:
+        """The peer that attached with *taken_over* is gone; the session stays."""
+        if session.taken_over == taken_over:
+            session.taken_over = None
+            session.left_ms = self._clock.now_ms()
+            self.dirty = True
+
+    def expire(self) -> list[str]:
+        """Forget the sessions whose peers stayed away too long; return their names."""
+        before = self._clock.now_ms() - self._config.session_expiry_s * 1000
+        over = [s for s in self._table.values() if s.taken_over is None and s.left_ms <= before]
+        for session in over:
+            for topic in list(session.topics):
+                self.unsubscribe(session, topic)
+            self._table.pop((session.protocol, session.name), None)
+            self.dirty = True
+        return [session.name for session in over]
+
+    async def run(self) -> None:
+        """Expire sessions until cancelled."""
+        while True:
+            await trio.sleep(EXPIRY_CHECK_S)
+            self.expire()
+
+    # file
+
+    def to_bytes(self) -> bytes:
+        """The whole table; a session that is attached now counts as left now."""
+        now = self._clock.now_ms()
+        rows = [
+            [s.protocol, s.owner, s.name, s.group, now if s.taken_over is not None else s.left_ms, s.topics]
+            for s in self._table.values()
+        ]
+        packed: bytes = msgpack.packb([FORMAT, rows])
+        return packed
+
+    def load(self, data: bytes) -> None:
+        """Take over what `to_bytes` wrote.
+
+        Raises:
+          StoreError: it is not such a table.
+        """
+        try:
+            version, rows = msgpack.unpackb(data, max_buffer_size=TABLE_BYTES_MAX)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise StoreError(f"sessions.msgpack cannot be read; {error}") from error
+        if version != FORMAT:
+            raise StoreError(f"sessions.msgpack has format {version!r}; {FORMAT} would be right")
+        table: dict[tuple[str, str], Session] = {}
+        for row in rows:
+            session = _from_row(row)
+            table[session.protocol, session.name] = session
+        self._table = table
+
+    def statistics(self) -> dict[str, object]:
+        attached = sum(session.taken_over is not None for session in self._table.values())
+        return {"sessions": len(self._table), "attached": attached}
+
+
+def _from_row(row: Any) -> Session:
+    try:
+        protocol, owner, name, group, left_ms, topics = row
+        session = Session(str(protocol), str(owner), str(name), str(group))
+        session.left_ms = int(left_ms)
+        session.topics = {str(topic): str(note) for topic, note in topics.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(f"sessions.msgpack has a row that is no session; {error}") from error
+    return session

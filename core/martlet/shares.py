@@ -1,0 +1,507 @@
+"""Shared groups: members compete for the messages of a topic, each is acknowledged by one.
+
+`leases.py` knows who holds what; this reads the messages, hands them to members that
+have credit, commits the group's offsets as messages are settled, takes back what dead or
+silent members held, and buries in ``%DLQ%<group>`` what was delivered in vain as often as
+the group's ``retryMaxTimes`` allows.
+
+Members may speak different protocols. What a group has settled above its committed
+offset is forgotten by a restart: those messages are delivered once more.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final, final
+
+import trio
+
+from martlet.contracts import Peer
+from martlet.encoded import EVERYTHING, Encoding, Selection, encode_result
+from martlet.errors import Reason, Refused
+from martlet.groups import Groups
+from martlet.leases import Leases
+from martlet.message import Message, Record, decode_properties, encode_properties
+from martlet.store import Queue, ReadResult, Store
+from martlet.store.codec import decode_record
+from martlet.subscriptions import Delivery, DeliveryConfig, Start, from_tail, readable, unwatch, watch
+from martlet.topics import DLQ_PREFIX, Topic, Topics
+
+__all__ = ["Member", "Share", "Shares"]
+
+MESSAGES_A_READ: Final = 256
+BURY_AGAIN_S: Final = 5.0  # when the dead letter topic refuses a message
+
+
+@final
+class _Lane:
+    """One queue as one group shares it."""
+
+    __slots__ = ("_share", "ahead", "ahead_from", "due", "graves", "leases", "queue", "reading_far")
+
+    def __init__(self, share: "Share", queue: Queue, leases: Leases) -> None:
+        self._share = share
+        self.queue = queue
+        self.leases = leases
+        self.due = True
+        self.ahead: ReadResult | None = None
+        self.ahead_from = 0
+        self.reading_far = False
+        self.graves: dict[int, int] = {}  # offset -> log position behind its dead letter
+
+    def arrived(self, queue: Queue) -> None:
+        self.due = True
+        self._share.wake()
+
+
+@final
+class Member:
+    """One peer that takes part; ``credit`` is how many messages more it may hold."""
+
+    __slots__ = ("credit", "encoding", "lease_s", "peer", "share")
+
+    def __init__(self, share: "Share", peer: Peer, encoding: Encoding, lease_s: float, credit: int) -> None:
+        self.share = share
+        self.peer = peer
+        self.encoding = encoding
+        self.lease_s = lease_s
+        self.credit = credit
+
+    def add_credit(self, count: int) -> None:
+        """Let *count* more messages be out with this member."""
+        self.credit += count
+        self.peer.wake()
+
+    def collect(self, budget_bytes: int) -> list[Delivery]:
+        """Return messages that this member holds from now on, at most `credit` and about *budget_bytes*."""
+        return self.share.hand_out(self, budget_bytes) if self.credit > 0 else []
+
+    def ack(self, queue_id: int, offset: int) -> bool:
+        """Settle a message and give its credit back; False when this member does not hold it (any more)."""
+        return self.share.ack(self, queue_id, offset)
+
+    def nack(self, queue_id: int, offset: int, delay_s: float = 0) -> bool:
+        """Give a message back, for whoever is next in *delay_s*; False when this member does not hold it."""
+        return self.share.nack(self, queue_id, offset, delay_s)
+
+    def extend(self, queue_id: int, offset: int) -> bool:
+        """Hold a message for the whole lease time again; False when this member does not hold it."""
+        return self.share.extend(self, queue_id, offset)
+
+    def leave(self) -> None:
+        """What this member holds goes to others at once."""
+        self.share.leave(self)
+
+
+@final
+class Share:
+    """One group on one topic."""
+
+    __slots__ = ("_forget_at", "_lanes", "_members", "_owner", "_turn", "gone", "group", "selection", "start", "topic")
+
+    def __init__(self, owner: "Shares", topic: Topic, group: str, selection: Selection, start: Start) -> None:
+        self._owner = owner
+        self.topic = topic
+        self.group = group
+        self.selection = selection
+        self.start = start
+        self.gone = False
+        self._members: dict[Member, None] = {}
+        self._lanes: dict[int, _Lane] = {}
+        self._turn = 0
+        self._forget_at = math.inf
+        self.follow(topic, new=True)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def idle(self, now: float) -> bool:
+        """Whether this object may be forgotten: no members, and nothing to remember or nobody who came back for it."""
+        if self._members:
+            return False
+        return now >= self._forget_at or not any(lane.leases.size for lane in self._lanes.values())
+
+    @property
+    def has_graves(self) -> bool:
+        """Whether a dead letter waits for the log to be flushed."""
+        return any(lane.graves for lane in self._lanes.values())
+
+    def follow(self, topic: Topic, *, new: bool = False) -> None:
+        """Share all queues that *topic* has now."""
+        self.topic = topic
+        for queue_id in range(topic.read_queues):
+            if queue_id not in self._lanes:
+                lane = _Lane(self, topic.queue(queue_id), self._make_leases(topic.queue(queue_id), new))
+                self._lanes[queue_id] = lane
+                watch(lane.queue, lane.arrived)
+                self.wake()
+
+    def _make_leases(self, queue: Queue, new: bool) -> Leases:
+        owner = self._owner
+        groups, topic = owner.groups, self.topic.name
+        groups.take_reset(self.group, topic, queue.queue_id)
+        offset = groups.offset(self.group, topic, queue.queue_id)
+        if offset < 0:
+            offset = self.start(queue) if new else queue.first_offset
+            groups.commit(self.group, topic, queue.queue_id, offset)
+        group = groups.get(self.group)
+        retries = group.retry_max_times if group is not None else 16
+        # The first delivery is no retry.
+        return Leases(offset, window=owner.config.lease_window, deliveries_max=retries + 1 if retries >= 0 else 0)
+
+    def join(self, member: Member) -> None:
+        self._members[member] = None
+        member.peer.wake()
+
+    def leave(self, member: Member) -> None:
+        if self._members.pop(member, self) is None:
+            for lane in self._lanes.values():
+                lane.leases.drop(member)
+            self._forget_at = self._owner.now() + self._owner.config.share_memory_s
+            self._owner.alarm(-math.inf)
+            self.wake()
+            self._owner.forget_idle(self)
+
+    def wake(self) -> None:
+        """Wake every member that has credit, another one first each time."""
+        members = list(self._members)
+        self._turn = (self._turn + 1) % (len(members) or 1)
+        for member in members[self._turn :] + members[: self._turn]:
+            if member.credit > 0 or self.gone:
+                member.peer.wake()
+
+    def close(self) -> None:
+        """Forget everything; members stay without messages."""
+        for lane in self._lanes.values():
+            unwatch(lane.queue, lane.arrived)
+            self._owner.settled(lane.leases.size)
+        self._lanes.clear()
+
+    # messages to members
+
+    def hand_out(self, member: Member, budget_bytes: int) -> list[Delivery]:
+        """Lease messages to *member*: first what came back, then new ones; queues take turns."""
+        until = self._owner.now() + member.lease_s
+        found: list[Delivery] = []
+        lanes = list(self._lanes.values())
+        self._turn += 1
+        first = self._turn % (len(lanes) or 1)
+        for lane in lanes[first:] + lanes[:first]:
+            if member.credit <= 0 or budget_bytes <= 0:
+                break
+            for take in (self._again, self._new):
+                deliveries = take(lane, member, budget_bytes, until)
+                budget_bytes -= sum(len(delivery.data) for delivery in deliveries)
+                found += deliveries
+        if found:
+            self._owner.alarm(until)
+            if any(lane.due for lane in lanes):
+                self.wake()
+        return found
+
+    def _again(self, lane: _Lane, member: Member, budget_bytes: int, until: float) -> list[Delivery]:
+        """Messages that came back."""
+        found: list[Delivery] = []
+        leases, store, selection = lane.leases, self._owner.store, self.selection
+        while leases.waiting and member.credit > 0 and budget_bytes > 0:
+            offset, deliveries = leases.hand_again(member, 1, until)[0]
+            result = store.read(lane.queue, offset, 1, budget_bytes, selection.codes, selection.predicate)
+            if not result.count or result.next_offset != offset + 1:
+                self._settle(lane, member, offset)  # retention removed it
+                continue
+            batch = encode_result(result, offset, member.encoding)
+            found.append(Delivery(lane.queue.queue_id, offset, offset + 1, 1, batch.data, deliveries))
+            member.credit -= 1
+            budget_bytes -= len(batch.data)
+        return found
+
+    def _new(self, lane: _Lane, member: Member, budget_bytes: int, until: float) -> list[Delivery]:
+        """Messages that nobody had before."""
+        self._reset_if_wanted(lane)
+        leases, owner = lane.leases, self._owner
+        room = min(leases.room, owner.config.leases_max - owner.unsettled, member.credit, MESSAGES_A_READ)
+        if not lane.due or room <= 0 or budget_bytes <= 0:
+            return []
+        start = leases.next
+        result = self._read(lane, member, room, budget_bytes)
+        if result is None:
+            return []
+        if result.next_offset <= start:
+            lane.due = False
+            return []
+        lane.due = result.next_offset < lane.queue.next_offset
+        before = leases.size
+        batch = encode_result(result, start, member.encoding)
+        leases.hand_out(member, batch.offsets, until)
+        leases.skip_to(result.next_offset)
+        owner.unsettled += leases.size - before
+        self._commit(lane)
+        if not result.count:
+            if lane.due:
+                self.wake()
+            return []
+        member.credit -= result.count
+        return [Delivery(lane.queue.queue_id, batch.offsets[0], result.next_offset, result.count, batch.data)]
+
+    def _read(self, lane: _Lane, member: Member, count: int, budget_bytes: int) -> ReadResult | None:
+        start = lane.leases.next
+        ahead, lane.ahead = lane.ahead, None
+        if ahead is not None and lane.ahead_from == start and ahead.count <= count:
+            return ahead
+        store, selection = self._owner.store, self.selection
+        if store.read_is_near(lane.queue, start):
+            return store.read(lane.queue, start, count, budget_bytes, selection.codes, selection.predicate)
+        if not lane.reading_far:
+            try:
+                member.peer.start(self._read_far, lane, start, count, budget_bytes)
+                lane.reading_far = True
+            except Refused:
+                return None  # other reads of this peer are under way; they wake it when they are done
+        return None
+
+    async def _read_far(self, lane: _Lane, start: int, count: int, budget_bytes: int) -> None:
+        selection = self.selection
+        try:
+            lane.ahead = await self._owner.store.read_far(
+                lane.queue, start, count, budget_bytes, selection.codes, selection.predicate
+            )
+            lane.ahead_from = start
+        finally:
+            lane.reading_far = False
+            self.wake()
+
+    def _reset_if_wanted(self, lane: _Lane) -> None:
+        """Begin anew where an administrator's reset of the group wants it."""
+        owner = self._owner
+        if owner.groups.pending_reset(self.group, self.topic.name, lane.queue.queue_id) >= 0:
+            owner.settled(lane.leases.size)
+            lane.leases = self._make_leases(lane.queue, new=False)
+            lane.graves.clear()
+            lane.due = True
+
+    # messages from members
+
+    def ack(self, member: Member, queue_id: int, offset: int) -> bool:
+        lane = self._lanes.get(queue_id)
+        if lane is None or not self._settle(lane, member, offset):
+            return False
+        member.add_credit(1)
+        return True
+
+    def nack(self, member: Member, queue_id: int, offset: int, delay_s: float) -> bool:
+        lane = self._lanes.get(queue_id)
+        at = self._owner.now() + delay_s if delay_s > 0 else -math.inf
+        if lane is None or not lane.leases.give_back(member, offset, at):
+            return False
+        self._owner.alarm(at)
+        member.add_credit(1)
+        self.wake()
+        return True
+
+    def extend(self, member: Member, queue_id: int, offset: int) -> bool:
+        lane = self._lanes.get(queue_id)
+        return lane is not None and lane.leases.extend(member, offset, self._owner.now() + member.lease_s)
+
+    def _settle(self, lane: _Lane, member: Member, offset: int) -> bool:
+        before, full = lane.leases.size, lane.leases.room <= 0
+        if not lane.leases.ack(member, offset):
+            return False
+        self._owner.settled(before - lane.leases.size)
+        self._commit(lane)
+        if full and lane.leases.room > 0:
+            self.wake()
+        return True
+
+    def _commit(self, lane: _Lane) -> None:
+        self._owner.groups.commit(self.group, self.topic.name, lane.queue.queue_id, lane.leases.low)
+
+    # time, and the dead
+
+    def deadline(self) -> float:
+        """When `tick` has something to do."""
+        forget_at = math.inf if self._members else self._forget_at
+        return min(forget_at, *(lane.leases.deadline() for lane in self._lanes.values()), math.inf)
+
+    def tick(self, now: float) -> None:
+        """Take back what is overdue, and bury the dead."""
+        back = 0
+        for lane in self._lanes.values():
+            back += lane.leases.lapse(now)
+            for offset in lane.leases.dead():
+                self._bury(lane, offset)
+        if back:
+            self.wake()
+
+    def _bury(self, lane: _Lane, offset: int) -> None:
+        """Copy a dead message to the dead letter topic; settle it once the copy is as safe as the flush mode says."""
+        owner = self._owner
+        end = lane.graves.get(offset)
+        if end is None:
+            result = owner.store.read(lane.queue, offset, 1, 1, None, None)
+            if result.count and result.next_offset == offset + 1:
+                try:
+                    end = owner.put_dead_letter(self.group, decode_record(b"".join(result.pieces)))
+                except Refused:
+                    owner.alarm(owner.now() + BURY_AGAIN_S)
+                    return
+                lane.graves[offset] = end
+            else:
+                end = 0
+        if end > owner.store.readable:
+            return  # `Shares.run` is called again when the log is flushed
+        lane.graves.pop(offset, None)
+        before = lane.leases.size
+        lane.leases.bury(offset)
+        owner.settled(before - lane.leases.size)
+        owner.buried += 1
+        self._commit(lane)
+        self.wake()
+
+
+@final
+class Shares:
+    """Every shared group of this broker; `run` is its clock."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        config: DeliveryConfig,
+        now: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self.store = store
+        self.groups = groups
+        self.config = config
+        self.now = now
+        self.unsettled = 0
+        self.buried = 0
+        self._topics = topics
+        self._shares: dict[tuple[str, str], Share] = {}
+        self._wanted = math.inf
+        self._rung = trio.Event()
+        topics.changed.append(self._topic_changed)
+        store.on_flushed.append(self._flushed)
+
+    def join(
+        self,
+        peer: Peer,
+        topic: str,
+        group: str,
+        encoding: Encoding,
+        *,
+        lease_s: float,
+        credit: int = 0,
+        selection: Selection = EVERYTHING,
+        start: Start = from_tail,
+    ) -> Member:
+        """Make *peer* a member of *group* on *topic*; *start* counts only where the group never was.
+
+        Raises:
+          Refused: no such topic or group, too many, or the others select other messages.
+        """
+        found = readable(self._topics, topic)
+        if self.groups.ensure(group) is None:
+            raise Refused(
+                Reason.NO_GROUP, f"group {group!r} does not exist; create it, or set broker.auto_create_groups"
+            )
+        share = self._shares.get((topic, group))
+        if share is None:
+            limit = self.config.shares_max
+            if len(self._shares) >= limit:
+                raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
+            share = self._shares[topic, group] = Share(self, found, group, selection, start)
+        elif share.selection.name != selection.name:
+            if len(share):
+                text = (
+                    f"group {group!r} selects {share.selection.name!r} of topic {topic!r}; members must want the same"
+                )
+                raise Refused(Reason.ILLEGAL, text)
+            share.selection = selection
+        limit = self.config.share_members_max
+        if len(share) >= limit:
+            raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
+        member = Member(share, peer, encoding, lease_s, credit)
+        share.join(member)
+        return member
+
+    def put_dead_letter(self, group: str, record: Record) -> int:
+        """Store a copy of *record* in the dead letter topic of *group*; return the log position behind it.
+
+        Property names as RocketMQ's SendMessageBackHook has them. Raises `Refused`.
+        """
+        properties = decode_properties(record.properties)
+        properties.setdefault("DLQ_ORIGIN_TOPIC", record.topic)
+        properties.setdefault(
+            "DLQ_ORIGIN_MESSAGE_ID", (record.store_host + record.position.to_bytes(8, "big")).hex().upper()
+        )
+        topic = self._topics.ensure(DLQ_PREFIX + group, 1)
+        message = Message(
+            topic.name,
+            record.body,
+            encode_properties(properties),
+            0,
+            record.flag,
+            record.sys_flag,
+            record.born_ms,
+            record.born_host,
+            record.reconsume_times + 1,
+        )
+        end = self.store.append(message, 0).end
+        self.store.commit()
+        return end
+
+    def settled(self, count: int) -> None:
+        """*count* messages need not be remembered any more."""
+        full = self.unsettled >= self.config.leases_max
+        self.unsettled -= count
+        if full and self.unsettled < self.config.leases_max:
+            for share in self._shares.values():
+                share.wake()
+
+    def forget_idle(self, share: Share) -> None:
+        """Drop *share* when nothing is lost with it, or when nobody came back for long."""
+        if share.idle(self.now()) and self._shares.pop((share.topic.name, share.group), None) is not None:
+            share.close()
+
+    def _topic_changed(self, topic: Topic | None) -> None:
+        for key, share in list(self._shares.items()):
+            if topic is not None and topic.name == key[0]:
+                share.follow(topic)
+            elif topic is None and self._topics.get(key[0]) is None:
+                del self._shares[key]
+                share.gone = True
+                share.wake()
+                share.close()
+
+    def _flushed(self) -> None:
+        if any(share.has_graves for share in self._shares.values()):
+            self.alarm(-math.inf)
+
+    def alarm(self, at: float) -> None:
+        """Let `run` look at the shares by *at*."""
+        if at < self._wanted:
+            self._wanted = at
+            self._rung.set()
+
+    async def run(self) -> None:
+        """Take back what silent members hold too long, until cancelled."""
+        while True:
+            if self._wanted > self.now():
+                with trio.move_on_at(self._wanted):
+                    await self._rung.wait()
+            self._rung = trio.Event()
+            now = self.now()
+            if self._wanted <= now:
+                self._wanted = math.inf
+                for share in list(self._shares.values()):
+                    share.tick(now)
+                    self.forget_idle(share)
+                self.alarm(min((share.deadline() for share in self._shares.values()), default=math.inf))
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            "shares": len(self._shares),
+            "members": sum(map(len, self._shares.values())),
+            "unsettled": self.unsettled,
+            "dead_letters": self.buried,
+        }

@@ -1,0 +1,375 @@
+"""Subscription: a cursor, a selection and credit over the queues of a topic.
+
+It holds numbers, never messages: a subscriber that is slow, or has no credit, costs a
+cursor a queue. New records wake its peer; when the peer's socket has room the server
+asks the handler to collect, and the handler asks the subscription, which reads from the
+log in batches and shares the encoded bytes with the others at the tail (encoded.py).
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+from martlet.config import setting
+from martlet.contracts import Buffer, Peer
+from martlet.encoded import EVERYTHING, Batch, Encoding, Encodings, Selection, Tail
+from martlet.errors import Reason, Refused
+from martlet.store import Queue, Store
+from martlet.topics import READ, Topic, Topics
+
+__all__ = ["Delivery", "DeliveryConfig", "Subscription", "Subscriptions", "from_earliest", "from_offset", "from_tail"]
+
+MESSAGES_A_READ: Final = 2048
+
+Start = Callable[[Queue], int]
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryConfig:
+    """``[delivery]``: limits of pushing messages, whatever the protocol."""
+
+    encoded_bytes: int = setting(
+        8 << 20, "encoded batches that subscribers at the tail of a queue share", unit="bytes", low=0
+    )
+    subscriptions_max: int = setting(100_000, "subscriptions at once, over all peers", low=1)
+    shares_max: int = setting(1000, "topics times groups whose members compete for messages", low=1)
+    share_members_max: int = setting(1000, "members of one shared group on one topic", low=1)
+    lease_window: int = setting(
+        1000, "messages of one queue that are out with a shared group's members, or acknowledged behind one", low=1
+    )
+    leases_max: int = setting(200_000, "the same over all queues and groups", low=1)
+    share_memory_s: int = setting(
+        600, "how long a group without members remembers what was settled above its committed offset", unit="s", low=0
+    )
+    sessions_max: int = setting(10_000, "named sessions that outlive their sockets", low=1)
+    session_subscriptions_max: int = setting(100, "durable subscriptions of one session", low=1)
+    session_expiry_s: int = setting(
+        7 * 86_400, "a session whose peer stays away so long is forgotten, with its cursors", unit="s", low=1
+    )
+
+
+def from_tail(queue: Queue) -> int:
+    """Begin with what is published from now on."""
+    return queue.next_offset
+
+
+def from_earliest(queue: Queue) -> int:
+    """Begin with the oldest message that is kept."""
+    return queue.first_offset
+
+
+def from_offset(offset: int) -> Start:
+    """Begin at *offset* of every queue, or where that queue begins or ends."""
+    return lambda queue: min(max(offset, queue.first_offset), queue.next_offset)
+
+
+@final
+class Delivery:
+    """Messages of one queue, ready to be sent.
+
+    ``data`` is their frames, *count* of them from offset ``first`` on; ``next`` is the offset behind
+    them. ``delivery`` counts how often these were handed out; above 1 only in a shared group.
+    """
+
+    __slots__ = ("count", "data", "delivery", "first", "next", "queue_id")
+
+    def __init__(
+        self, queue_id: int, first: int, next_offset: int, count: int, data: Buffer, delivery: int = 1
+    ) -> None:
+        self.queue_id = queue_id
+        self.first = first
+        self.next = next_offset
+        self.count = count
+        self.data = data
+        self.delivery = delivery
+
+
+@final
+class _Lane:
+    """One queue as one subscription sees it."""
+
+    __slots__ = ("_subscription", "ahead", "cursor", "due", "queue", "tail")
+
+    def __init__(self, subscription: "Subscription", queue: Queue, cursor: int, tail: Tail) -> None:
+        self._subscription = subscription
+        self.queue = queue
+        self.cursor = cursor
+        self.tail = tail
+        self.due = False
+        self.ahead: Batch | None = None  # read far behind the tail, in a thread, for the next collect
+
+    def arrived(self, queue: Queue) -> None:
+        self._subscription.arrived(self)
+
+
+@final
+class Subscription:
+    """One subscriber of one topic; made by `Subscriptions.open`.
+
+    ``credit`` is how many messages may still be sent. ``gone`` is set when the topic was deleted,
+    and the peer is woken; the handler then tells its peer and closes the subscription.
+    """
+
+    __slots__ = (
+        "_due",
+        "_lanes",
+        "_owner",
+        "_reading_far",
+        "_stalled",
+        "_start",
+        "closed",
+        "credit",
+        "encoding",
+        "gone",
+        "peer",
+        "selection",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        owner: "Subscriptions",
+        peer: Peer,
+        topic: Topic,
+        encoding: Encoding,
+        selection: Selection,
+        start: Start,
+        credit: int,
+    ) -> None:
+        self._owner = owner
+        self.peer = peer
+        self.topic = topic
+        self.encoding = encoding
+        self.selection = selection
+        self._start = start
+        self.credit = credit
+        self.gone = False
+        self.closed = False
+        self._lanes: dict[int, _Lane] = {}
+        self._due: deque[_Lane] = deque()
+        self._reading_far = False
+        self._stalled = False
+
+    def cursor(self, queue_id: int) -> int:
+        """The next offset of that queue; -1 where this reads no such queue."""
+        lane = self._lanes.get(queue_id)
+        return lane.cursor if lane is not None else -1
+
+    def add_credit(self, count: int) -> None:
+        """Let *count* more messages be sent."""
+        self.credit += count
+        if self._due and self.credit > 0:
+            self.peer.wake()
+
+    def collect(self, budget_bytes: int) -> list[Delivery]:
+        """Return what is to be sent now, at most `credit` messages and about *budget_bytes*; their credit is spent.
+
+        Wakes the peer again when more is there than that.
+        """
+        found: list[Delivery] = []
+        due = self._due
+        self._stalled = False
+        fruitless = 0
+        while fruitless < len(due) and self.credit > 0 and budget_bytes > 0:
+            lane = due.popleft()
+            delivery = self._take(lane, budget_bytes)
+            if lane.due:
+                due.append(lane)
+                fruitless += 1
+            if delivery is not None:
+                found.append(delivery)
+                self.credit -= delivery.count
+                budget_bytes -= len(delivery.data)
+                fruitless = 0
+        if due and self.credit > 0 and not (self._reading_far or self._stalled):
+            self.peer.wake()
+        return found
+
+    def arrived(self, lane: _Lane) -> None:
+        """There may be records from the cursor of *lane* on."""
+        if not lane.due:
+            lane.due = True
+            self._due.append(lane)
+        if self.credit > 0:
+            self.peer.wake()
+
+    def close(self) -> None:
+        """Stop; nothing is held any more."""
+        if not self.closed:
+            self.closed = True
+            self._owner.forget(self)
+            for lane in self._lanes.values():
+                unwatch(lane.queue, lane.arrived)
+                self._owner.encodings.leave(lane.tail)
+            self._lanes.clear()
+            self._due.clear()
+
+    def follow(self, topic: Topic, *, new: bool = False) -> None:
+        """Read all queues that *topic* has now; those that come later begin at their beginning."""
+        self.topic = topic
+        for queue_id in range(topic.read_queues):
+            if queue_id not in self._lanes:
+                queue = topic.queue(queue_id)
+                self._add(queue, self._start(queue) if new else queue.first_offset)
+
+    def _add(self, queue: Queue, cursor: int) -> None:
+        tail = self._owner.encodings.join(queue, self.encoding, self.selection)
+        lane = self._lanes[queue.queue_id] = _Lane(self, queue, cursor, tail)
+        watch(queue, lane.arrived)
+        if cursor < queue.next_offset:
+            self.arrived(lane)
+
+    def _take(self, lane: _Lane, budget_bytes: int) -> Delivery | None:
+        """Move the cursor of *lane* on over what fits; ``lane.due`` says whether more may be there."""
+        batch = lane.tail.find(lane.cursor)
+        if batch is None:
+            batch = self._read(lane, budget_bytes)
+            if batch is None:
+                return None
+        first = lane.cursor
+        data, count, lane.cursor = batch.cut(first, self.credit, budget_bytes)
+        lane.due = lane.cursor < lane.queue.next_offset
+        return Delivery(lane.queue.queue_id, first, lane.cursor, count, data) if count else None
+
+    def _read(self, lane: _Lane, budget_bytes: int) -> Batch | None:
+        batch, lane.ahead = lane.ahead, None
+        if batch is not None and batch.start <= lane.cursor < batch.next:
+            return batch
+        store, selection = self._owner.store, self.selection
+        if not store.read_is_near(lane.queue, lane.cursor):
+            self._start_far(lane, budget_bytes)
+            return None
+        result = store.read(
+            lane.queue,
+            lane.cursor,
+            min(self.credit, MESSAGES_A_READ),
+            budget_bytes,
+            selection.codes,
+            selection.predicate,
+        )
+        if result.next_offset <= lane.cursor:
+            # At the end of what is readable; more will call `arrived`. Only a queue that began anew is behind us.
+            lane.cursor = min(lane.cursor, lane.queue.next_offset)
+            lane.due = False
+            return None
+        if not result.count:
+            lane.cursor = result.next_offset
+            lane.due = lane.cursor < lane.queue.next_offset
+            return None
+        return lane.tail.encode(result, lane.cursor)
+
+    def _start_far(self, lane: _Lane, budget_bytes: int) -> None:
+        """Read in a thread, one queue at a time: the disk may have to be waited for."""
+        if self._reading_far:
+            return
+        try:
+            self.peer.start(self._read_far, lane, budget_bytes)
+            self._reading_far = True
+        except Refused:
+            self._stalled = True  # other reads of this peer are under way; they wake it when they are done
+
+    async def _read_far(self, lane: _Lane, budget_bytes: int) -> None:
+        selection, cursor = self.selection, lane.cursor
+        count = max(1, min(self.credit, MESSAGES_A_READ))
+        try:
+            result = await self._owner.store.read_far(
+                lane.queue, cursor, count, budget_bytes, selection.codes, selection.predicate
+            )
+        finally:
+            self._reading_far = False
+        if self.closed or lane.cursor != cursor:
+            return
+        if result.count:
+            lane.ahead = lane.tail.encode(result, cursor)
+        else:
+            lane.cursor = max(cursor, result.next_offset)
+        self.peer.wake()
+
+
+def watch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
+    """Call *watcher* whenever records of *queue* became readable."""
+    if queue.watchers is None:
+        queue.watchers = [watcher]
+    else:
+        queue.watchers.append(watcher)
+
+
+def unwatch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
+    """Call *watcher* no more."""
+    if queue.watchers is not None and watcher in queue.watchers:
+        queue.watchers.remove(watcher)
+        if not queue.watchers:
+            queue.watchers = None
+
+
+def readable(topics: Topics, name: str) -> Topic:
+    """Return topic *name*, which may be read. Raises `Refused`."""
+    topic = topics.get(name)
+    if topic is None:
+        raise Refused(Reason.NO_TOPIC, f"topic[{name}] does not exist; create it, or publish to it first")
+    if not topic.perm & READ or not topic.read_queues:
+        text = f"topic[{name}] is not readable; its perm is {topic.perm} with {topic.read_queues} read queues"
+        raise Refused(Reason.NO_PERMISSION, text)
+    return topic
+
+
+@final
+class Subscriptions:
+    """Every subscription of this broker; keeps them in step with the topic table."""
+
+    def __init__(self, store: Store, topics: Topics, config: DeliveryConfig) -> None:
+        self.store = store
+        self._topics = topics
+        self._config = config
+        self.encodings = Encodings(config.encoded_bytes)
+        self._by_topic: dict[str, dict[Subscription, None]] = {}
+        self._count = 0
+        topics.changed.append(self._topic_changed)
+
+    def open(
+        self,
+        peer: Peer,
+        topic: str,
+        encoding: Encoding,
+        *,
+        selection: Selection = EVERYTHING,
+        start: Start = from_tail,
+        credit: int = 0,
+    ) -> Subscription:
+        """Return a new subscription of *peer*, from where *start* says for each queue.
+
+        Raises:
+          Refused: no such topic, it may not be read, or there are too many subscriptions.
+        """
+        found = readable(self._topics, topic)
+        limit = self._config.subscriptions_max
+        if self._count >= limit:
+            raise Refused(Reason.BUSY, f"{limit} subscriptions are open; delivery.subscriptions_max is {limit}")
+        subscription = Subscription(self, peer, found, encoding, selection, start, credit)
+        self._by_topic.setdefault(topic, {})[subscription] = None
+        self._count += 1
+        subscription.follow(found, new=True)
+        return subscription
+
+    def forget(self, subscription: Subscription) -> None:
+        """*subscription* was closed."""
+        name = subscription.topic.name
+        table = self._by_topic[name]
+        del table[subscription]
+        self._count -= 1
+        if not table:
+            del self._by_topic[name]
+
+    def _topic_changed(self, topic: Topic | None) -> None:
+        if topic is not None:
+            for subscription in list(self._by_topic.get(topic.name, ())):
+                subscription.follow(topic)
+            return
+        for name in [name for name in self._by_topic if self._topics.get(name) is None]:
+            for subscription in self._by_topic[name]:
+                subscription.gone = True
+                subscription.peer.wake()
+
+    def statistics(self) -> dict[str, object]:
+        return {"subscriptions": self._count, "encoded_bytes": self.encodings.kept_bytes}

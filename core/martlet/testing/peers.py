@@ -1,0 +1,339 @@
+"""Peers without sockets, a whole broker in one task tree, and checks that every connection must pass.
+
+For the tests of protocols: `MemoryWire` is a socket as the server sees it and
+`MemoryPeer` the other end of it, `serving` runs a real broker and server over a data
+directory, `RecordingPeer` is what a handler alone needs, and `check_connection` feeds a
+state machine the same bytes cut in every way.
+"""
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, final
+
+import trio
+
+from martlet.broker import Broker, BrokerConfig
+from martlet.clock import Clock, SystemClock
+from martlet.contracts import Buffer, Connection, Identity, Protocol
+from martlet.groups import Groups
+from martlet.ids import Ids
+from martlet.run import load_tables, save_tables
+from martlet.server import Server, ServerConfig, pack_host
+from martlet.stats import Stats
+from martlet.store import Disk, RealDisk, Store, StoreConfig
+from martlet.subscriptions import DeliveryConfig
+from martlet.topics import Topics
+
+__all__ = ["MemoryPeer", "MemoryWire", "RecordingPeer", "Serving", "check_connection", "memory_wire", "serving"]
+
+PIPE_BYTES: Final = 65536
+RANDOM_CUTTINGS: Final = 50
+
+
+@final
+class _Pipe:
+    """Bytes one way, as many as fit."""
+
+    __slots__ = ("_changed", "capacity", "closed", "data")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.data = bytearray()
+        self.closed = False
+        self._changed = trio.Event()
+
+    def put(self, data: Buffer) -> int:
+        taken = max(0, min(len(data), self.capacity - len(self.data)))
+        if taken:
+            self.data += data[:taken]
+            self._tell()
+        return taken
+
+    def take(self, limit: int) -> bytes:
+        data = bytes(self.data[:limit])
+        del self.data[:limit]
+        if data:
+            self._tell()
+        return data
+
+    def close(self) -> None:
+        self.closed = True
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def wait_readable(self) -> None:
+        while not (self.data or self.closed):
+            await self._changed.wait()
+
+    async def wait_writable(self) -> None:
+        while len(self.data) >= self.capacity and not self.closed:
+            await self._changed.wait()
+
+
+@final
+class MemoryWire:
+    """The server's end (martlet.wires.Wire)."""
+
+    __slots__ = ("_closed", "_in", "_out")
+
+    def __init__(self, incoming: _Pipe, outgoing: _Pipe) -> None:
+        self._in = incoming
+        self._out = outgoing
+        self._closed = False
+
+    def receive(self, limit: int) -> bytes | None:
+        if self._closed:
+            raise trio.ClosedResourceError
+        data = self._in.take(limit)
+        return data if data or self._in.closed else None
+
+    def send(self, pieces: list[Buffer]) -> int:
+        if self._out.closed:
+            raise BrokenPipeError("the peer is gone")
+        taken = 0
+        for piece in pieces:
+            part = self._out.put(piece)
+            taken += part
+            if part < len(piece):
+                break
+        return taken
+
+    def pending(self) -> bool:
+        return False
+
+    async def wait_readable(self) -> None:
+        await trio.lowlevel.checkpoint()
+        await self._in.wait_readable()
+        if self._closed:
+            raise trio.ClosedResourceError
+
+    async def wait_writable(self) -> None:
+        await trio.lowlevel.checkpoint()
+        await self._out.wait_writable()
+        if self._closed:
+            raise trio.ClosedResourceError
+
+    def close(self) -> None:
+        self._closed = True
+        self._in.close()
+        self._out.close()
+
+
+@final
+class MemoryPeer:
+    """The client's end of a memory wire."""
+
+    __slots__ = ("_in", "_out", "_rest")
+
+    def __init__(self, incoming: _Pipe, outgoing: _Pipe) -> None:
+        self._in = incoming
+        self._out = outgoing
+        self._rest = b""
+
+    async def send(self, data: bytes) -> None:
+        """Send all of *data*. Raises `trio.BrokenResourceError` when the server closed."""
+        await trio.lowlevel.checkpoint()
+        while data:
+            if self._out.closed:
+                raise trio.BrokenResourceError("the server closed")
+            await self._out.wait_writable()
+            data = data[self._out.put(data) :]
+
+    async def receive_some(self) -> bytes:
+        """Return what is here, waiting for something; empty when the server closed."""
+        await trio.lowlevel.checkpoint()
+        if self._rest:
+            data, self._rest = self._rest, b""
+            return data
+        await self._in.wait_readable()
+        return self._in.take(PIPE_BYTES)
+
+    async def receive_exactly(self, size: int) -> bytes:
+        """Return *size* bytes. Raises `EOFError` when the server closes before."""
+        data = b""
+        while len(data) < size:
+            more = await self.receive_some()
+            if not more:
+                raise EOFError(f"the server closed after {len(data)} of {size} bytes: {data!r}")
+            data += more
+        self._rest = data[size:]
+        return data[:size]
+
+    async def receive_line(self) -> bytes:
+        """Return a line without its newline. Raises `EOFError` when the server closes before."""
+        data = b""
+        while b"\n" not in data:
+            more = await self.receive_some()
+            if not more:
+                raise EOFError(f"the server closed in {data!r}")
+            data += more
+        line, _, self._rest = data.partition(b"\n")
+        return line
+
+    def waiting(self) -> int:
+        """How many bytes are here and not received."""
+        return len(self._rest) + len(self._in.data)
+
+    def close(self) -> None:
+        """Close both directions, as a process that ends does."""
+        self._out.close()
+        self._in.close()
+
+
+def memory_wire(capacity: int = PIPE_BYTES) -> tuple[MemoryPeer, MemoryWire]:
+    """Return both ends of a connection that holds *capacity* bytes a direction."""
+    up, down = _Pipe(capacity), _Pipe(capacity)
+    return MemoryPeer(down, up), MemoryWire(up, down)
+
+
+@dataclass
+class RecordingPeer:
+    """What a handler sees of the server (martlet.contracts.Peer); remembers all it was told."""
+
+    address: str = "memory:1"
+    host: bytes = pack_host("127.0.0.1", 1)
+    identity: Identity = field(default_factory=Identity)
+    sent: bytearray = field(default_factory=bytearray)
+    held: int = 0
+    wakes: int = 0
+    reason: str | None = None
+    started: list[tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]] = field(default_factory=list)
+
+    def send(self, *pieces: Buffer) -> None:
+        for piece in pieces:
+            self.sent += piece
+
+    def take_sent(self) -> bytes:
+        """Return what was sent since the last call."""
+        data = bytes(self.sent)
+        self.sent.clear()
+        return data
+
+    def hold_until(self, position: int) -> None:
+        self.held = max(self.held, position)
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        self.started.append((work, args))
+
+    async def run_started(self) -> None:
+        """Run what was started, one behind the other."""
+        while self.started:
+            work, args = self.started.pop(0)
+            await work(*args)
+
+    def close(self, reason: str) -> None:
+        self.reason = reason
+
+
+@final
+class Serving:
+    """A running broker and its server."""
+
+    def __init__(self, broker: Broker, server: Server, nursery: trio.Nursery) -> None:
+        self.broker = broker
+        self.server = server
+        self.nursery = nursery
+        self._connections = 0
+
+    def connect(self, protocol: Protocol, capacity: int = PIPE_BYTES) -> MemoryPeer:
+        """Return the client's end of a new connection to *protocol*."""
+        self._connections += 1
+        peer, wire = memory_wire(capacity)
+        port = self._connections
+        self.server.serve(protocol, wire, f"127.0.0.1:{port}", pack_host("127.0.0.1", port))
+        return peer
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path,
+    *,
+    store: StoreConfig | None = None,
+    broker: BrokerConfig | None = None,
+    server: ServerConfig | None = None,
+    delivery: DeliveryConfig | None = None,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+    seed: int = 0,
+) -> AsyncIterator[Serving]:
+    """Run a broker over *directory* without ports; it is stopped in order at the end.
+
+    Two behind each other over one directory are a restart.
+    """
+    clock = clock or SystemClock()
+    stats = Stats()
+    opened = await Store.open(directory, store or StoreConfig(), clock, disk or RealDisk())
+    try:
+        settings = broker or BrokerConfig()
+        made = Broker(
+            settings,
+            opened,
+            Topics(
+                opened, clock, auto_create=settings.auto_create_topics, auto_create_queues=settings.auto_create_queues
+            ),
+            Groups(clock, auto_create=settings.auto_create_groups),
+            clock,
+            Ids(random.Random(seed)),
+            stats,
+            delivery,
+        )
+        load_tables(made)
+        async with trio.open_nursery() as nursery:
+            serves = Server(server or ServerConfig(), opened, stats)
+            await nursery.start(opened.run)
+            await nursery.start(serves.run, [])
+            nursery.start_soon(made.shares.run)
+            nursery.start_soon(made.sessions.run)
+            yield Serving(made, serves, nursery)
+            nursery.cancel_scope.cancel()
+        save_tables(made)
+    finally:
+        with trio.CancelScope(shield=True):
+            await opened.close()
+
+
+def _identity(event: Any) -> Iterable[Any]:
+    return (event,)
+
+
+def check_connection(
+    connect: Callable[[], Connection],
+    data: bytes,
+    expected: Sequence[Any],
+    *,
+    flatten: Callable[[Any], Iterable[Any]] = _identity,
+    seed: int = 0,
+) -> None:
+    """Assert that *data* makes the events *expected*, however it is cut.
+
+    Fed whole, in two pieces cut at every place, byte by byte, and in random pieces.
+    *flatten* takes apart events that say more at once when more comes at once.
+    """
+    for pieces in _cuttings(data, random.Random(seed)):
+        connection = connect()
+        events: list[Any] = []
+        for piece in pieces:
+            connection.receive_data(piece, 0.0)
+            for event in connection.events():
+                events.extend(flatten(event))
+        if events != list(expected):
+            raise AssertionError(f"cut at {[len(piece) for piece in pieces]}: {events!r} instead of {list(expected)!r}")
+
+
+def _cuttings(data: bytes, source: random.Random) -> Iterable[list[bytes]]:
+    yield [data]
+    for at in range(1, len(data)):
+        yield [data[:at], data[at:]]
+    yield [data[at : at + 1] for at in range(len(data))]
+    for _ in range(RANDOM_CUTTINGS if len(data) > 2 else 0):
+        cuts = sorted(source.sample(range(1, len(data)), min(len(data) - 1, source.randint(1, 8))))
+        yield [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]

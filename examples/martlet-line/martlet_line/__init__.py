@@ -1,0 +1,1 @@
+"""A line protocol that pushes: a Martlet plugin that one can speak with netcat."""

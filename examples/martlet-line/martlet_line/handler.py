@@ -1,0 +1,399 @@
+"""What commands mean to the broker.
+
+A subscription of one connection is a `_Feed`, by the number the client was told. A plain
+one is a core `Subscription`; a durable one is that and a `Session`, whose cursors ACK
+moves; a group's is a `Member` of a core `Share`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+from martlet.clock import Clock
+from martlet.contracts import Peer
+from martlet.encoded import EVERYTHING, Encoding, Selection
+from martlet.errors import Reason, Refused
+from martlet.message import TAGS, Message, Placed, find_property
+from martlet.sessions import Session, Sessions
+from martlet.shares import Member, Shares
+from martlet.store.codec import decode_record, tags_code
+from martlet.subscriptions import Delivery, Start, Subscription, Subscriptions, from_earliest, from_offset, from_tail
+from martlet.topics import Topic, Topics
+from martlet_line.codec import HELP, encode_error, frames
+from martlet_line.config import LineConfig
+from martlet_line.connection import Event
+from martlet_line.packets import (
+    Ack,
+    Credit,
+    Extend,
+    Help,
+    Idle,
+    Malformed,
+    Nack,
+    Ping,
+    Pong,
+    Publish,
+    Quit,
+    Subscribe,
+    Unsubscribe,
+)
+
+__all__ = ["LineHandler", "Rooms"]
+
+PROTOCOL: Final = "line"
+ENCODING: Final = Encoding("line", frames)
+TOPICS_REMEMBERED: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What a handler uses of the broker."""
+
+    config: LineConfig
+    clock: Clock
+    topics: Topics
+    subscriptions: Subscriptions
+    shares: Shares
+    sessions: Sessions
+    publish: Callable[[list[Message]], list[Placed | Refused]]
+    choose: Callable[[int], int]
+    allowed: Callable[[Peer, str, str], bool]
+
+
+@final
+@dataclass(slots=True)
+class _Feed:
+    """One subscription of this peer; *session* is there for a durable one."""
+
+    topic: str
+    source: Subscription | Member
+    session: Session | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether the topic was deleted."""
+        return self.source.gone if isinstance(self.source, Subscription) else self.source.share.gone
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    """A session that this peer has, and what is called when it loses it."""
+
+    session: Session
+    taken_over: Callable[[], None]
+
+
+@final
+class LineHandler:
+    """One peer (martlet.contracts.Handler)."""
+
+    __slots__ = ("_feeds", "_last_id", "_peer", "_queues", "_rooms", "_sessions", "_turn")
+
+    def __init__(self, peer: Peer, rooms: Rooms) -> None:
+        self._peer = peer
+        self._rooms = rooms
+        self._feeds: dict[int, _Feed] = {}
+        self._last_id = 0
+        self._turn = 0
+        self._sessions: dict[str, _Attached] = {}
+        # A publisher's messages stay in order: its messages of one topic go to one queue.
+        self._queues: dict[str, int] = {}
+
+    def handle(self, event: Event) -> None:
+        try:
+            match event:
+                case Publish():
+                    self._publish(event)
+                case Ack():
+                    self._ack(event)
+                case Credit():
+                    self._credit(event)
+                case Subscribe():
+                    self._subscribe(event)
+                case Nack() | Extend() | Unsubscribe():
+                    self._settle_otherwise(event)
+                case Malformed(text):
+                    self._peer.send(encode_error("SYNTAX", text))
+                case _:
+                    self._chat(event)
+        except Refused as refused:
+            self._peer.send(_error(refused))
+
+    def collect(self, budget_bytes: int) -> None:
+        """Send what the subscriptions have; the ones that could not are woken again."""
+        feeds = list(self._feeds.items())
+        self._turn = (self._turn + 1) % (len(feeds) or 1)
+        for number, feed in feeds[self._turn :] + feeds[: self._turn]:
+            if feed.gone:
+                self._end(number, "the topic was deleted")
+            elif budget_bytes <= 0:
+                self._peer.wake()
+                return
+            elif not self._rooms.allowed(self._peer, "read", feed.topic):
+                self._end(number, f"reading topic[{feed.topic}] is not allowed any more")
+            else:
+                for delivery in feed.source.collect(budget_bytes):
+                    self._peer.send(_batch_line(number, delivery), delivery.data)
+                    budget_bytes -= len(delivery.data)
+
+    def closed(self, reason: str) -> None:
+        for number in list(self._feeds):
+            self._drop(number)
+
+    # publishing
+
+    def _publish(self, packet: Publish) -> None:
+        rooms, peer = self._rooms, self._peer
+        topic = self._topic(packet.topic, "publish")
+        queue_id = self._queues.get(packet.topic, -1)
+        if not 0 <= queue_id < topic.write_queues:
+            queue_id = self._choose_queue(topic)
+        now, host = rooms.clock.now_ms(), peer.host
+        messages = [
+            Message(packet.topic, body, properties, queue_id, 0, 0, now, host)
+            for body, properties in zip(packet.bodies, packet.properties, strict=True)
+        ]
+        results = rooms.publish(messages)
+        peer.send(b"".join(map(_result, results)))
+        for result in reversed(results):
+            if isinstance(result, Placed):
+                peer.hold_until(result.end)
+                break
+
+    def _choose_queue(self, topic: Topic) -> int:
+        if len(self._queues) >= TOPICS_REMEMBERED:
+            self._queues.clear()
+        queue_id = self._rooms.choose(topic.write_queues) if topic.write_queues else 0
+        self._queues[topic.name] = queue_id
+        return queue_id
+
+    def _topic(self, name: str, action: str) -> Topic:
+        """Topic *name*, made where that is allowed. Raises `Refused`."""
+        rooms = self._rooms
+        if not rooms.allowed(self._peer, action, name):
+            raise Refused(Reason.NO_PERMISSION, f"topic[{name}]: {action} is not allowed")
+        topic = rooms.topics.get(name)
+        if topic is None and rooms.topics.auto_create_enabled:
+            topic = rooms.topics.ensure(name, rooms.config.new_topic_queues)
+        if topic is None:
+            raise Refused(Reason.NO_TOPIC, f"topic[{name}] does not exist; create it, or set broker.auto_create_topics")
+        return topic
+
+    # subscribing
+
+    def _subscribe(self, packet: Subscribe) -> None:
+        rooms = self._rooms
+        limit = rooms.config.subscriptions_max
+        if len(self._feeds) >= limit:
+            raise Refused(Reason.BUSY, f"{limit} subscriptions of this connection; line.subscriptions_max is {limit}")
+        topic = self._topic(packet.topic, "read")
+        number = self._last_id + 1
+        credit = rooms.config.credit_default if packet.credit < 0 else packet.credit
+        if packet.group:
+            feed = _Feed(packet.topic, self._join(packet, credit))
+        elif packet.name:
+            feed = self._open_durable(packet, topic, credit)
+        else:
+            feed = _Feed(packet.topic, self._open(packet, _start(packet), credit))
+        self._last_id = number
+        self._feeds[number] = feed
+        self._peer.send(b"OK %d\n" % number)
+
+    def _open(self, packet: Subscribe, start: Start, credit: int) -> Subscription:
+        self._check_credit(credit)
+        return self._rooms.subscriptions.open(
+            self._peer, packet.topic, ENCODING, selection=_selection(packet.tags), start=start, credit=credit
+        )
+
+    def _open_durable(self, packet: Subscribe, topic: Topic, credit: int) -> _Feed:
+        """Go on at the cursors of the name's session, which is taken over from whoever has it."""
+        attached = self._attach(packet.name)
+        try:
+            if any(feed.session is attached.session and feed.topic == topic.name for feed in self._feeds.values()):
+                raise Refused(Reason.ILLEGAL, f"{packet.name!r} is subscribed to topic[{topic.name}] here already")
+            start = self._rooms.sessions.subscribe(attached.session, topic, _start(packet), ",".join(packet.tags))
+            return _Feed(packet.topic, self._open(packet, start, credit), attached.session)
+        except Refused:
+            self._detach_unused(packet.name)
+            raise
+
+    def _attach(self, name: str) -> _Attached:
+        attached = self._sessions.get(name)
+        if attached is None:
+
+            def taken_over() -> None:
+                self._lose(name)
+
+            session, _ = self._rooms.sessions.open(PROTOCOL, self._peer.identity.name, name, taken_over)
+            attached = self._sessions[name] = _Attached(session, taken_over)
+        return attached
+
+    def _detach_unused(self, name: str) -> None:
+        """Let the session go when no subscription of this peer is of it."""
+        attached = self._sessions.get(name)
+        if attached is not None and not any(feed.session is attached.session for feed in self._feeds.values()):
+            del self._sessions[name]
+            self._rooms.sessions.leave(attached.session, attached.taken_over)
+
+    def _lose(self, name: str) -> None:
+        """Another connection came with the name."""
+        session = self._sessions[name].session
+        for number in [number for number, feed in self._feeds.items() if feed.session is session]:
+            self._end(number, "another connection uses the name")
+
+    def _join(self, packet: Subscribe, credit: int) -> Member:
+        self._check_credit(credit)
+        config = self._rooms.config
+        lease_s = config.lease_default_s if packet.lease_s < 0 else packet.lease_s
+        if not 1 <= lease_s <= config.lease_max_s:
+            text = f"a lease of {lease_s} s is out of range; it is 1 to {config.lease_max_s} (line.lease_max_s)"
+            raise Refused(Reason.PARAMETER, text)
+        return self._rooms.shares.join(
+            self._peer,
+            packet.topic,
+            packet.group,
+            ENCODING,
+            lease_s=lease_s,
+            credit=credit,
+            selection=_selection(packet.tags),
+            start=_start(packet),
+        )
+
+    def _credit(self, packet: Credit) -> None:
+        source = self._feed(packet.id).source
+        self._check_credit(source.credit + packet.count)
+        source.add_credit(packet.count)
+
+    def _check_credit(self, credit: int) -> None:
+        limit = self._rooms.config.credit_max
+        if credit > limit:
+            raise Refused(Reason.PARAMETER, f"credit would be {credit}; line.credit_max is {limit}")
+
+    def _feed(self, number: int) -> _Feed:
+        feed = self._feeds.get(number)
+        if feed is None:
+            raise Refused(Reason.NOT_FOUND, f"subscription {number} does not exist; SUB answers with its number")
+        return feed
+
+    # settling
+
+    def _ack(self, packet: Ack) -> None:
+        feed = self._feed(packet.id)
+        source = feed.source
+        if isinstance(source, Subscription):
+            self._commit(feed, source, packet)
+            return
+        limit = self._rooms.config.ack_range_max
+        if packet.last - packet.offset >= limit:
+            raise Refused(Reason.PARAMETER, f"more than {limit} messages; line.ack_range_max is {limit}")
+        for offset in range(packet.offset, packet.last + 1):
+            if not source.ack(packet.queue_id, offset):
+                self._peer.send(_not_held(packet.id, packet.queue_id, offset))
+
+    def _commit(self, feed: _Feed, source: Subscription, packet: Ack) -> None:
+        if feed.session is None:
+            raise Refused(Reason.ILLEGAL, f"subscription {packet.id} is neither durable nor a group's; nothing to ACK")
+        if packet.last >= source.cursor(packet.queue_id):
+            text = f"message {packet.last} of queue {packet.queue_id} was not sent; ACK what was"
+            raise Refused(Reason.PARAMETER, text)
+        self._rooms.sessions.commit(feed.session, feed.topic, packet.queue_id, packet.last + 1)
+
+    def _settle_otherwise(self, packet: Nack | Extend | Unsubscribe) -> None:
+        feed = self._feed(packet.id)
+        if isinstance(packet, Unsubscribe):
+            self._unsubscribe(packet, feed)
+            return
+        member = feed.source
+        if isinstance(member, Subscription):
+            raise Refused(Reason.ILLEGAL, f"subscription {packet.id} is no group's; it holds no leases")
+        if isinstance(packet, Nack):
+            limit = self._rooms.config.nack_delay_max_ms
+            if packet.delay_ms > limit:
+                raise Refused(Reason.PARAMETER, f"delay {packet.delay_ms} ms; line.nack_delay_max_ms is {limit}")
+            held = member.nack(packet.queue_id, packet.offset, packet.delay_ms / 1000)
+        else:
+            held = member.extend(packet.queue_id, packet.offset)
+        if not held:
+            self._peer.send(_not_held(packet.id, packet.queue_id, packet.offset))
+
+    def _unsubscribe(self, packet: Unsubscribe, feed: _Feed) -> None:
+        if packet.forget and feed.session is None:
+            raise Refused(Reason.ILLEGAL, f"subscription {packet.id} is not durable; there is nothing to forget")
+        self._drop(packet.id)
+        if packet.forget and feed.session is not None:
+            self._rooms.sessions.unsubscribe(feed.session, feed.topic)
+        self._peer.send(b"OK %d\n" % packet.id)
+
+    def _end(self, number: int, reason: str) -> None:
+        """Tell the peer that a subscription is over."""
+        if number in self._feeds:
+            self._drop(number)
+            self._peer.send(f"END {number} {reason}\n".encode())
+            self._peer.wake()
+
+    def _drop(self, number: int) -> None:
+        feed = self._feeds.pop(number)
+        if isinstance(feed.source, Subscription):
+            feed.source.close()
+        else:
+            feed.source.leave()
+        if feed.session is not None:
+            self._detach_unused(feed.session.name)
+
+    # the rest
+
+    def _chat(self, event: Ping | Pong | Help | Quit | Idle) -> None:
+        match event:
+            case Ping(text):
+                self._peer.send(b"PONG %b\n" % text.encode() if text else b"PONG\n")
+            case Idle():
+                self._peer.send(b"PING\n")
+            case Help():
+                self._peer.send(b"".join(b"INFO %b\n" % line.encode() for line in HELP))
+            case Quit():
+                self._peer.send(b"BYE\n")
+                self._peer.close("")
+            case Pong():
+                return
+
+
+def _start(packet: Subscribe) -> Start:
+    if packet.start == "tail":
+        return from_tail
+    return from_earliest if packet.start == "earliest" else from_offset(packet.start)
+
+
+def _selection(tags: tuple[str, ...]) -> Selection:
+    """Messages with one of *tags*; codes are hashes, so the tags themselves are compared too."""
+    if not tags:
+        return EVERYTHING
+    wanted = frozenset(tag.encode() for tag in tags)
+    name = TAGS.encode()
+    return Selection(
+        "tags " + ",".join(tags),
+        frozenset(map(tags_code, wanted)),
+        lambda record: find_property(decode_record(record, check_body=False).properties, name) in wanted,
+    )
+
+
+def _batch_line(number: int, delivery: Delivery) -> bytes:
+    size = len(delivery.data)
+    if delivery.delivery > 1:
+        return b"BATCH %d %d %d delivery=%d\n" % (number, delivery.count, size, delivery.delivery)
+    return b"BATCH %d %d %d\n" % (number, delivery.count, size)
+
+
+def _result(result: Placed | Refused) -> bytes:
+    if isinstance(result, Refused):
+        return _error(result)
+    return b"OK %d %d\n" % (result.queue_id, result.queue_offset)
+
+
+def _error(refused: Refused) -> bytes:
+    return encode_error(refused.reason.name, str(refused))
+
+
+def _not_held(number: int, queue_id: int, offset: int) -> bytes:
+    text = f"subscription {number} does not hold message {offset} of queue {queue_id}; its lease may have ended"
+    return encode_error("NOT_HELD", text)

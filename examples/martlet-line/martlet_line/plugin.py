@@ -1,0 +1,44 @@
+"""The entry point: a port for the line protocol."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from martlet.broker import Broker
+from martlet.contracts import Handler, Peer, Protocol
+from martlet.hookspecs import Hooks
+from martlet_line.codec import Limits
+from martlet_line.config import LineConfig
+from martlet_line.connection import LineConnection
+from martlet_line.handler import LineHandler, Rooms
+
+__all__ = ["LinePlugin", "protocol"]
+
+
+class LinePlugin(Hooks):
+    """Serves the line protocol on the port of its configuration."""
+
+    config_class: ClassVar[type | None] = LineConfig
+
+    def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
+        return (protocol(self.config, broker),)
+
+
+def protocol(config: LineConfig, broker: Broker, bound: Callable[[str], None] = lambda address: None) -> Protocol:
+    """Return the line protocol over the topics of *broker*."""
+    rooms = Rooms(
+        config,
+        broker.clock,
+        broker.topics,
+        broker.subscriptions,
+        broker.shares,
+        broker.sessions,
+        broker.publish_many,
+        broker.ids.below,
+        lambda peer, action, topic: broker.allowed(peer.identity, action, topic),
+    )
+    limits = Limits(config.line_bytes_max, config.body_bytes_max, config.words_max)
+
+    def handle(peer: Peer, connection: Any) -> Handler:
+        return LineHandler(peer, rooms)
+
+    return Protocol("line", config.listen, lambda: LineConnection(limits, config.idle_s), handle, bound=bound)

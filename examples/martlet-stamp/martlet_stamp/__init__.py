@@ -1,0 +1,29 @@
+"""A plugin in twenty lines: every message is stored with a property that says who took it in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from martlet.broker import Broker
+from martlet.config import setting
+from martlet.contracts import Stage
+from martlet.hookspecs import Hooks
+from martlet.message import Message, put_property
+
+
+@dataclass(frozen=True, slots=True)
+class StampConfig:
+    name: str = setting("STAMP", "the property's name")
+
+
+class StampPlugin(Hooks):
+    config_class: ClassVar[type | None] = StampConfig
+
+    def martlet_stages(self, broker: Broker) -> Sequence[Stage]:
+        name, value = self.config.name.encode(), broker.config.name.encode()
+
+        def stamp(message: Message) -> Message:
+            message.properties = put_property(message.properties, name, value)
+            return message
+
+        return (stamp,)
