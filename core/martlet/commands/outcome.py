@@ -1,7 +1,7 @@
 """Exit codes that mean something, and errors as one sentence."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum, unique
 from typing import Any
 
@@ -44,21 +44,27 @@ def guarded(work: Callable[[Any], int], arguments: Any) -> int:
         # The reader of our output has enough (``martlet tail | head``); nothing more may be written, also not at exit.
         sys.stdout = None
         return Exit.OK
-    except MartletError as error:
+    except (MartletError, OSError) as error:
         return _told([error])
     except BaseExceptionGroup as group:
         causes = list(_leaves(group))
         if all(isinstance(cause, KeyboardInterrupt) for cause in causes):
             return Exit.INTERRUPTED
-        if all(isinstance(cause, MartletError) for cause in causes):
+        if all(isinstance(cause, MartletError | OSError) for cause in causes):
             return _told(causes)
         raise
 
 
-def _told(causes: list[BaseException]) -> int:
-    for text in dict.fromkeys(str(cause) for cause in causes):
+def _told(causes: Sequence[BaseException]) -> int:
+    for text in dict.fromkeys(_sentence(cause) for cause in causes):
         complain(text)
     return _code(causes[0])
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename!r} cannot be used; {error.strerror}"
+    return str(error)
 
 
 def _code(error: BaseException) -> Exit:

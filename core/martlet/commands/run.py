@@ -91,9 +91,11 @@ def serve(config: "Config") -> int:
 
     def ready(addresses: dict[str, str]) -> None:
         bar.close()
-        where = " ".join(f"{name}={address}" for name, address in addresses.items())
+        # A protocol's second port ("remoting-vip") comes behind everybody's first.
+        names = sorted(addresses, key=lambda name: "-" in name)
+        where = " ".join(f"{name}={addresses[name]}" for name in names)
         data = shlex.quote(str(config.data.resolve()))
-        print(f"martlet ready: {where} data={data} in {process_age_s():.2f} s", flush=True)
+        print(f"martlet ready: {where}{where and ' '}data={data} in {process_age_s():.2f} s", flush=True)
         notify_systemd(f"READY=1\nSTATUS=accepting on {where}", os.environ)
 
     async def work() -> None:

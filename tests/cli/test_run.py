@@ -1,0 +1,166 @@
+"""What `martlet run` promises to whoever starts it, and to systemd."""
+
+import json
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import READY, Process
+
+Start = Callable[..., Process]
+
+
+def connect(address: str) -> socket.socket:
+    host, port = address.rsplit(":", 1)
+    return socket.create_connection((host, int(port)))
+
+
+def test_the_ready_line_names_the_ports_that_accept(start: Start) -> None:
+    process = start("run")
+    found = READY.fullmatch(process.wait_ready())
+    assert found is not None, process.log.read_text()
+    assert found[2] == str(process.data)
+    pairs = [pair.split("=", 1) for pair in found[1].split()]
+    assert [name for name, _ in pairs] == ["remoting", "nameserver"]
+    for _, address in pairs:
+        connect(address).close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(number: int, start: Start) -> None:
+    process = start("run")
+    process.wait_ready()
+    assert process.stop(number) == 0
+    assert "abort" not in {path.name for path in process.data.iterdir()}
+    assert "Traceback" not in process.log.read_text()
+
+
+def test_open_connections_do_not_delay_the_end(start: Start) -> None:
+    process = start("run")
+    addresses = process.addresses()
+    with connect(addresses["remoting"]), connect(addresses["nameserver"]):
+        assert process.stop() == 0
+
+
+def test_sighup_does_not_end_it(start: Start) -> None:
+    process = start("run")
+    addresses = process.addresses()
+    process.child.send_signal(signal.SIGHUP)
+    connect(addresses["remoting"]).close()
+    assert process.stop() == 0
+    assert "SIGHUP; reading again what may change" in process.log.read_text()
+
+
+def test_a_second_broker_on_the_same_data_is_refused_by_the_first_ones_pid(start: Start) -> None:
+    first = start("run")
+    first.wait_ready()
+    second = start("run")
+    assert second.wait_ready() == ""
+    assert second.wait() == 3
+    assert f"in use by process {first.child.pid}" in second.log.read_text()
+    assert first.stop() == 0
+
+
+def test_it_starts_again_on_what_a_kill_left(start: Start) -> None:
+    process = start("run")
+    process.wait_ready()
+    process.child.kill()
+    process.wait()
+    again = start("run")
+    assert READY.fullmatch(again.wait_ready())
+    assert again.stop() == 0
+
+
+def test_nobody_else_may_read_the_data(start: Start) -> None:
+    process = start("run")
+    process.wait_ready()
+    assert process.stop() == 0
+    for path in [process.data, *process.data.rglob("*")]:
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def test_json_logs_are_objects(start: Start) -> None:
+    process = start("run", "--log", "json", "--log-level", "debug")
+    addresses = process.addresses()
+    with connect(addresses["remoting"]) as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n")
+        while peer.recv(4096):
+            pass
+    assert process.stop() == 0
+    events = [json.loads(line) for line in process.log.read_text().splitlines()]
+    assert {"time", "level", "part", "message"} <= set.intersection(*map(set, events))
+    assert any("remoting" in event["message"] and event["level"] != "error" for event in events)
+    assert not any("traceback" in event for event in events)
+
+
+def test_a_peers_error_is_one_line_without_a_traceback(start: Start) -> None:
+    process = start("run")
+    addresses = process.addresses()
+    for garbage in (b"\xff" * 64, b"\x00\x00\x00\x02\x00\x00", b"GET / HTTP/1.0\r\n\r\n", os.urandom(256)):
+        for address in addresses.values():
+            with connect(address) as peer:
+                peer.sendall(garbage)
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(4096):
+                    pass
+    assert process.stop() == 0
+    log = process.log.read_text()
+    assert "Traceback" not in log
+    assert "a defect" not in log
+
+
+def test_systemd_is_told_that_it_accepts(start: Start, tmp_path: Path) -> None:
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.bind(path)
+        process = start("run", environment={"NOTIFY_SOCKET": path})
+        assert notify.recv(4096).decode().startswith("READY=1\n")
+        assert process.stop() == 0
+
+
+def test_the_log_says_the_line_a_client_needs(start: Start) -> None:
+    process = start("run", "--set", "broker.advertise=mq.example.org")
+    addresses = process.addresses()
+    assert process.stop() == 0
+    port = addresses["remoting"].rsplit(":", 1)[1]
+    log = process.log.read_text()
+    assert f"namesrvAddr={addresses['nameserver']} " in log
+    assert f"they are then told to connect to mq.example.org:{port}" in log
+
+
+def test_the_core_runs_with_no_plugin_at_all(start: Start) -> None:
+    process = start("run", "--set", "plugins.enabled=[]")
+    assert process.wait_ready().startswith("martlet ready: data=")
+    assert process.stop() == 0
+
+
+def test_a_port_that_is_taken_is_a_sentence(start: Start) -> None:
+    first = start("run")
+    taken = first.addresses()["remoting"]
+    second = start("run", remoting=taken, folder=first.data.parent / "second")
+    assert second.wait_ready() == ""
+    assert second.wait() == 2
+    log = second.log.read_text()
+    assert taken in log
+    assert "Traceback" not in log
+
+
+def test_data_that_cannot_be_kept_is_a_sentence(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file is in the way")
+    process = start("run")
+    assert process.wait_ready() == ""
+    assert process.wait() == 1
+    log = process.log.read_text()
+    assert str(tmp_path / "data") in log
+    assert log.count("\n") == 1
+
+
+def test_a_name_server_runs_alone(start: Start) -> None:
+    process = start("nameserver")
+    assert list(process.addresses()) == ["nameserver"]
+    assert process.stop() == 0
