@@ -111,6 +111,17 @@ async def test_watchers_are_called_when_records_become_readable(open_store: Open
     assert seen == [(queue, 2)]
 
 
+async def test_a_watcher_that_comes_between_commit_and_flush_is_called(open_store: OpenStore) -> None:
+    store = await open_store(small_config(flush="sync"))
+    queue = store.queue("T", 0)
+    store.append(message(), 0)
+    store.commit()
+    seen: list[int] = []
+    queue.watchers = [lambda q: seen.append(store.end_offset(q))]
+    store.flusher.flush_now()
+    assert seen == [1]
+
+
 async def test_callbacks_run_after_readable_moved(open_store: OpenStore) -> None:
     store = await open_store()
     seen: list[int] = []

@@ -609,8 +609,9 @@ class Store:
         self.appended_messages += len(pending)
         self.last_store_ms = pending[-1][3]
         touched = self._touched
+        # With sync flush a watcher may still come before the records become readable.
         for item in pending:
-            if item[0].watchers:
+            if self._sync or item[0].watchers:
                 touched[item[0]] = None
         keys = self.keys
         if keys is not None:
