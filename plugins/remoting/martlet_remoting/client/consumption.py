@@ -61,9 +61,9 @@ class Limits:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work:
-    """One message on its way to the listener."""
+    """One message on its way to the listener; each further try is given a message that counts it."""
 
     queue: "ConsumedQueue"
     backlog: Backlog
@@ -270,8 +270,7 @@ class Concurrent:
 
     async def _again_later(self, work: Work, sink: "trio.MemorySendChannel[Work]") -> None:
         await trio.sleep(LOCAL_RETRY_S)
-        if isinstance(work.message, ReceivedMessage):
-            work.message.reconsume_times += 1
+        work.count_try()
         try:
             await sink.send(work)
         except (trio.ClosedResourceError, trio.BrokenResourceError):
@@ -315,16 +314,14 @@ class Ordered:
             outcome, _ = await self.listening.call(message)
         else:
             log.error("message at offset %d of %s is damaged: %s", message.queue_offset, message.queue, message.text)
-        if outcome is not Outcome.SUCCESS and not await self._is_given_up(message):
+        if outcome is not Outcome.SUCCESS and not await self._is_given_up(work):
             return False
         if not work.backlog.dropped:
             work.backlog.done(message.queue_offset)
         return True
 
-    async def _is_given_up(self, message: ReceivedMessage | DamagedMessage) -> bool:
-        if isinstance(message, DamagedMessage):
-            return await self._give_up(message)
-        if message.reconsume_times < self._times_max:
-            message.reconsume_times += 1
+    async def _is_given_up(self, work: Work) -> bool:
+        if isinstance(work.message, ReceivedMessage) and work.message.reconsume_times < self._times_max:
+            work.count_try()
             return False
-        return await self._give_up(message)
+        return await self._give_up(work.message)

@@ -222,7 +222,7 @@ def host_text(host: bytes) -> str:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ReceivedMessage:
     """A message as a consumer sees it: body expanded, topic the one it was sent to even on a retry."""
 

@@ -124,6 +124,10 @@ class Network:
         nursery.start_soon(self._refresh_routes)
         nursery.start_soon(self._send_heartbeats)
 
+    def stop(self) -> None:
+        """Open no more connections."""
+        self._nursery = None
+
     async def _refresh_routes(self) -> None:
         while True:
             await trio.sleep(self.settings.route_interval_s)
@@ -176,8 +180,19 @@ class Network:
             found = self._links.get(address)
             if found is None or found.closed:
                 found = await self._open(address)
+                await self._introduce(found)
                 self._links[address] = found
             return found
+
+    async def _introduce(self, link: Link) -> None:
+        """Tell a broker who we are before anything else: it forgot us when the last connection ended."""
+        body = self.heartbeat()
+        if body is None or link.address not in self.broker_addresses():
+            return
+        try:
+            await link.ask(RequestCode.HEART_BEAT, {}, body, self.settings.request_timeout_s)
+        except ClientError as error:
+            log.warning("heartbeat failed: %s", error)
 
     async def _open(self, address: str) -> Link:
         if self._nursery is None:
@@ -251,7 +266,7 @@ class Network:
         for address in list(self._name_servers):
             try:
                 return await self.ask(address, code, ext, body)
-            except BrokerError:
+            except (BrokerError, ClientClosed):
                 raise
             except ClientError as error:
                 failures.append(str(error))
@@ -358,6 +373,7 @@ class Client(ABC):
                 await closing.wait()
                 with trio.move_on_after(self.network.settings.close_timeout_s):
                     await self._close()
+                self.network.stop()
                 scope.cancel()
 
 

@@ -17,6 +17,7 @@ from martlet_remoting.packets import Command, MessageQueue
 from .errors import (
     Attempt,
     BrokerError,
+    ClientClosed,
     ClientError,
     ConnectionLost,
     MessageRefused,
@@ -152,22 +153,35 @@ class Sending:
         """
         deadline = trio.current_time() + (self.timeout_s if timeout_s is None else timeout_s)
         attempts: list[Attempt] = []
-        last_broker = ""
+        last: ClientError | None = None
         while len(attempts) <= self.retries and trio.current_time() < deadline:
-            route, queues = await self.publish_route(header.topic)
-            queue = self.choice.next_queue(queues, last_broker)
-            if queue.broker_name == last_broker:
-                await trio.sleep(min(_PAUSE_S * 2 ** len(attempts), max(0.0, deadline - trio.current_time())))
+            try:
+                route, queues = await self.publish_route(header.topic)
+            except ClientError as error:
+                if not attempts:
+                    raise
+                last = error
+                break
+            queue = await self._next_queue(queues, attempts, deadline)
             try:
                 return await self.send_to(route, queue, header, body, code, deadline - trio.current_time())
             except ClientError as error:
-                if isinstance(error, BrokerError) and error.code not in RETRIED_CODES:
+                if not _is_retried(error):
                     raise
+                last = error
                 attempts.append(Attempt(queue, error))
                 self._failed(header.topic, queue, error)
-                last_broker = queue.broker_name
-        last = attempts[-1].error if attempts else None
         raise SendFailed(header.topic, tuple(attempts)) from last
+
+    async def _next_queue(
+        self, queues: Sequence[MessageQueue], attempts: Sequence[Attempt], deadline: float
+    ) -> MessageQueue:
+        """Choose where to try next; wait a little if it can only be the broker that just failed."""
+        last_broker = attempts[-1].queue.broker_name if attempts else ""
+        queue = self.choice.next_queue(queues, last_broker)
+        if queue.broker_name == last_broker:
+            await trio.sleep(min(_PAUSE_S * 2 ** len(attempts), max(0.0, deadline - trio.current_time())))
+        return queue
 
     def _failed(self, topic: str, queue: MessageQueue, error: ClientError) -> None:
         self.faults.failed(queue.broker_name)
@@ -187,6 +201,13 @@ class Sending:
             raise BrokerError(answer.code, answer.remark or "", address)
         self.faults.succeeded(queue.broker_name)
         return Sent(answer, status, queue)
+
+
+def _is_retried(error: ClientError) -> bool:
+    """Whether another attempt may go better."""
+    if isinstance(error, BrokerError):
+        return error.code in RETRIED_CODES
+    return not isinstance(error, ClientClosed)
 
 
 def _master(route: Route, queue: MessageQueue) -> str:
