@@ -35,10 +35,14 @@ log = logging.getLogger("martlet.server")
 
 RECEIVE_BYTES: Final = 65536
 ACCEPTS_AT_ONCE: Final = 64
+ACCEPT_AGAIN_S: Final = 0.1
 PEERS_AT_ONCE: Final = 64
+ALARMS_SLACK: Final = 64  # alarms of peers that are gone, before they are looked for
 TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (RFC 8446 5.1)
 # A reader that learned of an error waits so long for its last words to leave.
 FAREWELL_S: Final = 5.0
+# While too much waits over all peers, one that reads well is given so much less at once, in case it stops reading.
+COLLECT_LESS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class _Peer:
         "collect_later",
         "connection",
         "draining",
+        "gone",
         "handler",
         "held_bytes",
         "host",
@@ -129,7 +134,8 @@ class _Peer:
         self.woken = False
         self.collect_later = False
         self.draining = False
-        self.closing = False
+        self.closing = False  # nothing more is taken from it
+        self.gone = False  # nothing more can be sent to it
         self.closed = False
         self.reason = ""
         self.handler: Handler = protocol.handle(self, self.connection)
@@ -184,13 +190,13 @@ class _Peer:
         if self._batch:
             if self._hold_position > self._server.store_readable():
                 self._held.append((self._hold_position, self._batch, self._batch_bytes))
-                self.held_bytes += self._batch_bytes
+                self._add_held(self._batch_bytes)
                 self._server.holding[self] = None
             elif self._held:
                 position, pieces, size = self._held.pop()
                 pieces.extend(self._batch)
                 self._held.append((position, pieces, size + self._batch_bytes))
-                self.held_bytes += self._batch_bytes
+                self._add_held(self._batch_bytes)
             else:
                 self._out.extend(self._batch)
                 self._add_out(self._batch_bytes)
@@ -210,25 +216,36 @@ class _Peer:
         self.out_bytes += size
         self._server.unsent += size
 
+    def _add_held(self, size: int) -> None:
+        self.held_bytes += size
+        self._server.unsent += size
+
     def release(self, readable: int) -> bool:
         """Let leave what waited for the log to be flushed up to *readable*; True when nothing is held any more."""
         held = self._held
         while held and held[0][0] <= readable:
             _, pieces, size = held.popleft()
             self._out.extend(pieces)
-            self.held_bytes -= size
+            self._add_held(-size)
             self._add_out(size)
         if self._out and not self.draining:
             self.push()
+        if self.collect_later and not self.draining:
+            self.collect_now()
         return not held
+
+    def collect_now(self) -> None:
+        """There may be room for what a wake asked for earlier."""
+        self.collect_later = False
+        self.wake()
 
     def push(self) -> None:
         """Send what fits now; the rest is a drain's business."""
-        if self.closed:
+        if self.closed or self.gone:
             return
         try:
             taken = self.wire.send(self._out)
-        except (OSError, ssl.SSLError) as error:
+        except Exception as error:
             self._server.lost(self, error)
             return
         self._add_out(-taken)
@@ -255,12 +272,12 @@ class _Peer:
 
     async def wait_room(self) -> None:
         """Wait until some of what waits has left."""
-        while self.over and not self.closed:
+        while self.over and not self.gone:
             await self._wait_progress()
 
-    async def wait_idle(self) -> None:
-        """Wait until all that was sent has left, or the peer is gone."""
-        while not self.idle and not self.closed:
+    async def wait_idle(self, *, slow_work: bool = False) -> None:
+        """Wait until all that was sent has left, with *slow_work* also what is under way, or the peer is gone."""
+        while not self.gone and (not self.idle or (slow_work and self._scopes)):
             await self._wait_progress()
 
     async def _wait_progress(self) -> None:
@@ -278,12 +295,14 @@ class _Peer:
 
     def drop_scope(self, scope: trio.CancelScope) -> None:
         self._scopes.discard(scope)
+        if not self._scopes:
+            self.made_room()
 
     def end(self) -> None:
         """Free everything; the socket closes."""
-        self.closed = True
+        self.closed = self.closing = self.gone = True
         self.wire.close()
-        self._server.unsent -= self.out_bytes
+        self._server.unsent -= self.out_bytes + self.held_bytes
         self.out_bytes = self.held_bytes = 0
         self._out = []
         self._held.clear()
@@ -315,7 +334,6 @@ class Server:
         self._alarm_event = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._listeners: list[socket.socket] = []
-        self._stopping = False
         if store is not None:
             store.on_flushed.append(self._flushed)
         stats.add("server", self.statistics)
@@ -349,17 +367,19 @@ class Server:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Accept and serve until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            nursery.start_soon(self._pump_when_ready)
-            nursery.start_soon(self._watch_alarms)
-            for protocol, listener in bound:
-                nursery.start_soon(self._accept, protocol, listener)
-            task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._pump_when_ready)
+                nursery.start_soon(self._watch_alarms)
+                for protocol, listener in bound:
+                    nursery.start_soon(self._accept, protocol, listener)
+                task_status.started()
+        finally:
+            self.stop_accepting()
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; peers stay."""
-        self._stopping = True
         for listener in self._listeners:
             if listener.fileno() >= 0:
                 trio.lowlevel.notify_closing(listener)
@@ -379,21 +399,22 @@ class Server:
     # accepting
 
     async def _accept(self, protocol: Protocol, listener: socket.socket) -> None:
-        while not self._stopping:
+        failing = False
+        while listener.fileno() >= 0:
             try:
                 await trio.lowlevel.wait_readable(listener)
                 for _ in range(ACCEPTS_AT_ONCE):
                     connected, name = listener.accept()
                     self._welcome(protocol, connected, name)
             except BlockingIOError:
-                continue
+                failing = False
             except trio.ClosedResourceError:
                 return
             except OSError as error:
-                if self._stopping:
-                    return
-                log.warning("%s cannot accept; %s", protocol.name, error.strerror)
-                await trio.sleep(0.1)
+                if not failing:
+                    log.warning("%s cannot accept, tried again until it can; %s", protocol.name, error.strerror)
+                failing = True
+                await trio.sleep(ACCEPT_AGAIN_S)
 
     def _welcome(self, protocol: Protocol, connected: socket.socket, name: tuple[Any, ...]) -> None:
         address = _show(name[0], name[1])
@@ -403,13 +424,23 @@ class Server:
             log.warning("%s turned away; %d connections are open, server.connections_max is %d", address, limit, limit)
             connected.close()
             return
-        self.serve(protocol, SocketWire(connected), address, pack_host(name[0].partition("%")[0], name[1]))
+        try:
+            wire = SocketWire(connected)
+        except OSError:  # it is gone already
+            connected.close()
+            return
+        self.serve(protocol, wire, address, pack_host(name[0].partition("%")[0], name[1]))
 
     def serve(self, protocol: Protocol, wire: Wire, address: str, host: bytes) -> None:
         """Serve one peer over *wire* until it goes."""
         assert self._nursery is not None
         self._accepted += 1
-        peer = _Peer(self, protocol, wire, address, host)
+        try:
+            peer = _Peer(self, protocol, wire, address, host)
+        except Exception:
+            log.exception("%s %s closed; a defect", protocol.name, address)
+            wire.close()
+            return
         self._peers[peer] = None
         log.debug("%s connected to %s", address, protocol.name)
         self._nursery.start_soon(self._live, peer)
@@ -418,6 +449,13 @@ class Server:
 
     async def _live(self, peer: _Peer) -> None:
         """Everything one peer does, from its first byte to its end."""
+        try:
+            await self._listen(peer)
+        finally:
+            await self._bury(peer)
+
+    async def _listen(self, peer: _Peer) -> None:
+        """Read until the peer's side ends or something is wrong; a defect of its handler is its end alone."""
         try:
             await self._read(peer)
         except RemoteProtocolError as error:
@@ -431,9 +469,11 @@ class Server:
             peer.reason = str(error)
             log.error("%s %s closed; %s", peer.protocol.name, peer.address, error)
         except Exception as error:
-            peer.reason = f"{type(error).__name__}: {error}"
-            log.exception("%s %s closed; a defect", peer.protocol.name, peer.address)
-        await self._bury(peer)
+            self._defect(peer, error)
+
+    def _defect(self, peer: _Peer, error: Exception) -> None:
+        log.exception("%s %s closed; a defect", peer.protocol.name, peer.address)
+        peer.close(f"{type(error).__name__}: {error}")
 
     async def _read(self, peer: _Peer) -> None:
         self._set_alarm(peer)
@@ -442,6 +482,8 @@ class Server:
             await peer.wire.wait_readable()
             data = peer.wire.receive(RECEIVE_BYTES)
             if data is None:
+                if peer.wire.pending():
+                    self.drain(peer)
                 continue
             if not data or peer.closing:
                 return
@@ -474,7 +516,7 @@ class Server:
                     self._finish_step(peer)
                     if peer.over:
                         await peer.wait_room()
-                if peer.closed:
+                if peer.closing:
                     return
         finally:
             self._finish_step(peer)
@@ -508,26 +550,26 @@ class Server:
         self._ready_event.set()
 
     def _pump(self) -> None:
-        """Collect from peers that were woken, a bounded number at a time."""
+        """Collect from peers that were woken, a bounded number at a time; who has no room collects when it has."""
         for _ in range(min(PEERS_AT_ONCE, len(self._ready))):
             peer = self._ready.popleft()
             peer.woken = False
-            if peer.closed:
+            if peer.closing:
                 continue
-            if peer.draining or self.unsent > self.config.unsent_total_bytes_max:
+            if peer.draining or peer.over:
                 peer.collect_later = True
-                self.drain(peer)
-                continue
-            self._collect(peer)
+            else:
+                self._collect(peer)
 
     def _collect(self, peer: _Peer) -> None:
+        config = self.config
+        full = self.unsent > config.unsent_total_bytes_max
         try:
-            peer.handler.collect(self.config.collect_bytes)
+            peer.handler.collect(config.collect_bytes // COLLECT_LESS if full else config.collect_bytes)
         except MartletError as error:
             peer.close(str(error))
         except Exception as error:
-            log.exception("%s %s closed; a defect", peer.protocol.name, peer.address)
-            peer.close(f"{type(error).__name__}: {error}")
+            self._defect(peer, error)
         self._commit_for(peer)
 
     async def _pump_when_ready(self) -> None:
@@ -557,7 +599,7 @@ class Server:
 
     async def _drain(self, peer: _Peer) -> None:
         try:
-            while not peer.closed and (peer.out_bytes or peer.wire.pending()):
+            while not peer.gone and (peer.out_bytes or peer.wire.pending()):
                 await peer.wire.wait_writable()
                 peer.push()
         except (OSError, trio.ClosedResourceError) as error:
@@ -566,9 +608,8 @@ class Server:
             peer.draining = False
             peer.made_room()
         if peer.collect_later and not peer.closed:
-            peer.collect_later = False
             await trio.lowlevel.checkpoint()
-            peer.wake()
+            peer.collect_now()
 
     def start_for(self, peer: _Peer, work: Callable[..., Awaitable[None]], args: tuple[Any, ...]) -> None:
         assert self._nursery is not None
@@ -585,8 +626,7 @@ class Server:
         except MartletError as error:
             peer.close(str(error))
         except Exception as error:
-            log.exception("%s %s closed; a defect", peer.protocol.name, peer.address)
-            peer.close(f"{type(error).__name__}: {error}")
+            self._defect(peer, error)
         finally:
             peer.drop_scope(scope)
         if not peer.closed:
@@ -604,40 +644,56 @@ class Server:
         await self._last_words(peer)
         peer.wire.close()
 
-    def lost(self, peer: _Peer, error: BaseException) -> None:
+    def lost(self, peer: _Peer, error: Exception) -> None:
+        """Nothing can be sent to *peer* any more."""
+        if not isinstance(error, OSError | trio.ClosedResourceError):
+            log.error("%s %s closed; a defect", peer.protocol.name, peer.address, exc_info=error)
         peer.reason = peer.reason or f"{type(error).__name__}: {error}"
-        peer.closing = True
+        peer.closing = peer.gone = True
         peer.wire.close()
         peer.made_room()
 
-    async def _last_words(self, peer: _Peer) -> None:
+    async def _last_words(self, peer: _Peer, *, slow_work: bool = False) -> None:
         with trio.move_on_after(FAREWELL_S):
-            await peer.wait_idle()
+            await peer.wait_idle(slow_work=slow_work)
 
     async def _bury(self, peer: _Peer) -> None:
+        half_closed = not peer.closing
         try:
-            if not peer.closed:
-                peer.settle()
-                await self._last_words(peer)
+            peer.settle()
+            await self._last_words(peer, slow_work=half_closed)
         finally:
             self._peers.pop(peer, None)
             self.holding.pop(peer, None)
             peer.end()
-            peer.handler.closed(peer.reason)
+            self._tell_closed(peer)
             log.debug("%s left %s; %s", peer.address, peer.protocol.name, peer.reason or "its side closed")
-            if self._ready:
-                self._ready_event.set()
+
+    def _tell_closed(self, peer: _Peer) -> None:
+        try:
+            peer.handler.closed(peer.reason)
+        except Exception:
+            log.exception("%s %s did not end well; a defect", peer.protocol.name, peer.address)
+        if self._ready:
+            self._ready_event.set()
 
     # time
 
     def _set_alarm(self, peer: _Peer) -> None:
         deadline = peer.connection.deadline()
-        if deadline < peer.alarm:
+        if deadline < peer.alarm and not peer.closing:
             peer.alarm = deadline
             self._alarm_number += 1
+            if len(self._alarms) > ALARMS_SLACK + 2 * len(self._peers):
+                self._forget_alarms()
             heapq.heappush(self._alarms, (deadline, self._alarm_number, peer))
             if self._alarms[0][2] is peer:
                 self._alarm_event.set()
+
+    def _forget_alarms(self) -> None:
+        """Drop the alarms of peers that are gone; they would hold on to all that these were."""
+        self._alarms = [alarm for alarm in self._alarms if not alarm[2].closed]
+        heapq.heapify(self._alarms)
 
     async def _watch_alarms(self) -> None:
         while True:
@@ -646,12 +702,15 @@ class Server:
                 await self._alarm_event.wait()
             self._alarm_event = trio.Event()
             now = trio.current_time()
+            due: list[_Peer] = []
             while self._alarms and self._alarms[0][0] <= now:
-                self._ring(heapq.heappop(self._alarms)[2], now)
+                due.append(heapq.heappop(self._alarms)[2])
+            for peer in due:
+                self._ring(peer, now)
 
     def _ring(self, peer: _Peer, now: float) -> None:
         peer.alarm = math.inf
-        if peer.closed:
+        if peer.closing:
             return
         try:
             if peer.connection.deadline() <= now:
@@ -660,11 +719,14 @@ class Server:
                     peer.handler.handle(event)
                 self._finish_step(peer)
         except RemoteProtocolError as error:
+            self._protocol_errors += 1
             peer.send(peer.connection.farewell(error))
             peer.settle()
             peer.close(str(error))
         except MartletError as error:
             peer.close(str(error))
+        except Exception as error:
+            self._defect(peer, error)
         self._set_alarm(peer)
 
     def statistics(self) -> dict[str, object]:

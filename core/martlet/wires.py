@@ -74,10 +74,16 @@ class SocketWire:
         return False
 
     async def wait_readable(self) -> None:
+        self._check_open()
         await trio.lowlevel.wait_readable(self._socket)
 
     async def wait_writable(self) -> None:
+        self._check_open()
         await trio.lowlevel.wait_writable(self._socket)
+
+    def _check_open(self) -> None:
+        if self._socket.fileno() < 0:
+            raise trio.ClosedResourceError("the socket was closed here")
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
@@ -89,7 +95,7 @@ class SocketWire:
 class TlsWire:
     """TLS spoken over another wire; *first* is what was read before TLS was noticed."""
 
-    __slots__ = ("_incoming", "_inner", "_object", "_outgoing", "_shaken", "_unsent")
+    __slots__ = ("_incoming", "_inner", "_object", "_outgoing", "_ready", "_shaken", "_unsent")
 
     def __init__(self, inner: Wire, context: ssl.SSLContext, first: bytes) -> None:
         self._inner = inner
@@ -99,6 +105,7 @@ class TlsWire:
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._unsent = b""
         self._shaken = False
+        self._ready: trio.Event | None = None  # somebody waits for the end of the handshake
 
     def receive(self, limit: int) -> bytes | None:
         if not self._incoming.pending:
@@ -117,6 +124,7 @@ class TlsWire:
             if not self._shaken:
                 self._object.do_handshake()
                 self._shaken = True
+                self._stir()
             while True:
                 data = self._object.read(limit)
                 plain.append(data)
@@ -151,14 +159,26 @@ class TlsWire:
         return not self._unsent
 
     def pending(self) -> bool:
-        return bool(self._unsent) or not self._flush()
+        return bool(self._unsent)
 
     async def wait_readable(self) -> None:
         if not self._incoming.pending:
             await self._inner.wait_readable()
 
     async def wait_writable(self) -> None:
-        await self._inner.wait_writable()
+        if self._shaken or self._unsent:
+            await self._inner.wait_writable()
+            return
+        # The socket has room, but nothing of ours can leave before the handshake is over.
+        if self._ready is None:
+            self._ready = trio.Event()
+        await self._ready.wait()
+
+    def _stir(self) -> None:
+        if self._ready is not None:
+            self._ready.set()
+            self._ready = None
 
     def close(self) -> None:
         self._inner.close()
+        self._stir()
