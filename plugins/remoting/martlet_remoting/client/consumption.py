@@ -69,6 +69,11 @@ class Work:
     backlog: Backlog
     message: ReceivedMessage | DamagedMessage
 
+    def count_try(self) -> None:
+        """The next try is one more."""
+        if isinstance(self.message, ReceivedMessage):
+            self.message = replace(self.message, reconsume_times=self.message.reconsume_times + 1)
+
 
 def _queue_offset(message: ReceivedMessage | DamagedMessage) -> int:
     return message.queue_offset
