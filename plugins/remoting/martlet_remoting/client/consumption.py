@@ -7,7 +7,7 @@ works only while the broker's lock on it is held, and stands still on a failure.
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, final
 
 import trio
