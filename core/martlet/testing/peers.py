@@ -264,9 +264,11 @@ async def serving(
     clock: Clock | None = None,
     disk: Disk | None = None,
     seed: int = 0,
+    ports: Callable[[Broker], Sequence[Protocol]] = lambda broker: (),
 ) -> AsyncIterator[Serving]:
-    """Run a broker over *directory* without ports; it is stopped in order at the end.
+    """Run a broker over *directory*; it is stopped in order at the end.
 
+    It has no ports but those of the protocols that *ports* returns; their ``bound`` learns the addresses.
     Two behind each other over one directory are a restart.
     """
     clock = clock or SystemClock()
@@ -290,7 +292,7 @@ async def serving(
         async with trio.open_nursery() as nursery:
             serves = Server(server or ServerConfig(), opened, stats)
             await nursery.start(opened.run)
-            await nursery.start(serves.run, [])
+            await nursery.start(serves.run, [(protocol, serves.bind(protocol)) for protocol in ports(made)])
             nursery.start_soon(made.shares.run)
             nursery.start_soon(made.sessions.run)
             yield Serving(made, serves, nursery)
