@@ -21,6 +21,8 @@ DIRECTORY = Path("/data/store")
 CONFIG = small_config(segment_bytes=2048, chunk_bytes=512, cache_bytes=2048, disk_clean_ratio=0.9)
 
 Place = tuple[str, int, int]
+# What must be there: body and log position.
+Promised = dict[Place, tuple[bytes, int]]
 
 
 class Ledger:
@@ -33,11 +35,11 @@ class Ledger:
         self.seen: dict[Place, tuple[bytes, int]] = {}
         self.deleting: set[str] = set()
 
-    def promised(self) -> dict[Place, tuple[bytes, int]]:
+    def promised(self) -> Promised:
         """What must be there if the power is cut now: body and log position."""
         return self.seen | self.acknowledged
 
-    def check(self, store: Store, promised: dict[Place, tuple[bytes, int]]) -> None:
+    def check(self, store: Store, promised: Promised) -> None:
         """Compare with everything that *store* holds."""
         found = contents(store)
         start = store.first_position
@@ -90,6 +92,9 @@ class Workload:
         for one, at in zip(messages, placed, strict=True):
             self.ledger.pending.append(((topic, queue_id, at.queue_offset), one.body, at.position))
 
+    async def send_now(self) -> None:
+        self.send()
+
     async def flush(self) -> None:
         self.store.commit()
         await self.store.flusher.flush()
@@ -115,12 +120,11 @@ class Workload:
         self.clock.ms += 10
         if roll < 0.5:
             self.send()
-        elif roll < 0.6:
+        elif roll < 0.65:
             self.store.commit()
+            self.consume()
         elif roll < 0.8:
             await self.flush()
-        elif roll < 0.85:
-            self.consume()
         elif roll < 0.97:
             await self.store.checkpoint()
         elif number > 30:
@@ -138,7 +142,7 @@ async def open_on(disk: FakeDisk, clock: ManualClock) -> Store:
 async def test_nothing_acknowledged_is_lost_wherever_the_power_is_cut(cut: Cut, seed: int) -> None:
     random, clock, ledger, disk = Random(seed), ManualClock(), Ledger(), FakeDisk()
     chance = Random(seed + 1000)
-    cuts: list[tuple[FakeDisk, dict[Place, tuple[bytes, int]]]] = []
+    cuts: list[tuple[FakeDisk, Promised]] = []
     disk.on_change = lambda name: cuts.append((disk.after_power_cut(cut, chance), ledger.promised()))
     points = 0
 
@@ -146,7 +150,7 @@ async def test_nothing_acknowledged_is_lost_wherever_the_power_is_cut(cut: Cut, 
         nonlocal points
         for found, promised in cuts:
             points += 1
-            await check_after(found, ledger, promised, clock)
+            await check_after(found, ledger, promised, clock, chance)
         cuts.clear()
 
     store = await open_on(disk, clock)
@@ -165,18 +169,47 @@ async def test_nothing_acknowledged_is_lost_wherever_the_power_is_cut(cut: Cut, 
 
 
 async def check_after(
-    found: FakeDisk, ledger: Ledger, promised: dict[Place, tuple[bytes, int]], clock: ManualClock
+    found: FakeDisk, ledger: Ledger, promised: Promised, clock: ManualClock, chance: Random, *, again: int = 1
 ) -> None:
-    """Open what a power cut left; it agrees with the ledger, takes more, and keeps that through an orderly stop."""
+    """Open what a power cut left; it agrees with the ledger, takes more, and keeps that: here through an orderly stop,
+
+    in some cases through further power cuts, one of them within this very start.
+    """
+    within: list[FakeDisk] = []
+    if again and chance.random() < 0.1:
+        found.on_change = lambda name: within.append(found.after_power_cut(chance.choice(list(Cut)), chance))
     store = await open_on(found, clock)
+    found.on_change = lambda name: None
     ledger.check(store, promised)
     before = contents(store)
-    placed = store.append(message("after", "A"), 0)
-    store.commit()
-    store.flusher.flush_now()
-    await store.close()
-    store = await open_on(found, clock)
-    after = contents(store)
-    assert after.pop(("A", 0, placed.queue_offset)) == b"after"
-    assert after == before
+    if again and chance.random() < 0.3:
+        await check_second_cut(found, store, ledger, promised, clock, chance)
+    else:
+        placed = store.append(message("after", "A"), 0)
+        store.commit()
+        store.flusher.flush_now()
+        await store.close()
+        store = await open_on(found, clock)
+        after = contents(store)
+        assert after.pop(("A", 0, placed.queue_offset)) == b"after"
+        assert after == before
+        store.crash()
+    for disk in chance.sample(within, min(3, len(within))):
+        await check_after(disk, ledger, promised, clock, chance, again=0)
+
+
+async def check_second_cut(
+    found: FakeDisk, store: Store, ledger: Ledger, promised: Promised, clock: ManualClock, chance: Random
+) -> None:
+    """Work on after a crash, with other messages at the same places, and cut the power again."""
+    later = Ledger()
+    later.sent.update({place: set(sent) for place, sent in ledger.sent.items()})
+    later.deleting = ledger.deleting
+    later.acknowledged = dict(promised)
+    work = Workload(store, later, chance, clock)
+    work.consume()
+    for step in chance.choices((work.send_now, work.flush, work.store.checkpoint), k=chance.randrange(6)):
+        await step()
+    disk = found.after_power_cut(chance.choice(list(Cut)), chance)
     store.crash()
+    await check_after(disk, later, later.promised(), clock, chance, again=0)

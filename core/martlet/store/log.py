@@ -9,6 +9,7 @@ readable when they are durable, with ``"async"`` when they are written. Everythi
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, final
 
@@ -294,7 +295,7 @@ class Store:
         checkpoint = read_checkpoint(self.files, f"{root}/checkpoint")
         listed = read_queue_list(self.files, f"{root}/queues")
         self._mark_running()
-        recovery = Recovery(self.segments, self.queues, self.keys, report)
+        recovery = Recovery(self.segments, self.queues, self.keys, report, lambda: self._distrust(checkpoint))
         await recovery.run(checkpoint, listed, clean=clean)
         self._deleted = listed.deleted if listed else {}
         self._begin_at(recovery)
@@ -319,6 +320,12 @@ class Store:
         self.files.sync(path)
         self.files.forget(path)
         self.disk.sync_directory(self.directory)
+
+    def _distrust(self, checkpoint: Checkpoint | None) -> None:
+        """Queues are to be made anew: should this start not come to its end, the next reads the whole log as well."""
+        if checkpoint is not None:
+            changed = replace(checkpoint, position=self.segments.start)
+            write_checkpoint(self.files, f"{self.directory}/checkpoint", changed)
 
     def _begin_at(self, recovery: Recovery) -> None:
         end = recovery.end

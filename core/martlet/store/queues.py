@@ -35,6 +35,7 @@ class Queue:
     """
 
     __slots__ = (
+        "begins",
         "dirty",
         "first_offset",
         "last_end",
@@ -63,6 +64,8 @@ class Queue:
         self.tail_offset = 0
         self.saved = 0
         self.dirty = False
+        # What its file holds before `tail_offset` is not to be relied on.
+        self.begins = True
         # The log position behind the newest record.
         self.last_end = 0
         topic_bytes = topic.encode()
@@ -84,6 +87,7 @@ class Queue:
         self.first_offset = self.next_offset = self.tail_offset = self.saved = offset
         self.tail = bytearray()
         self.last_end = 0
+        self.begins = True
 
     def add(self, position: int, size: int, code: int) -> None:
         """Append the entry of the record at *position*."""
@@ -160,6 +164,12 @@ class QueueFiles:
         """Write *entries* from *offset* on and return the paths that are to be synced."""
         written: set[str] = set()
         at = offset * ENTRY_BYTES
+        if queue.begins:
+            # As RocketMQ does, so that the queue's end is where its entries end (ConsumeQueue.fillPreBlank).
+            within = at % self.file_bytes
+            at -= within
+            entries = memoryview(BLANK_ENTRY * (within // ENTRY_BYTES) + bytes(entries))
+            queue.begins = False
         while entries:
             within = at % self.file_bytes
             part = entries[: self.file_bytes - within]
@@ -167,20 +177,18 @@ class QueueFiles:
             try:
                 self.files.write(path, part, within)
             except FileNotFoundError:
-                self._create(queue, path, within)
+                self._create(queue, path)
                 self.files.write(path, part, within)
             written.add(path)
             at += len(part)
             entries = entries[len(part) :]
         return written
 
-    def _create(self, queue: Queue, path: str, within: int) -> None:
+    def _create(self, queue: Queue, path: str) -> None:
         directory = self.directory_of(queue.topic, queue.queue_id)
         self.files.disk.make_directory(directory)
         self.files.create(path, self.file_bytes)
         self.new_directories.update((directory, f"{self.directory}/{queue.topic}", self.directory))
-        if within:
-            self.files.write(path, BLANK_ENTRY * (within // ENTRY_BYTES), 0)
 
     def cut(self, queue: Queue, end: int) -> None:
         """Make sure that the files hold nothing from offset *end* on."""

@@ -121,6 +121,7 @@ class Recovery:
         "_by_topic",
         "_codes",
         "_listed_start",
+        "_on_rebuild",
         "_report",
         "_reported",
         "_saved_records",
@@ -139,11 +140,20 @@ class Recovery:
         "start",
     )
 
-    def __init__(self, segments: Segments, queues: Queues, keys: KeyIndex | None, report: Progress | None) -> None:
+    def __init__(
+        self,
+        segments: Segments,
+        queues: Queues,
+        keys: KeyIndex | None,
+        report: Progress | None,
+        on_rebuild: Callable[[], None],
+    ) -> None:
         self.segments = segments
         self.queues = queues
         self.keys = keys
         self._report = report
+        # Called before queues are emptied: what the checkpoint says of them no longer holds.
+        self._on_rebuild = on_rebuild
         self._reported = -REPORT_SECONDS
         self._codes = TagCodes()
         self._by_topic: dict[bytes, dict[int, Queue]] = {}
@@ -227,6 +237,8 @@ class Recovery:
             for (topic, queue_id), (_, next_offset) in listed.queues.items():
                 if queues.find(topic, queue_id) is None and next_offset:
                     self.rebuild.add(queues.get(topic, queue_id))
+        if self.rebuild:
+            self._on_rebuild()
         for queue in self.rebuild:
             logger.warning("consume queue %s/%d is missing or damaged; it is made anew", queue.topic, queue.queue_id)
             self._start_over(queue)
@@ -234,6 +246,7 @@ class Recovery:
             self.start = highest
         if listed is None and (not queues.topics or not foreign):
             # Nothing tells which queues there should be.
+            self._on_rebuild()
             self.rebuild.update(queues.all())
             for queue in self.rebuild:
                 self._start_over(queue)
@@ -266,6 +279,7 @@ class Recovery:
             return False
         queue.begin_at(end)
         queue.first_offset = first
+        queue.begins = end == low
         if end > first:
             position, size = self._entry(queue, end - 1)
             queue.last_end = position + size if size != BLANK_SIZE else 0
