@@ -53,6 +53,7 @@ class Reason(Enum):
 
     BUSY = "busy"
     ILLEGAL = "illegal"
+    MALFORMED = "malformed"
     NO_PERMISSION = "no permission"
     NO_TOPIC = "no topic"
     NO_GROUP = "no group"

@@ -32,6 +32,8 @@ __all__ = ["REASON_CODES", "Context", "Declined", "Handle", "Parts", "refuse", "
 REASON_CODES: Final = {
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
     Reason.ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
+    # Java brokers read a missing field as null and fail on it some time later.
+    Reason.MALFORMED: ResponseCode.SYSTEM_ERROR,
     Reason.NO_PERMISSION: ResponseCode.NO_PERMISSION,
     Reason.NO_TOPIC: ResponseCode.TOPIC_NOT_EXIST,
     Reason.NO_GROUP: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,

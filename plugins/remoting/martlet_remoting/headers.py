@@ -91,7 +91,7 @@ def decode_send_header(command: Command) -> SendHeader:
     integer = command.integer
     group, topic, default_topic, properties, broker_name = get("a"), get("b"), get("c"), get("i"), get("n")
     if type(topic) is not str or not topic or type(group) is not str:
-        raise Refused(Reason.PARAMETER, "send request lacks the header field a (producerGroup) or b (topic)")
+        raise Refused(Reason.MALFORMED, "send request lacks the header field a (producerGroup) or b (topic)")
     return SendHeader(
         group,
         topic,

@@ -128,7 +128,7 @@ class Command:
         return value is True or (type(value) is str and value.lower() == "true")
 
     def _missing(self, name: str) -> Refused:
-        return Refused(Reason.PARAMETER, f"request {self.code} lacks the header field {name}")
+        return Refused(Reason.MALFORMED, f"request {self.code} lacks the header field {name}")
 
     def _no_integer(self, name: str, value: object) -> Refused:
-        return Refused(Reason.PARAMETER, f"header field {name} {value!r:.60} is not a 64-bit integer")
+        return Refused(Reason.MALFORMED, f"header field {name} {value!r:.60} is not a 64-bit integer")

@@ -193,7 +193,7 @@ def unlock_queues(context: Context, command: Command) -> bytes:
 def _owner(body: dict[object, object]) -> tuple[str, str]:
     group, client_id = text(body, "consumerGroup"), text(body, "clientId")
     if not group or not client_id:
-        raise Refused(Reason.PARAMETER, "lock request lacks consumerGroup or clientId")
+        raise Refused(Reason.MALFORMED, "lock request lacks consumerGroup or clientId")
     return group, client_id
 
 

@@ -79,10 +79,11 @@ def _begins_near(parts: Parts, topic: str, queue_id: int) -> bool:
 def update_consumer_offset(context: Context, command: Command) -> bytes:
     """Commit; the group and the topic must exist."""
     parts = context.parts
-    group, topic, queue_id = command.text("consumerGroup"), command.text("topic"), command.integer("queueId")
-    offset = command.integer("commitOffset")
+    group, topic = command.text("consumerGroup"), command.text("topic")
+    queue_id, offset = command.integer("queueId", -1), command.integer("commitOffset", -1)
     if parts.groups.get(group) is None:
-        raise Refused(Reason.NO_GROUP, f"group [{group}] does not exist; it is made by its first heartbeat")
+        text = f"subscription group [{group}] does not exist; it is made by its first heartbeat"
+        raise Refused(Reason.NO_GROUP, text)
     found = parts.topics.get(topic)
     if found is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{topic}] not exist, apply first please!")

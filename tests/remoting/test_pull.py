@@ -1,0 +1,495 @@
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from martlet.contracts import Predicate
+from martlet.errors import Reason, Refused
+from martlet.groups import Group
+from martlet.message import Record
+from martlet.store import ReadResult, ReadStatus
+from martlet.store.codec import decode_records
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.packets import Command
+
+from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
+
+PULL = RequestCode.PULL_MESSAGE
+FOUND, NOT_FOUND, RETRY, MOVED = 0, 19, 20, 21
+SUSPEND = "6"  # the pull carries its subscription and may wait
+
+
+async def fill(harness: Harness, topic: str, *tags: str, queue_id: int = 0, body: bytes = b"x") -> None:
+    """Store one message for each of *tags*."""
+    client = harness.client()
+    for tag in tags:
+        properties = f"TAGS\x01{tag}\x02" if tag else ""
+        assert (await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext(topic, queue_id, properties), body)).code == 0
+    client.close()
+
+
+def offsets(answer: Command) -> tuple[int, int, int]:
+    """Next, lowest and highest offset; every pull answer has all of them as text."""
+    assert answer.ext["suggestWhichBrokerId"] == "0"
+    return tuple(int(str(answer.ext[name])) for name in ("nextBeginOffset", "minOffset", "maxOffset"))  # type: ignore[return-value]
+
+
+def bodies(answer: Command) -> list[bytes]:
+    return [record.body for record in decode_records(answer.body)]
+
+
+@pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
+async def test_what_is_there_comes_as_it_is_stored(harness: Harness, code: int) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, "A", "B", "C")
+    answer = await harness.client().ask(code, pull_ext(topic, 1))
+    assert (answer.code, answer.remark, offsets(answer)) == (FOUND, "FOUND", (3, 0, 3))
+    assert [record.queue_offset for record in decode_records(answer.body)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("stored", "offset", "code", "remark", "wanted"),
+    [
+        (0, 0, NOT_FOUND, "NO_MESSAGE_IN_QUEUE", (0, 0, 0)),
+        (0, 5, MOVED, "NO_MESSAGE_IN_QUEUE", (0, 0, 0)),
+        (3, -1, MOVED, "OFFSET_TOO_SMALL", (0, 0, 3)),
+        (3, 3, NOT_FOUND, "OFFSET_OVERFLOW_ONE", (3, 0, 3)),
+        (3, 4, MOVED, "OFFSET_OVERFLOW_BADLY", (3, 0, 3)),
+    ],
+)
+async def test_every_offset_is_answered_with_where_to_go_on(
+    harness: Harness, stored: int, offset: int, code: int, remark: str, wanted: tuple[int, int, int]
+) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * stored)
+    answer = await harness.client().ask(PULL, pull_ext(topic, offset))
+    assert (answer.code, answer.remark, offsets(answer), answer.body) == (code, remark, wanted, b"")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "remark"),
+    [
+        (ReadStatus.REMOVED, RETRY, "MESSAGE_WAS_REMOVING"),
+        (ReadStatus.HOLE, RETRY, "OFFSET_FOUND_NULL"),
+        (ReadStatus.NO_QUEUE, MOVED, "NO_MATCHED_LOGIC_QUEUE"),
+    ],
+)
+async def test_rare_findings_of_the_store_have_their_codes(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, status: ReadStatus, code: int, remark: str
+) -> None:
+    topic = harness.topic("T")
+
+    class RareStore:
+        readable = 0
+
+        def read_is_near(self, *arguments: object) -> bool:
+            return True
+
+        def read(self, *arguments: object) -> ReadResult:
+            return ReadResult(status, 9, 2, 20)
+
+    monkeypatch.setattr(harness.parts, "store", RareStore())
+    answer = await harness.client().ask(PULL, pull_ext(topic, 5))
+    assert (answer.code, answer.remark) == (code, remark)
+    assert offsets(answer) == ((0 if code == MOVED else 9), 2, 20)
+
+
+async def test_filtered_messages_move_the_offset(harness: Harness) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, "A", "B", "", "B")
+    client = harness.client()
+    answer = await client.ask(PULL, pull_ext(topic, 0, subscription="A || C"))
+    assert (answer.code, offsets(answer)[0], len(decode_records(answer.body))) == (FOUND, 4, 1)
+    answer = await client.ask(PULL, pull_ext(topic, 1, subscription="A"))
+    assert (answer.code, answer.remark, offsets(answer), answer.body) == (RETRY, "NO_MATCHED_MESSAGE", (4, 0, 4), b"")
+
+
+async def test_tags_beyond_ascii_are_told_apart(harness: Harness) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, "größe", "名前", "🐦", "other")
+    client = harness.client()
+    for number, tag in enumerate(("größe", "名前", "🐦")):
+        answer = await client.ask(PULL, pull_ext(topic, 0, subscription=tag))
+        assert [record.queue_offset for record in decode_records(answer.body)] == [number]
+
+
+async def test_an_answer_keeps_to_its_limits(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, pull_messages_max=4, pull_bytes_max=4000)
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * 6)
+    await fill(harness, topic, *["A"] * 4, queue_id=1, body=bytes(1700))
+    client = harness.client()
+    for wanted, expected in (("32", 4), ("2", 2), ("0", 1), ("-5", 1)):
+        answer = await client.ask(PULL, pull_ext(topic, 0, maxMsgNums=wanted))
+        assert (len(bodies(answer)), offsets(answer)[0]) == (expected, expected)
+    answer = await client.ask(PULL, pull_ext(topic, 0, 1))
+    assert len(bodies(answer)) == 2
+
+
+async def test_one_message_over_the_limit_comes_alone(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, pull_bytes_max=1000)
+    topic = harness.topic("T")
+    await fill(harness, topic, "A", "A", body=bytes(100_000))
+    answer = await harness.client().ask(PULL, pull_ext(topic, 0))
+    assert len(bodies(answer)) == 1
+
+
+@pytest.mark.parametrize(
+    ("ext", "code", "says"),
+    [
+        ({"topic": "Nowhere"}, 17, "topic[Nowhere] not exist"),
+        ({"topic": "WriteOnly"}, 16, "pulling message is forbidden"),
+        ({"queueId": "4"}, 29, "topicConfig.readQueueNums:[4]"),
+        ({"queueId": "-1"}, 29, "queueId[-1] is illegal"),
+        ({"consumerGroup": "Stopped"}, 16, "consumeEnable"),
+        ({"consumerGroup": "a/b"}, 29, "illegal characters"),
+        ({"subscription": "||"}, 23, "parse the consumer's subscription failed"),
+        (
+            {"expressionType": "SQL92", "subscription": "a > 1"},
+            1,
+            "does not support consumer to filter message by SQL92",
+        ),
+        ({"sysFlag": "0"}, 24, "group info not exist"),
+    ],
+)
+async def test_what_may_not_be_pulled_is_refused(
+    harness: Harness, ext: dict[str, object], code: int, says: str
+) -> None:
+    topic = harness.topic("T")
+    harness.topic("WriteOnly", perm=2)
+    harness.broker.groups.update(Group("Stopped", consume_enable=False))
+    answer = await harness.client().ask(PULL, pull_ext(topic, 0) | ext)
+    assert answer.code == code
+    assert says in str(answer.remark)
+
+
+async def test_an_unknown_group_is_refused_where_groups_are_not_made(open_harness: OpenHarness) -> None:
+    harness = await open_harness(broker={"auto_create_groups": False}, store={"flush": "async"})
+    answer = await harness.client().ask(PULL, pull_ext(harness.topic("T"), 0))
+    assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert "broker.auto_create_groups" in str(answer.remark)
+
+
+async def test_a_pull_without_its_subscription_stands_on_heartbeats(harness: Harness) -> None:
+    topic, other = harness.topic("T"), harness.topic("Other")
+    await fill(harness, topic, "A", "B")
+    client = harness.client()
+
+    async def pull(topic: str, **more: object) -> Command:
+        return await client.ask(PULL, pull_ext(topic, 0) | {"sysFlag": "0"} | more)
+
+    assert (await pull(topic)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    wanted: list[dict[str, object]] = [{"topic": topic, "subString": "B", "subVersion": "17"}]
+    await client.heartbeat_with("c1", "G", wanted)
+    answer = await pull(topic, subVersion="17")
+    assert [record.queue_offset for record in decode_records(answer.body)] == [1]
+    # Go clients always say 0.
+    assert (await pull(topic, subVersion="0")).code == FOUND
+    assert (await pull(topic, subVersion="18")).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    assert (await pull(other)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    harness.broker.groups.set_forbidden("G", topic, readable=False)
+    answer = await pull(topic)
+    assert (answer.code, answer.ext["forbiddenType"]) == (ResponseCode.NO_PERMISSION, "5")
+    await client.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "c1", "consumerGroup": "G"})
+    assert (await pull(topic)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+async def test_a_group_may_be_forbidden_to_broadcast(harness: Harness) -> None:
+    topic = harness.topic("T")
+    harness.broker.groups.update(Group("G", consume_broadcast_enable=False))
+    client = harness.client()
+    await client.heartbeat("c1", "G", topic, messageModel="BROADCASTING")
+    answer = await client.ask(PULL, pull_ext(topic, 0, sysFlag="0"))
+    assert (answer.code, answer.ext["forbiddenType"]) == (ResponseCode.NO_PERMISSION, "4")
+
+
+async def test_authorizers_are_asked_before_a_pull(harness: Harness) -> None:
+    topic = harness.topic("T")
+    harness.broker.authorizers = (lambda identity, action, topic: action != "read",)
+    assert (await harness.client().ask(PULL, pull_ext(topic, 0))).code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_filter_language_of_a_plugin_is_used(harness: Harness) -> None:
+    def compile_expression(expression: str) -> Predicate:
+        if expression == "bad":
+            raise Refused(Reason.ILLEGAL, "column 1: bad")
+
+        def wanted(record: Record) -> bool:
+            return record.property("TAGS") == expression
+
+        return wanted
+
+    harness.broker.filters["SQL92"] = compile_expression
+    topic = harness.topic("T")
+    await fill(harness, topic, "A", "B", "A")
+    client = harness.client()
+    sql: dict[str, object] = {"expressionType": "SQL92"}
+    answer = await client.ask(PULL, pull_ext(topic, 0, subscription="A") | sql)
+    assert [record.queue_offset for record in decode_records(answer.body)] == [0, 2]
+    answer = await client.ask(PULL, pull_ext(topic, 0, subscription="bad") | sql)
+    assert (answer.code, "column 1: bad" in str(answer.remark)) == (ResponseCode.SUBSCRIPTION_PARSE_FAILED, True)
+    # From heartbeats as well.
+    await client.heartbeat_with(
+        "c", "G", [{"topic": topic, "subString": "B", "expressionType": "SQL92", "subVersion": 1}]
+    )
+    answer = await client.ask(PULL, pull_ext(topic, 0, sysFlag="0"))
+    assert [record.queue_offset for record in decode_records(answer.body)] == [1]
+    # Retries passed it when they were first delivered.
+    harness.topic("%RETRY%G", 1)
+    await fill(harness, "%RETRY%G", "B")
+    answer = await client.ask(PULL, pull_ext("%RETRY%G", 0, subscription="A") | sql)
+    assert len(decode_records(answer.body)) == 1
+
+
+async def test_a_pull_that_may_wait_brings_the_commit_along(harness: Harness) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, "A")
+    client = harness.client()
+    for flags, committed in (("5", -1), ("6", -1), ("7", 12)):
+        await client.ask(PULL, pull_ext(topic, 0, sysFlag=flags, commitOffset="12"))
+        assert harness.broker.groups.offset("G", topic, 0) == committed
+    await client.ask(PULL, pull_ext(topic, 0, sysFlag="7", commitOffset="-3"))
+    assert harness.broker.groups.offset("G", topic, 0) == 12
+
+
+async def test_a_reset_reaches_the_next_pull_once(harness: Harness) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, "A", "B", "C")
+    client = harness.client()
+    harness.broker.groups.reset("G", topic, {0: 1})
+    answer = await client.ask(PULL, pull_ext(topic, 3))
+    assert (answer.code, answer.remark, offsets(answer)) == (MOVED, "OFFSET_RESET", (1, 0, 3))
+    assert (await client.ask(PULL, pull_ext(topic, 3))).code == NOT_FOUND
+
+
+async def test_a_oneway_pull_is_not_answered(harness: Harness) -> None:
+    client = harness.client()
+    client.send(PULL, pull_ext(harness.topic("T"), 0), flag=2)
+    await harness.step()
+    assert client.answers == {}
+
+
+async def test_what_is_far_behind_is_read_beside_the_loop(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * 40, body=bytes(1000))
+    queue = harness.store.queue(topic, 0)
+    assert not harness.store.read_is_near(queue, 0)
+    client = harness.client()
+    numbers = [client.send(PULL, pull_ext(topic, offset, maxMsgNums="4")) for offset in (0, 4, 8)]
+    assert client.peer.sent == []
+    with trio.fail_after(10):
+        while len(client.answers) < 3:
+            await harness.step()
+    for number, offset in zip(numbers, (0, 4, 8), strict=True):
+        answer = client.answers[number]
+        assert [record.queue_offset for record in decode_records(answer.body)] == list(range(offset, offset + 4))
+
+
+# waiting
+
+
+def wait_ext(topic: str, offset: int, **more: object) -> dict[str, object]:
+    return pull_ext(topic, offset) | {"sysFlag": SUSPEND} | more
+
+
+@pytest.fixture
+async def waiting(harness: Harness, nursery: trio.Nursery) -> Harness:
+    """A harness in which held pulls expire."""
+    nursery.start_soon(harness.parts.deadlines.run)
+    return harness
+
+
+def parked(client: FakeClient) -> int:
+    return len(client.handler.context.pulls.held)
+
+
+async def test_a_held_pull_is_answered_when_a_message_arrives(waiting: Harness) -> None:
+    topic = waiting.topic("T")
+    client = waiting.client()
+    number = client.send(PULL, wait_ext(topic, 0))
+    await waiting.step()
+    assert (client.answers, parked(client), len(waiting.parts.parked)) == ({}, 1, 1)
+    await fill(waiting, topic, "A", queue_id=1)
+    await waiting.step()
+    assert client.answers == {}
+    await fill(waiting, topic, "A")
+    await waiting.step()
+    answer = client.answers.pop(number)
+    assert (answer.code, offsets(answer), bodies(answer)) == (FOUND, (1, 0, 1), [b"x"])
+    assert (parked(client), len(waiting.parts.parked), len(waiting.parts.deadlines)) == (0, 0, 0)
+
+
+async def test_a_held_pull_is_answered_when_its_time_is_over(waiting: Harness, autojump_clock: MockClock) -> None:
+    topic = waiting.topic("T")
+    await fill(waiting, topic, "A")
+    client = waiting.client()
+    number = client.send(PULL, wait_ext(topic, 1, suspendTimeoutMillis="15000"))
+    await trio.sleep(14.9)
+    await waiting.step()
+    assert client.answers == {}
+    await trio.sleep(0.5)
+    await waiting.step()
+    answer = client.answers.pop(number)
+    assert (answer.code, answer.remark, offsets(answer)) == (NOT_FOUND, "OFFSET_OVERFLOW_ONE", (1, 0, 1))
+    assert len(waiting.parts.parked) == 0
+
+
+async def test_a_pull_is_held_no_longer_than_the_limit(waiting: Harness, autojump_clock: MockClock) -> None:
+    client = waiting.client()
+    client.send(PULL, wait_ext(waiting.topic("T"), 0, suspendTimeoutMillis="86400000"))
+    await trio.sleep(waiting.config.suspend_ms_max / 1000 + 0.5)
+    await waiting.step()
+    assert len(client.answers) == 1
+
+
+@pytest.mark.parametrize("more", [{"sysFlag": "4"}, {"suspendTimeoutMillis": "0"}, {"suspendTimeoutMillis": "-1"}])
+async def test_a_pull_that_may_not_wait_is_answered_at_once(waiting: Harness, more: dict[str, object]) -> None:
+    client = waiting.client()
+    answer = await client.ask(PULL, wait_ext(waiting.topic("T"), 0) | more)
+    assert answer.code == NOT_FOUND
+
+
+async def test_only_an_empty_end_makes_a_pull_wait(waiting: Harness) -> None:
+    topic = waiting.topic("T")
+    await fill(waiting, topic, "A")
+    client = waiting.client()
+    for offset, expression, code in ((5, "*", MOVED), (-1, "*", MOVED), (0, "B", RETRY)):
+        assert (await client.ask(PULL, wait_ext(topic, offset, subscription=expression))).code == code
+
+
+async def test_messages_that_are_not_wanted_do_not_end_the_wait(waiting: Harness, autojump_clock: MockClock) -> None:
+    topic = waiting.topic("T")
+    client = waiting.client()
+    number = client.send(PULL, wait_ext(topic, 0, subscription="B"))
+    await fill(waiting, topic, "A", "A")
+    await waiting.step()
+    assert (client.answers, parked(client)) == ({}, 1)
+    await fill(waiting, topic, "B")
+    await waiting.step()
+    answer = client.answers.pop(number)
+    assert [record.queue_offset for record in decode_records(answer.body)] == [2]
+    # And when the time is over before one is wanted, what was passed over is not read again.
+    number = client.send(PULL, wait_ext(topic, 3, subscription="B"))
+    await fill(waiting, topic, "A", "A")
+    await waiting.step()
+    await trio.sleep(16)
+    await waiting.step()
+    answer = client.answers.pop(number)
+    assert (answer.code, answer.remark, offsets(answer)) == (RETRY, "NO_MATCHED_MESSAGE", (5, 0, 5))
+
+
+async def test_nobody_is_woken_before_the_record_may_be_read(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "sync"})
+    topic = harness.topic("T")
+    client, sender = harness.client(), harness.client()
+    number = client.send(PULL, wait_ext(topic, 0))
+    sender.send(RequestCode.SEND_MESSAGE_V2, send_ext(topic), b"x")
+    harness.store.commit()
+    assert not client.peer.woken
+    await harness.step()
+    assert client.answers[number].code == FOUND
+
+
+async def test_all_who_wait_for_a_queue_are_answered(waiting: Harness) -> None:
+    topic = waiting.topic("T")
+    clients = [waiting.client() for _ in range(5)]
+    for client in clients:
+        client.send(PULL, wait_ext(topic, 0))
+        client.send(PULL, wait_ext(topic, 0))
+    await fill(waiting, topic, "A")
+    await waiting.step()
+    assert [len(client.answers) for client in clients] == [2] * 5
+
+
+async def test_a_client_that_goes_takes_its_pulls_along(waiting: Harness, autojump_clock: MockClock) -> None:
+    topic = waiting.topic("T")
+    client = waiting.client()
+    client.send(PULL, wait_ext(topic, 0))
+    client.close()
+    assert (len(waiting.parts.parked), len(waiting.parts.deadlines)) == (0, 0)
+    await fill(waiting, topic, "A")
+    await trio.sleep(20)
+    assert client.peer.sent == []
+
+
+async def test_a_queue_is_watched_only_while_somebody_waits(waiting: Harness, autojump_clock: MockClock) -> None:
+    topic = waiting.topic("T")
+    client = waiting.client()
+    client.send(PULL, wait_ext(topic, 0))
+    queue = waiting.store.queue(topic, 0)
+    assert len(queue.watchers or ()) == 1
+    waiting.parts.parked.sweep()
+    assert len(queue.watchers or ()) == 1
+    await trio.sleep(20)
+    waiting.parts.parked.sweep()
+    assert len(queue.watchers or ()) == 0
+
+
+async def test_held_pulls_have_limits_that_say_what_they_are(open_harness: OpenHarness, nursery: trio.Nursery) -> None:
+    harness = await open_harness(store={"flush": "async"}, parked_max=3, parked_peer_max=2)
+    topic = harness.topic("T")
+    first, second = harness.client(), harness.client()
+    for client in (first, second):
+        for _ in range(2):
+            client.send(PULL, wait_ext(topic, 0))
+    third = first.send(PULL, wait_ext(topic, 0))
+    await harness.step()
+    busy = first.answers[third]
+    assert (busy.code, "remoting.parked_peer_max is 2" in str(busy.remark)) == (ResponseCode.SYSTEM_BUSY, True)
+    (late,) = second.answers.values()
+    assert (late.code, "remoting.parked_max is 3" in str(late.remark)) == (ResponseCode.SYSTEM_BUSY, True)
+    assert len(harness.parts.parked) == 3
+
+
+async def test_a_reset_ends_the_wait(waiting: Harness) -> None:
+    topic = waiting.topic("T")
+    await fill(waiting, topic, "A", "B")
+    client = waiting.client()
+    number = client.send(PULL, wait_ext(topic, 2))
+    waiting.broker.groups.reset("G", topic, {0: 1})
+    waiting.parts.parked.wake_topic(topic)
+    await waiting.step()
+    assert (client.answers[number].code, offsets(client.answers[number])[0]) == (MOVED, 1)
+
+
+async def test_a_held_pull_of_a_deleted_topic_says_so(waiting: Harness, autojump_clock: MockClock) -> None:
+    topic = waiting.topic("T")
+    client = waiting.client()
+    number = client.send(PULL, wait_ext(topic, 0))
+    waiting.broker.topics.delete(topic)
+    await trio.sleep(16)
+    await waiting.step()
+    assert client.answers[number].code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_at_the_end_every_held_pull_is_answered_and_none_held_any_more(waiting: Harness) -> None:
+    topic = waiting.topic("T")
+    client = waiting.client()
+    number = client.send(PULL, wait_ext(topic, 0))
+    await waiting.step()
+    waiting.parts.parked.answer_all()
+    await waiting.step()
+    assert client.answers.pop(number).code == NOT_FOUND
+    assert (await client.ask(PULL, wait_ext(topic, 0))).code == NOT_FOUND
+
+
+async def test_a_small_budget_answers_the_rest_later(waiting: Harness) -> None:
+    topic = waiting.topic("T")
+    client = waiting.client()
+    for _ in range(4):
+        client.send(PULL, wait_ext(topic, 0))
+    sender = waiting.client()
+    sender.send(RequestCode.SEND_MESSAGE_V2, send_ext(topic), bytes(5000))
+    waiting.store.commit()
+    client.peer.woken = False
+    client.handler.collect(8000)
+    assert (len(client.peer.sent), client.peer.woken) == (2, True)
+    await waiting.step()
+    assert len(client.answers) == 4
+
+
+async def test_nothing_is_pulled_by_the_vip_port(harness: Harness) -> None:
+    client = harness.client(fast=True)
+    answer = await client.ask(PULL, pull_ext(harness.topic("T"), 0))
+    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
