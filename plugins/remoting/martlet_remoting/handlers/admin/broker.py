@@ -128,7 +128,18 @@ def runtime_info(context: Context, command: Command) -> bytes:
     """Answer the state of the broker; every value is text (RocketMQ KVTable)."""
     parts = context.parts
     table = {**_store_info(parts), **_rate_info(parts.rates), **_broker_info(parts)}
+    if command.ext.get("counters") == "all":
+        table |= _counters(parts)
     return reply(command, body=dumps({"table": {name: table[name] for name in sorted(table)}}))
+
+
+def _counters(parts: Parts) -> dict[str, str]:
+    """What every part counts, as martlet.PART.NAME; only for who asks, for these are no names of RocketMQ's."""
+    found: dict[str, str] = {}
+    for part, counters in parts.broker.stats.collect().items():
+        for name, value in counters.items():
+            found[f"martlet.{part}.{name}"] = value if isinstance(value, str) else dumps(value).decode()
+    return found
 
 
 def _store_info(parts: Parts) -> dict[str, str]:
