@@ -8,7 +8,7 @@ everything that talks to a broker speaks some protocol, so it comes from the plu
 import argparse
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -59,9 +59,9 @@ def find(name: str) -> "Command | None":
     return next((command for command in _of_plugins() if command.name == name), None)
 
 
-def commands() -> "list[Command]":
-    """Return every command, the core's first."""
-    return [*map(_core, CORE), *_of_plugins()]
+def commands(plugins: Iterable[str] | None = None) -> "list[Command]":
+    """Return every command, the core's first; of *plugins*, or of all that are installed."""
+    return [*map(_core, CORE), *_of_plugins(plugins)]
 
 
 def _core(name: str) -> "Command":
@@ -69,7 +69,7 @@ def _core(name: str) -> "Command":
     return command
 
 
-def _of_plugins() -> "list[Command]":
+def _of_plugins(names: Iterable[str] | None = None) -> "list[Command]":
     """What installed plugins bring; one that fails is named and left out."""
     import trio
 
@@ -79,7 +79,7 @@ def _of_plugins() -> "list[Command]":
 
     async def ask() -> "list[Command]":
         commands: list[Command] = []
-        for name in sorted(available()):
+        for name in sorted(available() if names is None else names):
             try:
                 answers = await load([name], {}).call("martlet_commands")
             except MartletError as error:

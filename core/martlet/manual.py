@@ -8,11 +8,11 @@ Tests compare these files with what this module makes, so they cannot grow old.
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from martlet.cli import EPILOG, commands, make_parser
 from martlet.commands.config import as_markdown, sections
-from martlet.contracts import Command
+from martlet.plugins import available
 
 __all__ = ["cli_page", "config_page"]
 
@@ -39,15 +39,20 @@ unknown key is an error that names the nearest known one.
 """
 
 
+def own_plugins() -> list[str]:
+    """The plugins that come with Martlet; what else is installed here is not in its pages."""
+    return [name for name, entry in available().items() if entry.dist and entry.dist.name == "martlet"]
+
+
 def config_page() -> str:
     """Return ``docs/config.md``."""
-    return CONFIG_HEAD + as_markdown(list(sections()))
+    return CONFIG_HEAD + as_markdown(list(sections(own_plugins())))
 
 
-def cli_page(found: Iterable[Command]) -> str:
-    """Return ``docs/cli.md`` for the commands *found*."""
+def cli_page() -> str:
+    """Return ``docs/cli.md``."""
     blocks = [CLI_HEAD, "```\n", EPILOG, "```\n"]
-    for command in found:
+    for command in commands(own_plugins()):
         blocks += _chapter(f"martlet {command.name}", make_parser(command), "##")
     return "".join(blocks)
 
@@ -84,7 +89,7 @@ def _row(action: argparse.Action) -> Iterator[str]:
 
 def main(pages: list[str]) -> None:
     for page in pages:
-        print({"cli": lambda: cli_page(commands()), "config": config_page}[page](), end="")
+        print({"cli": cli_page, "config": config_page}[page](), end="")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from inspect import getdoc
 
@@ -32,16 +32,17 @@ class Section:
     settings: list[Setting]
 
 
-def sections() -> Iterator[Section]:
-    """Yield the core's sections, then those of every installed plugin that has one."""
+def sections(plugins: Iterable[str] | None = None) -> Iterator[Section]:
+    """Yield the core's sections, then those of *plugins*, or of all that are installed."""
     from martlet.plugins import available, load_class
     from martlet.run import SECTIONS
 
     for name, record in SECTIONS.items():
         yield _section(name, "", record)
-    for name, entry in sorted(available().items()):
+    installed = available()
+    for name in sorted(installed if plugins is None else plugins):
         try:
-            plugin = load_class(name, entry)
+            plugin = load_class(name, installed[name])
         except Exception as error:  # somebody else's package; the others are still worth showing
             complain(f"plugin {name!r} cannot be imported; {type(error).__name__}: {error}")
             continue
@@ -51,7 +52,8 @@ def sections() -> Iterator[Section]:
 
 def _section(name: str, plugin: str, record: type) -> Section:
     purpose = " ".join((getdoc(record) or "").split("\n\n")[0].split())
-    return Section(name, plugin, purpose.removeprefix(f"``[{name}]``: "), describe(record, name))
+    purpose = purpose.removeprefix(f"``[{name}]``: ")
+    return Section(name, plugin, purpose[:1].upper() + purpose[1:], describe(record, name))
 
 
 def as_toml(found: list[Section]) -> str:
