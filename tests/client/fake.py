@@ -9,6 +9,7 @@ import orjson
 import trio
 import trio.testing
 
+from martlet.clock import SystemClock
 from martlet.message import Message as StoredMessage
 from martlet.message import put_property, remove_property
 from martlet.store.codec import decode_record, encode_record
@@ -303,6 +304,7 @@ class Cluster:
         self.topics: dict[str, int] = {"T": 4, "TBW102": 8}
         self.brokers = [Broker(self, f"broker-{letter}", f"{letter}:1") for letter in "abcdefgh"[:brokers]]
         self.name_requests: list[Command] = []
+        self.overrides: dict[int, Handle] = {}
         self.names_down: set[str] = set()
         self.connected: list[str] = []
 
@@ -326,9 +328,25 @@ class Cluster:
         self.nursery.start_soon(connection.serve, self.nursery)
         return ours
 
+    def cluster_info(self) -> dict[str, object]:
+        brokers = {
+            broker.name: {"brokerAddrs": {0: broker.address}, "brokerName": broker.name, "cluster": "c"}
+            for broker in self.brokers
+        }
+        return {"brokerAddrTable": brokers, "clusterAddrTable": {"c": [broker.name for broker in self.brokers]}}
+
     def answer(self, command: Command, connection: Connection) -> Reply:
         """The name server."""
         self.name_requests.append(command)
+        override = self.overrides.get(command.code)
+        if override is not None:
+            found = override(command)
+            assert found is not None
+            return found
+        if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            return Reply(body=fastjson.dumps(self.cluster_info()))
+        if command.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+            return Reply(body=fastjson.dumps({"topicList": list(self.topics)}))
         topic = command.text("topic", "")
         if command.code != RequestCode.GET_ROUTEINFO_BY_TOPIC or topic not in self.topics:
             return Reply(ResponseCode.TOPIC_NOT_EXIST, remark=f"No topic route info in name server for: {topic}")
@@ -345,3 +363,30 @@ class Cluster:
             ],
         }
         return Reply(body=fastjson.dumps(route))
+
+
+class ThreadCluster:
+    """A cluster that lives in whatever trio thread first connects to it; *prepare* is given it before."""
+
+    def __init__(self, prepare: Callable[[Cluster], object] = lambda cluster: None) -> None:
+        self.prepare = prepare
+        self.cluster: Cluster | None = None
+
+    def settings(self) -> Settings:
+        return Settings(NAME_SERVER, connect=self.connect, clock=SystemClock())
+
+    async def connect(self, host: str, port: int) -> trio.abc.Stream:
+        if self.cluster is None:
+            started = trio.Event()
+            trio.lowlevel.spawn_system_task(self.live, started)
+            await started.wait()
+        assert self.cluster is not None
+        return await self.cluster.connect(host, port)
+
+    async def live(self, started: trio.Event) -> None:
+        async with trio.open_nursery() as nursery:
+            if self.cluster is None:
+                self.cluster = Cluster(nursery)
+                self.prepare(self.cluster)
+            started.set()
+            await trio.sleep_forever()

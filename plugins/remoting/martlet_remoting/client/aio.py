@@ -5,7 +5,7 @@ Each object runs the trio client in a thread of its own. Cancelling a call cance
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -165,12 +165,9 @@ class PullConsumer(_Held[puller.PullConsumer]):
         self, queue: MessageQueue, start: int | None = None, *, expression: Expression = "*", follow: bool = False
     ) -> AsyncIterator[ReceivedMessage]:
         """Yield the messages of *queue*, up to the last one there is now, or for ever with *follow*."""
-        found = self._client.read(queue, start, expression=expression, follow=follow)
-        try:
-            while (message := await self._call(partial(_next, found))) is not None:
-                yield message
-        finally:
-            await self._call(found.aclose)
+        reading = self._client.read(queue, start, expression=expression, follow=follow)
+        while (message := await self._call(reading.next_message)) is not None:
+            yield message
 
     async def poll(self, queue: MessageQueue, *, expression: Expression = "*", wait_s: float = 0.0) -> Pulled:
         """Return what comes next at the position of *queue*, and move the position behind it."""
@@ -295,10 +292,6 @@ class Admin(_Held[admin.Admin]):
     async def messages_by_unique_key(self, topic: str, key: str) -> list[ReceivedMessage]:
         """Return the messages of *topic* with this unique key."""
         return await self._call(partial(self._client.messages_by_unique_key, topic, key))
-
-
-async def _next(found: AsyncGenerator[ReceivedMessage, None]) -> ReceivedMessage | None:
-    return await anext(found, None)
 
 
 async def _consumed(listener: Listener, message: ReceivedMessage) -> Outcome | None:

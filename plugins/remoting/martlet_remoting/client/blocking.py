@@ -3,7 +3,7 @@
 Each object runs the trio client in a thread of its own; its methods may be called from any thread.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar, Unpack, final
@@ -139,12 +139,9 @@ class PullConsumer(_Held[puller.PullConsumer]):
         self, queue: MessageQueue, start: int | None = None, *, expression: Expression = "*", follow: bool = False
     ) -> Iterator[ReceivedMessage]:
         """Yield the messages of *queue*, up to the last one there is now, or for ever with *follow*."""
-        found = self._client.read(queue, start, expression=expression, follow=follow)
-        try:
-            while (message := self._call(partial(_next, found))) is not None:
-                yield message
-        finally:
-            self._call(found.aclose)
+        reading = self._client.read(queue, start, expression=expression, follow=follow)
+        while (message := self._call(reading.next_message)) is not None:
+            yield message
 
     def poll(self, queue: MessageQueue, *, expression: Expression = "*", wait_s: float = 0.0) -> Pulled:
         """Return what comes next at the position of *queue*, and move the position behind it."""
@@ -269,7 +266,3 @@ class Admin(_Held[admin.Admin]):
     def messages_by_unique_key(self, topic: str, key: str) -> list[ReceivedMessage]:
         """Return the messages of *topic* with this unique key."""
         return self._call(partial(self._client.messages_by_unique_key, topic, key))
-
-
-async def _next(found: AsyncGenerator[ReceivedMessage, None]) -> ReceivedMessage | None:
-    return await anext(found, None)

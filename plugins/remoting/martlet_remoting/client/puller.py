@@ -1,7 +1,7 @@
 """The pull consumer: reads queues where and when the caller says, and commits what the caller says."""
 
-from collections.abc import AsyncGenerator
-from typing import Final, final
+from collections import deque
+from typing import Final, Self, final
 
 import trio
 
@@ -15,7 +15,7 @@ from .network import Client, Settings
 from .offsets import BrokerOffsets, max_offset, min_offset, search_offset
 from .pulling import Expression, Pulled, pull, subscription_of
 
-__all__ = ["PullConsumer"]
+__all__ = ["PullConsumer", "Reading"]
 
 WAIT_S: Final = 15.0
 PULL_MESSAGES: Final = 32
@@ -86,34 +86,19 @@ class PullConsumer(Client):
         pulled.messages[:] = [message for message in pulled.messages if subscription.selects(message)]
         return pulled
 
-    async def read(
+    def read(
         self,
         queue: MessageQueue,
         start: int | None = None,
         *,
         expression: Expression = "*",
         follow: bool = False,
-    ) -> AsyncGenerator[ReceivedMessage, None]:
-        """Yield the messages of *queue* from *start* (its oldest by default) up to the last one there is now.
+    ) -> "Reading":
+        """Return an iterator over *queue* from *start* (its oldest by default) to the last message there is now.
 
         With *follow* it goes on for ever, with every message that arrives.
-
-        Raises:
-          ClientError: as `pull`, or when a message is damaged.
         """
-        offset = await self.min_offset(queue) if start is None else start
-        end = await self.max_offset(queue)
-        while follow or offset < end:
-            pulled = await self.pull(queue, offset, expression=expression, wait_s=WAIT_S if follow else 0.0)
-            if pulled.damaged:
-                damaged = pulled.damaged[0]
-                raise ClientError(f"message at offset {damaged.queue_offset} of {queue} is damaged: {damaged.text}")
-            for message in pulled.messages:
-                if follow or message.queue_offset < end:
-                    yield message
-            if pulled.next_offset == offset and not follow:
-                return
-            offset = pulled.next_offset
+        return Reading(self, queue, start, expression, follow)
 
     async def poll(self, queue: MessageQueue, *, expression: Expression = "*", wait_s: float = 0.0) -> Pulled:
         """Return what comes next at the position of *queue*, and move the position behind it.
@@ -154,3 +139,59 @@ class PullConsumer(Client):
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the first offset stored at *timestamp_ms* or later; the maximum if there is none."""
         return await search_offset(self.network, queue, timestamp_ms)
+
+
+@final
+class Reading:
+    """The messages of a queue, one after the other; there is nothing to close.
+
+    Raises, while iterating:
+      ClientError: as `PullConsumer.pull`, or when a message is damaged.
+    """
+
+    def __init__(
+        self, consumer: PullConsumer, queue: MessageQueue, start: int | None, expression: Expression, follow: bool
+    ) -> None:
+        self._consumer = consumer
+        self._queue = queue
+        self._offset = -1 if start is None else start
+        self._end: int | None = None
+        self._expression = expression
+        self._follow = follow
+        self._ready: deque[ReceivedMessage] = deque()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        message = await self.next_message()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def next_message(self) -> ReceivedMessage | None:
+        """Return the next message, None after the last."""
+        if self._end is None:
+            await self._begin()
+        while not self._ready and (self._follow or self._offset < (self._end or 0)):
+            await self._pull()
+        return self._ready.popleft() if self._ready else None
+
+    async def _begin(self) -> None:
+        if self._offset < 0:
+            self._offset = await self._consumer.min_offset(self._queue)
+        self._end = await self._consumer.max_offset(self._queue)
+
+    async def _pull(self) -> None:
+        wait_s = WAIT_S if self._follow else 0.0
+        pulled = await self._consumer.pull(self._queue, self._offset, expression=self._expression, wait_s=wait_s)
+        if pulled.damaged:
+            damaged = pulled.damaged[0]
+            where = f"message at offset {damaged.queue_offset} of {self._queue}"
+            raise ClientError(f"{where} is damaged: {damaged.text}")
+        end = self._end or 0
+        self._ready.extend(message for message in pulled.messages if self._follow or message.queue_offset < end)
+        if pulled.next_offset == self._offset and not self._follow:
+            # Nothing more although the end was not reached: what was there is gone.
+            self._end = self._offset
+        self._offset = pulled.next_offset
