@@ -1,11 +1,14 @@
 """The broker as a whole: its configuration, its state, and housekeeping on request."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Final
 
-from martlet.errors import Reason, Refused
+from martlet.config import fill
+from martlet.errors import ConfigError, Reason, Refused
 from martlet.server import split_address
-from martlet_remoting.codes import VERSION, RequestCode, ResponseCode
+from martlet.store import StoreConfig
+from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command
@@ -16,7 +19,7 @@ from .common import may_manage
 
 __all__ = ["TABLE", "runtime_info"]
 
-# The name of VERSION among RocketMQ's versions; tools show it, and some choose their requests by it.
+# The name of codes.VERSION among RocketMQ's versions; tools show it.
 VERSION_NAME: Final = "V5_5_0"
 LATENCY_WINDOWS_S: Final = (10.0, 60.0, 600.0)
 # RocketMQ says so when it has no pool of buffers of its own.
@@ -26,6 +29,8 @@ REFUSED_SENDS: Final = (
     ResponseCode.MESSAGE_ILLEGAL,
     ResponseCode.SERVICE_NOT_AVAILABLE,
 )
+# RocketMQ's names of what the store looks at each time it decides what may go.
+KEPT: Final = {"deleteWhen": "delete_when", "fileReservedTime": "file_reserved_hours"}
 # What requests wait in before they are handled; here each is handled as it is read.
 THREAD_POOLS: Final = ("send", "pull", "litePull", "query", "ack")
 PUT_TIMES: Final = (
@@ -93,22 +98,45 @@ def get_config(context: Context, command: Command) -> bytes:
 
 
 def update_config(context: Context, command: Command) -> bytes:
-    """Change switches while the broker runs; they stay so until it stops. What is in force already may be named."""
+    """Change what may change while the broker runs; it stays so until it stops.
+
+    A value that is in force already may be named, as tools do that send back what they have read.
+    """
     may_manage(context)
     parts = context.parts
     wanted = parse_properties(command.body)
     switches, config = _switches(parts), broker_config(parts)
-    changes: dict[str, bool] = {}
+    changes = {name: _truth(name, value) for name, value in wanted.items() if name in switches}
+    kept = {KEPT[name]: _typed(name, value) for name, value in wanted.items() if name in KEPT}
     for name, value in wanted.items():
-        if name in switches:
-            if value not in ("true", "false"):
-                raise Refused(Reason.PARAMETER, f"{name} is {value!r:.80}; it must be true or false")
-            changes[name] = value == "true"
-        elif format_properties({name: config.get(name, "")}) != format_properties({name: value}):
-            text = f"Can not update config {name!r:.80} over the wire; these can be: {', '.join(sorted(switches))}"
+        same = format_properties({name: config.get(name, "")}) == format_properties({name: value})
+        if name not in switches and name not in KEPT and not same:
+            may = ", ".join(sorted([*switches, *KEPT]))
+            text = f"Can not update config {name!r:.80} over the wire; these can be: {may}"
             raise Refused(Reason.NO_PERMISSION, f"{text}. Set it in the broker's configuration and start it again")
+    _keep(parts, kept)
     _switch(parts, changes)
     return reply(command)
+
+
+def _truth(name: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise Refused(Reason.PARAMETER, f"{name} is {value!r:.80}; it must be true or false")
+    return value == "true"
+
+
+def _typed(name: str, value: str) -> object:
+    return int(value) if name == "fileReservedTime" and value.isdecimal() and len(value) < 10 else value
+
+
+def _keep(parts: Parts, changes: Mapping[str, object]) -> None:
+    """Change how long messages are kept; the store looks at its configuration each time."""
+    if changes:
+        held = parts.store.config
+        try:
+            parts.store.config = fill(StoreConfig, {**asdict(held), **changes}, "store")
+        except ConfigError as error:
+            raise Refused(Reason.PARAMETER, str(error)) from error
 
 
 def _switch(parts: Parts, changes: Mapping[str, bool]) -> None:
@@ -217,7 +245,6 @@ def _broker_info(parts: Parts) -> dict[str, str]:
         "EndTransactionThreadPoolQueueCapacity": "0",
         "bootTimestamp": str(started_ms),
         "brokerActive": "true",
-        "brokerVersion": str(VERSION),
         "brokerVersionDesc": VERSION_NAME,
         "runtime": _duration(parts.clock.now_ms() - started_ms),
         "startAcceptSendRequestTimeStamp": str(started_ms),

@@ -8,6 +8,7 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.subscriptions import Subscription
 
 from .common import breathe, end_of, existing_topic, message_queue, slow, stored_ms
 
@@ -198,7 +199,7 @@ def consume_queue(context: Context, command: Command) -> bytes:
         if pieces:
             record = decode_record(b"".join(pieces))
             code = tags_code(record.property("TAGS"))
-            wanted = held is None or held.filter is None or held.filter.codes is None or code in held.filter.codes
+            wanted = held is not None and _wants(held, code)
             entries.append(
                 {"eval": wanted, "physicOffset": record.position, "physicSize": record.size, "tagsCode": code}
             )
@@ -209,6 +210,11 @@ def consume_queue(context: Context, command: Command) -> bytes:
         "subscriptionData": held.as_json() if held is not None else None,
     }
     return reply(command, body=dumps(body))
+
+
+def _wants(held: Subscription, code: int) -> bool:
+    """Whether a queue's entry with the tags' *code* may be for *held*."""
+    return held.filter is not None and (held.filter.codes is None or code in held.filter.codes)
 
 
 TABLE: Final[dict[int, Handle]] = {
