@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
-from martlet.tables import DataVersion, parse, render
+from martlet.tables import DataVersion, parse, reading, render
 
 __all__ = ["Group", "Groups", "check_group_name"]
 
@@ -102,7 +102,10 @@ _KINDS: Final = {
 
 
 class Groups:
-    """All groups by name, what each has committed, and resets that wait for a consumer to come."""
+    """All groups by name, what each has committed, and resets that wait for a consumer to come.
+
+    Each change of a policy moves `version` and is told, by the group's name, to every callable in `changed`.
+    """
 
     def __init__(self, clock: Clock, *, auto_create: bool) -> None:
         self._clock = clock
@@ -116,7 +119,7 @@ class Groups:
         self.offsets_version = DataVersion(timestamp=clock.now_ms())
         self.dirty = False
         self.offsets_dirty = False
-        self.created: list[Callable[[Group], None]] = []
+        self.changed: list[Callable[[str], None]] = []
 
     # policy
 
@@ -141,19 +144,15 @@ class Groups:
           Refused: its name cannot be (Reason.PARAMETER).
         """
         check_group_name(group.name)
-        new = group.name not in self._table
         self._table[group.name] = group
-        self._moved()
-        if new:
-            for tell in self.created:
-                tell(group)
+        self._moved(group.name)
         return group
 
     def delete(self, name: str, *, clean_offsets: bool) -> bool:
         """Forget group *name*, with *clean_offsets* also what it has consumed; False when it was not there."""
         found = self._table.pop(name, None) is not None
         if found:
-            self._moved()
+            self._moved(name)
         if clean_offsets:
             self._drop_offsets(lambda topic, group: group == name)
         return found
@@ -164,14 +163,16 @@ class Groups:
             self._forbidden.get(group, {}).pop(topic, None)
         else:
             self._forbidden.setdefault(group, {})[topic] = 1 << 2
-        self._moved()
+        self._moved(group)
 
     def is_forbidden(self, group: str, topic: str) -> bool:
         return bool(self._forbidden.get(group, {}).get(topic, 0) & 1 << 2)
 
-    def _moved(self) -> None:
+    def _moved(self, name: str) -> None:
         self.version.next(self._clock)
         self.dirty = True
+        for tell in self.changed:
+            tell(name)
 
     # offsets
 
@@ -240,22 +241,31 @@ class Groups:
         )
 
     def load(self, data: bytes) -> None:
-        """Take over a ``config/subscriptionGroup.json``. Raises `StoreError` when it is not one."""
+        """Take over a ``config/subscriptionGroup.json``. Raises `StoreError`, and takes nothing, when it is not one."""
         table = parse(data, "subscriptionGroup.json")
+        with reading("subscriptionGroup.json"):
+            forbidden = {
+                group: {topic: int(bits) for topic, bits in topics.items()}
+                for group, topics in (table.get("forbiddenTable") or {}).items()
+            }
+            entries = (table.get("subscriptionGroupTable") or {}).items()
+            found = {name: Group.from_json({**entry, "groupName": name}) for name, entry in entries}
         self.version.load(table.get("dataVersion"))
-        self._forbidden = {g: dict(topics) for g, topics in (table.get("forbiddenTable") or {}).items()}
-        for name, entry in (table.get("subscriptionGroupTable") or {}).items():
-            self._table[name] = Group.from_json({**entry, "groupName": name})
+        self._forbidden = forbidden
+        self._table.update(found)
 
     def offsets_to_json(self) -> bytes:
         """The offsets as ``config/consumerOffset.json``."""
         table = {f"{topic}@{group}": offsets for (topic, group), offsets in self._offsets.items()}
-        return render({"dataVersion": self.offsets_version.as_json(), "offsetTable": table})
+        return render({"dataVersion": self.offsets_version.as_json(), "offsetTable": table}, bare_keys=True)
 
     def load_offsets(self, data: bytes) -> None:
-        """Take over a ``config/consumerOffset.json``. Raises `StoreError` when it is not one."""
+        """Take over a ``config/consumerOffset.json``. Raises `StoreError`, and takes nothing, when it is not one."""
         table = parse(data, "consumerOffset.json")
+        found: dict[tuple[str, str], dict[int, int]] = {}
+        with reading("consumerOffset.json"):
+            for key, offsets in (table.get("offsetTable") or {}).items():
+                topic, _, group = key.partition("@")
+                found[(topic, group)] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
         self.offsets_version.load(table.get("dataVersion"))
-        for key, offsets in (table.get("offsetTable") or {}).items():
-            topic, _, group = key.partition("@")
-            self._offsets[(topic, group)] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
+        self._offsets.update(found)

@@ -17,11 +17,12 @@ from typing import Any, Final
 
 import trio
 
+from martlet import persistence
 from martlet.broker import Broker, BrokerConfig
 from martlet.clock import Clock, SystemClock
 from martlet.config import fill, setting, unknown_key
 from martlet.contracts import Protocol, Service
-from martlet.errors import ConfigError, MartletError, StoreError
+from martlet.errors import ConfigError, MartletError
 from martlet.groups import Groups
 from martlet.ids import Ids
 from martlet.logs import LogConfig
@@ -39,7 +40,6 @@ log = logging.getLogger("martlet")
 STOP_TIMEOUT_S: Final = 10.0
 RESTART_FIRST_S: Final = 1.0
 RESTART_MOST_S: Final = 30.0
-TABLES: Final = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "sessions.msgpack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ async def _run_with_store(
         await nursery.start(server.run, bound)
         nursery.start_soon(broker.shares.run)
         nursery.start_soon(broker.sessions.run)
-        nursery.start_soon(_persist, broker, config)
+        nursery.start_soon(persistence.run, broker)
         for name, service in services:
             nursery.start_soon(_keep_running, name, service)
         ready({protocol.name: _address(listener) for protocol, listener in bound})
@@ -176,7 +176,7 @@ async def _run_with_store(
         with trio.move_on_after(STOP_TIMEOUT_S):
             await _say_goodbye(plugins, server)
         nursery.cancel_scope.cancel()
-    save_tables(broker)
+    persistence.save(broker)
 
 
 def _bind(server: Server, protocol: Protocol) -> socket.socket | None:
@@ -197,47 +197,8 @@ def _make_broker(config: Config, store: Store, clock: Clock, stats: Stats) -> Br
     )
     groups = Groups(clock, auto_create=settings.auto_create_groups)
     broker = Broker(settings, store, topics, groups, clock, Ids(random.Random()), stats, config.delivery)
-    load_tables(broker)
+    persistence.load(broker)
     return broker
-
-
-def load_tables(broker: Broker) -> None:
-    """Read topics, groups and offsets; a file that cannot be read gives way to its previous generation."""
-    loaders = (broker.topics.load, broker.groups.load, broker.groups.load_offsets, broker.sessions.load)
-    for name, take in zip(TABLES, loaders, strict=True):
-        for data in broker.store.read_generations(f"config/{name}"):
-            try:
-                take(data)
-                break
-            except (StoreError, ValueError, TypeError, AttributeError) as error:
-                log.warning("config/%s cannot be used, its previous generation is tried; %s", name, error)
-
-
-def save_tables(broker: Broker) -> None:
-    """Write what has changed of topics, groups and offsets."""
-    topics, groups, store = broker.topics, broker.groups, broker.store
-    if topics.dirty:
-        topics.dirty = False
-        store.write_file("config/topics.json", topics.to_json())
-    if groups.dirty:
-        groups.dirty = False
-        store.write_file("config/subscriptionGroup.json", groups.to_json())
-    if groups.offsets_dirty:
-        groups.offsets_dirty = False
-        store.write_file("config/consumerOffset.json", groups.offsets_to_json())
-    if broker.sessions.dirty:
-        broker.sessions.dirty = False
-        store.write_file("config/sessions.msgpack", broker.sessions.to_bytes())
-
-
-async def _persist(broker: Broker, config: Config) -> None:
-    while True:
-        await trio.sleep(config.broker.offsets_persist_ms / 1000)
-        try:
-            save_tables(broker)
-        except (OSError, StoreError) as error:
-            broker.topics.dirty = broker.groups.dirty = broker.groups.offsets_dirty = broker.sessions.dirty = True
-            log.error("topics, groups and offsets cannot be written, tried again; %s", error)
 
 
 async def _resolve(plugins: Plugins, broker: Broker) -> None:

@@ -15,12 +15,12 @@ from typing import Any, Final, final
 
 import trio
 
+from martlet import persistence
 from martlet.broker import Broker, BrokerConfig
 from martlet.clock import Clock, SystemClock
 from martlet.contracts import Buffer, Connection, Identity, Protocol
 from martlet.groups import Groups
 from martlet.ids import Ids
-from martlet.run import load_tables, save_tables
 from martlet.server import Server, ServerConfig, pack_host
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
@@ -288,7 +288,7 @@ async def serving(
             stats,
             delivery,
         )
-        load_tables(made)
+        persistence.load(made)
         async with trio.open_nursery() as nursery:
             serves = Server(server or ServerConfig(), opened, stats)
             await nursery.start(opened.run)
@@ -297,7 +297,7 @@ async def serving(
             nursery.start_soon(made.sessions.run)
             yield Serving(made, serves, nursery)
             nursery.cancel_scope.cancel()
-        save_tables(made)
+        persistence.save(made)
     finally:
         with trio.CancelScope(shield=True):
             await opened.close()

@@ -1,0 +1,83 @@
+"""A real process, killed while requests are under way: what it acknowledged is there afterwards, in its place.
+
+MARTLET_KILL_ROUNDS makes it as long as one likes.
+"""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from martlet.store.codec import decode_records
+
+from tests.interop.martlet_process import Martlet
+from tests.faults.remote import Remote, pull, send_request
+
+TOPIC = "Killed"
+QUEUES = 4
+WINDOW = 32
+ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "5"))
+
+
+class Journal:
+    """What was sent, and what of it was acknowledged: key -> (queue, offset)."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, bytes] = {}
+        self.acknowledged: dict[str, tuple[int, int]] = {}
+
+    def send(self, remote: Remote) -> Iterator[int]:
+        """Keep a window of sends under way for ever; yields the number acknowledged after each answer."""
+        under_way: dict[int, str] = {}
+        number = 0
+        while True:
+            while len(under_way) < WINDOW:
+                number += 1
+                key = f"{len(self.sent):032d}"
+                self.sent[key] = key.encode() * (1 + number % 40)
+                under_way[number] = key
+                remote.send(send_request(TOPIC, number % QUEUES, key, self.sent[key], number))
+            answer = remote.receive()
+            assert answer.code == 0, answer.remark
+            self.acknowledged[under_way.pop(answer.opaque)] = (answer.integer("queueId"), answer.integer("queueOffset"))
+            yield len(self.acknowledged)
+
+
+def stored(address: str) -> dict[str, tuple[int, int, bytes]]:
+    """Return all that a consumer can read: key -> (queue, offset, body)."""
+    found: dict[str, tuple[int, int, bytes]] = {}
+    with Remote(address) as remote:
+        for queue_id in range(QUEUES):
+            offset = 0
+            while (answer := pull(remote, TOPIC, queue_id, offset)).code == 0:
+                for record in decode_records(answer.body):
+                    assert record.queue_offset == offset
+                    found[record.property("UNIQ_KEY")] = (queue_id, record.queue_offset, record.body)
+                    offset += 1
+    return found
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, flush: str) -> None:
+    chance = random.Random(7)
+    broker = Martlet(tmp_path, {"store.flush": flush, "store.segment_bytes": "4194304"})
+    journal = Journal()
+    try:
+        for _ in range(ROUNDS):
+            with Remote(broker.address) as remote:
+                until = len(journal.acknowledged) + chance.randrange(1, 4000)
+                for acknowledged in journal.send(remote):
+                    if acknowledged >= until:
+                        break
+                broker.kill()
+            broker.start()
+            found = stored(broker.address)
+            for key, place in journal.acknowledged.items():
+                assert found[key][:2] == place
+            for key, (_, _, body) in found.items():
+                assert journal.sent[key] == body
+    finally:
+        broker.stop()
+    assert len(journal.acknowledged) >= ROUNDS
