@@ -1,3 +1,4 @@
+import random
 from collections.abc import Mapping
 
 import pytest
@@ -403,3 +404,77 @@ async def test_messages_of_an_ipv6_client_say_so(harness: Harness) -> None:
     answer = await client.ask(RequestCode.PULL_MESSAGE, pull_ext(topic, 0))
     record = decode_record(answer.body)
     assert (record.born_host, record.sys_flag) == (client.peer.host, 0x10)
+
+
+# the quick way for usual messages
+
+FRAGMENTS = [
+    "UNIQ_KEY\x01AB12\x02",
+    "UNIQ_KEY\x01a-b\x02",
+    "UNIQ_KEY\x01\x02",
+    "XUNIQ_KEY\x01no\x02",
+    "WAIT\x01true\x02",
+    "WAIT\x01false\x02",
+    "AWAIT\x01true\x02",
+    "TAGS\x01größe\x02",
+    "CLUSTER\x01c\x02",
+    "MSG_REGION\x01r\x02",
+    "POP_CK\x01p\x02",
+    "DELAY\x010\x02",
+    "DELAY\x013\x02",
+    "TRAN_MSG\x01true\x02",
+    "a\x01b",
+    "\x02",
+]
+LONG_NAMES = {
+    "a": "producerGroup",
+    "b": "topic",
+    "c": "defaultTopic",
+    "d": "defaultTopicQueueNums",
+    "e": "queueId",
+    "f": "sysFlag",
+    "g": "bornTimestamp",
+    "h": "flag",
+    "i": "properties",
+    "j": "reconsumeTimes",
+    "k": "unitMode",
+    "l": "maxReconsumeTimes",
+    "m": "batch",
+}
+ODD_FIELDS = [("f", "1"), ("f", "4"), ("f", "-1"), ("g", "-5"), ("g", "x"), ("h", "-7"), ("h", "3000000000")]
+ODD_FIELDS += [("j", "2"), ("m", "true"), ("d", "0"), ("l", "3"), ("e", "1.5")]
+
+
+async def test_the_quick_way_stores_and_answers_as_the_long_one(harness: Harness) -> None:
+    """Random sends by 310, which has a quick way, and by 10, which has none, must come to the same."""
+    harness.topic("T")
+    harness.topic("%RETRY%G", 2)
+    choice = random.Random(5)
+    client = harness.client()
+    for _ in range(400):
+        properties = "".join(choice.choices(FRAGMENTS, k=choice.randrange(4)))
+        ext = send_ext(choice.choice(["T", "T", "T", "%RETRY%G"]), choice.choice([0, 1, 9]), properties)
+        if choice.random() < 0.5:
+            field, value = choice.choice(ODD_FIELDS)
+            ext[field] = value
+        body = choice.choice([b"body", b""])
+        quick = await client.ask(V2, ext, body)
+        long = await client.ask(RequestCode.SEND_MESSAGE, {LONG_NAMES[k]: v for k, v in ext.items()}, body)
+        assert (quick.code, quick.ext.keys()) == (long.code, long.ext.keys()), ext
+        if quick.code == 0:
+            first, second = (_stored(harness, answer) for answer in (quick, long))
+            assert first == second, ext
+    assert len(harness.parts.refusals) >= 4
+
+
+def _stored(harness: Harness, answer: Command) -> tuple[object, ...]:
+    data = harness.store.record_at(int(str(answer.ext["msgId"])[16:], 16))
+    assert data is not None
+    record = decode_record(data)
+    assert (str(record.queue_id), str(record.queue_offset)) == (answer.ext["queueId"], answer.ext["queueOffset"])
+    properties = decode_properties(record.properties)
+    assert answer.ext["transactionId"] == properties["UNIQ_KEY"]
+    if len(properties["UNIQ_KEY"]) == 32:
+        del properties["UNIQ_KEY"]  # made by the broker, another each time
+    head = (record.topic, record.queue_id, record.flag, record.sys_flag, record.born_ms, record.reconsume_times)
+    return (*head, record.body, properties)

@@ -44,6 +44,14 @@ REASON_CODES: Final = {
 }
 
 
+def stored_response_template(template: str, host_text: str) -> str:
+    """Return *template* for the usual answer: code 0, one message with a unique key that needs no escaping."""
+    for old, new in (('"code":%d', '"code":0'), ('%s"msgId":"%s"', f'"transactionId":"%s","msgId":"{host_text}%016X"')):
+        assert old in template
+        template = template.replace(old, new)
+    return template
+
+
 @final
 class Declined(MartletError):
     """We will not do it, and RocketMQ has a *code* for why; *ext* goes with the answer."""
@@ -88,6 +96,8 @@ class Parts:
         self.filters = FilterCache(broker)
         self.pull_template = pull_response_template()
         self.send_template = send_response_template(config.region, config.trace)
+        self.publish = broker.publish
+        self.set_store_host(broker.store.store_host)
         cluster = f"CLUSTER\x01{broker.config.cluster}\x02"
         self.stamp = f"{cluster}MSG_REGION\x01{config.region}\x02TRACE_ON\x01{str(config.trace).lower()}\x02".encode()
         # timer and tx are plugins with a stage; without them such messages are refused, not stored wrongly
@@ -97,9 +107,15 @@ class Parts:
         self.requests = 0
         self.refusals: dict[int, int] = {}  # by response code
 
+    def set_store_host(self, host: bytes) -> None:
+        """*host* is where clients find this broker; from here on records and message ids carry it."""
+        self.store.store_host = host
+        self.host_text = host.hex().upper()
+        self.stored_template = stored_response_template(self.send_template, self.host_text)
+
     def message_id(self, position: int) -> str:
         """Return the offset message id of the record at *position*: the advertised address, then the position."""
-        return f"{self.store.store_host.hex().upper()}{position:016X}"
+        return f"{self.host_text}{position:016X}"
 
     def count_refusal(self, code: int) -> None:
         self.refusals[code] = self.refusals.get(code, 0) + 1

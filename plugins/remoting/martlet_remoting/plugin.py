@@ -84,7 +84,7 @@ class RemotingPlugin(Hooks):
         """The port is known: records carry it as their store host, and the name servers learn of it."""
         parts = self.parts
         host, port = split_address(address)
-        parts.store.store_host = _store_host(parts.broker.config.advertise or host, host, port)
+        parts.set_store_host(_store_host(parts.broker.config.advertise or host, host, port))
         assert self._registrar is not None
         self._registrar.bound(address)
 

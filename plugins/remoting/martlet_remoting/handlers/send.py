@@ -3,6 +3,7 @@
 Order of the checks and the codes: RocketMQ AbstractSendMessageProcessor.msgCheck and SendMessageProcessor.
 """
 
+from struct import Struct
 from typing import Final
 
 from martlet.errors import Reason, Refused
@@ -31,6 +32,10 @@ SEND_FORBIDDEN: Final = frozenset(
 TOPIC_CHARS_MAX: Final = 127
 MULTI_TAG: Final = 0x2
 TRANSACTION_MASK: Final = 0xC
+# Bits that do not only say how the body is compressed.
+UNUSUAL_SYS_FLAG: Final = ~0x701
+LENGTHS: Final = Struct(">ii")
+I64_MAX: Final = (1 << 63) - 1
 I32_MIN: Final = -(1 << 31)
 I32_MAX: Final = (1 << 31) - 1
 TIMER_KEYS: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
@@ -38,6 +43,61 @@ TIMER_KEYS: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
 WAIT_TRUE: Final = b"WAIT\x01true\x02"
 # A stored message has each of these once, and it is ours; POP_CK is never a producer's.
 BROKER_KEYS: Final = (b"CLUSTER", b"MSG_REGION", b"TRACE_ON", b"POP_CK")
+
+
+def send_usual(context: Context, command: Command) -> bytes | None:
+    """As `send_message`, quickly, for the message that nearly all are.
+
+    That is: short field names, a known topic, its own unique key, no batch, no retry, and no property
+    that means something to the broker. Measured: half the time of `send_message`.
+    """
+    ext = command.ext
+    parts = context.parts
+    try:
+        name, properties, batch = ext["b"], ext["i"], ext.get("m")
+        queue_id, sys_flag, born_ms, flag = int(ext["e"]), int(ext["f"]), int(ext["g"]), int(ext["h"])  # type: ignore[call-overload]
+    except (KeyError, TypeError, ValueError):
+        return send_message(context, command)
+    if type(name) is not str or type(properties) is not str or (batch is not None and batch != "false"):
+        return send_message(context, command)
+    topic = parts.topics.get(name)
+    at = properties.find("UNIQ_KEY\x01")
+    end = properties.find("\x02", at + 9)
+    unique = properties[at + 9 : end]
+    if (
+        topic is None
+        or topic.filter_type != "SINGLE_TAG"
+        or name[0] == "%"
+        or name in SEND_FORBIDDEN
+        or parts.broker.authorizers
+        or at < 0
+        or end < 0
+        or (at and properties[at - 1] != "\x02")
+        or not (unique.isalnum() and unique.isascii())
+        or ext.get("j") != "0"
+        or sys_flag & UNUSUAL_SYS_FLAG
+        or not (0 <= flag <= I32_MAX and 0 <= born_ms <= I64_MAX)
+        or "DELAY" in properties
+        or "TIMER_" in properties
+        or "TRAN_MSG" in properties
+        or "CLUSTER" in properties
+        or "MSG_REGION" in properties
+        or "POP_CK" in properties
+        or not command.body
+        or properties[-1] != "\x02"
+        or parts.store.tail.position - parts.store.readable > parts.config.unflushed_bytes_max
+    ):
+        return send_message(context, command)
+    wait = properties.find("WAIT\x01true\x02")
+    if wait >= 0 and (wait == 0 or properties[wait - 1] == "\x02"):
+        properties = properties[:wait] + properties[wait + 10 :]
+    peer = context.peer
+    stamped = properties.encode() + parts.stamp
+    placed = parts.publish(Message(name, command.body, stamped, queue_id, flag, sys_flag, born_ms, peer.host))
+    peer.hold_until(placed.end)
+    text = parts.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
+    header = text.encode()
+    return LENGTHS.pack(4 + len(header), len(header)) + header
 
 
 def send_message(context: Context, command: Command) -> bytes | None:
@@ -246,6 +306,6 @@ def _check_member(parts: Parts, member: BatchMessage) -> None:
 
 TABLE: Final[dict[int, Handle]] = {
     RequestCode.SEND_MESSAGE: send_message,
-    RequestCode.SEND_MESSAGE_V2: send_message,
+    RequestCode.SEND_MESSAGE_V2: send_usual,
     RequestCode.SEND_BATCH_MESSAGE: send_message,
 }
