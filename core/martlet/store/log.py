@@ -848,11 +848,17 @@ class Store:
           StoreFailed: the disk failed; the store is read-only.
         """
         interval = 0.0 if self._sync else self.config.flush_interval_ms / 1000
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.flusher.run, interval)
-            nursery.start_soon(self._maintain)
-            nursery.start_soon(self.retention.run)
-            task_status.started()
+        stopped = False
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.flusher.run, interval)
+                nursery.start_soon(self._maintain)
+                nursery.start_soon(self.retention.run)
+                task_status.started()
+        except* StoreFailed:
+            stopped = True
+        if stopped and self.flusher.failed is not None:
+            raise self.flusher.failed
 
     async def _maintain(self) -> None:
         interval = self.config.persist_interval_ms / 1000

@@ -2,7 +2,7 @@
 
 It counts every call that changes something. At any of them the power can be cut:
 `FakeDisk.after_power_cut` is the disk that a new process then finds. What was synced is
-there; of the rest, per `Cut`, nothing, everything, whole writes at random, or sectors of writes at
+there; of the rest, per `Cut`, nothing, whole writes at random, or sectors of writes at
 random. Names (created, renamed, removed) are as durable as their directory was synced.
 """
 
@@ -36,7 +36,7 @@ class Cut(Enum):
     """What becomes of changes that were not synced."""
 
     LOST = "none of them survives"
-    KEPT = "all survive, as when only the process is killed"
+    KILLED = "only the process is killed: all are seen by the next, and are as little durable as before"
     REORDERED = "each survives or not"
     TORN = "each sector of 512 bytes survives or not"
 
@@ -65,13 +65,17 @@ class _File:
             _apply(self.stable, position, data)
         self.changes.clear()
 
+    def killed(self) -> "_File":
+        """The same for another process."""
+        found = _File(bytes(self.data))
+        found.stable = bytearray(self.stable)
+        found.changes = list(self.changes)
+        return found
+
     def after(self, cut: Cut, random: Random) -> "_File":
         found = bytearray(self.stable)
         for position, data in self.changes if cut is not Cut.LOST else ():
-            if cut is Cut.KEPT or data is None:
-                if cut is Cut.KEPT or random.random() < 0.5:
-                    _apply(found, position, data)
-            elif cut is Cut.REORDERED:
+            if data is None or cut is Cut.REORDERED:
                 if random.random() < 0.5:
                     _apply(found, position, data)
             else:
@@ -151,6 +155,8 @@ class FakeDisk:
 
     def after_power_cut(self, cut: Cut, random: Random) -> "FakeDisk":
         """The disk that is found after the power went in this very moment."""
+        if cut is Cut.KILLED:
+            return self._after_kill()
         found = FakeDisk()
         files = dict(self.stable_files)
         found.directories = set(self.stable_directories)
@@ -166,11 +172,23 @@ class FakeDisk:
         found.free_bytes, found.total_bytes, found.used_ratio = self.free_bytes, self.total_bytes, self.used_ratio
         return found
 
+    def _after_kill(self) -> "FakeDisk":
+        found = FakeDisk()
+        copies: dict[int, _File] = {}
+        for file in (*self.files.values(), *self.stable_files.values()):
+            copies.setdefault(id(file), file.killed())
+        found.files = {path: copies[id(file)] for path, file in self.files.items()}
+        found.stable_files = {path: copies[id(file)] for path, file in self.stable_files.items()}
+        found.directories, found.stable_directories = set(self.directories), set(self.stable_directories)
+        for kind, path, target, changed in self.name_changes:
+            copy = None if changed is None else copies.setdefault(id(changed), changed.killed())
+            found.name_changes.append((kind, path, target, copy))
+        found.free_bytes, found.total_bytes, found.used_ratio = self.free_bytes, self.total_bytes, self.used_ratio
+        return found
+
     def _surviving_names(self, cut: Cut, random: Random) -> list[tuple[str, str, str, _File | None]]:
         """Names go through a journal: a first part of the changes survives."""
-        if cut is Cut.LOST:
-            return []
-        return self.name_changes if cut is Cut.KEPT else self.name_changes[: random.randint(0, len(self.name_changes))]
+        return [] if cut is Cut.LOST else self.name_changes[: random.randint(0, len(self.name_changes))]
 
     # ---- Disk
 

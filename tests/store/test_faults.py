@@ -1,0 +1,194 @@
+"""A disk that is full or fails: refusals that heal, failures that stop, reads that go on."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import trio
+
+from martlet.errors import Reason, Refused, StoreFailed
+from martlet.store import Store, StoreConfig
+from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
+
+DIRECTORY = Path("/data/store")
+
+
+async def open_on(disk: FakeDisk, config: StoreConfig | None = None) -> Store:
+    store = await Store.open(DIRECTORY, config or small_config(), ManualClock(), disk)
+    store.store_host = HOST
+    return store
+
+
+def send(store: Store, body: bytes) -> bool:
+    """Whether one message was stored, as a broker finds out: by an append, a commit and a flush."""
+    try:
+        store.append(message(body, keys=body.decode()), 0)
+        store.commit()
+    except Refused as refused:
+        return refused.reason is not Reason.UNAVAILABLE
+    store.flusher.flush_now()
+    return True
+
+
+@pytest.mark.parametrize("free_blocks", range(1, 60, 2))
+async def test_a_full_disk_refuses_and_heals_wherever_it_fills_up(free_blocks: int) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    kept = [b"%d" % n for n in range(5) if send(store, b"%d" % n)]
+    assert len(kept) == 5
+    disk.free_bytes = free_blocks * 4096
+    attempts = 0
+    while attempts < 400:
+        attempts += 1
+        body = b"%d-" % attempts + b"x" * 200
+        if not send(store, body):
+            break
+        kept.append(body)
+        store.queues.save(store.queue("T", 0), store.durable) if attempts % 7 == 0 and disk.free_bytes > 8192 else None
+    if attempts == 400:
+        pytest.skip("the disk was large enough for all")
+    with pytest.raises(Refused, match=r"is full.*file_reserved_hours"):
+        store.append(message(b"still full"), 0)
+    assert drain(store, store.queue("T", 0)) == kept
+    store.flusher.flush_now()
+    disk.free_bytes = 10**9
+    store.retention.look()
+    assert send(store, b"again")
+    kept.append(b"again")
+    assert drain(store, store.queue("T", 0)) == kept
+    await store.close()
+    store = await open_on(disk)
+    assert drain(store, store.queue("T", 0)) == kept
+    assert (store.damaged_records, store.cut_bytes) == (0, 0)
+    store.crash()
+
+
+async def test_of_a_refused_batch_nothing_is_found_after_a_kill() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk, small_config(segment_bytes=65536, chunk_bytes=4096))
+    assert send(store, b"kept")
+    disk.free_bytes = 8192
+    for number in range(100):
+        store.append(message(b"%d" % number + b"y" * 300), 0)
+    with pytest.raises(Refused, match="is full"):
+        store.commit()
+    assert store.queue("T", 0).next_offset == 1
+    store.crash()
+    disk.free_bytes = None
+    store = await open_on(disk)
+    assert drain(store, store.queue("T", 0)) == [b"kept"]
+    assert store.cut_bytes == 0
+    store.crash()
+
+
+async def test_appends_are_refused_above_the_limit_and_go_on_well_below_it() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk, small_config(disk_full_ratio=0.9))
+    for ratio, accepted in [(0.89, True), (0.91, False), (0.89, False), (0.87, True), (0.89, True)]:
+        disk.used_ratio = ratio
+        store.retention.look()
+        assert send(store, b"x") is accepted
+    disk.used_ratio = 0.95
+    store.retention.look()
+    with pytest.raises(Refused, match=r"95% full, above the limit of 90% \(store.disk_full_ratio\)"):
+        store.append(message(), 0)
+    assert store.statistics().refused
+    store.crash()
+
+
+async def test_a_full_disk_heals_while_the_store_runs(autojump_clock: trio.testing.MockClock) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        disk.free_bytes = 0
+        assert not send(store, b"x")
+        await trio.sleep(30)
+        assert not send(store, b"x")
+        disk.free_bytes = 10**6
+        await trio.sleep(2)
+        assert send(store, b"y")
+        nursery.cancel_scope.cancel()
+    store.crash()
+
+
+@pytest.mark.parametrize("number", range(12))
+async def test_a_failed_fsync_stops_the_store_for_good(number: int) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    disk.fail_next("sync", errno.EIO, after=number)
+    acknowledged: list[bytes] = []
+    refused: list[bytes] = []
+
+    async def publish() -> None:
+        for n in range(40):
+            body = b"%d" % n
+            try:
+                placed = store.append(message(body), 0)
+                store.commit()
+                await store.wait_flushed(placed.end)
+            except (StoreFailed, Refused):
+                refused.append(body)
+            else:
+                acknowledged.append(body)
+
+    with pytest.RaisesGroup(StoreFailed):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            await publish()
+    assert len(acknowledged) == number
+    assert len(refused) == 40 - number
+    assert drain(store, store.queue("T", 0)) == acknowledged
+    with pytest.raises(StoreFailed, match="Input/output error"):
+        store.append(message(), 0)
+    assert store.failed is not None
+    await store.close()
+    store = await open_on(disk)
+    assert drain(store, store.queue("T", 0))[:number] == acknowledged
+    assert send(store, b"later")
+    store.crash()
+
+
+async def test_a_failed_write_stops_the_store_for_good() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    assert send(store, b"first")
+    disk.fail_next("write", errno.EIO)
+    store.append(message(b"second"), 0)
+    with pytest.raises(StoreFailed):
+        store.commit()
+    with pytest.raises(StoreFailed):
+        store.append(message(b"third"), 0)
+    assert drain(store, store.queue("T", 0)) == [b"first"]
+    await store.close()
+    store = await open_on(disk)
+    assert drain(store, store.queue("T", 0)) == [b"first"]
+    store.crash()
+
+
+async def test_a_failing_index_write_is_a_failure_too(autojump_clock: trio.testing.MockClock) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    with pytest.RaisesGroup(StoreFailed):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            assert send(store, b"x")
+            disk.fail_next("write", errno.EIO)
+            await trio.sleep(60)
+    assert store.failed is not None
+    store.crash()
+
+
+async def test_a_start_on_a_full_disk_says_so_and_leaves_the_directory_as_it_was() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    assert send(store, b"x")
+    store.crash()
+    disk.free_bytes = 0
+    with pytest.raises(OSError, match="No space left"):
+        await open_on(disk)
+    disk.free_bytes = None
+    store = await open_on(disk)
+    assert drain(store, store.queue("T", 0)) == [b"x"]
+    store.crash()
