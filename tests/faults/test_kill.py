@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.faults.remote import Remote, pull, send_request
+from tests.interop.martlet_process import Martlet
 
 from martlet.store.codec import decode_records
-
-from tests.interop.martlet_process import Martlet
-from tests.faults.remote import Remote, pull, send_request
 
 TOPIC = "Killed"
 QUEUES = 4
