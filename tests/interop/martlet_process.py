@@ -13,10 +13,10 @@ READY = re.compile(r"^martlet ready: .*$", re.MULTILINE)
 class Martlet:
     """A broker with its name server; `stop` or `kill`, then `start` brings it back on the same data and ports."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None, data: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.data = folder / "data"
+        self.data = data or folder / "data"
         self.settings = {
             "remoting.listen": "127.0.0.1:0",
             "nameserver.listen": "127.0.0.1:0",
@@ -52,3 +52,7 @@ class Martlet:
 
     def kill(self) -> None:
         self.process.kill()
+
+    def close(self) -> None:
+        """End it, whatever state it is in."""
+        self.kill()

@@ -1,0 +1,81 @@
+"""The example clients of the README: each receives what the Python example sends."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from . import fetch
+from .martlet_process import Martlet
+
+pytestmark = pytest.mark.interop
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "clients"
+COUNT = 5
+LIMIT_S = 150
+
+
+def python_words() -> Sequence[str]:
+    return [sys.executable, str(EXAMPLES / "python" / "consume.py")]
+
+
+def java_words() -> Sequence[str]:
+    jars = fetch.client_jars("5.5.0")
+    return [fetch.tool("java"), "-cp", f"{jars}/*", str(EXAMPLES / "java" / "Consume.java")]
+
+
+def go_words() -> Sequence[str]:
+    sources = sorted((EXAMPLES / "go").iterdir())
+
+    def build(target: Path) -> None:
+        fetch.run([fetch.tool("go"), "build", "-o", str(target / "consume"), "."], folder=EXAMPLES / "go")
+
+    return [str(fetch.product("go-example", sources, build) / "consume")]
+
+
+def node_words() -> Sequence[str]:
+    sources = [EXAMPLES / "node" / "package.json", EXAMPLES / "node" / "consume.js"]
+
+    def build(target: Path) -> None:
+        for source in sources:
+            shutil.copy(source, target)
+        npm = shutil.which("npm")
+        if npm is None:
+            raise fetch.NotFetched("'npm' is not installed, the interop tests need it; apt-get install npm")
+        fetch.run([npm, "install", "--silent", "--no-audit", "--no-fund"], folder=target)
+
+    return ["node", str(fetch.product("node-example", sources, build) / "consume.js")]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Martlet]:
+    martlet = Martlet(tmp_path_factory.mktemp("examples"))
+    yield martlet
+    martlet.stop()
+
+
+def run(words: Sequence[str], folder: Path) -> list[str]:
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "words", [python_words, java_words, go_words, node_words], ids=["python", "java", "go", "node"]
+)
+def test_it_receives_what_the_python_example_sent(
+    words: Callable[[], Sequence[str]],
+    broker: Martlet,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    topic = f"Example-{request.node.callspec.id}"
+    where = [broker.name_server, topic, str(COUNT)]
+    sent = run([sys.executable, str(EXAMPLES / "python" / "produce.py"), *where], tmp_path)
+    assert len(sent) == COUNT
+    said = run([*words(), *where], tmp_path)
+    received = [line for line in said if line.startswith("received: ")]
+    assert sorted(received) == [f"received: message {number}" for number in range(COUNT)]
