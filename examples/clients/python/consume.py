@@ -1,0 +1,20 @@
+"""Prints the bodies of COUNT messages: consume.py NAME_SERVER TOPIC COUNT."""
+
+import sys
+from threading import Semaphore
+
+from martlet_remoting.client import ConsumeFrom, ReceivedMessage
+from martlet_remoting.client.blocking import PushConsumer
+
+name_server, topic, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+received = Semaphore(0)
+
+
+def take(message: ReceivedMessage) -> None:
+    print("received:", message.body.decode(), flush=True)
+    received.release()
+
+
+with PushConsumer(name_server, "python-example", take, {topic: "*"}, consume_from=ConsumeFrom.FIRST):
+    for _ in range(count):
+        received.acquire()
