@@ -5,18 +5,19 @@ a ``dataVersion``, and integer map keys without quotes (Fastjson's way; not JSON
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, final
 
 import orjson
 
 from martlet.clock import Clock
-from martlet.errors import StoreError
+from martlet.errors import Refused, StoreError
 
-__all__ = ["DataVersion", "parse", "render"]
+__all__ = ["DataVersion", "parse", "reading", "render"]
 
-# Names of topics and groups hold none of { } , : so this can only be a map key.
-_BARE_KEY: Final = re.compile(rb"([{,]\s*)(-?\d+)(\s*:)")
+# A text, which is left alone, or a map key without quotes.
+_TEXT_OR_BARE_KEY: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)', re.DOTALL)
 _QUOTED_KEY: Final = re.compile(rb'([{,]\s*)"(-?\d+)"(\s*:)')
 
 
@@ -48,7 +49,7 @@ class DataVersion:
 
 
 def _number(value: object, default: int) -> int:
-    return value if isinstance(value, int) else default
+    return value if type(value) is int else default
 
 
 def parse(data: bytes, name: str) -> dict[str, Any]:
@@ -58,15 +59,35 @@ def parse(data: bytes, name: str) -> dict[str, Any]:
       StoreError: it is not such a table.
     """
     try:
-        table = orjson.loads(_BARE_KEY.sub(rb'\1"\2"\3', data))
-    except orjson.JSONDecodeError as error:
-        raise StoreError(f"{name} is not JSON; {error}") from error
+        table = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        table = _parse_bare_keys(data, name)
     if not isinstance(table, dict):
         raise StoreError(f"{name} is not a JSON object")
     return table
 
 
-def render(table: Mapping[str, object]) -> bytes:
-    """Return *table* as RocketMQ writes it: keys in order, integer keys bare."""
+def _parse_bare_keys(data: bytes, name: str) -> object:
+    try:
+        return orjson.loads(_TEXT_OR_BARE_KEY.sub(_quoted, data))
+    except orjson.JSONDecodeError as error:
+        raise StoreError(f"{name} is not JSON; {error}") from error
+
+
+def _quoted(found: re.Match[bytes]) -> bytes:
+    return found[0] if found[2] is None else b'%b"%b"%b' % (found[1], found[2], found[3])
+
+
+@contextmanager
+def reading(name: str) -> Generator[None]:
+    """Turn what goes wrong within, because the table *name* has another shape, into a `StoreError`."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, Refused) as error:
+        raise StoreError(f"{name} is not what it should be; {error}") from error
+
+
+def render(table: Mapping[str, object], *, bare_keys: bool = False) -> bytes:
+    """Return *table* as RocketMQ writes it: keys in order; *bare_keys* leaves out the quotes of whole numbers."""
     data = orjson.dumps(table, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
-    return _QUOTED_KEY.sub(rb"\1\2\3", data)
+    return _QUOTED_KEY.sub(rb"\1\2\3", data) if bare_keys else data

@@ -11,7 +11,7 @@ from typing import Any, Final, final
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
 from martlet.store import Queue, Store
-from martlet.tables import DataVersion, parse, render
+from martlet.tables import DataVersion, parse, reading, render
 
 __all__ = ["DLQ_PREFIX", "INHERIT", "READ", "RETRY_PREFIX", "TEMPLATE_TOPIC", "WRITE", "Topic", "Topics", "check_name"]
 
@@ -202,12 +202,13 @@ class Topics:
         """Take over a ``config/topics.json``.
 
         Raises:
-          StoreError: it is not such a table.
+          StoreError: it is not such a table; nothing of it was taken.
         """
         table = parse(data, "topics.json")
+        with reading("topics.json"):
+            found = {name: self._from_json(name, e) for name, e in (table.get("topicConfigTable") or {}).items()}
         self.version.load(table.get("dataVersion"))
-        for name, entry in (table.get("topicConfigTable") or {}).items():
-            self._table[name] = self._from_json(name, entry)
+        self._table.update(found)
 
     def _from_json(self, name: str, entry: dict[str, Any]) -> Topic:
         return Topic(
