@@ -80,9 +80,9 @@ def fill(record: type[T], table: Mapping[str, object], prefix: str) -> T:
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """Say that *key* is unknown and which known key is nearest."""
-    choices = list(known)
-    near = difflib.get_close_matches(key, choices, 1, 0.5)
-    mend = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(choices)}"
+    choices = {choice.rpartition(".")[2]: choice for choice in known}
+    near = difflib.get_close_matches(key.rpartition(".")[2], choices, 1, 0.5)
+    mend = f"did you mean {choices[near[0]]!r}?" if near else f"known: {', '.join(choices.values())}"
     return f"config key {key!r} is unknown; {mend}"
 
 
@@ -108,6 +108,8 @@ def _check_bounds(key: str, value: object, f: "Field[Any]") -> None:
     low, high, unit = f.metadata["low"], f.metadata["high"], f.metadata["unit"]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
+    if value != value:
+        raise ConfigError(f"config key {key!r} is {value}; it must be a number")
     if low is not None and value < low:
         raise ConfigError(f"config key {key!r} is {value}; it must be at least {low} {unit}".rstrip())
     if high is not None and value > high:
@@ -149,6 +151,7 @@ def override(tables: dict[str, object], assignment: str) -> None:
 
 def _toml_value(text: str) -> object:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return table["value"] if len(table) == 1 else text

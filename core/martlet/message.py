@@ -60,9 +60,9 @@ def decode_properties(properties: bytes) -> dict[str, str]:
 
 
 def _span(properties: bytes, name: bytes) -> tuple[int, int, int]:
-    """Where *name* stands: start of the fragment, start and end of its value; (-1, -1, -1) if absent."""
+    """Where *name* stands last: start of the fragment, start and end of its value; (-1, -1, -1) if absent."""
     needle = name + b"\x01"
-    start = 0 if properties.startswith(needle) else properties.find(b"\x02" + needle) + 1
+    start = properties.rfind(b"\x02" + needle) + 1
     if start == 0 and not properties.startswith(needle):
         return -1, -1, -1
     value = start + len(needle)
@@ -71,15 +71,18 @@ def _span(properties: bytes, name: bytes) -> tuple[int, int, int]:
 
 
 def find_property(properties: bytes, name: bytes) -> bytes:
-    """Return the value of *name* without decoding the rest; empty when it is absent."""
+    """Return the value of *name* without decoding the rest, the last if it stands twice; empty when it is absent."""
     _, value, end = _span(properties, name)
     return properties[value:end] if value >= 0 else b""
 
 
 def remove_property(properties: bytes, name: bytes) -> bytes:
-    """Return *properties* without *name*."""
+    """Return *properties* without *name*, as often as it stands there."""
     start, _, end = _span(properties, name)
-    return properties if start < 0 else properties[:start] + properties[end + 1 :]
+    while start >= 0:
+        properties = properties[:start] + properties[end + 1 :]
+        start, _, end = _span(properties, name)
+    return properties
 
 
 def put_property(properties: bytes, name: bytes, value: bytes) -> bytes:
