@@ -150,6 +150,7 @@ def serve(options: argparse.Namespace) -> None:
     """Be the broker: print the address and run until stdin ends."""
     sys.path[:0] = [str(ROOT / "examples" / "martlet-line")]
     import trio
+
     from martlet.store import StoreConfig
     from martlet.testing.peers import serving
     from martlet_line.config import LineConfig
@@ -190,7 +191,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, __file__, "--serve", directory, "--flush", options.flush]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as broker:
-            assert broker.stdin is not None and broker.stdout is not None
+            assert broker.stdin is not None
+            assert broker.stdout is not None
             try:
                 report(options, broker.stdout.readline().strip())
             finally:

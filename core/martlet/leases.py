@@ -117,7 +117,7 @@ class Leases:
             raise LocalProtocolError(
                 f"{len(offsets)} messages are more than the {self.room} that the window has room for"
             )
-        held = self._held.setdefault(holder, {})
+        held = self._held.setdefault(holder, {}) if offsets else {}
         for offset in offsets:
             if offset < self.next:
                 raise LocalProtocolError(f"offset {offset} was handed out before; the next is {self.next}")

@@ -26,7 +26,6 @@ __all__ = ["Session", "Sessions"]
 
 FORMAT: Final = 1
 EXPIRY_CHECK_S: Final = 60.0
-TABLE_BYTES_MAX: Final = 256 << 20
 
 
 @final
@@ -184,7 +183,7 @@ class Sessions:
           StoreError: it is not such a table.
         """
         try:
-            version, rows = msgpack.unpackb(data, max_buffer_size=TABLE_BYTES_MAX)
+            version, rows = msgpack.unpackb(data)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise StoreError(f"sessions.msgpack cannot be read; {error}") from error
         if version != FORMAT:

@@ -171,7 +171,7 @@ def _parse(line: bytes, rest: bytes, limits: Limits) -> Command | None:
             return _parse_put(tail, rest[:-1], limits)
         return parser(tail, b"", limits)
     except _BadLine as error:
-        return Malformed(f"{_show(verb.upper())}: {error}")
+        return Malformed(f"{verb.upper().decode()}: {error}")
 
 
 def _bad(text: str) -> Malformed:

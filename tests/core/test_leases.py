@@ -1,0 +1,274 @@
+"""Who holds what: against a model, and the promises one by one."""
+
+import math
+from typing import Final
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from martlet.errors import LocalProtocolError
+from martlet.leases import Leases
+
+HOLDERS: Final = ("ada", "bob", "cyn")
+
+
+def handed_out(count: int, window: int = 100, deliveries_max: int = 0) -> Leases:
+    leases = Leases(10, window=window, deliveries_max=deliveries_max)
+    leases.hand_out("ada", range(10, 10 + count), 30.0)
+    return leases
+
+
+def test_what_was_handed_out_is_held_and_the_low_mark_waits_for_it() -> None:
+    leases = handed_out(3)
+    assert leases.held("ada") == [10, 11, 12]
+    assert (leases.low, leases.next, leases.unsettled, leases.room) == (10, 13, 3, 97)
+
+
+def test_the_low_mark_passes_only_what_is_settled() -> None:
+    leases = handed_out(3)
+    assert leases.ack("ada", 11)
+    assert leases.low == 10
+    assert leases.ack("ada", 10)
+    assert leases.low == 12
+    assert leases.ack("ada", 12)
+    assert leases.low == leases.next == 13
+
+
+def test_only_its_holder_settles_a_message_and_only_once() -> None:
+    leases = handed_out(1)
+    assert not leases.ack("bob", 10)
+    assert leases.ack("ada", 10)
+    assert not leases.ack("ada", 10)
+    assert not leases.ack("ada", 99)
+
+
+def test_a_message_of_a_dead_holder_goes_to_another() -> None:
+    leases = handed_out(2)
+    assert leases.drop("ada") == 2
+    assert leases.hand_again("bob", 5, 60.0) == [(10, 2), (11, 2)]
+    assert not leases.ack("ada", 10)
+    assert leases.ack("bob", 10)
+
+
+def test_a_silent_holder_loses_its_message_at_the_deadline_and_not_before() -> None:
+    leases = handed_out(1)
+    assert leases.deadline() == 30.0
+    assert leases.lapse(29.9) == 0
+    assert leases.lapse(30.0) == 1
+    assert not leases.ack("ada", 10)
+    assert leases.hand_again("ada", 1, 60.0) == [(10, 2)]
+
+
+def test_a_lease_is_made_longer_but_never_shorter() -> None:
+    leases = handed_out(1)
+    assert leases.extend("ada", 10, 50.0)
+    assert leases.extend("ada", 10, 5.0)
+    assert leases.lapse(49.0) == 0
+    assert leases.held("ada") == [10]
+    assert leases.lapse(50.0) == 1
+    assert not leases.extend("ada", 10, 99.0)
+
+
+def test_a_message_that_was_given_back_comes_again_after_its_delay() -> None:
+    leases = handed_out(2)
+    assert leases.give_back("ada", 10, 100.0)
+    assert leases.give_back("ada", 11)
+    assert not leases.give_back("ada", 11)
+    assert leases.hand_again("bob", 5, 200.0) == [(11, 2)]
+    assert leases.lapse(99.0) == 0
+    assert leases.lapse(100.0) == 1
+    assert leases.hand_again("bob", 5, 200.0) == [(10, 2)]
+
+
+def test_a_message_whose_deliveries_are_used_up_is_dead_until_it_is_buried() -> None:
+    leases = handed_out(1, deliveries_max=2)
+    leases.drop("ada")
+    assert leases.dead() == []
+    leases.hand_again("bob", 1, 60.0)
+    leases.lapse(60.0)
+    assert leases.dead() == [10]
+    assert leases.waiting == 0
+    assert leases.low == 10
+    leases.bury(10)
+    assert leases.low == 11
+    assert leases.dead() == []
+
+
+def test_a_gap_between_offsets_counts_as_settled() -> None:
+    leases = Leases(0, window=10, deliveries_max=0)
+    leases.hand_out("ada", [2, 5], 30.0)
+    assert leases.low == 2
+    leases.ack("ada", 2)
+    assert leases.low == 5
+    leases.skip_to(9)
+    assert (leases.low, leases.next) == (5, 9)
+    leases.ack("ada", 5)
+    assert leases.low == 9
+
+
+def test_the_window_is_never_exceeded_and_never_handed_out_twice() -> None:
+    leases = handed_out(3, window=3)
+    with pytest.raises(LocalProtocolError, match="more than the 0"):
+        leases.hand_out("bob", [13], 30.0)
+    leases.ack("ada", 11)
+    assert leases.room == 0  # 11 is remembered until 10 is settled
+    leases.ack("ada", 10)
+    assert leases.room == 2
+    with pytest.raises(LocalProtocolError, match="handed out before"):
+        leases.hand_out("bob", [12], 30.0)
+
+
+def test_timers_of_settled_messages_do_not_pile_up() -> None:
+    leases = Leases(0, window=10, deliveries_max=0)
+    for offset in range(1000):
+        leases.hand_out("ada", [offset], 1000.0 + offset)
+        leases.ack("ada", offset)
+    assert leases.deadline() >= 1900.0 or leases.deadline() == math.inf
+
+
+class LeasesModel(RuleBasedStateMachine):
+    """`Leases` beside plain dictionaries."""
+
+    @initialize(window=st.integers(1, 12), deliveries_max=st.integers(0, 3))
+    def begin(self, window: int, deliveries_max: int) -> None:
+        self.leases = Leases(5, window=window, deliveries_max=deliveries_max)
+        self.window = window
+        self.deliveries_max = deliveries_max
+        self.now = 0.0
+        self.next = 5
+        self.holder: dict[int, str] = {}  # held now
+        self.until: dict[int, float] = {}
+        self.delayed: dict[int, float] = {}
+        self.waiting: set[int] = set()
+        self.dead: set[int] = set()
+        self.deliveries: dict[int, int] = {}
+        self.acked: set[int] = set()
+        self.gaps: set[int] = set()
+        self.buried: set[int] = set()
+
+    def _settled(self, offset: int) -> bool:
+        return offset in self.acked or offset in self.gaps or offset in self.buried
+
+    def _low(self) -> int:
+        return next((offset for offset in range(5, self.next) if not self._settled(offset)), self.next)
+
+    def _return(self, offset: int, at: float = -math.inf) -> None:
+        del self.holder[offset], self.until[offset]
+        if self.deliveries_max and self.deliveries[offset] >= self.deliveries_max:
+            self.dead.add(offset)
+        elif at == -math.inf:
+            self.waiting.add(offset)
+        else:
+            self.delayed[offset] = at
+
+    @rule(holder=st.sampled_from(HOLDERS), gaps=st.lists(st.integers(0, 2), max_size=5), seconds=st.integers(1, 20))
+    def hand_out(self, holder: str, gaps: list[int], seconds: int) -> None:
+        offsets = []
+        at = self.next
+        for gap in gaps[: self.leases.room]:
+            self.gaps.update(range(at, at + gap))
+            offsets.append(at + gap)
+            at += gap + 1
+        self.leases.hand_out(holder, offsets, self.now + seconds)
+        self.next = at
+        for offset in offsets:
+            self.holder[offset] = holder
+            self.until[offset] = self.now + seconds
+            self.deliveries[offset] = 1
+
+    @rule(count=st.integers(0, 3))
+    def skip(self, count: int) -> None:
+        self.leases.skip_to(self.next + count)
+        self.gaps.update(range(self.next, self.next + count))
+        self.next += count
+
+    @rule(holder=st.sampled_from(HOLDERS), count=st.integers(0, 4), seconds=st.integers(1, 20))
+    def hand_again(self, holder: str, count: int, seconds: int) -> None:
+        expected = sorted(self.waiting)[:count]
+        given = self.leases.hand_again(holder, count, self.now + seconds)
+        for offset in expected:
+            self.waiting.remove(offset)
+            self.deliveries[offset] += 1
+            self.holder[offset] = holder
+            self.until[offset] = self.now + seconds
+        assert given == [(offset, self.deliveries[offset]) for offset in expected]
+
+    @precondition(lambda self: self.next > 5)
+    @rule(holder=st.sampled_from(HOLDERS), data=st.data())
+    def ack(self, holder: str, data: st.DataObject) -> None:
+        offset = data.draw(st.integers(5, self.next - 1))
+        held = self.holder.get(offset) == holder
+        assert self.leases.ack(holder, offset) is held
+        if held:
+            assert offset not in self.acked, "settled twice"
+            del self.holder[offset], self.until[offset]
+            self.acked.add(offset)
+
+    @precondition(lambda self: self.holder)
+    @rule(data=st.data(), delay=st.integers(0, 10))
+    def give_back(self, data: st.DataObject, delay: int) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.holder)))
+        at = self.now + delay if delay else -math.inf
+        assert self.leases.give_back(self.holder[offset], offset, at)
+        self._return(offset, at)
+
+    @precondition(lambda self: self.holder)
+    @rule(data=st.data(), seconds=st.integers(0, 30))
+    def extend(self, data: st.DataObject, seconds: int) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.holder)))
+        assert self.leases.extend(self.holder[offset], offset, self.now + seconds)
+        self.until[offset] = max(self.until[offset], self.now + seconds)
+
+    @rule(holder=st.sampled_from(HOLDERS))
+    def drop(self, holder: str) -> None:
+        offsets = [offset for offset, who in self.holder.items() if who == holder]
+        assert self.leases.drop(holder) == len(offsets)
+        for offset in offsets:
+            self._return(offset)
+
+    @rule(seconds=st.integers(0, 15))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
+        due = [*self.until.values(), *self.delayed.values()]
+        if any(at <= self.now for at in due):
+            assert self.leases.deadline() <= self.now, "the clock would not have called"
+        before = len(self.waiting)
+        for offset in [offset for offset, until in self.until.items() if until <= self.now]:
+            self._return(offset)
+        for offset in [offset for offset, at in self.delayed.items() if at <= self.now]:
+            del self.delayed[offset]
+            self.waiting.add(offset)
+        assert self.leases.lapse(self.now) == len(self.waiting) - before
+
+    @rule()
+    def bury(self) -> None:
+        assert sorted(self.leases.dead()) == sorted(self.dead)
+        for offset in sorted(self.dead):
+            self.leases.bury(offset)
+            self.buried.add(offset)
+        self.dead.clear()
+
+    @invariant()
+    def nothing_is_lost_and_nothing_is_held_twice(self) -> None:
+        if not hasattr(self, "leases"):
+            return
+        held = [offset for holder in HOLDERS for offset in self.leases.held(holder)]
+        assert len(held) == len(set(held))
+        assert {offset: holder for holder in HOLDERS for offset in self.leases.held(holder)} == self.holder
+        assert self.leases.waiting == len(self.waiting)
+        assert self.leases.next == self.next
+        places = set(self.holder) | self.waiting | set(self.delayed) | self.dead
+        assert places == {offset for offset in range(5, self.next) if not self._settled(offset)}
+
+    @invariant()
+    def the_low_mark_is_the_first_unsettled_message(self) -> None:
+        if hasattr(self, "leases"):
+            assert self.leases.low == self._low()
+            assert self.leases.size <= self.window
+            assert self.leases.room >= 0
+
+
+TestLeasesModel = LeasesModel.TestCase
+TestLeasesModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
