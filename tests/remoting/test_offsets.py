@@ -1,0 +1,158 @@
+import pytest
+
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.handlers import offsets
+from martlet_remoting.packets import Command
+
+from .conftest import FakeClient, Harness, send_ext
+
+QUERY, UPDATE = RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET
+
+
+async def fill(harness: Harness, topic: str, count: int, *, step_ms: int = 0, queue_id: int = 0) -> None:
+    client = harness.client()
+    for _ in range(count):
+        await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext(topic, queue_id), b"x")
+        harness.clock.ms += step_ms
+    client.close()
+
+
+def place(topic: str = "T", queue_id: object = 0, **more: object) -> dict[str, object]:
+    return {"consumerGroup": "G", "topic": topic, "queueId": str(queue_id), **more}
+
+
+async def commit(client: FakeClient, offset: object, **more: object) -> Command:
+    return await client.ask(UPDATE, place(commitOffset=str(offset)) | more)
+
+
+async def query(client: FakeClient, **more: object) -> tuple[int, object]:
+    answer = await client.ask(QUERY, place() | more)
+    return answer.code, answer.ext.get("offset")
+
+
+async def test_a_group_gets_back_what_it_committed(harness: Harness) -> None:
+    harness.topic("T")
+    client, fast = harness.client(), harness.client(fast=True)
+    await client.heartbeat("c", "G", "T")
+    assert (await commit(client, 5)).code == 0
+    assert await query(client) == (0, "5")
+    # Backwards as well, by the other port, and without an answer.
+    assert (await commit(fast, 3)).code == 0
+    assert await query(fast) == (0, "3")
+    client.send(UPDATE, place(commitOffset="9"), flag=2)
+    assert await query(client) == (0, "9")
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"consumerGroup": "Nobody"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        ({"topic": "Nowhere"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"queueId": "4"}, ResponseCode.INVALID_PARAMETER),
+        ({"queueId": "-1"}, ResponseCode.INVALID_PARAMETER),
+        ({"queueId": None}, ResponseCode.INVALID_PARAMETER),
+        ({"commitOffset": "-1"}, ResponseCode.INVALID_PARAMETER),
+        ({"commitOffset": None}, ResponseCode.INVALID_PARAMETER),
+        ({"commitOffset": "9" * 30}, ResponseCode.SYSTEM_ERROR),
+        ({"consumerGroup": None}, ResponseCode.SYSTEM_ERROR),
+    ],
+)
+async def test_a_commit_that_cannot_be_is_refused(harness: Harness, more: dict[str, object], code: int) -> None:
+    harness.topic("T")
+    client = harness.client()
+    await client.heartbeat("c", "G", "T")
+    assert (await commit(client, 1, **more)).code == code
+    assert harness.broker.groups.offsets_of("G") == {}
+
+
+async def test_a_new_group_begins_a_young_queue_at_its_start(harness: Harness) -> None:
+    harness.topic("T")
+    client = harness.client()
+    assert await query(client) == (0, "0")
+    await fill(harness, "T", 3)
+    assert await query(client) == (0, "0")
+    assert (await query(client, setZeroIfNotFound="false"))[0] == ResponseCode.QUERY_NOT_FOUND
+    assert await query(client, topic="Nowhere") == (0, "0")
+
+
+async def test_a_new_group_decides_itself_on_an_old_queue(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.topic("T")
+    await fill(harness, "T", 3)
+    client = harness.client()
+    monkeypatch.setattr(offsets, "NEAR_BYTES", 500)
+    assert (await query(client))[0] == ResponseCode.QUERY_NOT_FOUND
+    monkeypatch.setattr(offsets, "NEAR_BYTES", 1 << 30)
+    harness.store.queue("T", 0).first_offset = 1
+    assert (await query(client))[0] == ResponseCode.QUERY_NOT_FOUND
+
+
+async def test_a_reset_is_told_and_commits_wait_until_it_was_taken(harness: Harness) -> None:
+    harness.topic("T")
+    client = harness.client()
+    await client.heartbeat("c", "G", "T")
+    await commit(client, 5)
+    harness.broker.groups.reset("G", "T", {0: 2})
+    assert await query(client) == (0, "2")
+    assert (await commit(client, 7)).code == 0
+    assert await query(client) == (0, "2")
+
+
+async def test_a_queues_bounds_are_those_that_may_be_read(harness: Harness) -> None:
+    harness.topic("T")
+    await fill(harness, "T", 3)
+    client = harness.client()
+
+    async def ask(code: int, **more: object) -> object:
+        answer = await client.ask(code, place() | more)
+        assert answer.code == 0
+        return answer.ext["offset"]
+
+    assert (await ask(RequestCode.GET_MIN_OFFSET), await ask(RequestCode.GET_MAX_OFFSET)) == ("0", "3")
+    client.send(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"not committed yet")
+    number = client.send(RequestCode.GET_MAX_OFFSET, place())
+    client.receive()
+    assert client.answers.pop(number).ext["offset"] == "3"
+    await harness.step()
+    for more in ({"topic": "Nowhere"}, {"queueId": "77"}, {"queueId": "-1"}):
+        for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET):
+            assert await ask(code, **more) == "0"
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "lower", "upper"),
+    [(-5, "0", "0"), (0, "0", "0"), (1, "1", "0"), (100, "1", "1"), (150, "2", "1"), (999, "3", "2")],
+)
+async def test_a_time_is_turned_into_an_offset(harness: Harness, after_ms: int, lower: str, upper: str) -> None:
+    harness.topic("T")
+    begin = harness.clock.ms
+    await fill(harness, "T", 3, step_ms=100)
+    client = harness.client()
+    for boundary, expected in ((None, lower), ("LOWER", lower), ("UPPER", upper), ("upper", upper)):
+        ext = place(timestamp=str(begin + after_ms), boundaryType=boundary)
+        answer = await client.ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)
+        assert (answer.code, answer.ext["offset"]) == (0, expected)
+
+
+async def test_a_time_on_a_queue_nobody_used_is_0(harness: Harness) -> None:
+    answer = await harness.client().ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, place("Nowhere", timestamp="5"))
+    assert (answer.code, answer.ext["offset"]) == (0, "0")
+
+
+async def test_the_oldest_messages_time_is_told(harness: Harness) -> None:
+    harness.topic("T")
+    begin = harness.clock.ms
+    client = harness.client()
+    code = RequestCode.GET_EARLIEST_MSG_STORETIME
+    assert (await client.ask(code, place())).ext["timestamp"] == "-1"
+    await fill(harness, "T", 2, step_ms=50)
+    assert (await client.ask(code, place())).ext["timestamp"] == str(begin)
+
+
+async def test_authorizers_are_asked_for_offsets_too(harness: Harness) -> None:
+    harness.topic("T")
+    client = harness.client()
+    await client.heartbeat("c", "G", "T")
+    harness.broker.authorizers = (lambda identity, action, topic: False,)
+    for code in offsets.TABLE:
+        ext = place(commitOffset="1", timestamp="1")
+        assert (await client.ask(code, ext)).code == ResponseCode.NO_PERMISSION
