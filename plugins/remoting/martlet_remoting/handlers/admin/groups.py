@@ -69,9 +69,9 @@ def all_groups(context: Context, command: Command) -> bytes:
 
 
 def one_group(context: Context, command: Command) -> bytes:
-    """Answer one group's configuration."""
+    """Answer one group's configuration; asking makes it, where groups are made by themselves (as on a real broker)."""
     name = command.text("group")
-    group = context.parts.groups.get(name)
+    group = context.parts.groups.ensure(name)
     if group is None:
         raise Refused(Reason.NO_GROUP, f"No group in this broker. group: {name}; create it with updateSubGroup")
     return reply(command, body=dumps(group.as_json()))

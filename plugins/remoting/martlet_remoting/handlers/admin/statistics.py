@@ -4,6 +4,7 @@ from typing import Final
 
 from martlet.store.codec import decode_record, tags_code
 from martlet.topics import Topic
+from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
@@ -90,8 +91,7 @@ async def all_group_stats(context: Context, command: Command) -> bytes:
             total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
             tps = parts.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
-        if stats:
-            found.append({group: stats})
+        found.append({group: stats})
         await breathe(number)
     address = parts.registrar.address if parts.registrar else ""
     body = {"brokerAddr": address, "consumeStatsList": found, "totalDiff": total, "totalInflightDiff": 0}
@@ -122,7 +122,7 @@ async def time_span(context: Context, command: Command) -> bytes:
             {
                 "consumeTimeStamp": stored_ms(parts, queue, committed - 1) if committed > 0 else first_ms,
                 "delayTime": max(parts.clock.now_ms() - next_ms, 0) if next_ms else 0,
-                "maxTimeStamp": stored_ms(parts, queue, end - 1),
+                "maxTimeStamp": stored_ms(parts, queue, end - 1) or -1,
                 "messageQueue": {"brokerName": parts.broker.config.name, "queueId": queue_id, "topic": topic.name},
                 "minTimeStamp": first_ms,
             }
@@ -189,7 +189,7 @@ def consume_queue(context: Context, command: Command) -> bytes:
     count = min(max(command.integer("count"), 0), QUEUE_ENTRIES_MAX)
     queue = parts.store.find_queue(topic, queue_id)
     if queue is None:
-        raise Declined(ResponseCode.SYSTEM_ERROR, f"{queue_id}-{topic} not exists.")
+        return _no_queue(context, command, topic, queue_id)
     live = parts.members.group(command.text("consumerGroup", ""))
     held = live.subscriptions.get(topic) if live is not None else None
     entries: list[dict[str, object]] = []
@@ -210,6 +210,15 @@ def consume_queue(context: Context, command: Command) -> bytes:
         "subscriptionData": held.as_json() if held is not None else None,
     }
     return reply(command, body=dumps(body))
+
+
+def _no_queue(context: Context, command: Command, topic: str, queue_id: int) -> bytes:
+    """A queue that was never written to is empty; one that the topic has not is an error."""
+    found = context.parts.topics.get(topic)
+    if found is None or not 0 <= queue_id < max(found.read_queues, found.write_queues):
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"{queue_id}-{topic} not exists.")
+    remark = f"Index {command.integer('index')} of {queue_id}@{topic} is not exist!"
+    return encode_response(command.opaque, ResponseCode.SUCCESS, remark=remark)
 
 
 def _wants(held: Subscription, code: int) -> bool:
