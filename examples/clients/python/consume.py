@@ -11,7 +11,8 @@ received = Semaphore(0)
 
 
 def take(message: ReceivedMessage) -> None:
-    print("received:", message.body.decode(), flush=True)
+    # Called in several threads at once; one write keeps the line whole.
+    sys.stdout.write(f"received: {message.body.decode()}\n")
     received.release()
 
 
