@@ -60,6 +60,7 @@ async def test_a_sent_message_is_answered_with_its_place_and_can_be_pulled(harne
     assert (record.born_ms, record.born_host) == (1_700_000_000_000, client.peer.host)
     assert decode_properties(record.properties) == {
         "UNIQ_KEY": "ABC1",
+        "WAIT": "true",
         "TAGS": "A",
         "CLUSTER": "DefaultCluster",
         "MSG_REGION": "DefaultRegion",
@@ -115,7 +116,7 @@ async def test_a_message_without_a_unique_key_gets_one(harness: Harness) -> None
 @pytest.mark.parametrize(
     ("properties", "wanted"),
     [
-        ("WAIT\x01true\x02", {}),
+        ("WAIT\x01true\x02", {"WAIT": "true"}),
         ("WAIT\x01false\x02", {"WAIT": "false"}),
         ("AWAIT\x01true\x02", {"AWAIT": "true"}),
         ("POP_CK\x01x\x02a\x01b\x02", {"a": "b"}),

@@ -39,8 +39,6 @@ I64_MAX: Final = (1 << 63) - 1
 I32_MIN: Final = -(1 << 31)
 I32_MAX: Final = (1 << 31) - 1
 TIMER_KEYS: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
-# Found in the text of the properties when any of them may be there; looked at closely only then.
-WAIT_TRUE: Final = b"WAIT\x01true\x02"
 # A stored message has each of these once, and it is ours; POP_CK is never a producer's.
 BROKER_KEYS: Final = (b"CLUSTER", b"MSG_REGION", b"TRACE_ON", b"POP_CK")
 
@@ -88,9 +86,6 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         or parts.store.tail.position - parts.store.readable > parts.config.unflushed_bytes_max
     ):
         return send_message(context, command)
-    wait = properties.find("WAIT\x01true\x02")
-    if wait >= 0 and (wait == 0 or properties[wait - 1] == "\x02"):
-        properties = properties[:wait] + properties[wait + 10 :]
     peer = context.peer
     stamped = properties.encode() + parts.stamp
     placed = parts.publish(Message(name, command.body, stamped, queue_id, flag, sys_flag, born_ms, peer.host))
@@ -224,10 +219,6 @@ def stamp(parts: Parts, properties: bytes) -> tuple[bytes, str]:
     if b"CLUSTER\x01" in properties or b"MSG_REGION\x01" in properties or b"POP_CK" in properties:
         for key in BROKER_KEYS:
             properties = remove_property(properties, key)
-    at = properties.find(WAIT_TRUE)
-    if at >= 0 and (at == 0 or properties[at - 1] == 2):
-        # WAIT=true is the default and most of all messages say it.
-        properties = properties[:at] + properties[at + len(WAIT_TRUE) :]
     if properties and properties[-1] != 2:
         properties += b"\x02"
     unique = find_property(properties, b"UNIQ_KEY").decode("utf-8", "replace")
