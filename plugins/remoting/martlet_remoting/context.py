@@ -96,6 +96,8 @@ class Parts:
         self.filters = FilterCache(broker)
         self.pull_template = pull_response_template()
         self.send_template = send_response_template(config.region, config.trace)
+        # Every answer to a send has these, refusals too.
+        self.send_ext = {"TRACE_ON": str(config.trace).lower(), "MSG_REGION": config.region}
         self.publish = broker.publish
         self.set_store_host(broker.store.store_host)
         cluster = f"CLUSTER\x01{broker.config.cluster}\x02"

@@ -4,6 +4,7 @@ Everything here is synchronous; pulls that wait and requests to clients are fini
 later commands, by the store's watchers and by `Deadlines`.
 """
 
+from collections.abc import Mapping
 from typing import Final, final
 
 from martlet.contracts import Peer
@@ -13,7 +14,7 @@ from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from .connection import RemotingConnection
 from .context import REASON_CODES, Context, Declined, Handle, Parts, refuse
 from .handlers import admin, groups, offsets, pull, query, replies, send, sendback
-from .packets import Command
+from .packets import NO_EXT, Command
 
 __all__ = ["FAST_TABLE", "TABLE", "RemotingHandler"]
 
@@ -63,8 +64,7 @@ class RemotingHandler:
         except Refused as error:
             answer = self._refusal(event, REASON_CODES[error.reason], str(error))
         except Declined as error:
-            context.parts.count_refusal(error.code)
-            answer = refuse(event, error.code, str(error), error.ext)
+            answer = self._refusal(event, error.code, str(error), error.ext)
         except StoreFailed as error:
             answer = self._refusal(event, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
         except StoreError as error:
@@ -72,9 +72,10 @@ class RemotingHandler:
         if answer is not None and not flag & FLAG_ONEWAY:
             context.peer.send(answer)
 
-    def _refusal(self, command: Command, code: int, text: str) -> bytes:
-        self.context.parts.count_refusal(code)
-        return refuse(command, code, text)
+    def _refusal(self, command: Command, code: int, text: str, ext: Mapping[str, object] = NO_EXT) -> bytes:
+        parts = self.context.parts
+        parts.count_refusal(code)
+        return refuse(command, code, text, parts.send_ext if command.code in send.TABLE else ext)
 
     def collect(self, budget_bytes: int) -> None:
         """Send what was waiting for room: answers to pulls."""
