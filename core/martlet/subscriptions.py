@@ -68,8 +68,8 @@ def from_offset(offset: int) -> Start:
 class Delivery:
     """Messages of one queue, ready to be sent.
 
-    ``data`` is their frames, *count* of them from offset ``first`` on; ``next`` is the offset behind
-    them. ``delivery`` counts how often these were handed out; above 1 only in a shared group.
+    ``data`` is the frames of the *count* that were wanted between offset ``first`` and before ``next``.
+    ``delivery`` counts how often these were handed out; above 1 only in a shared group.
     """
 
     __slots__ = ("count", "data", "delivery", "first", "next", "queue_id")
