@@ -309,6 +309,26 @@ async def test_close_waits_for_listeners_that_are_running(cluster: Cluster, auto
     assert commits(cluster)[0] == 1
 
 
+async def test_closing_consumer_takes_no_more_queues(cluster: Cluster, autojump_clock: MockClock) -> None:
+    cluster.broker.put("T", 0, b"x")
+    started = trio.Event()
+
+    async def listener(message: ReceivedMessage) -> None:
+        started.set()
+        await trio.sleep(2)
+
+    async def more_queues(consumer: PushConsumer) -> None:
+        await trio.sleep(1)
+        cluster.topics["T"] = 8
+        await consumer.network.fetch_route("T")
+
+    async with first(cluster.settings("me"), GROUP, listener, {"T": "*"}) as consumer:
+        await started.wait()
+        cluster.nursery.start_soon(more_queues, consumer)
+    pulled = {command.integer("queueId") for command in cluster.broker.asked(RequestCode.PULL_MESSAGE)}
+    assert pulled <= {0, 1, 2, 3}
+
+
 async def test_moved_offset_is_followed(cluster: Cluster, autojump_clock: MockClock) -> None:
     cluster.broker.put("T", 0, b"x")
     cluster.broker.offsets["G", "T", 0] = 99

@@ -148,6 +148,7 @@ class PushConsumer(Client):
         self._leaving: dict[MessageQueue, ConsumedQueue] = {}
         self._rebalance_wanted = trio.Event()
         self._nursery: trio.Nursery | None = None
+        self._loops = trio.CancelScope()
         self._sink, self._source = trio.open_memory_channel[Work](math.inf)
         self.network.heartbeat = self._heartbeat
         self.network.routes_changed = self.rebalance_soon
@@ -198,23 +199,31 @@ class PushConsumer(Client):
             try:
                 await self.network.fetch_route(topic)
             except RouteNotFound as error:
-                log.info("%s", error)
+                # A new group's retry topic is made by its first heartbeat.
+                log.log(logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.INFO, "%s", error)
         await self.network.send_heartbeats()
         if not self.orderly:
             pool = Concurrent(self.listening, self._give_back.give_back if self.is_clustering else _let_go)
             for _ in range(self._concurrency):
                 nursery.start_soon(pool.work, self._source.clone(), nursery, self._sink)
         await self.rebalance()
-        nursery.start_soon(self._rebalance_loop)
-        nursery.start_soon(self._commit_loop)
-        if self._needs_lock:
-            nursery.start_soon(self._lock_loop)
+        nursery.start_soon(self._run_loops)
+
+    async def _run_loops(self) -> None:
+        with self._loops:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._rebalance_loop)
+                nursery.start_soon(self._commit_loop)
+                if self._needs_lock:
+                    nursery.start_soon(self._lock_loop)
 
     @property
     def _needs_lock(self) -> bool:
         return self.orderly and self.is_clustering
 
     async def _close(self) -> None:
+        # First of all take no more queues: what is taken from here on would be nobody's.
+        self._loops.cancel()
         for queue in self.queues.values():
             queue.stop_pulling()
         with trio.move_on_after(self.network.settings.close_timeout_s * 0.6):

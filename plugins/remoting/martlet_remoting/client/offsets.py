@@ -1,11 +1,13 @@
 """Offsets of a group: asked of brokers, told to brokers, or kept in a file by broadcasting consumers."""
 
-import os
+import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
 from martlet.errors import RemoteProtocolError
+from martlet.store.files import Disk, RealDisk
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
 
@@ -14,6 +16,8 @@ from .errors import BrokerError
 from .network import Network
 
 __all__ = ["BrokerOffsets", "LocalOffsets", "max_offset", "min_offset", "search_offset"]
+
+log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "offsets.json"
 
@@ -85,12 +89,20 @@ class LocalOffsets:
     The file is RocketMQ's: ``{"offsetTable":{{queue}:offset}}``.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, disk: Disk | None = None) -> None:
         self.folder = folder
+        self._disk = disk or RealDisk()
         self._table: dict[MessageQueue, int] = {}
         self._changed = False
-        if folder is not None and (folder / FILE_NAME).exists():
-            self._table = _read_table((folder / FILE_NAME).read_bytes())
+        if folder is not None and FILE_NAME in self._disk.names(str(folder)):
+            self._table = _read_table(self._content(str(folder / FILE_NAME)))
+
+    def _content(self, path: str) -> bytes:
+        fd = self._disk.open(path, read_only=True)
+        try:
+            return self._disk.read(fd, self._disk.size(fd), 0)
+        finally:
+            self._disk.close(fd)
 
     async def read(self, queue: MessageQueue) -> int | None:
         """Return the offset this consumer reached, None when it never had the queue."""
@@ -102,17 +114,30 @@ class LocalOffsets:
         self._table[queue] = offset
 
     async def flush(self) -> None:
-        """Replace the file as a whole, so that a crash leaves the old one or the new one."""
+        """Replace the file as a whole, so that a crash leaves the old one or the new one; failures are logged."""
         if self.folder is None or not self._changed:
             return
         self._changed = False
-        self.folder.mkdir(parents=True, exist_ok=True)
-        new = self.folder / f"{FILE_NAME}.tmp"
-        with new.open("wb") as file:
-            file.write(bodies.dump({"offsetTable": self._table}))
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.folder / FILE_NAME)
+        data = bodies.dump({"offsetTable": self._table})
+        try:
+            await self._disk.off_loop(partial(self._replace, str(self.folder), data))
+        except OSError as error:
+            self._changed = True
+            log.warning("offsets were not written to %s: %s", self.folder, error)
+
+    def _replace(self, folder: str, data: bytes) -> None:
+        disk, new = self._disk, f"{folder}/{FILE_NAME}.tmp"
+        disk.make_directory(folder)
+        if f"{FILE_NAME}.tmp" in disk.names(folder):
+            disk.unlink(new)
+        fd = disk.open(new, create=True)
+        try:
+            disk.write(fd, data, 0)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+        disk.rename(new, f"{folder}/{FILE_NAME}")
+        disk.sync_directory(folder)
 
 
 def _read_table(data: bytes) -> dict[MessageQueue, int]:

@@ -1,0 +1,64 @@
+"""The client's examples do what they say, against a Martlet broker as a user starts it."""
+
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DOC = Path(__file__).parents[2] / "docs" / "client.md"
+
+
+@pytest.fixture(scope="module")
+def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    words = [sys.executable, "-m", "martlet", "run", "--data", str(tmp_path_factory.mktemp("data") / "store")]
+    for setting in ("remoting.listen=127.0.0.1:0", "nameserver.listen=127.0.0.1:0", "store.flush=async"):
+        words += ["--set", setting]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            yield next(word.partition("=")[2] for word in line.split() if word.startswith("nameserver="))
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def run(name: str, name_server: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), name_server], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_producer_and_consumer_meet(name_server: str) -> None:
+    sent = run("client_producer.py", name_server)
+    assert len(sent) == 2
+    assert sent[1].startswith("stored 3 messages in queue ")
+    received = run("client_consumer.py", name_server)
+    assert sorted(line.partition(" (")[0] for line in received) == sorted(
+        [f"created: order {number} created" for number in (1, 2, 3, 4)]
+        + [f"{step}: order 1 {step}" for step in ("paid", "packed", "shipped")]
+    )
+    in_order = [line.split(":")[0] for line in received if "order 1" in line and "created" not in line]
+    assert sorted(in_order) == ["packed", "paid", "shipped"]
+
+
+def test_asyncio_sends_and_consumes(name_server: str) -> None:
+    assert sorted(run("client_asyncio.py", name_server)) == [f"hello {number}" for number in range(5)]
+
+
+def test_plain_code_reads_and_asks(name_server: str) -> None:
+    lines = run("client_blocking.py", name_server)
+    assert sorted(line.partition(": ")[2] for line in lines if ": " in line) == ["19 C", "21 C", "23 C"]
+    assert min(line for line in lines if "holds" in line).startswith("queue 0 holds ")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("client_*.py")), ids=lambda path: path.name)
+def test_every_example_is_in_the_documentation(path: Path) -> None:
+    assert f"examples/{path.name}" in DOC.read_text()
+    assert runpy.run_path(str(path))["__doc__"]

@@ -1,0 +1,312 @@
+"""The pure-Python client against the target, and beside the Java client in one group."""
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from martlet_remoting.client import (
+    Admin,
+    ConsumeFrom,
+    Message,
+    MessageModel,
+    MessageNotFound,
+    MessageRefused,
+    Outcome,
+    Producer,
+    PullConsumer,
+    PullStatus,
+    PushConsumer,
+    ReceivedMessage,
+    RouteNotFound,
+    SendFailed,
+    SendStatus,
+    select_by_hash,
+)
+
+from .conftest import Target
+
+Name = Callable[[str], str]
+PATIENCE_S = 60.0
+
+
+class Listener:
+    """Remembers what it was given; `outcome` decides what becomes of it."""
+
+    def __init__(self, outcome: Callable[[ReceivedMessage], Outcome | None] = lambda message: None) -> None:
+        self.messages: list[ReceivedMessage] = []
+        self.outcome = outcome
+        self.changed = trio.Event()
+
+    async def __call__(self, message: ReceivedMessage) -> Outcome | None:
+        self.messages.append(message)
+        self.changed.set()
+        self.changed = trio.Event()
+        return self.outcome(message)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+    async def wait_count(self, count: int) -> None:
+        with trio.fail_after(PATIENCE_S):
+            while len(self.messages) < count:
+                await self.changed.wait()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.05)
+
+
+async def eventually_async(condition: Callable[[], Awaitable[bool]]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not await condition():  # noqa: ASYNC110
+            await trio.sleep(0.1)
+
+
+async def fill(target: Target, topic: str, count: int, queues: int = 4, tags: str = "") -> None:
+    """Create *topic* and send *count* messages to it."""
+    async with Admin(target.name_server) as admin, Producer(target.name_server, "fill") as producer:
+        await admin.create_topic(topic, queues=queues)
+        for number in range(count):
+            await producer.send(Message(topic, b"%d" % number, tags=tags, keys=f"key{number}"))
+
+
+async def test_every_kind_of_send_is_read_back(target: Target, name: Name) -> None:
+    topic = name("kinds")
+    await fill(target, topic, 0)
+    async with Producer(target.name_server, "kinds") as producer:
+        plain = await producer.send(Message(topic, b"plain", tags="A", properties={"colour": "r\u00f6t"}))
+        large = await producer.send(Message(topic, b"large" * 10_000))
+        chosen = await producer.send(Message(topic, b"chosen"), selector=select_by_hash, argument=7)
+        batch = await producer.send_batch([Message(topic, b"batch%d" % number) for number in range(3)])
+        await producer.send_oneway(Message(topic, b"oneway"))
+        assert {plain.status, large.status, chosen.status, batch.status} == {SendStatus.OK}
+    listener = Listener()
+    async with PushConsumer(target.name_server, name("kinds"), listener, {topic: "*"}, consume_from=ConsumeFrom.FIRST):
+        await listener.wait_count(7)
+    expected = [b"plain", b"large" * 10_000, b"chosen", b"batch0", b"batch1", b"batch2", b"oneway"]
+    assert Counter(listener.bodies) == Counter(expected)
+    found = {message.body: message for message in listener.messages}
+    assert found[b"plain"].message_id == plain.message_id
+    assert found[b"plain"].offset_message_id == plain.offset_message_id
+    assert (found[b"plain"].tags, found[b"plain"].properties["colour"]) == ("A", "r\u00f6t")
+    assert found[b"chosen"].queue == chosen.queue
+    assert [found[b"batch%d" % number].queue_offset for number in range(3)] == [
+        batch.queue_offset + number for number in range(3)
+    ]
+
+
+async def test_unknown_topic_is_created_by_the_first_message(target: Target, name: Name) -> None:
+    topic = name("made")
+    async with Producer(target.name_server, "made", default_queues=3) as producer:
+        await producer.send(Message(topic, b"x"))
+    with trio.fail_after(PATIENCE_S):
+        async with Admin(target.name_server) as admin:
+            while True:
+                try:
+                    route = await admin.topic_route(topic)
+                except RouteNotFound:
+                    await trio.sleep(0.1)
+                else:
+                    break
+    assert len(route.write_queues(topic)) == 3
+
+
+async def test_tags_select(target: Target, name: Name) -> None:
+    topic = name("tags")
+    await fill(target, topic, 5, tags="Aa")
+    await fill(target, topic, 5, tags="BB")
+    listener = Listener()
+    async with PushConsumer(target.name_server, name("tags"), listener, {topic: "BB"}, consume_from=ConsumeFrom.FIRST):
+        await listener.wait_count(5)
+    assert {message.tags for message in listener.messages} == {"BB"}
+
+
+async def test_members_share_and_inherit(target: Target, name: Name) -> None:
+    topic, group = name("share"), name("share")
+    await fill(target, topic, 0)
+    one, two = Listener(), Listener()
+    async with PushConsumer(target.name_server, group, one, {topic: "*"}) as left:
+        async with PushConsumer(target.name_server, group, two, {topic: "*"}) as right:
+            for member in (left, right):
+                await eventually(lambda member=member: sum(q.topic == topic for q in member.assigned) == 2)  # type: ignore[misc]
+            await fill(target, topic, 40)
+            await eventually(lambda: len(one.messages) + len(two.messages) == 40)
+            assert min(len(one.messages), len(two.messages)) >= 10
+        await eventually(lambda: sum(q.topic == topic for q in left.assigned) == 4)
+        await fill(target, topic, 4)
+        await eventually(lambda: len(one.messages) + len(two.messages) == 44)
+
+
+async def test_group_goes_on_where_it_left(target: Target, name: Name) -> None:
+    topic, group = name("place"), name("place")
+    await fill(target, topic, 10)
+    before, after = Listener(), Listener()
+    async with PushConsumer(target.name_server, group, before, {topic: "*"}, consume_from=ConsumeFrom.FIRST):
+        await before.wait_count(10)
+    await fill(target, topic, 3)
+    async with PushConsumer(target.name_server, group, after, {topic: "*"}, consume_from=ConsumeFrom.FIRST):
+        await after.wait_count(3)
+        await trio.sleep(0.5)
+    assert len(after.messages) == 3
+    async with Admin(target.name_server) as admin:
+        assert sum(lag.lag for lag in await admin.group_lag(group, topic)) == 0
+
+
+async def test_retry_comes_back_and_ends_among_the_dead(target: Target, name: Name) -> None:
+    topic, group = name("retry"), name("retry")
+    await fill(target, topic, 1)
+    listener = Listener(lambda message: Outcome.RETRY)
+    async with PushConsumer(
+        target.name_server,
+        group,
+        listener,
+        {topic: "*"},
+        consume_from=ConsumeFrom.FIRST,
+        max_reconsume_times=1,
+        retry_delay_level=1,
+    ):
+        await listener.wait_count(2)
+        assert [(message.topic, message.reconsume_times) for message in listener.messages] == [(topic, 0), (topic, 1)]
+        assert listener.messages[0].message_id == listener.messages[1].message_id
+        async with PullConsumer(target.name_server, name("dead")) as reader:
+
+            async def buried() -> bool:
+                return [message.body for message in await dead_letters(reader, group)] == [b"0"]
+
+            await eventually_async(buried)
+
+
+async def dead_letters(reader: PullConsumer, group: str) -> list[ReceivedMessage]:
+    try:
+        queues = await reader.queues(f"%DLQ%{group}")
+    except RouteNotFound:
+        return []
+    return [message for queue in queues async for message in reader.read(queue)]
+
+
+async def test_ordered_queue_keeps_its_order_through_failures(target: Target, name: Name) -> None:
+    topic = name("order")
+    await fill(target, topic, 40)
+    failures = iter([False] * 5 + [True] * 3)
+    listener = Listener(lambda message: Outcome.RETRY if next(failures, False) else None)
+    async with PushConsumer(
+        target.name_server,
+        name("order"),
+        listener,
+        {topic: "*"},
+        orderly=True,
+        suspend_s=0.1,
+        consume_from=ConsumeFrom.FIRST,
+    ):
+        await listener.wait_count(43)
+    for queue in {message.queue for message in listener.messages}:
+        offsets = [message.queue_offset for message in listener.messages if message.queue == queue]
+        assert offsets == sorted(offsets)
+    assert len({(message.queue, message.queue_offset) for message in listener.messages}) == 40
+
+
+async def test_broadcast_reaches_every_member(target: Target, name: Name) -> None:
+    topic, group = name("all"), name("all")
+    await fill(target, topic, 3)
+    one, two = Listener(), Listener()
+    start, model = ConsumeFrom.FIRST, MessageModel.BROADCASTING
+    async with (
+        PushConsumer(target.name_server, group, one, {topic: "*"}, model=model, consume_from=start),
+        PushConsumer(target.name_server, group, two, {topic: "*"}, model=model, consume_from=start),
+    ):
+        await one.wait_count(3)
+        await two.wait_count(3)
+
+
+async def test_pull_seek_and_commit(target: Target, name: Name) -> None:
+    topic, group = name("pull"), name("pull")
+    start_ms = time.time_ns() // 1_000_000
+    await fill(target, topic, 10, queues=1)
+    async with PullConsumer(target.name_server, group) as consumer:
+        (queue,) = await consumer.queues(topic)
+        assert [message.body async for message in consumer.read(queue)] == [b"%d" % number for number in range(10)]
+        assert (await consumer.min_offset(queue), await consumer.max_offset(queue)) == (0, 10)
+        consumer.seek(queue, 8)
+        assert [message.body for message in (await consumer.poll(queue)).messages] == [b"8", b"9"]
+        await consumer.commit(queue)
+        assert await consumer.committed(queue) == 10
+        assert (await consumer.pull(queue, 10)).status is PullStatus.NO_NEW_MESSAGE
+        moved = await consumer.pull(queue, 99)
+        assert (moved.status, moved.next_offset) == (PullStatus.OFFSET_MOVED, 10)
+        assert await consumer.search_offset(queue, start_ms) == 0
+        assert await consumer.search_offset(queue, start_ms + 3_600_000) == 10
+
+
+async def test_messages_are_found_again(target: Target, name: Name) -> None:
+    topic = name("find")
+    await fill(target, topic, 3)
+    async with Producer(target.name_server, "find") as producer, Admin(target.name_server) as admin:
+        result = await producer.send(Message(topic, b"found", keys=["one", "two"]))
+        assert (await admin.message(result.offset_message_id)).body == b"found"
+
+        async def indexed() -> bool:
+            return bool(await admin.messages_by_key(topic, "two"))
+
+        await eventually_async(indexed)
+        assert [message.body for message in await admin.messages_by_key(topic, "one")] == [b"found"]
+        assert (await admin.message(result.message_id, topic)).queue == result.queue
+        with pytest.raises(MessageNotFound):
+            await admin.message("7F0000010000000000000000FFFFFFFF")
+
+
+async def test_offset_reset_reaches_a_running_consumer(target: Target, name: Name) -> None:
+    topic, group = name("reset"), name("reset")
+    await fill(target, topic, 6, queues=2)
+    listener = Listener()
+    async with PushConsumer(target.name_server, group, listener, {topic: "*"}, consume_from=ConsumeFrom.FIRST):
+        await listener.wait_count(6)
+        async with Admin(target.name_server) as admin:
+
+            async def caught_up() -> bool:
+                return sum(lag.lag for lag in await admin.group_lag(group, topic)) == 0
+
+            await eventually_async(caught_up)
+            table = await admin.reset_offsets(group, topic, 0)
+        assert sorted(table.values()) == [0, 0]
+        await listener.wait_count(12)
+
+
+async def test_administration_sees_what_is_there(target: Target, name: Name) -> None:
+    topic, group = name("admin"), name("admin")
+    await fill(target, topic, 6, queues=2)
+    listener = Listener()
+    async with Admin(target.name_server) as admin:
+        assert topic in await admin.topics()
+        assert [stats.max_offset - stats.min_offset for stats in await admin.topic_stats(topic)] == [3, 3]
+        cluster = await admin.cluster()
+        (address,) = cluster.masters().values()
+        assert (await admin.broker_config(address))["brokerName"] in cluster.brokers
+        assert "bootTimestamp" in await admin.broker_runtime(address)
+        async with PushConsumer(target.name_server, group, listener, {topic: "*"}) as consumer:
+            (member,) = await admin.group_members(group)
+            assert (member.client_id, member.language) == (consumer.client_id, "PYTHON")
+        assert await admin.group_members(group) == []
+        await admin.create_group(name("made"))
+        assert name("made") in await admin.groups()
+        await admin.delete_topic(topic)
+        with pytest.raises(RouteNotFound):
+            await admin.topic_route(topic)
+
+
+async def test_wrong_names_are_refused_on_either_side(target: Target) -> None:
+    async with Producer(target.name_server, "wrong") as producer, Admin(target.name_server) as admin:
+        with pytest.raises(MessageRefused, match="forbidden"):
+            await producer.send(Message("a b", b"x"))
+        # RocketMQ's producers try this code again, hence three attempts.
+        with pytest.raises(
+            SendFailed, match=r"3 attempts.*Sending message to topic\[SCHEDULE_TOPIC_XXXX\] is forbidden"
+        ):
+            await producer.send(Message("SCHEDULE_TOPIC_XXXX", b"x"))
+        with pytest.raises(RouteNotFound):
+            await admin.topic_stats("NobodyMadeThisTopic")
