@@ -120,7 +120,7 @@ async def run(
     """
     clock = clock or SystemClock()
     plugins = load(config.plugins.enabled, config.plugin_tables)
-    stop = stop or trio.Event()
+    stop = trio.Event() if stop is None else stop
     opening = trio.CancelScope()
     try:
         async with trio.open_nursery() as nursery:

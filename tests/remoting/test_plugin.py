@@ -1,0 +1,327 @@
+"""The plugin in a running broker, spoken to through sockets of this machine."""
+
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import orjson
+import pytest
+import trio
+import trustme
+
+from martlet.errors import ConfigError
+from martlet.run import read_config, run
+from martlet.store.codec import decode_records
+from martlet_remoting.codec import FrameBuffer, encode_command
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.config import RemotingConfig
+from martlet_remoting.packets import Command
+from martlet_remoting.plugin import RemotingPlugin
+from martlet_remoting.tls import Tls
+
+from .conftest import Harness, pull_ext, send_ext
+
+SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
+
+
+class Caller:
+    """A client of one connection."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+        self._frames = FrameBuffer()
+        self._opaque = 0
+
+    async def send(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> int:
+        self._opaque += 1
+        command = Command(code, ext, body, self._opaque)
+        await self.stream.send_all(encode_command(command))
+        return self._opaque
+
+    async def receive(self) -> Command:
+        with trio.fail_after(10):
+            while (command := self._frames.next_command()) is None:
+                data = await self.stream.receive_some(65536)
+                assert data, "the broker closed the connection"
+                self._frames.receive_data(bytes(data))
+            return command
+
+    async def ask(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Command:
+        number = await self.send(code, ext, body)
+        while (answer := await self.receive()).opaque != number or not answer.is_response:
+            pass
+        return answer
+
+
+class Running:
+    """A broker in this process; *stop* it to leave the block."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[str, str] = {}
+        self.stop = trio.Event()
+        self.streams: list[trio.abc.Stream] = []
+
+    async def connect(self, name: str = "remoting", context: ssl.SSLContext | None = None) -> Caller:
+        host, _, port = self.addresses[name].rpartition(":")
+        stream = await trio.open_tcp_stream(host, int(port))
+        self.streams.append(stream)
+        if context is None:
+            return Caller(stream)
+        secured = trio.SSLStream(stream, context, server_hostname="localhost")
+        with trio.fail_after(10):
+            await secured.do_handshake()
+        return Caller(secured)
+
+
+@asynccontextmanager
+async def broker(folder: Path, **remoting: object) -> AsyncIterator[Running]:
+    tables: dict[str, object] = {
+        "broker": {"data": str(folder / "data")},
+        "plugins": {"enabled": ["remoting"]},
+        "remoting": {"listen": "127.0.0.1:0", **remoting},
+        "store": {"flush": "async"},
+    }
+    running = Running()
+    ready = trio.Event()
+
+    def is_ready(addresses: dict[str, str]) -> None:
+        running.addresses = addresses
+        ready.set()
+
+    async with trio.open_nursery() as nursery:
+        config = read_config(tables)
+
+        async def serve() -> None:
+            await run(config, ready=is_ready, stop=running.stop)
+
+        nursery.start_soon(serve)
+        with trio.fail_after(20):
+            await ready.wait()
+        try:
+            yield running
+        finally:
+            running.stop.set()
+            for stream in running.streams:
+                await trio.aclose_forcefully(stream)
+
+
+async def test_messages_go_through_a_running_broker(tmp_path: Path) -> None:
+    async with broker(tmp_path) as running:
+        assert list(running.addresses) == ["remoting"]
+        sender, reader = await running.connect(), await running.connect()
+        number = await reader.send(SEND, send_ext("T"), b"first")
+        answer = await reader.receive()
+        port = int(running.addresses["remoting"].rpartition(":")[2])
+        assert (answer.opaque, answer.code) == (number, 0)
+        assert str(answer.ext["msgId"]).startswith(f"7F000001{port:08X}")
+        waiting = await reader.send(PULL, pull_ext("T", 1, sysFlag="6"))
+        assert (await sender.ask(SEND, send_ext("T"), b"second")).code == 0
+        found = await reader.receive()
+        assert (found.opaque, [record.body for record in decode_records(found.body)]) == (waiting, [b"second"])
+
+
+async def test_members_hear_of_each_other(tmp_path: Path) -> None:
+    async with broker(tmp_path) as running:
+        first, second = await running.connect(), await running.connect()
+        for caller, name in ((first, "c1"), (second, "c2")):
+            body = orjson.dumps({"clientID": name, "consumerDataSet": [{"groupName": "G"}]})
+            assert (await caller.ask(RequestCode.HEART_BEAT, {}, body)).code == 0
+        await second.stream.aclose()
+        notices = [await first.receive() for _ in range(2)]
+        assert {notice.code for notice in notices} == {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
+        answer = await first.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "G"})
+        assert orjson.loads(answer.body) == {"consumerIdList": ["c1"]}
+
+
+async def test_a_broker_that_stops_answers_held_pulls_first(tmp_path: Path) -> None:
+    async with broker(tmp_path) as running:
+        caller = await running.connect()
+        await caller.ask(SEND, send_ext("T"), b"x")
+        number = await caller.send(PULL, pull_ext("T", 1, sysFlag="6", suspendTimeoutMillis="30000"))
+        assert (await caller.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"})).ext["offset"] == "1"
+        running.stop.set()
+        answer = await caller.receive()
+        assert (answer.opaque, answer.code) == (number, ResponseCode.PULL_NOT_FOUND)
+        with trio.fail_after(10):
+            assert await caller.stream.receive_some(1) == b""
+
+
+async def test_garbage_closes_its_own_connection_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with broker(tmp_path) as running:
+        good, bad, browser = await running.connect(), await running.connect(), await running.connect()
+        await bad.stream.send_all(b"\xff\xff\xff\xff" + bytes(100))
+        await browser.stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+        with trio.fail_after(10):
+            assert await bad.stream.receive_some(100) == b""
+            told = bytes(await browser.stream.receive_some(1000))
+        assert told.startswith(b"HTTP/1.1 400")
+        assert (await good.ask(SEND, send_ext("T"), b"x")).code == 0
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+# the VIP port
+
+
+def protocols(harness: Harness, **keys: object) -> dict[str, tuple[str, bool]]:
+    from martlet.config import fill
+
+    plugin = RemotingPlugin(fill(RemotingConfig, keys, "remoting"))
+    return {p.name: (p.listen, p.optional) for p in plugin.martlet_protocols(harness.broker)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "vip"),
+    [
+        ({}, "127.0.0.1:10909"),
+        ({"listen": "[::1]:20000"}, "[::1]:19998"),
+        ({"listen": "127.0.0.1:0"}, ""),
+        ({"listen": "127.0.0.1:2"}, ""),
+        ({"vip": False}, ""),
+    ],
+)
+async def test_the_vip_port_is_two_below(harness: Harness, keys: dict[str, object], vip: str) -> None:
+    found = protocols(harness, **keys)
+    assert found["remoting"][1] is False
+    assert found.get("remoting-vip") == ((vip, True) if vip else None)
+
+
+def free_pair() -> tuple[socket.socket, int]:
+    """A socket that takes port P, where P + 2 is free."""
+    while True:
+        taken = socket.create_server(("127.0.0.1", 0))
+        try:
+            with socket.create_server(("127.0.0.1", taken.getsockname()[1] + 2)) as above:
+                return taken, above.getsockname()[1]
+        except OSError:
+            taken.close()
+
+
+async def test_without_its_vip_port_the_broker_starts_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken, port = free_pair()
+    with taken, caplog.at_level(logging.WARNING):
+        async with broker(tmp_path, listen=f"127.0.0.1:{port}") as running:
+            assert list(running.addresses) == ["remoting"]
+            caller = await running.connect()
+            assert (await caller.ask(SEND, send_ext("T"), b"x")).code == 0
+    assert "remoting-vip cannot listen" in caplog.text
+
+
+async def test_both_ports_are_one_broker(tmp_path: Path) -> None:
+    taken, port = free_pair()
+    taken.close()
+    async with broker(tmp_path, listen=f"127.0.0.1:{port}") as running:
+        main, fast = await running.connect(), await running.connect("remoting-vip")
+        assert (await fast.ask(SEND, send_ext("T"), b"x")).code == 0
+        assert (await main.ask(PULL, pull_ext("T", 0))).code == 0
+        assert (await fast.ask(PULL, pull_ext("T", 0))).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+# TLS
+
+
+class Certificates:
+    """An authority, and the files that a broker is given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = trustme.CA()
+        self.cert, self.key, self.client_ca = folder / "cert.pem", folder / "key.pem", folder / "client-ca.pem"
+        self.authority.cert_pem.write_to_path(str(self.client_ca))
+        self.issue()
+
+    def issue(self) -> None:
+        """Write a new certificate for the broker."""
+        made = self.authority.issue_cert("localhost")
+        self.key.write_bytes(made.private_key_pem.bytes())
+        self.cert.write_bytes(b"".join(pem.bytes() for pem in made.cert_chain_pems))
+
+    def client(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        self.authority.configure_trust(context)
+        return context
+
+    @property
+    def keys(self) -> dict[str, object]:
+        return {"tls_cert": str(self.cert), "tls_key": str(self.key)}
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path)
+
+
+async def test_one_port_takes_tls_and_plain(tmp_path: Path, certificates: Certificates) -> None:
+    async with broker(tmp_path, **certificates.keys) as running:
+        plain, secured = await running.connect(), await running.connect(context=certificates.client())
+        assert (await plain.ask(SEND, send_ext("T"), b"x")).code == 0
+        assert (await secured.ask(PULL, pull_ext("T", 0))).code == 0
+
+
+async def test_enforcing_takes_tls_alone(tmp_path: Path, certificates: Certificates) -> None:
+    async with broker(tmp_path, tls="enforcing", **certificates.keys) as running:
+        secured, plain = await running.connect(context=certificates.client()), await running.connect()
+        assert (await secured.ask(SEND, send_ext("T"), b"x")).code == 0
+        await plain.send(SEND, send_ext("T"), b"x")
+        with trio.fail_after(10):
+            assert await plain.stream.receive_some(100) == b""
+
+
+async def send_one(running: Running, context: ssl.SSLContext) -> None:
+    caller = await running.connect(context=context)
+    await caller.ask(SEND, send_ext("T"), b"x")
+
+
+async def test_a_client_certificate_can_be_asked_for(tmp_path: Path, certificates: Certificates) -> None:
+    keys = {"tls_client_ca": str(certificates.client_ca), **certificates.keys}
+    async with broker(tmp_path, **keys) as running:
+        context = certificates.client()
+        certificates.authority.issue_cert("client").configure_cert(context)
+        known = await running.connect(context=context)
+        assert (await known.ask(SEND, send_ext("T"), b"x")).code == 0
+        with pytest.raises((trio.BrokenResourceError, ssl.SSLError, AssertionError)):
+            await send_one(running, certificates.client())
+
+
+def tls(certificates: Certificates, **keys: object) -> Tls:
+    from martlet.config import fill
+
+    return Tls(fill(RemotingConfig, {**certificates.keys, **keys}, "remoting"))
+
+
+def test_certificates_change_while_it_runs_and_bad_ones_change_nothing(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = tls(certificates)
+    first = made.context()
+    certificates.issue()
+    made.reload()
+    second = made.context()
+    assert second is not None
+    assert second is not first
+    certificates.cert.write_text("nonsense")
+    made.reload()
+    assert made.context() is second
+    assert "the old ones stay in force" in caplog.text
+
+
+def test_disabled_tls_has_no_context(certificates: Certificates) -> None:
+    assert tls(certificates, tls="disabled").context() is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"tls": "enforcing", "tls_cert": ""}, "tls_cert is empty"),
+        ({"tls_cert": "/nowhere/cert.pem"}, "'/nowhere/cert.pem'"),
+        ({"tls_client_ca": "/nowhere/ca.pem"}, "'/nowhere/ca.pem'"),
+    ],
+)
+def test_certificates_that_cannot_be_used_are_named(
+    certificates: Certificates, keys: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        tls(certificates, **keys)
