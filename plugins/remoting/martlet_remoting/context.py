@@ -91,6 +91,7 @@ class Parts:
         self.rates = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
         self.registrar: Registrar | None = None
         self.started_ms = broker.clock.now_ms()
+        self.started_position = broker.store.readable
         self.switches = {"useServerSideResetOffset": True}  # under RocketMQ's names; can be changed over the wire
         self.addresses: dict[str, str] = {}  # "remoting" and "remoting-vip": what was really bound
         self.filters = FilterCache(broker)
@@ -102,6 +103,8 @@ class Parts:
         self.set_store_host(broker.store.store_host)
         cluster = f"CLUSTER\x01{broker.config.cluster}\x02"
         self.stamp = f"{cluster}MSG_REGION\x01{config.region}\x02TRACE_ON\x01{str(config.trace).lower()}\x02".encode()
+        # Behind properties whose last separator was left out.
+        self.stamp_after = b"\x02" + self.stamp
         # timer and tx are plugins with a stage; without them such messages are refused, not stored wrongly
         stages = {name for name, _ in broker.stages}
         self.delays = "timer" in stages

@@ -174,7 +174,7 @@ def _store_info(parts: Parts) -> dict[str, str]:
     store = parts.store
     statistics = store.statistics()
     usage = store.disk.usage(store.directory)
-    count, size = statistics.appended_messages, statistics.appended_bytes
+    count, size = statistics.appended_messages, statistics.readable - parts.started_position
     ratio = str(round(usage.ratio, 4))
     return {
         "commitLogDirCapacity": f"Total : {_human(usage.total_bytes)}, Free : {_human(usage.free_bytes)}.",

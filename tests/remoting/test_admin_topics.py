@@ -1,0 +1,263 @@
+"""Administration of topics and groups over remoting."""
+
+import orjson
+import pytest
+
+from martlet.errors import Refused
+from martlet.groups import Group
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.handlers.admin.topics import alter_attributes, parse_attributes
+from martlet_remoting.packets import Command
+
+from .conftest import FakeClient, Harness, send_ext
+
+CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
+
+
+def topic_ext(name: str, **more: object) -> dict[str, object]:
+    return {
+        "topic": name,
+        "defaultTopic": "TBW102",
+        "readQueueNums": "3",
+        "writeQueueNums": "2",
+        "perm": "6",
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0",
+        "order": "false",
+        **more,
+    }
+
+
+async def refused(client: FakeClient, code: int, wanted: int, body: bytes = b"", **ext: object) -> str:
+    answer = await client.ask(code, ext, body)
+    assert answer.code == wanted
+    assert answer.remark
+    return answer.remark
+
+
+async def test_topic_is_created_changed_and_shown(harness: Harness) -> None:
+    client = harness.client()
+    assert (await client.ask(CREATE, topic_ext("T", attributes="+message.type=FIFO"))).code == 0
+    shown = await client.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": "T"})
+    assert shown.body == (
+        b'{"attributes":{"message.type":"FIFO"},"order":false,"perm":6,"readQueueNums":3,'
+        b'"topicFilterType":"SINGLE_TAG","topicName":"T","topicSysFlag":0,"writeQueueNums":2}'
+    )
+    await client.ask(CREATE, topic_ext("T", perm="4", order="true"))
+    topic = harness.broker.topics.get("T")
+    assert topic is not None
+    assert (topic.perm, topic.order, topic.attributes) == (4, True, {"message.type": "FIFO"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"topic": ""},
+        {"topic": "no blanks"},
+        {"topic": "x" * 128},
+        {"topic": "TBW102"},
+        {"topic": "rmq_sys_x"},
+        {"topic": "DefaultCluster"},
+        {"perm": "99"},
+        {"readQueueNums": "-1"},
+        {"attributes": "+message.type=MIXED"},
+        {"attributes": "+nonsense=1"},
+        {"attributes": "message.type=FIFO"},
+        {"attributes": "+reserve.time=soon"},
+        {"attributes": "+queue.type=BatchCQ"},
+    ],
+)
+async def test_topic_that_cannot_be_is_refused(harness: Harness, changes: dict[str, str]) -> None:
+    before = len(harness.broker.topics)
+    answer = await harness.client().ask(CREATE, topic_ext("T") | changes)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert answer.remark
+    assert len(harness.broker.topics) == before
+
+
+def test_attributes_are_set_and_removed_by_sign() -> None:
+    assert parse_attributes("+a=b, -c ,,+d=e=f") == {"+a": "b", "-c": "", "+d": "e=f"}
+    held = {"message.type": "FIFO", "reserve.time": "5"}
+    changed = alter_attributes(held, {"-message.type": "", "+reserve.time": "9"}, new=False)
+    assert changed == {"reserve.time": "9"}
+    assert held == {"message.type": "FIFO", "reserve.time": "5"}
+    with pytest.raises(Refused, match="unchangeable"):
+        alter_attributes(held, {"+queue.type": "BatchCQ"}, new=False)
+
+
+async def test_many_topics_are_made_at_once_or_none(harness: Harness) -> None:
+    client = harness.client()
+    code = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
+    bad = {"topicConfigList": [{"topicName": "A"}, {"topicName": "no blanks"}]}
+    assert (await client.ask(code, body=orjson.dumps(bad))).code == ResponseCode.INVALID_PARAMETER
+    assert harness.broker.topics.get("A") is None
+    good = {"topicConfigList": [{"topicName": "A"}, {"topicName": "B", "readQueueNums": "2", "writeQueueNums": 1}]}
+    assert (await client.ask(code, body=orjson.dumps(good))).code == 0
+    made = [harness.broker.topics.get(name) for name in "AB"]
+    assert [(t.read_queues, t.write_queues, t.perm) for t in made if t is not None] == [(16, 16, 6), (2, 1, 6)]
+    assert (await client.ask(code, body=b"no json")).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_deleted_topic_takes_messages_and_offsets_along(harness: Harness) -> None:
+    client = harness.client()
+    harness.topic("T")
+    await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"body")
+    harness.broker.groups.commit("G", "T", 0, 1)
+    assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
+    assert harness.broker.topics.get("T") is None
+    assert harness.broker.groups.offset("G", "T", 0) == -1
+    assert harness.store.find_queue("T", 0) is None
+    assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
+    for name in ("", "TBW102", "SCHEDULE_TOPIC_XXXX"):
+        await refused(client, RequestCode.DELETE_TOPIC_IN_BROKER, ResponseCode.INVALID_PARAMETER, topic=name)
+
+
+async def test_unused_topics_are_cleaned_from_the_store(harness: Harness) -> None:
+    client = harness.client()
+    for name in ("T", "U"):
+        harness.topic(name)
+        await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext(name), b"body")
+    del harness.broker.topics._table["U"]
+    assert (await client.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
+    assert harness.store.find_queue("U", 0) is None
+    assert harness.store.find_queue("T", 0) is not None
+
+
+async def test_all_topics_come_whole_or_in_pages(harness: Harness) -> None:
+    client = harness.client()
+    for name in ("A", "B", "C"):
+        harness.topic(name)
+    answer = await client.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
+    whole = orjson.loads(answer.body)
+    assert answer.ext == {"totalTopicNum": "4"}
+    assert list(whole["topicConfigTable"]) == ["A", "B", "C", "TBW102"]
+    assert set(whole) == {
+        "dataVersion",
+        "mappingDataVersion",
+        "topicConfigTable",
+        "topicQueueMappingDetailMap",
+        "topicQueueMappingInfoMap",
+    }
+    version = orjson.dumps(whole["dataVersion"]).decode()
+    page = {"topicSeq": "1", "maxTopicNum": "2", "dataVersion": version}
+    answer = await client.ask(RequestCode.GET_ALL_TOPIC_CONFIG, page)
+    assert list(orjson.loads(answer.body)["topicConfigTable"]) == ["B", "C"]
+    for stale in ('{"counter":99}', "nonsense"):
+        answer = await client.ask(RequestCode.GET_ALL_TOPIC_CONFIG, page | {"dataVersion": stale})
+        assert list(orjson.loads(answer.body)["topicConfigTable"]) == ["A", "B"]
+
+
+async def test_system_topics_are_named(harness: Harness) -> None:
+    answer = await harness.client().ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+    names = orjson.loads(answer.body)["topicList"]
+    assert {"TBW102", "DefaultCluster", "martlet", "OFFSET_MOVED_EVENT"} <= set(names)
+    assert len(names) == len(set(names))
+
+
+async def test_unknown_topic_and_group(harness: Harness) -> None:
+    client = harness.client()
+    harness.broker.groups.auto_create = False
+    await refused(client, RequestCode.GET_TOPIC_CONFIG, ResponseCode.TOPIC_NOT_EXIST, topic="nope")
+    await refused(client, RequestCode.GET_TOPIC_STATS_INFO, ResponseCode.TOPIC_NOT_EXIST, topic="nope")
+    code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
+    await refused(client, code, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, group="nope")
+
+
+# groups
+
+
+def group_body(**fields: object) -> bytes:
+    return orjson.dumps({"groupName": "G", "retryMaxTimes": 3, "groupRetryPolicy": {"type": "CUSTOMIZED"}, **fields})
+
+
+async def test_group_is_created_and_shown(harness: Harness) -> None:
+    client = harness.client()
+    body = group_body(attributes={"+a": "b", "-c": ""}, subscriptionDataSet=[])
+    assert (await client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0
+    assert harness.broker.groups.get("G") == Group("G", retry_max_times=3, attributes={"a": "b"})
+    shown = await client.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "G"})
+    assert orjson.loads(shown.body)["retryMaxTimes"] == 3
+    everything = await client.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+    table = orjson.loads(everything.body)
+    assert "G" in table["subscriptionGroupTable"]
+    assert everything.ext == {"totalGroupNum": str(len(table["subscriptionGroupTable"]))}
+
+
+async def test_groups_come_in_pages(harness: Harness) -> None:
+    client = harness.client()
+    harness.broker.groups.update(Group("AAA"))
+    version = orjson.dumps(harness.broker.groups.version.as_json()).decode()
+    page = {"groupSeq": "0", "maxGroupNum": "1", "dataVersion": version}
+    answer = await client.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, page)
+    assert list(orjson.loads(answer.body)["subscriptionGroupTable"]) == ["AAA"]
+    answer = await client.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, page | {"groupSeq": "1"})
+    assert list(orjson.loads(answer.body)["subscriptionGroupTable"]) == ["CID_ONS-HTTP-PROXY"]
+
+
+@pytest.mark.parametrize("body", [b"{}", group_body(groupName="no blanks"), group_body(retryMaxTimes="x")])
+async def test_group_that_cannot_be_is_refused(harness: Harness, body: bytes) -> None:
+    await refused(
+        harness.client(), RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, ResponseCode.INVALID_PARAMETER, body
+    )
+    assert harness.broker.groups.get("G") is None
+
+
+async def test_many_groups_are_made_at_once_or_none(harness: Harness) -> None:
+    client = harness.client()
+    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST
+    bad = b'{"groupConfigList":[{"groupName":"A"},{"groupName":"no blanks"}]}'
+    await refused(client, code, ResponseCode.INVALID_PARAMETER, bad)
+    assert harness.broker.groups.get("A") is None
+    await client.ask(code, body=b'{"groupConfigList":[{"groupName":"A"},{"groupName":"B"}]}')
+    assert None not in (harness.broker.groups.get("A"), harness.broker.groups.get("B"))
+
+
+@pytest.mark.parametrize(("flag", "left"), [({}, 5), ({"cleanOffset": "true"}, -1), ({"removeOffset": "true"}, -1)])
+async def test_deleted_group_keeps_its_offsets_unless_told(harness: Harness, flag: dict[str, str], left: int) -> None:
+    harness.broker.groups.update(Group("G"))
+    harness.broker.groups.commit("G", "T", 0, 5)
+    answer = await harness.client().ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G", **flag})
+    assert answer.code == 0
+    assert harness.broker.groups.get("G") is None
+    assert harness.broker.groups.offset("G", "T", 0) == left
+
+
+async def test_group_is_forbidden_a_topic(harness: Harness) -> None:
+    client = harness.client()
+    ext = {"group": "G", "topic": "T"}
+
+    async def ask(**more: object) -> bytes:
+        return (await client.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, {**ext, **more})).body
+
+    assert await ask() == b'{"group":"G","readable":true,"topic":"T"}'
+    assert await ask(readable="false") == b'{"group":"G","readable":false,"topic":"T"}'
+    assert harness.broker.groups.is_forbidden("G", "T")
+    assert await ask(readable="true") == b'{"group":"G","readable":true,"topic":"T"}'
+
+
+async def test_who_may_not_manage_changes_nothing(harness: Harness) -> None:
+    harness.topic("T")
+    harness.broker.authorizers = (lambda identity, action, topic: action != "manage",)
+    client = harness.client()
+    requests = [
+        Command(CREATE, topic_ext("X")),
+        Command(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=b'{"topicConfigList":[{"topicName":"X"}]}'),
+        Command(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}),
+        Command(RequestCode.CLEAN_UNUSED_TOPIC),
+        Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName":"X"}'),
+        Command(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "TOOLS_CONSUMER"}),
+        Command(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, {"group": "X", "topic": "T", "readable": "false"}),
+        Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"autoCreateTopicEnable=false"),
+        Command(RequestCode.DELETE_EXPIRED_COMMITLOG),
+        Command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {"topic": "T", "group": "TOOLS_CONSUMER"}),
+        Command(RequestCode.CLONE_GROUP_OFFSET, {"srcGroup": "A", "destGroup": "B"}),
+        Command(RequestCode.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "G", "clientId": "c"}),
+        Command(RequestCode.CONSUME_MESSAGE_DIRECTLY, {"consumerGroup": "G", "clientId": "c"}),
+        Command(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "T", "group": "G"}),
+    ]
+    for request in requests:
+        answer = await client.ask(request.code, request.ext, request.body)
+        assert answer.code == ResponseCode.NO_PERMISSION, request
+    assert harness.broker.topics.get("X") is None
+    assert harness.broker.topics.get("T") is not None
+    assert harness.broker.groups.get("X") is None
