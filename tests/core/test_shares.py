@@ -1,0 +1,418 @@
+"""Groups whose members compete: each message is with one member, comes back when it must, and is not forgotten."""
+
+import math
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.pushing import LINES, broker_in_memory, publish, told
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from martlet.broker import Broker
+from martlet.encoded import Selection
+from martlet.errors import Reason, Refused
+from martlet.groups import Group
+from martlet.message import Message, decode_properties
+from martlet.shares import Member
+from martlet.store.codec import decode_records, tags_code
+from martlet.subscriptions import DeliveryConfig, Start, from_earliest
+from martlet.testing.disk import FakeDisk
+from martlet.testing.peers import RecordingPeer
+
+
+class Competitor:
+    """A peer that is a member."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        lease_s: float = 30,
+        credit: int = 10,
+        group: str = "G",
+        start: Start = from_earliest,
+        selection: Selection | None = None,
+    ) -> None:
+        self.peer = RecordingPeer()
+        options = {"selection": selection} if selection else {}
+        self.member: Member = broker.shares.join(
+            self.peer, "t", group, LINES, lease_s=lease_s, credit=credit, start=start, **options
+        )
+        self.deliveries: list[int] = []
+
+    def turn(self, budget_bytes: int = 1 << 20) -> list[str]:
+        """Collect once if somebody woke the peer."""
+        if not self.peer.wakes:
+            return []
+        self.peer.wakes = 0
+        found = self.member.collect(budget_bytes)
+        self.deliveries = [delivery.delivery for delivery in found]
+        return told(found)
+
+    async def drain(self) -> list[str]:
+        """Collect until nobody wakes the peer; reads in threads are run in between."""
+        came: list[str] = []
+        while self.peer.wakes or self.peer.started:
+            await self.peer.run_started()
+            came += self.turn()
+        return came
+
+
+def committed(broker: Broker, queue_id: int = 0, group: str = "G") -> int:
+    return broker.groups.offset(group, "t", queue_id)
+
+
+async def test_members_share_and_the_committed_offset_follows_acknowledgements() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one, two = Competitor(broker, credit=2), Competitor(broker, credit=2)
+        publish(broker, "t", 0, b"a", b"b", b"c", b"d", b"e")
+        came = [*one.turn(), *two.turn()]
+        assert sorted(came) == ["0:0:a", "0:1:b", "0:2:c", "0:3:d"]
+        assert committed(broker) == 0
+        assert one.member.ack(0, 1)
+        assert committed(broker) == 0
+        assert one.member.ack(0, 0)
+        assert committed(broker) == 2
+        assert one.turn() == ["0:4:e"]
+        assert not two.member.ack(0, 4)
+        assert not two.member.ack(9, 4)
+
+
+async def test_a_new_group_remembers_where_it_began() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, b"before")
+        late = Competitor(broker, start=lambda queue: queue.next_offset)
+        assert late.turn() == []
+        late.member.leave()
+        publish(broker, "t", 0, b"after")
+        assert Competitor(broker).turn() == ["0:1:after"]
+
+
+async def test_what_a_leaving_member_held_goes_to_another_at_once() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one, two = Competitor(broker), Competitor(broker)
+        publish(broker, "t", 0, b"a", b"b")
+        assert one.turn() == ["0:0:a", "0:1:b"]
+        one.member.ack(0, 0)
+        assert two.turn() == []
+        one.member.leave()
+        assert two.turn() == ["0:1:b"]
+        assert two.deliveries == [2]
+        one.member.leave()
+        assert two.turn() == []
+
+
+async def test_a_group_without_members_remembers_what_was_settled_for_a_while(autojump_clock: MockClock) -> None:
+    async with broker_in_memory(delivery=DeliveryConfig(share_memory_s=100)) as broker:
+        broker.topics.ensure("t", 1)
+        one = Competitor(broker)
+        publish(broker, "t", 0, b"a", b"b")
+        one.turn()
+        one.member.ack(0, 1)
+        one.member.leave()
+        await trio.sleep(99)
+        two = Competitor(broker)
+        assert two.turn() == ["0:0:a"]
+        two.member.leave()
+        await trio.sleep(101)
+        assert broker.shares.statistics()["shares"] == 0
+        assert broker.shares.unsettled == 0
+        assert Competitor(broker).turn() == ["0:0:a", "0:1:b"]
+
+
+async def test_a_group_with_nothing_to_remember_is_forgotten_at_once() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        Competitor(broker).member.leave()
+        assert broker.shares.statistics()["shares"] == 0
+        assert broker.store.queue("t", 0).watchers is None
+
+
+async def test_a_window_bounds_what_is_out_and_a_settled_message_makes_room() -> None:
+    async with broker_in_memory(delivery=DeliveryConfig(lease_window=3)) as broker:
+        broker.topics.ensure("t", 1)
+        one = Competitor(broker, credit=100)
+        publish(broker, "t", 0, *(b"%d" % n for n in range(10)))
+        assert one.turn() == ["0:0:0", "0:1:1", "0:2:2"]
+        one.member.ack(0, 1)
+        assert one.turn() == []
+        one.member.ack(0, 0)
+        assert one.turn() == ["0:3:3", "0:4:4"]
+
+
+async def test_the_bound_over_all_groups_holds_and_wakes_the_others() -> None:
+    async with broker_in_memory(delivery=DeliveryConfig(leases_max=3)) as broker:
+        broker.topics.ensure("t", 1)
+        one, two = Competitor(broker, credit=2), Competitor(broker, credit=2, group="H")
+        publish(broker, "t", 0, b"a", b"b", b"c")
+        assert one.turn() == ["0:0:a", "0:1:b"]
+        assert two.turn() == ["0:0:a"]
+        assert broker.shares.unsettled == 3
+        assert two.turn() == []
+        assert one.member.ack(0, 0)
+        assert two.turn() == ["0:1:b"]
+        assert broker.shares.unsettled == 3
+
+
+async def test_a_dead_message_is_settled_only_when_its_copy_is_durable() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.update(Group("G", retry_max_times=0))
+        publish(broker, "t", 0, b"poison", properties=b"k\x01v\x02")
+        await broker.store.wait_flushed(broker.store.appended)
+        one = Competitor(broker)
+        assert one.turn() == ["0:0:poison"]
+        one.member.nack(0, 0)
+        await wait_all_tasks_blocked()
+        broker.shares._shares["t", "G"].tick(0)
+        letter_end = broker.store.appended
+        while committed(broker) == 0:
+            assert broker.store.readable < letter_end or broker.shares._wanted == -math.inf
+            await trio.lowlevel.checkpoint()
+        assert broker.store.readable >= letter_end
+        queue = broker.store.queue("%DLQ%G", 0)
+        (letter,) = decode_records(b"".join(broker.store.read(queue, 0, 9, 9999).pieces))
+        assert letter.body == b"poison"
+        properties = decode_properties(letter.properties)
+        assert properties.pop("DLQ_ORIGIN_MESSAGE_ID")
+        assert properties == {"k": "v", "DLQ_ORIGIN_TOPIC": "t"}
+        assert queue.next_offset == 1
+
+
+async def test_a_group_without_a_limit_of_retries_buries_nothing() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.update(Group("G", retry_max_times=-1))
+        one = Competitor(broker)
+        publish(broker, "t", 0, b"a")
+        for delivery in range(1, 50):
+            assert one.turn() == ["0:0:a"]
+            assert one.deliveries == [delivery]
+            one.member.nack(0, 0)
+
+
+async def test_a_refused_dead_letter_is_tried_again(autojump_clock: MockClock) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.update(Group("G", retry_max_times=0))
+        one = Competitor(broker)
+        publish(broker, "t", 0, b"a")
+        one.turn()
+        broker.store.refusal = "the disk is full"
+        one.member.nack(0, 0)
+        await trio.sleep(1)
+        assert committed(broker) == 0
+        broker.store.refusal = ""
+        await trio.sleep(10)
+        assert committed(broker) == 1
+        assert broker.shares.statistics()["dead_letters"] == 1
+
+
+async def test_what_retention_removed_is_not_waited_for() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one, two = Competitor(broker), Competitor(broker)
+        publish(broker, "t", 0, b"a", b"b")
+        one.turn()
+        broker.store.queue("t", 0).first_offset = 1
+        one.member.leave()
+        assert two.turn() == ["0:1:b"]
+        assert committed(broker) == 1
+
+
+async def test_far_behind_the_tail_members_wait_without_stopping_others() -> None:
+    async with broker_in_memory(cache_bytes=0) as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, *(b"%0200d" % n for n in range(60)))
+        one = Competitor(broker, credit=1000)
+        assert one.turn() == []
+        assert one.peer.started
+        assert len(await one.drain()) == 60
+
+
+async def test_a_reset_of_the_group_begins_anew() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one = Competitor(broker)
+        publish(broker, "t", 0, b"a", b"b", b"c")
+        assert len(one.turn()) == 3
+        broker.groups.reset("G", "t", {0: 1})
+        one.peer.wake()
+        assert one.turn() == ["0:1:b", "0:2:c"]
+        assert one.member.ack(0, 1)
+        assert committed(broker) == 2
+
+
+async def test_new_queues_are_shared_and_a_deleted_topic_is_told() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one = Competitor(broker)
+        broker.topics.update("t", 2, 2)
+        publish(broker, "t", 1, b"a")
+        assert one.turn() == ["1:0:a"]
+        broker.topics.delete("t")
+        assert one.peer.wakes
+        assert one.member.share.gone
+        assert one.turn() == []
+        assert not one.member.ack(1, 0)
+        one.member.leave()
+        assert broker.shares.unsettled == 0
+
+
+async def test_a_group_selects_the_same_for_all_its_members() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        wanted = Selection("tag A", frozenset({tags_code("A")}))
+        one = Competitor(broker, selection=wanted)
+        publish(broker, "t", 0, *(b"no" for _ in range(2000)))
+        publish(broker, "t", 0, b"yes", properties=b"TAGS\x01A\x02")
+        assert await one.drain() == ["0:2000:yes"]
+        assert committed(broker) == 2000
+        with pytest.raises(Refused, match="members must want the same"):
+            Competitor(broker)
+        one.member.ack(0, 2000)
+        one.member.leave()
+        assert committed(broker) == 2001
+        Competitor(broker)
+
+
+async def test_what_cannot_be_joined_is_refused() -> None:
+    async with broker_in_memory(delivery=DeliveryConfig(shares_max=1, share_members_max=1)) as broker:
+        with pytest.raises(Refused) as caught:
+            Competitor(broker)
+        assert caught.value.reason is Reason.NO_TOPIC
+        broker.topics.ensure("t", 1)
+        Competitor(broker)
+        with pytest.raises(Refused, match=r"delivery\.share_members_max is 1"):
+            Competitor(broker)
+        with pytest.raises(Refused, match=r"delivery\.shares_max is 1"):
+            Competitor(broker, group="H")
+        broker.groups.auto_create = False
+        with pytest.raises(Refused) as caught:
+            Competitor(broker, group="unknown")
+        assert caught.value.reason is Reason.NO_GROUP
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(0, 1), st.integers(1, 5)),
+        st.tuples(st.just("turn"), st.integers(0, 2), st.integers(1, 900)),
+        st.tuples(st.just("ack"), st.integers(0, 2), st.integers(0, 9)),
+        st.tuples(st.just("nack"), st.integers(0, 2), st.integers(0, 9)),
+        st.tuples(st.just("extend"), st.integers(0, 2), st.integers(0, 9)),
+        st.tuples(st.just("join"), st.integers(0, 2), st.integers(1, 4)),
+        st.tuples(st.just("leave"), st.integers(0, 2), st.just(0)),
+        st.tuples(st.just("time"), st.just(0), st.integers(1, 12)),
+    ),
+    max_size=60,
+)
+Key = tuple[int, int]
+
+
+class Model:
+    """Three peers that come and go, and what each may hold."""
+
+    def __init__(self, clock: MockClock) -> None:
+        self.clock = clock
+        self.published: list[int] = [0, 0]
+        self.members: dict[int, Competitor] = {}
+        self.held: dict[Key, tuple[int, float]] = {}  # message -> (peer, until)
+        self.delayed: dict[Key, float] = {}
+        self.acked: set[Key] = set()
+
+    async def run(self, operations: list[tuple[str, int, int]]) -> None:
+        async with broker_in_memory(FakeDisk(), delivery=DeliveryConfig(lease_window=6)) as broker:
+            broker.topics.ensure("t", 2)
+            broker.groups.update(Group("G", retry_max_times=-1))
+            for name, which, number in operations:
+                await self.step(broker, name, which, number)
+                await self.expire()
+            await self.finish(broker)
+
+    async def step(self, broker: Broker, name: str, which: int, number: int) -> None:
+        competitor = self.members.get(which)
+        mine = sorted(key for key, (peer, _) in self.held.items() if peer == which)
+        if name == "publish":
+            publish(broker, "t", which, *(b"x" for _ in range(number)))
+            self.published[which] += number
+        elif name == "time":
+            self.clock.jump(number)
+        elif name == "join" and competitor is None:
+            self.members[which] = Competitor(broker, lease_s=20, credit=number)
+        elif competitor is None:
+            return
+        elif name == "turn":
+            self.took(which, competitor.turn(number))
+        elif name == "leave":
+            competitor.member.leave()
+            del self.members[which]
+            self.held = {key: value for key, value in self.held.items() if value[0] != which}
+        elif mine:
+            self.say(competitor, name, mine[number % len(mine)], number)
+
+    def took(self, which: int, lines: list[str]) -> None:
+        for line in lines:
+            queue_id, offset, _ = line.split(":")
+            key = int(queue_id), int(offset)
+            assert key not in self.acked, f"{key} was acknowledged and came again"
+            assert key not in self.held, f"{key} is with two members"
+            assert self.delayed.pop(key, 0.0) <= trio.current_time(), f"{key} came before its time"
+            self.held[key] = which, trio.current_time() + 20
+
+    def say(self, competitor: Competitor, name: str, key: Key, number: int) -> None:
+        if name == "extend":
+            assert competitor.member.extend(*key)
+            self.held[key] = self.held[key][0], trio.current_time() + 20
+            return
+        del self.held[key]
+        if name == "ack":
+            assert competitor.member.ack(*key)
+            assert not competitor.member.ack(*key)
+            self.acked.add(key)
+        else:
+            assert competitor.member.nack(*key, delay_s=number)
+            self.delayed[key] = trio.current_time() + number
+
+    async def expire(self) -> None:
+        await wait_all_tasks_blocked()
+        now = trio.current_time()
+        self.held = {key: value for key, value in self.held.items() if value[1] > now}
+
+    async def finish(self, broker: Broker) -> None:
+        """Everything comes to one who acknowledges all, and to nobody twice."""
+        for competitor in self.members.values():
+            competitor.member.leave()
+        self.held.clear()
+        self.clock.jump(20)
+        await self.expire()
+        last = Competitor(broker, credit=1000)
+        while last.peer.wakes:
+            for line in last.turn():
+                queue_id, offset, _ = line.split(":")
+                self.took(9, [line])
+                del self.held[int(queue_id), int(offset)]
+                self.acked.add((int(queue_id), int(offset)))
+                assert last.member.ack(int(queue_id), int(offset))
+        assert self.acked == {(q, n) for q, count in enumerate(self.published) for n in range(count)}
+        assert [committed(broker, queue_id) for queue_id in range(2)] == self.published
+        assert broker.shares.unsettled == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations=OPERATIONS)
+def test_every_message_is_acknowledged_once_and_never_with_two_members(operations: list[tuple[str, int, int]]) -> None:
+    clock = MockClock()
+    trio.run(Model(clock).run, operations, clock=clock)
+
+
+async def test_published_messages_of_other_protocols_are_shared_as_well() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one = Competitor(broker)
+        broker.store.append(Message("t", b"by hand"), 0)
+        broker.store.commit()
+        assert one.turn() == ["0:0:by hand"]
