@@ -291,7 +291,6 @@ class Store:
         root = self.directory
         clean = "abort" not in self.disk.names(root)
         self.segments.load()
-        self.segments.complete()
         checkpoint = read_checkpoint(self.files, f"{root}/checkpoint")
         listed = read_queue_list(self.files, f"{root}/queues")
         self._mark_running()
@@ -439,7 +438,12 @@ class Store:
         properties = message.properties
         body_bytes = len(body)
         properties_bytes = len(properties)
-        if self.refusal or body_bytes > self.config.message_bytes_max or properties_bytes > PROPERTIES_BYTES_MAX:
+        if (
+            self.refusal
+            or body_bytes > self.config.message_bytes_max
+            or properties_bytes > PROPERTIES_BYTES_MAX
+            or b"\x00" in properties
+        ):
             self._refuse(message)
         tail = self.tail
         position = tail.position
@@ -518,6 +522,7 @@ class Store:
                 self.refusal
                 or len(message.body) > self.config.message_bytes_max
                 or len(message.properties) > PROPERTIES_BYTES_MAX
+                or b"\x00" in message.properties
             ):
                 self._refuse(message)
             total += record_size(message, topic, self.store_host)
@@ -543,6 +548,8 @@ class Store:
                 Reason.ILLEGAL,
                 f"the properties have {len(message.properties)} bytes; the most is {PROPERTIES_BYTES_MAX}",
             )
+        if b"\x00" in message.properties:
+            raise Refused(Reason.ILLEGAL, "the properties hold U+0000; the store tells by it that a write was torn")
         raise Refused(
             Reason.ILLEGAL,
             f"the body has {len(message.body)} bytes; the most is {self.config.message_bytes_max} "
@@ -972,7 +979,9 @@ class Store:
             for topic, of_topic in self.queues.topics.items()
             if topic != without
         }
-        write_queue_list(self.files, f"{self.directory}/queues", topics, self._deleted, self.segments.start)
+        start = self.segments.start
+        self._deleted = {topic: position for topic, position in self._deleted.items() if position > start}
+        write_queue_list(self.files, f"{self.directory}/queues", topics, self._deleted, start)
 
     def statistics(self) -> StoreStatistics:
         """Counters of this moment."""

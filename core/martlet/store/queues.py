@@ -190,6 +190,17 @@ class QueueFiles:
         self.files.create(path, self.file_bytes)
         self.new_directories.update((directory, f"{self.directory}/{queue.topic}", self.directory))
 
+    def any_short(self, queue: Queue, starts: list[int]) -> bool:
+        """Whether a file has not its full size; the last one is lengthened, which a crash may have prevented."""
+        for start in starts:
+            path = self.path_of(queue, start)
+            if self.files.size(path) >= self.file_bytes:
+                continue
+            if start != starts[-1]:
+                return True
+            self.files.truncate(path, self.file_bytes)
+        return False
+
     def cut(self, queue: Queue, end: int) -> None:
         """Make sure that the files hold nothing from offset *end* on."""
         at = end * ENTRY_BYTES
@@ -296,15 +307,27 @@ class Queues:
 
     def advance_first(self, queue: Queue, start: int) -> None:
         """Move the first offset to the first record at or behind log position *start*; whole old files go."""
-        low, high = queue.first_offset, queue.next_offset
+        queue.first_offset = self.first_behind(queue, queue.first_offset, queue.next_offset, start)
+        self.files.remove_before(queue, queue.first_offset)
+
+    def first_behind(self, queue: Queue, low: int, end: int, start: int) -> int:
+        """The first of the offsets *low* to *end* whose record is at or behind log position *start*; holes are none."""
+        high = end
+        if low < end and self.position_at(queue, low) >= start:
+            return low
         while low < high:
             middle = (low + high) // 2
-            if self.position_at(queue, middle) >= start:
+            at = self._real_from(queue, middle, high)
+            if at == high or self.position_at(queue, at) >= start:
                 high = middle
             else:
-                low = middle + 1
-        queue.first_offset = low
-        self.files.remove_before(queue, low)
+                low = at + 1
+        return self._real_from(queue, low, end)
+
+    def _real_from(self, queue: Queue, offset: int, end: int) -> int:
+        while offset < end and self.position_at(queue, offset) < 0:
+            offset += 1
+        return offset
 
     def remove_topic(self, topic: str) -> None:
         """Forget *topic* and remove its files."""

@@ -215,7 +215,7 @@ class Reader:
 
     def _gone(self, result: ReadResult, position: int) -> bool:
         """Whether retention removed *position*; then the read says so unless it finds something."""
-        if position >= self.chunks.segments.start:
+        if position < 0 or position >= self.chunks.segments.start:
             return False
         if not result.count:
             result.status = ReadStatus.REMOVED

@@ -53,6 +53,9 @@ REPORT_SECONDS: Final = 0.25
 MARK: Final = b"\xda\xa3\x20"
 # Entries of this many records stay in memory before they go to their files.
 UNSAVED_RECORDS_MAX: Final = 200_000
+# A single flipped bit can feign any gap, but one of this size costs little.
+SMALL_GAP: Final = 1024
+NOWHERE: Final = 2**62  # behind every position
 STORE_MS: Final = Struct(">q")
 # The most entries behind a queue's promised end that are looked at in one read.
 NEAR_ENTRIES: Final = 512
@@ -75,7 +78,8 @@ def _valid_in(segments: Segments, segment: Segment, position: int) -> int:
         at = segments.files.next_data(segment.path, position - segment.start)
         if at >= size:
             return -1
-        position = segment.start + at
+        # The first bytes of a record's size are zeros.
+        position = max(position, segment.start + at - 4)
         data = segments.read(position, BLOCK_BYTES)
         at = data.find(MARK)
         while at >= 0:
@@ -126,6 +130,7 @@ class Recovery:
         "_reported",
         "_saved_records",
         "_suspects",
+        "_torn_from",
         "_void",
         "cut_bytes",
         "damaged",
@@ -160,6 +165,7 @@ class Recovery:
         self._suspects: dict[Queue, _Suspect] = {}
         self._void: dict[bytes, int] = {}
         self._listed_start = -1
+        self._torn_from = NOWHERE
         # Queues that are made anew from the whole log; the others only take records from `start` on.
         self.rebuild: set[Queue] = set()
         self.start = 0
@@ -182,6 +188,8 @@ class Recovery:
         self._void = {topic.encode(): position for topic, position in (listed.deleted if listed else {}).items()}
         self._listed_start = listed.log_start if listed else -1
         self.start = self._choose_start(checkpoint, clean=clean)
+        self.segments.complete()
+        self._torn_from = NOWHERE if clean else self.start
         scan_from = self._load_queues(checkpoint, listed, clean=clean)
         scan_from = min(scan_from, self._load_keys(checkpoint, clean=clean))
         await self._scan(scan_from)
@@ -222,7 +230,7 @@ class Recovery:
         queues, files = self.queues, self.queues.files
         disk = files.files.disk
         foreign = checkpoint is None or checkpoint.position < 0
-        limit = 2**62 if foreign and clean and checkpoint is not None else self.start
+        limit = NOWHERE if foreign and clean and checkpoint is not None else self.start
         highest = self.segments.start
         for topic in disk.names(files.directory):
             for name in disk.names(f"{files.directory}/{topic}"):
@@ -242,7 +250,7 @@ class Recovery:
         for queue in self.rebuild:
             logger.warning("consume queue %s/%d is missing or damaged; it is made anew", queue.topic, queue.queue_id)
             self._start_over(queue)
-        if limit == 2**62:
+        if limit == NOWHERE:
             self.start = highest
         if listed is None and (not queues.topics or not foreign):
             # Nothing tells which queues there should be.
@@ -265,7 +273,7 @@ class Recovery:
         starts = files.starts(queue)
         if not starts:
             return promised[1] == 0
-        if any(b - a != files.file_bytes for a, b in pairwise(starts)):
+        if any(b - a != files.file_bytes for a, b in pairwise(starts)) or files.any_short(queue, starts):
             return False
         low = starts[0] // ENTRY_BYTES
         high = starts[-1] // ENTRY_BYTES + files.file_entries
@@ -274,10 +282,10 @@ class Recovery:
             return False
         if not clean:
             end = self._last_sound(queue, low, end, promised[1])
-        first = self._search_first(queue, low, end)
+        queue.begin_at(end)
+        first = self.queues.first_behind(queue, low, end, self.segments.start)
         if first > promised[0] and promised[1] and self._listed_start == self.segments.start:
             return False
-        queue.begin_at(end)
         queue.first_offset = first
         queue.begins = end == low
         if end > first:
@@ -323,23 +331,6 @@ class Recovery:
                     break
             end -= 1
         return end
-
-    def _search_first(self, queue: Queue, low: int, end: int) -> int:
-        """The first offset whose record is still in the log."""
-        start = self.segments.start
-        if low < end:
-            position, size = self._entry(queue, low)
-            if size != BLANK_SIZE and position >= start:
-                return low
-        high = end
-        while low < high:
-            middle = (low + high) // 2
-            position, size = self._entry(queue, middle)
-            if position >= start and size != BLANK_SIZE:
-                high = middle
-            else:
-                low = middle + 1
-        return low
 
     # ---- keys
 
@@ -464,13 +455,24 @@ class Recovery:
             return False
         (store_ms,) = STORE_MS.unpack_from(data, store_at)
         topic = data[topic_at:properties_at]
+        properties = data[properties_at + 2 : end]
+        if b"\x00" in topic or (b"\x00" in properties and self._torn_from <= position):
+            # No CRC guards these two. Where a write may have been torn, what is missing reads as zeros.
+            self._void_record(position)
+            return False
         if position < self._void.get(topic, 0):
             return True
         if not self._known(topic, queue_id):
             self._lost(position)
             return True
-        self._dispatch(topic, queue_id, offset, position, size, sys_flag, data[properties_at + 2 : end], store_ms)
+        self._dispatch(topic, queue_id, offset, position, size, sys_flag, properties, store_ms)
         return True
+
+    def _void_record(self, position: int) -> None:
+        """Let no later start take what this one did not: remove the magic."""
+        segment = self.segments.find(position)
+        if segment is not None and self._torn_from <= position:
+            self.segments.files.write(segment.path, bytes(4), position + 4 - segment.start)
 
     def _known(self, topic: bytes, queue_id: int) -> bool:
         """Find or make the queue; False when its name can be no directory (a damaged header)."""
@@ -552,11 +554,11 @@ class Recovery:
         queue.add(suspect.position, suspect.size, suspect.code)
 
     def _settle_suspects(self) -> None:
-        """No further record tells: believe a gap where the log is damaged, and a topic made again that begins at 0."""
+        """No further record tells: believe a gap that damage explains or that is small, and a topic made again."""
         for queue, suspect in self._suspects.items():
             gap = suspect.offset - queue.next_offset
             again = suspect.offset == 0 and queue.next_offset & (queue.next_offset - 1)
-            if (gap > 0 and self.damaged_bytes >= gap * RECORD_BYTES_MIN) or again:
+            if 0 < gap <= max(self.damaged_bytes // RECORD_BYTES_MIN, SMALL_GAP) or again:
                 self._jump(queue, suspect)
             else:
                 self._lost(suspect.position)
@@ -586,13 +588,17 @@ class Recovery:
         last = segments.items[-1]
         at = position - last.start
         size = segments.files.size(last.path)
-        if at < size and segments.files.next_data(last.path, at) < size:
-            self.cut_bytes = self._garbage(last, position)
-            if self.cut_bytes:
-                logger.warning(
-                    "the log ends at position %d with %d bytes of no record; they are cut", position, self.cut_bytes
-                )
-                segments.files.clear(last.path, at)
+        if at >= size or segments.files.next_data(last.path, at) >= size:
+            return
+        garbage = self._garbage(last, position)
+        if garbage and self._torn_from == NOWHERE:
+            # No write was under way at an orderly stop: this was a record.
+            self.end = position + garbage
+            self._damage(position, self.end)
+        elif garbage:
+            self.cut_bytes = garbage
+            logger.warning("the log ends at position %d with %d bytes of no record; they are cut", position, garbage)
+            segments.files.clear(last.path, at)
 
     def _garbage(self, segment: Segment, position: int) -> int:
         """How many bytes from *position* to the last one that is not zero."""

@@ -1,0 +1,326 @@
+"""Files that were cut, flipped, removed or never finished: what a start makes of them.
+
+``MARTLET_FLIPS`` sets how many single bits are flipped in each kind of file.
+"""
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from martlet.message import Record
+from martlet.store import Store, StoreConfig
+from martlet.store.codec import FILLER, decode_records, encode_record
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import HOST, ManualClock, message, small_config
+
+FLIPS = int(os.environ.get("MARTLET_FLIPS", "700"))
+ROOT = "/data/store"
+CONFIG = small_config()
+QUEUES = (("A", 0), ("A", 1), ("B", 0))
+COUNT = 30
+
+Place = tuple[str, int, int]
+
+
+async def open_on(disk: FakeDisk, config: StoreConfig = CONFIG) -> Store:
+    store = await Store.open(Path(ROOT), config, ManualClock(), disk)
+    store.store_host = HOST
+    return store
+
+
+def copy_of(disk: FakeDisk) -> FakeDisk:
+    return disk.after_power_cut(Cut.KILLED, Random(0))
+
+
+def contents(store: Store) -> dict[Place, Record]:
+    """Every readable message; a read of what is damaged goes on behind it."""
+    found: dict[Place, Record] = {}
+    for queue in store.queues.all():
+        offset = queue.first_offset
+        while offset < store.end_offset(queue):
+            result = store.read(queue, offset, 7, 10**6)
+            assert result.next_offset > offset
+            for record in decode_records(b"".join(result.pieces)):
+                found[queue.topic, queue.queue_id, record.queue_offset] = record
+            offset = result.next_offset
+    return found
+
+
+def keyed(store: Store, found: dict[Place, Record]) -> None:
+    """Whoever is there is found by its key as well."""
+    for (topic, _, _), record in found.items():
+        records = store.query_keys(topic, record.property("UNIQ_KEY").encode(), 64, 0, 2**62).records
+        assert any(r.position == record.position for data in records for r in decode_records(data))
+
+
+@pytest.fixture
+async def filled() -> FakeDisk:
+    """A disk on which a store with three queues in four segments was stopped in order."""
+    disk = FakeDisk()
+    store = await open_on(disk)
+    random = Random(5)
+    for number in range(COUNT):
+        for topic, queue_id in QUEUES:
+            body = random.randbytes(random.randrange(1, 120))
+            store.append(message(body, topic, "tag", "key", f"{topic}{queue_id}-{number}"), queue_id)
+        store.commit()
+    await store.close()
+    return disk
+
+
+@pytest.fixture
+async def wanted(filled: FakeDisk) -> dict[Place, Record]:
+    store = await open_on(copy_of(filled))
+    found = contents(store)
+    assert len(found) == COUNT * len(QUEUES)
+    keyed(store, found)
+    store.crash()
+    return found
+
+
+def same(found: dict[Place, Record], wanted: dict[Place, Record]) -> bool:
+    return {p: (r.body, r.properties, r.position) for p, r in found.items()} == {
+        p: (r.body, r.properties, r.position) for p, r in wanted.items()
+    }
+
+
+def remove(disk: FakeDisk, prefix: str) -> None:
+    for path in [p for p in disk.files if p.startswith(f"{ROOT}/{prefix}")]:
+        disk.unlink(path)
+    for path in sorted((p for p in disk.directories if p.startswith(f"{ROOT}/{prefix}")), reverse=True):
+        disk.remove_directory(path)
+
+
+def change(disk: FakeDisk, path: str, data: bytes) -> None:
+    file = disk.files[path]
+    file.data[:] = data
+    file.stable[:] = data
+
+
+REMOVALS = [
+    ("consumequeue",),
+    ("index",),
+    ("consumequeue", "index"),
+    ("consumequeue/A",),
+    ("consumequeue/A/1",),
+    ("consumequeue/B/0/00000000000000000000",),
+    ("consumequeue/B/0/00000000000000000320",),
+    ("consumequeue", "index", "checkpoint"),
+    ("checkpoint",),
+    ("queues",),
+    ("checkpoint", "queues"),
+    ("lock",),
+]
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize("gone", REMOVALS, ids="+".join)
+async def test_whatever_index_is_removed_nothing_changes(
+    filled: FakeDisk, wanted: dict[Place, Record], gone: tuple[str, ...], killed: bool
+) -> None:
+    if killed:
+        (await open_on(filled)).crash()
+    for prefix in gone:
+        remove(filled, prefix)
+    store = await open_on(filled)
+    found = contents(store)
+    assert same(found, wanted)
+    keyed(store, found)
+    assert store.damaged_records == 0
+    await store.close()
+    store = await open_on(filled)
+    assert same(contents(store), wanted)
+    assert store.statistics().recovered_records == 0
+    store.crash()
+
+
+@pytest.mark.parametrize("kind", ["consumequeue/A/0/00000000000000000000", "index/", "checkpoint", "queues"])
+async def test_an_index_file_that_is_cut_anywhere_is_made_anew(
+    filled: FakeDisk, wanted: dict[Place, Record], kind: str
+) -> None:
+    path = next(p for p in sorted(filled.files) if p.startswith(f"{ROOT}/{kind}"))
+    size = len(filled.files[path].data)
+    for length in range(0, size, max(size // 60, 1)):
+        disk = copy_of(filled)
+        change(disk, path, bytes(disk.files[path].data[:length]))
+        store = await open_on(disk)
+        assert same(contents(store), wanted)
+        store.crash()
+
+
+async def test_a_log_cut_at_every_byte_loses_only_what_was_cut(filled: FakeDisk, wanted: dict[Place, Record]) -> None:
+    (await open_on(filled)).crash()
+    last = max(p for p in filled.files if "/commitlog/" in p)
+    start = int(last[-20:])
+    used = len(filled.files[last].data.rstrip(b"\x00"))
+    for length in range(used + 2):
+        disk = copy_of(filled)
+        change(disk, last, bytes(filled.files[last].data[:length]))
+        store = await open_on(disk)
+        found = contents(store)
+        whole = {p: r for p, r in wanted.items() if r.position + r.size <= start + length}
+        assert same(found, whole)
+        store.append(message("more", "A"), 0)
+        store.commit()
+        store.flusher.flush_now()
+        assert len(contents(store)) == len(whole) + 1
+        store.crash()
+
+
+async def test_a_write_that_ended_at_any_byte_is_cut_off(filled: FakeDisk, wanted: dict[Place, Record]) -> None:
+    store = await open_on(filled)
+    end = store.appended
+    last = max(p for p in filled.files if "/commitlog/" in p)
+    at = end - int(last[-20:])
+    torn = encode_record(message(b"torn" * 10, "A", unique="u"), 0, COUNT, end, 0, HOST)
+    store.crash()
+    for length in range(1, len(torn) + 1):
+        disk = copy_of(filled)
+        data = bytearray(disk.files[last].data)
+        data[at : at + length] = torn[:length]
+        change(disk, last, bytes(data))
+        store = await open_on(disk)
+        whole = length == len(torn)
+        assert len(contents(store)) == len(wanted) + whole
+        assert store.appended == end + whole * len(torn)
+        assert store.cut_bytes == (0 if whole else len(torn[:length].rstrip(b"\x00")))
+        store.crash()
+
+
+async def test_damage_in_the_middle_costs_that_record_alone(filled: FakeDisk, wanted: dict[Place, Record]) -> None:
+    for place, record in list(wanted.items())[::7]:
+        disk = copy_of(filled)
+        path = next(p for p in disk.files if "/commitlog/" in p and 0 <= record.position - int(p[-20:]) < 4096)
+        data = bytearray(disk.files[path].data)
+        data[record.position - int(path[-20:]) + 88] ^= 4
+        change(disk, path, bytes(data))
+        rest = {p: r for p, r in wanted.items() if p != place}
+        store = await open_on(disk)
+        assert same(contents(store), rest)
+        assert same(contents(store), rest)
+        assert store.damaged_records == 1
+        assert store.record_at(record.position) is None
+        await store.close()
+        remove(disk, "consumequeue")
+        store = await open_on(disk)
+        assert same(contents(store), rest)
+        assert store.damaged_records >= 1
+        assert store.appended == max(r.position + r.size for r in wanted.values())
+        store.crash()
+
+
+async def test_a_segment_that_is_gone_from_the_middle_costs_its_records(
+    filled: FakeDisk, wanted: dict[Place, Record]
+) -> None:
+    for rebuilt in (False, True):
+        disk = copy_of(filled)
+        remove(disk, "commitlog/00000000000000004096")
+        if rebuilt:
+            remove(disk, "consumequeue")
+        store = await open_on(disk)
+        assert same(contents(store), {p: r for p, r in wanted.items() if not 4096 <= r.position < 8192})
+        assert store.damaged_records
+        store.crash()
+
+
+async def test_a_segment_of_zeros_behind_the_last_is_used(filled: FakeDisk, wanted: dict[Place, Record]) -> None:
+    for size in (0, 100, 4096):
+        disk = copy_of(filled)
+        last = max(p for p in disk.files if "/commitlog/" in p)
+        fd = disk.open(f"{ROOT}/commitlog/{int(last[-20:]) + 4096:020d}", create=True)
+        disk.truncate(fd, size)
+        disk.close(fd)
+        (await open_on(copy_of(disk))).crash()
+        store = await open_on(disk)
+        assert same(contents(store), wanted)
+        for _ in range(60):
+            store.append(message(b"x" * 100, "A"), 0)
+        store.commit()
+        await store.close()
+        store = await open_on(disk)
+        assert len(contents(store)) == len(wanted) + 60
+        store.crash()
+
+
+async def test_progress_is_told_while_a_start_takes_long(filled: FakeDisk) -> None:
+    seen: list[tuple[int, int, int]] = []
+    remove(filled, "consumequeue")
+    store = await Store.open(
+        Path(ROOT), CONFIG, ManualClock(), filled, lambda done, total, records: seen.append((done, total, records))
+    )
+    assert seen[-1][0] == seen[-1][1] == store.appended
+    assert seen[-1][2] == COUNT * len(QUEUES)
+    store.crash()
+
+
+def flip(disk: FakeDisk, path: str, random: Random, used: int) -> int:
+    at = random.randrange(used)
+    data = bytearray(disk.files[path].data)
+    data[at] ^= 1 << random.randrange(8)
+    change(disk, path, bytes(data))
+    return at
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+async def test_a_flipped_bit_in_the_log_costs_at_most_its_record(
+    filled: FakeDisk, wanted: dict[Place, Record], clean: bool
+) -> None:
+    random = Random(clean)
+    bodies = {r.body for r in wanted.values()}
+    paths = sorted(p for p in filled.files if "/commitlog/" in p)
+    for _ in range(FLIPS):
+        disk = copy_of(filled)
+        path = random.choice(paths)
+        used = len(disk.files[path].data.rstrip(b"\x00"))
+        at = int(path[-20:]) + flip(disk, path, random, used)
+        if not clean:
+            remove(disk, "consumequeue")
+            remove(disk, "checkpoint")
+        store = await open_on(disk)
+        found = contents(store)
+        lost = [p for p in wanted if p not in found or found[p].body != wanted[p].body]
+        assert all(wanted[p].position <= at < wanted[p].position + wanted[p].size for p in lost)
+        assert len(lost) <= 1
+        assert not lost or store.damaged_records or store.cut_bytes or moved(found, wanted, at)
+        assert all(r.body in bodies for r in found.values())
+        store.crash()
+
+
+def moved(found: dict[Place, Record], wanted: dict[Place, Record], at: int) -> bool:
+    """Whether the flip hit the name of a queue, which no checksum guards: the record stands under another."""
+    return any(p not in wanted and r.position <= at < r.position + r.size for p, r in found.items())
+
+
+@pytest.mark.parametrize("kind", ["consumequeue/", "index/", "checkpoint", "queues"])
+async def test_a_flipped_bit_in_an_index_serves_nothing_wrong(
+    filled: FakeDisk, wanted: dict[Place, Record], kind: str
+) -> None:
+    random = Random(kind)
+    paths = sorted(p for p in filled.files if p.startswith(f"{ROOT}/{kind}") and not p.endswith(".bak"))
+    for _ in range(FLIPS // 2):
+        disk = copy_of(filled)
+        path = random.choice(paths)
+        flip(disk, path, random, len(disk.files[path].data))
+        store = await open_on(disk)
+        found = contents(store)
+        assert all(found[p].body == wanted[p].body for p in found)
+        lost = wanted.keys() - found.keys()
+        assert len(lost) <= (1 if kind == "consumequeue/" else 0)
+        assert not lost or store.damaged_records
+        store.crash()
+
+
+async def test_a_filler_that_is_damaged_loses_no_record(filled: FakeDisk, wanted: dict[Place, Record]) -> None:
+    disk = copy_of(filled)
+    path = f"{ROOT}/commitlog/{0:020d}"
+    data = bytearray(disk.files[path].data)
+    at = data.rindex(FILLER.pack(0, 0xCBD43194)[4:]) - 4
+    data[at : at + 8] = b"\xff" * 8
+    change(disk, path, bytes(data))
+    remove(disk, "consumequeue")
+    store = await open_on(disk)
+    assert same(contents(store), wanted)
+    assert store.damaged_records == 1
+    store.crash()
