@@ -61,7 +61,7 @@ def send_usual(context: Context, command: Command) -> bytes | None:
     topic = parts.topics.get(name)
     at = properties.find("UNIQ_KEY\x01")
     end = properties.find("\x02", at + 9)
-    unique = properties[at + 9 : end]
+    unique = properties[at + 9 : end] if end >= 0 else properties[at + 9 :]
     if (
         topic is None
         or topic.filter_type != "SINGLE_TAG"
@@ -69,7 +69,6 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         or name in SEND_FORBIDDEN
         or parts.broker.authorizers
         or at < 0
-        or end < 0
         or (at and properties[at - 1] != "\x02")
         or not (unique.isalnum() and unique.isascii())
         or ext.get("j") != "0"
@@ -82,12 +81,11 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         or "MSG_REGION" in properties
         or "POP_CK" in properties
         or not command.body
-        or properties[-1] != "\x02"
         or parts.store.tail.position - parts.store.readable > parts.config.unflushed_bytes_max
     ):
         return send_message(context, command)
     peer = context.peer
-    stamped = properties.encode() + parts.stamp
+    stamped = properties.encode() + (parts.stamp if properties[-1] == "\x02" else parts.stamp_after)
     placed = parts.publish(Message(name, command.body, stamped, queue_id, flag, sys_flag, born_ms, peer.host))
     peer.hold_until(placed.end)
     text = parts.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
