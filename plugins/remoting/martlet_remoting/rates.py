@@ -12,7 +12,7 @@ from typing import Final, final
 import trio
 
 from martlet.store import Store
-from martlet.topics import Topic, Topics
+from martlet.topics import Topics
 
 __all__ = ["Rates", "Series"]
 
@@ -88,7 +88,6 @@ class Rates:
         self._now = now
         self._now_ms = now_ms
         self._gets: dict[tuple[str, str], list[int]] = {}  # (topic, group): messages, bytes
-        self._shapes: dict[str, tuple[int, int]] = {}  # queue counts when old queues were looked for
         self._removed = 0  # messages that deleted topics were given
         self.sent_back: dict[tuple[str, str], int] = {}
         self.found = 0  # messages delivered
@@ -164,27 +163,21 @@ class Rates:
         for place in [p for p in self._last if p[0] == "TOPIC_PUT_NUMS" and self._topics.get(p[1]) is None]:
             self._removed += self._last.pop(place)
             self._series.pop(place, None)
-            self._shapes.pop(place[1], None)
 
     async def _sample_topics(self, now: float, *, new: bool) -> int:
         total = 0
         for number, topic in enumerate(self._topics):
-            stored = self._stored(topic)
+            stored = self._stored(topic.name)
             total += stored
             self._note("TOPIC_PUT_NUMS", topic.name, stored, now, new=new)
             if number % TOPICS_AT_ONCE == TOPICS_AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
         return total
 
-    def _stored(self, topic: Topic) -> int:
+    def _stored(self, topic: str) -> int:
         """How many messages *topic* was ever given."""
-        shape = (topic.read_queues, topic.write_queues)
-        if self._shapes.get(topic.name) != shape:
-            self._shapes[topic.name] = shape
-            for queue_id in range(max(shape)):
-                if queue_id not in topic.queues and self._store.find_queue(topic.name, queue_id) is not None:
-                    topic.queue(queue_id)
-        return sum([queue.next_offset for queue in list(topic.queues.values())])
+        queues = self._store.queues.topics.get(topic)
+        return sum([queue.next_offset for queue in queues.values()]) if queues else 0
 
     def _note(self, name: str, key: str, value: int, now: float, *, always: bool = False, new: bool = True) -> bool:
         """Sample a sum; whether it has a series.

@@ -8,6 +8,7 @@ from martlet.config import fill
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.server import split_address
 from martlet.store import StoreConfig
+from martlet.store.codec import decode_record
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
@@ -199,10 +200,9 @@ def _store_info(parts: Parts) -> dict[str, str]:
 
 
 def _earliest_ms(parts: Parts) -> int:
-    """When the oldest message was stored; -1 when there is none."""
-    queues = (queue for topic in parts.topics for queue in topic.queues.values())
-    times = (parts.store.earliest_store_ms(queue) for queue in queues if queue.next_offset > queue.first_offset)
-    return min((time for time in times if time >= 0), default=-1)
+    """When the first record of the log was stored; -1 when there is none, or it is damaged."""
+    data = parts.store.record_at(parts.store.first_position)
+    return decode_record(data).store_ms if data is not None else -1
 
 
 def _human(size: float) -> str:
