@@ -160,6 +160,14 @@ PLACES = (
     # Remarks are for people; the code is the contract.
     (re.compile(r"(CODE: \d+)\s+DESC: .*"), r"\1"),
 )
+# A message's properties come in the order in which a broker stored them, which says nothing.
+PROPERTIES = re.compile(r"\{([^{}]*=[^{}]*)\}")
+
+
+def _sorted(found: re.Match[str]) -> str:
+    return "{" + ", ".join(sorted(found[1].split(", "))) + "}"
+
+
 NOISE = re.compile(r"\tat |\t\.\.\. |For more information|See https?:|Message Body Path:")
 # Topics that a broker keeps for itself; which ones depends on its inner life.
 OWN_TOPICS = re.compile(
@@ -177,6 +185,7 @@ def comparable(step: Step, said: str) -> str:
             continue  # it is there once the client has sent an offset for it, which may take it 20 s
         for pattern, word in PLACES:
             line = pattern.sub(word, line)
+        line = PROPERTIES.sub(_sorted, line)
         if not step.integers:
             line = re.sub(r"\b\d+\b", "<n>", line)
         lines.append(" ".join(line.split()))
