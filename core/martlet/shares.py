@@ -194,7 +194,7 @@ class Share:
                 found += deliveries
         if found:
             self._owner.alarm(until)
-            if any(lane.due for lane in lanes):
+            if any(lane.due or lane.leases.waiting for lane in lanes):
                 self.wake()
         return found
 

@@ -144,6 +144,47 @@ async def test_a_window_bounds_what_is_out_and_a_settled_message_makes_room() ->
         assert one.turn() == ["0:3:3", "0:4:4"]
 
 
+async def test_every_member_that_has_credit_hears_of_room_in_the_window() -> None:
+    async with broker_in_memory(delivery=DeliveryConfig(lease_window=1)) as broker:
+        broker.topics.ensure("t", 1)
+        one, two = Competitor(broker), Competitor(broker)
+        publish(broker, "t", 0, b"a", b"b")
+        assert [*one.turn(), *two.turn(), *one.turn()] == ["0:0:a"]
+        assert two.peer.wakes == 0
+        one.member.ack(0, 0)
+        assert two.turn() == ["0:1:b"]
+
+
+async def test_what_does_not_fit_into_one_turn_comes_in_the_next() -> None:
+    async with broker_in_memory(delivery=DeliveryConfig(lease_window=5000)) as broker:
+        broker.topics.ensure("t", 2)
+        one = Competitor(broker, credit=5000)
+        for queue_id in range(2):
+            publish(broker, "t", queue_id, *(b"x" for _ in range(1500)))
+        assert len(await one.drain()) == 3000
+        two = Competitor(broker, credit=5000)
+        one.member.leave()
+        came: list[str] = []
+        while two.peer.wakes:
+            came += two.turn(100)
+        assert len(came) == 3000
+        assert two.deliveries == [2] * len(two.deliveries)
+
+
+async def test_a_waiting_member_hears_of_what_a_silent_one_lost(autojump_clock: MockClock) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        silent, waiting = Competitor(broker, lease_s=20), Competitor(broker)
+        publish(broker, "t", 0, b"a")
+        assert [*silent.turn(), *waiting.turn()] == ["0:0:a"]
+        await trio.sleep(19.9)
+        assert waiting.peer.wakes == 0
+        await trio.sleep(0.2)
+        assert waiting.turn() == ["0:0:a"]
+        assert waiting.deliveries == [2]
+        assert not silent.member.ack(0, 0)
+
+
 async def test_the_bound_over_all_groups_holds_and_wakes_the_others() -> None:
     async with broker_in_memory(delivery=DeliveryConfig(leases_max=3)) as broker:
         broker.topics.ensure("t", 1)
