@@ -322,11 +322,15 @@ class Cluster:
         if address in self.names_down or (broker is not None and broker.down) or (not broker and port != 9876):
             raise OSError("connection refused")
         ours, theirs = trio.testing.memory_stream_pair()
-        connection = Connection(theirs, broker.answer if broker is not None else self.answer)
+        answer = broker.answer if broker is not None else self.say_nothing if host == "mute" else self.answer
+        connection = Connection(theirs, answer)
         if broker is not None:
             broker.connections.append(connection)
         self.nursery.start_soon(connection.serve, self.nursery)
         return ours
+
+    def say_nothing(self, command: Command, connection: Connection) -> None:
+        """A name server that takes requests and does not answer."""
 
     def cluster_info(self) -> dict[str, object]:
         brokers = {

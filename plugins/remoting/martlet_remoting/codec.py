@@ -23,6 +23,7 @@ from .packets import NO_EXT, Command, ext_text
 
 __all__ = [
     "FRAME_BYTES_MAX",
+    "HEADER_BYTES_MAX",
     "FrameBuffer",
     "decode_frame",
     "encode_binary_command",
@@ -56,13 +57,16 @@ class FrameBuffer:
     """Turns the bytes of one connection into commands, however they were cut.
 
     Only the bytes of the one incomplete frame are kept, and a frame over
-    *frame_bytes_max* is refused at its first four bytes.
+    *frame_bytes_max* is refused at its first four bytes. *header_bytes_max* bounds what
+    a hostile header can grow to when it is parsed; a client, which must read the
+    answer to a large batch with an id for each message, allows more.
     """
 
-    __slots__ = ("_data", "_error", "_need", "_partial", "_position", "frame_bytes_max")
+    __slots__ = ("_data", "_error", "_need", "_partial", "_position", "frame_bytes_max", "header_bytes_max")
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self.header_bytes_max = header_bytes_max
         self._data = b""
         self._position = 0
         self._partial = bytearray()
@@ -112,7 +116,7 @@ class FrameBuffer:
             return None
         self._position = end
         try:
-            return _decode(data, start + 4, end)
+            return _decode(data, start + 4, end, self.header_bytes_max)
         except RemoteProtocolError as error:
             raise self._broken(error) from error.__cause__
 
@@ -154,18 +158,18 @@ def decode_frame(frame: bytes) -> Command:
     """
     if len(frame) < 8 or _LENGTH.unpack_from(frame)[0] != len(frame) - 4:
         raise RemoteProtocolError(f"frame of {len(frame)} bytes does not begin with its own length")
-    return _decode(frame, 4, len(frame))
+    return _decode(frame, 4, len(frame), HEADER_BYTES_MAX)
 
 
-def _decode(data: bytes, start: int, end: int) -> Command:
+def _decode(data: bytes, start: int, end: int, header_bytes_max: int) -> Command:
     """Return the command in data[start:end], where *start* is after the length field."""
     header_length = data[start + 1] << 16 | data[start + 2] << 8 | data[start + 3]
     header_start = start + 4
     body_start = header_start + header_length
     if body_start > end:
         raise RemoteProtocolError(f"header length {header_length} exceeds the frame; {end - header_start} bytes follow")
-    if header_length > HEADER_BYTES_MAX:
-        raise RemoteProtocolError(f"header length {header_length} is over the limit of {HEADER_BYTES_MAX} bytes")
+    if header_length > header_bytes_max:
+        raise RemoteProtocolError(f"header length {header_length} is over the limit of {header_bytes_max} bytes")
     encoding = data[start]
     if encoding == JSON_HEADER:
         return _decode_json(data[header_start:body_start], data[body_start:end])

@@ -38,7 +38,7 @@ UNLIMITED: Final = 2**31 - 1
 COMMIT_INTERVAL_S: Final = 5.0
 LOCK_INTERVAL_S: Final = 20.0
 REBALANCE_INTERVAL_S: Final = 20.0
-# While a topic has no route yet, as the retry topic of a new group for a moment.
+# While a topic has no route yet, as the retry topic of a new group for a moment; doubled each time.
 ROUTELESS_INTERVAL_S: Final = 1.0
 
 
@@ -240,9 +240,11 @@ class PushConsumer(Client):
         self._rebalance_wanted.set()
 
     async def _rebalance_loop(self) -> None:
+        interval_s = ROUTELESS_INTERVAL_S / 2
         while True:
             missing = any(topic not in self.network.routes for topic in self.subscriptions)
-            with trio.move_on_after(ROUTELESS_INTERVAL_S if missing else REBALANCE_INTERVAL_S):
+            interval_s = min(interval_s * 2, REBALANCE_INTERVAL_S) if missing else REBALANCE_INTERVAL_S
+            with trio.move_on_after(interval_s):
                 await self._rebalance_wanted.wait()
             self._rebalance_wanted = trio.Event()
             if missing:

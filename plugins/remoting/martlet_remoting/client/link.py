@@ -7,6 +7,7 @@ and go to `Handle`, each in its own task.
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final, TypeAlias, final
 
 import trio
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 READ_BYTES: Final = 256 * 1024
 # Above this the callers wait: a peer that does not read must not cost memory.
 OUTGOING_BYTES_MAX: Final = 16 * 1024 * 1024
+# The answer to a batch of 190,000 messages, the most that 4 MiB can hold, has as many ids in its header.
+HEADER_BYTES_MAX: Final = 8 * 1024 * 1024
 # A broker asks a client little; more than this at once is a defect of the broker.
 REQUESTS_MAX: Final = 64
 
@@ -71,22 +74,27 @@ class Link:
         self._drained.set()
         self._requests = 0
         self._why = "was closed"
+        self._scope = trio.CancelScope()
 
     async def run(self) -> None:
         """Read and write until the connection ends; everybody who waits then gets `ConnectionLost`."""
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write)
-                await self._read(nursery)
-                nursery.cancel_scope.cancel()
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    await self._read(nursery)
+                    nursery.cancel_scope.cancel()
         finally:
             self.close()
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(self._stream)
 
-    def close(self) -> None:
-        """Fail everybody who waits and take no more requests; `run` closes the stream."""
+    def close(self, why: str = "") -> None:
+        """End the connection: fail everybody who waits, and take no more requests."""
+        if not self.closed:
+            self._why = why or self._why
         self.closed = True
+        self._scope.cancel()
         for waiting in self._waiting.values():
             waiting.event.set()
         self._waiting.clear()
@@ -148,13 +156,13 @@ class Link:
             try:
                 await self._stream.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self._why = "broke while writing"
+                self.close("broke while writing")
                 return
             self._outgoing_bytes = sum(map(len, self._outgoing))
             self._drained.set()
 
     async def _read(self, nursery: trio.Nursery) -> None:
-        frames = FrameBuffer()
+        frames = FrameBuffer(header_bytes_max=HEADER_BYTES_MAX)
         while not self.closed:
             try:
                 data = await self._stream.receive_some(READ_BYTES)
@@ -196,4 +204,5 @@ class Link:
         if command.is_oneway or self.closed:
             return
         reply = Command(answer.code, {}, answer.body, command.opaque, FLAG_RESPONSE, answer.remark)
-        await self._post(reply)
+        with suppress(ConnectionLost):
+            await self._post(reply)

@@ -28,6 +28,7 @@ from .errors import (
     ClientError,
     ConnectionLost,
     NameServerUnreachable,
+    RequestTimeout,
     RouteNotFound,
 )
 from .identity import Identity
@@ -156,6 +157,13 @@ class Network:
             await self.ask(address, RequestCode.HEART_BEAT, {}, body)
         except ClientError as error:
             log.warning("heartbeat failed: %s", error)
+            self._give_up_silent(address, error)
+
+    def _give_up_silent(self, address: str, error: ClientError) -> None:
+        """Drop a connection on which nobody answers: its peer may be gone without a word."""
+        link = self._links.get(address)
+        if link is not None and isinstance(error, RequestTimeout):
+            link.close("was given up: nobody answers")
 
     def broker_addresses(self) -> list[str]:
         """Return the address of every broker of every known route, once each."""
@@ -270,6 +278,7 @@ class Network:
                 raise
             except ClientError as error:
                 failures.append(str(error))
+                self._give_up_silent(address, error)
                 self._name_servers.remove(address)
                 self._name_servers.append(address)
         raise NameServerUnreachable(f"no name server answered: {'; '.join(failures)}")

@@ -151,17 +151,10 @@ class Sending:
           SendFailed: none did within the retries and the time.
           BrokerError: a broker refused it for a reason that another would share.
         """
+        route, queues = await self.publish_route(header.topic)
         deadline = trio.current_time() + (self.timeout_s if timeout_s is None else timeout_s)
         attempts: list[Attempt] = []
-        last: ClientError | None = None
-        while len(attempts) <= self.retries and trio.current_time() < deadline:
-            try:
-                route, queues = await self.publish_route(header.topic)
-            except ClientError as error:
-                if not attempts:
-                    raise
-                last = error
-                break
+        while True:
             queue = await self._next_queue(queues, attempts, deadline)
             try:
                 return await self.send_to(route, queue, header, body, code, deadline - trio.current_time())
@@ -171,6 +164,13 @@ class Sending:
                 last = error
                 attempts.append(Attempt(queue, error))
                 self._failed(header.topic, queue, error)
+            if len(attempts) > self.retries or trio.current_time() >= deadline:
+                break
+            try:
+                route, queues = await self.publish_route(header.topic)
+            except ClientError as error:
+                last = error
+                break
         raise SendFailed(header.topic, tuple(attempts)) from last
 
     async def _next_queue(
@@ -263,7 +263,7 @@ class Producer(Client):
     Args:
       name_server: ``host:port``, several separated by ``;``, or `Settings`.
       retries: how often a failed send is tried again, on another broker where there is one.
-      send_timeout_s: for one send with all its retries.
+      send_timeout_s: for one send with all its retries, from when its route is known.
       compress_over_bytes: larger bodies are compressed (ZLIB, level 5).
       default_queues: of a topic that the first message creates.
     """
