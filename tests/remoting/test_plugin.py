@@ -1,6 +1,7 @@
 """The plugin in a running broker, spoken to through sockets of this machine."""
 
 import logging
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -16,8 +17,9 @@ from martlet.errors import ConfigError
 from martlet.run import read_config, run
 from martlet.store.codec import decode_records
 from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
+from martlet_remoting.handler import TABLE
 from martlet_remoting.packets import Command
 from martlet_remoting.plugin import RemotingPlugin
 from martlet_remoting.tls import Tls
@@ -325,3 +327,9 @@ def test_certificates_that_cannot_be_used_are_named(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         tls(certificates, **keys)
+
+
+def test_the_documentation_names_every_code_that_is_answered() -> None:
+    page = Path(__file__).parents[2] / "docs" / "remoting.md"
+    rows = re.findall(r"^\| (\d+) \| ([A-Z_0-9]+) \|", page.read_text(), re.MULTILINE)
+    assert {int(code): name for code, name in rows} == {code: REQUEST_NAMES[code] for code in TABLE}
