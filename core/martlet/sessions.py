@@ -186,7 +186,7 @@ class Sessions:
             version, rows = msgpack.unpackb(data)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise StoreError(f"sessions.msgpack cannot be read; {error}") from error
-        if version != FORMAT:
+        if version != FORMAT or not isinstance(rows, list):
             raise StoreError(f"sessions.msgpack has format {version!r}; {FORMAT} would be right")
         table: dict[tuple[str, str], Session] = {}
         for row in rows:
