@@ -27,6 +27,7 @@ from martlet_remoting.client import (
 )
 
 from .conftest import Target
+from .java import Java
 
 Name = Callable[[str], str]
 PATIENCE_S = 60.0
@@ -141,6 +142,26 @@ async def test_members_share_and_inherit(target: Target, name: Name) -> None:
         await eventually(lambda: sum(q.topic == topic for q in left.assigned) == 4)
         await fill(target, topic, 4)
         await eventually(lambda: len(one.messages) + len(two.messages) == 44)
+
+
+async def test_java_and_python_members_share_a_group(target: Target, newest: Java, name: Name) -> None:
+    topic, group = name("both"), name("both")
+    await fill(target, topic, 0)
+    mine = Listener()
+    async with PushConsumer(target.name_server, group, mine, {topic: "*"}) as python:
+        java = await trio.to_thread.run_sync(newest.push, group, topic)
+
+        async def halved() -> bool:
+            theirs = {queue.queue for queue in await trio.to_thread.run_sync(java.queues) if queue.topic == topic}
+            ours = {queue.queue_id for queue in python.assigned if queue.topic == topic}
+            return len(ours) == len(theirs) == 2 and ours | theirs == {0, 1, 2, 3}
+
+        await eventually_async(halved)
+        await fill(target, topic, 40)
+        await eventually(lambda: len(mine.messages) + len(java.seen) == 40)
+        await trio.to_thread.run_sync(java.stop)
+        await eventually(lambda: sum(queue.topic == topic for queue in python.assigned) == 4)
+    assert Counter(mine.bodies + [message.body for message in java.seen]) == Counter(b"%d" % n for n in range(40))
 
 
 async def test_group_goes_on_where_it_left(target: Target, name: Name) -> None:
