@@ -1,0 +1,300 @@
+"""Our broker at name servers: the one in its process, and others over a wire in memory."""
+
+from collections.abc import Callable
+
+import orjson
+import pytest
+import trio
+import trio.testing
+
+from martlet_remoting.codec import FrameBuffer, encode_response
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.nameserver.config import NameServerConfig
+from martlet_remoting.nameserver.requests import answer
+from martlet_remoting.nameserver.server import NameServer
+from martlet_remoting.packets import Command
+from martlet_remoting.registration import Registrar, create_standard_topics
+
+from .conftest import Harness, OpenHarness
+
+ADDRESS = "127.0.0.1:10911"
+
+
+def queues_of(server: NameServer, topic: str) -> dict[str, tuple[int, int]]:
+    """Read and write queues by broker, as routes say."""
+    route = server.table.route(topic)
+    return {} if route is None else {q.broker_name: (q.read_queues, q.write_queues) for q in route.queues}
+
+
+class Elsewhere:
+    """A name server at the other end of streams in memory; it can be away, or refuse."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.server = NameServer(NameServerConfig(), lambda data: None)
+        self.asked: list[Command] = []
+        self.times: list[float] = []
+        self.away = False
+        self.refuses = False
+        self.connects = 0
+        self._nursery = nursery
+        self.streams: list[trio.abc.Stream] = []
+
+    async def connect(self, host: str, port: int) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        self.connects += 1
+        if self.away:
+            raise OSError(f"{host}:{port} is away")
+        ours, theirs = trio.testing.memory_stream_pair()
+        self.streams.append(theirs)
+        self._nursery.start_soon(self._serve, theirs)
+        return ours
+
+    async def _serve(self, stream: trio.abc.Stream) -> None:
+        frames = FrameBuffer()
+        try:
+            while data := await stream.receive_some(65536):
+                frames.receive_data(bytes(data))
+                for command in frames.commands():
+                    self.asked.append(command)
+                    self.times.append(trio.current_time())
+                    await stream.send_all(self._answer(stream, command))
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            pass
+        self.server.table.drop_connection(stream)
+
+    def _answer(self, stream: trio.abc.Stream, command: Command) -> bytes:
+        if self.refuses:
+            return encode_response(command.opaque, 1, remark="register broker failed")
+        return answer(self.server, stream, command)
+
+    def codes(self) -> list[int]:
+        return [command.code for command in self.asked]
+
+    def topics(self, index: int) -> set[str]:
+        """The topics that a registration named."""
+        return set(orjson.loads(self.asked[index].body)["topicConfigSerializeWrapper"]["topicConfigTable"])
+
+
+@pytest.fixture
+def elsewhere(nursery: trio.Nursery) -> Elsewhere:
+    return Elsewhere(nursery)
+
+
+async def settle() -> None:
+    """Let everything happen that needs no time to pass; a memory stream hops a few tasks."""
+    for _ in range(10):
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let (virtual) time pass until *condition* holds."""
+    with trio.fail_after(300):
+        while not condition():  # noqa: ASYNC110 - the time is virtual
+            await trio.sleep(0.5)
+
+
+# in this process
+
+
+def inside(harness: Harness) -> tuple[NameServer, Registrar]:
+    server = NameServer(NameServerConfig(), lambda data: None)
+    harness.broker.capabilities[NameServer] = server
+    create_standard_topics(harness.broker)
+    return server, Registrar(harness.broker)
+
+
+async def test_standard_topics_have_routes_as_soon_as_the_port_is_bound(harness: Harness) -> None:
+    server, registrar = inside(harness)
+    assert server.table.topics() == []
+    registrar.bound(ADDRESS)
+    for name, count in {
+        "TBW102": 8,
+        "SELF_TEST_TOPIC": 1,
+        "BenchmarkTest": 1024,
+        "DefaultCluster": 16,
+        "martlet": 1,
+        "OFFSET_MOVED_EVENT": 1,
+        "SCHEDULE_TOPIC_XXXX": 18,
+        "RMQ_SYS_TRACE_TOPIC": 1,
+        "DefaultCluster_REPLY_TOPIC": 1,
+    }.items():
+        assert queues_of(server, name) == {"martlet": (count, count)}
+    route = server.table.route("TBW102")
+    assert route is not None
+    assert route.queues[0].perm == 7
+    assert route.brokers[0].addresses == {0: ADDRESS}
+
+
+async def test_template_is_not_made_where_topics_are_not_made_by_themselves(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, broker={"auto_create_topics": False})
+    harness.broker.topics.delete("TBW102")
+    create_standard_topics(harness.broker)
+    assert harness.broker.topics.get("TBW102") is None
+    assert harness.broker.topics.get("SELF_TEST_TOPIC") is not None
+
+
+async def test_changes_are_in_the_route_before_the_request_is_answered(harness: Harness) -> None:
+    server, registrar = inside(harness)
+    harness.topic("Early")
+    registrar.bound(ADDRESS)
+    assert queues_of(server, "Early") == {"martlet": (4, 4)}
+    harness.topic("Late", 2)
+    assert queues_of(server, "Late") == {"martlet": (2, 2)}
+    harness.topic("Late", 5)
+    assert queues_of(server, "Late") == {"martlet": (5, 5)}
+
+
+async def test_deleted_topics_leave_the_route_and_the_end_leaves_nothing(
+    harness: Harness, autojump_clock: trio.testing.MockClock
+) -> None:
+    server, registrar = inside(harness)
+    registrar.bound(ADDRESS)
+    harness.topic("T")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registrar.run)
+        await settle()
+        harness.broker.topics.delete("T")
+        await settle()
+        assert queues_of(server, "T") == {}
+        assert queues_of(server, "TBW102")
+        nursery.start_soon(server.scan)
+        await trio.sleep(1000)
+        assert queues_of(server, "TBW102"), "registered again and again"
+        nursery.cancel_scope.cancel()
+    assert server.table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0}
+
+
+async def test_advertised_host_stands_in_the_route(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, broker={"advertise": "mq.example.org"})
+    server, registrar = inside(harness)
+    registrar.bound("0.0.0.0:10911")
+    assert registrar.address == "mq.example.org:10911"
+    assert server.table.group("martlet").addresses == {0: "mq.example.org:10911"}
+
+
+async def test_several_brokers_share_a_topic(open_harness: OpenHarness, harness: Harness, tmp_path: object) -> None:
+    server, registrar = inside(harness)
+    registrar.bound(ADDRESS)
+    harness.topic("T", 4)
+    await harness.store.close()
+    other = await open_harness(store={"flush": "async"}, broker={"name": "second"})
+    other.broker.capabilities[NameServer] = server
+    Registrar(other.broker).bound("127.0.0.1:20911")
+    other.topic("T", 2)
+    assert queues_of(server, "T") == {"martlet": (4, 4), "second": (2, 2)}
+
+
+# over a wire
+
+
+def remote(harness: Harness, elsewhere: Elsewhere) -> Registrar:
+    create_standard_topics(harness.broker)
+    registrar = Registrar(harness.broker, ["127.0.0.1:9876"], connect=elsewhere.connect)
+    registrar.bound(ADDRESS)
+    return registrar
+
+
+async def test_everything_is_told_first_then_what_changes_then_everything_every_30_s(
+    autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere
+) -> None:
+    registrar = remote(harness, elsewhere)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registrar.run)
+        await until(lambda: len(elsewhere.asked) == 1)
+        assert elsewhere.topics(0) >= {"TBW102", "martlet", "DefaultCluster"}
+        assert elsewhere.asked[0].text("heartbeatTimeoutMillis") == "120000"
+        assert elsewhere.asked[0].text("brokerId") == "0"
+        harness.topic("T")
+        harness.topic("U")
+        await until(lambda: len(elsewhere.asked) == 2)
+        assert elsewhere.topics(1) == {"T", "U"}
+        assert queues_of(elsewhere.server, "U") == {"martlet": (4, 4)}
+        await trio.sleep(95)
+        assert elsewhere.codes() == [RequestCode.REGISTER_BROKER] * 5
+        assert [b - a for a, b in zip(elsewhere.times[1:], elsewhere.times[2:], strict=False)] == [30.0, 30.0, 30.0]
+        assert elsewhere.topics(4) == elsewhere.topics(0) | {"T", "U"}
+        nursery.cancel_scope.cancel()
+    assert elsewhere.codes()[-1] == RequestCode.UNREGISTER_BROKER
+    assert elsewhere.server.table.topics() == []
+
+
+async def test_name_server_that_is_away_is_tried_again_and_does_not_hold_others_up(
+    autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere, nursery: trio.Nursery
+) -> None:
+    gone = Elsewhere(nursery)
+    gone.away = True
+    create_standard_topics(harness.broker)
+
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        return await (gone if port == 1 else elsewhere).connect(host, port)
+
+    registrar = Registrar(harness.broker, ["127.0.0.1:1", "127.0.0.1:2"], connect=connect)
+    registrar.bound(ADDRESS)
+    async with trio.open_nursery() as inner:
+        inner.start_soon(registrar.run)
+        await until(lambda: len(elsewhere.asked) == 1)
+        await trio.sleep(60)
+        assert 5 <= gone.connects <= 12
+        states = registrar.statistics()["nameservers"]
+        assert states == {"127.0.0.1:1": "failed: 127.0.0.1:1 is away", "127.0.0.1:2": "registered"}
+        gone.away = False
+        await until(lambda: bool(gone.asked))
+        assert queues_of(gone.server, "TBW102")
+        inner.cancel_scope.cancel()
+
+
+async def test_closed_connection_is_made_anew_with_everything(
+    autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere
+) -> None:
+    registrar = remote(harness, elsewhere)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registrar.run)
+        await until(lambda: len(elsewhere.asked) == 1)
+        before = trio.current_time()
+        await elsewhere.streams[0].aclose()
+        await until(lambda: len(elsewhere.asked) == 2)
+        assert trio.current_time() - before < 5, "the closing is noticed without waiting for the next round"
+        assert elsewhere.topics(1) == elsewhere.topics(0)
+        nursery.cancel_scope.cancel()
+
+
+async def test_refused_registration_is_tried_again_and_says_no_goodbye(
+    autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere
+) -> None:
+    elsewhere.refuses = True
+    registrar = remote(harness, elsewhere)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registrar.run)
+        await until(lambda: len(elsewhere.asked) >= 2)
+        assert set(elsewhere.codes()) == {RequestCode.REGISTER_BROKER}
+        nursery.cancel_scope.cancel()
+    assert RequestCode.UNREGISTER_BROKER not in elsewhere.codes()
+
+
+async def test_silent_name_server_does_not_hang_the_end(
+    autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere
+) -> None:
+    registrar = remote(harness, elsewhere)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registrar.run)
+        await until(lambda: len(elsewhere.asked) == 1)
+        elsewhere._answer = lambda stream, command: b""  # type: ignore[method-assign]
+        before = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert elsewhere.codes()[-1] == RequestCode.UNREGISTER_BROKER
+    assert trio.current_time() - before <= 3
+
+
+async def test_topics_are_ordered_where_a_name_server_says_so(
+    autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere
+) -> None:
+    elsewhere.server.kv.put("ORDER_TOPIC_CONFIG", "T", "martlet:4")
+    harness.topic("T")
+    harness.topic("U")
+    registrar = remote(harness, elsewhere)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registrar.run)
+        await until(lambda: len(elsewhere.asked) >= 2)
+        nursery.cancel_scope.cancel()
+    found = {name: topic.order for name in "TU" if (topic := harness.broker.topics.get(name))}
+    assert found == {"T": True, "U": False}
