@@ -23,6 +23,7 @@ CORE: Final = {
     "check": "check a configuration file without starting anything",
     "config": "print every configuration key with its default and its reason",
     "plugins": "list the plugins that are installed, and what they add",
+    "store": "look into a data directory while no broker runs on it",
 }
 
 EPILOG: Final = """\

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,6 +143,15 @@ def test_stats_tell_every_part(to: Run) -> None:
     (some,) = from_json(to("stats", "server.", "--json")).values()
     assert some
     assert all(name.startswith("server.") for name in some)
+
+
+def test_the_counters_that_operations_names_exist(to: Run) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    watching = page.partition("## Watching it")[2].partition("## ")[0]
+    named = {name for row in re.findall(r"(?m)^\| (`.*?) \|", watching) for name in re.findall(r"`(.*?)`", row)}
+    (counters,) = from_json(to("stats", "--json")).values()
+    assert named
+    assert named - set(counters) == set()
 
 
 def test_stats_have_rocketmqs_names_too(to: Run) -> None:

@@ -1,0 +1,275 @@
+"""Reads a data directory that no broker has open, and changes nothing: what is in it, and what is damaged.
+
+The log is walked from its first byte to its last. Where bytes are no record, the next one that is
+decides, as in recovery: if there is one, what lies before it is damage; if not, the log ends here.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Final
+
+from martlet.errors import CorruptRecord, StoreError
+from martlet.message import Record
+from martlet.store.codec import (
+    BLANK_MAGIC,
+    ENTRY_BYTES,
+    FILLER,
+    FILLER_BYTES,
+    MAGICS,
+    PREPARED,
+    RECORD_BYTES_MIN,
+    ROLLBACK,
+    TRANSACTION_MASK,
+    decode_record,
+)
+from martlet.store.config import QUEUE_FILE_ENTRIES
+from martlet.store.files import Disk, Files
+from martlet.store.queues import QueueFiles, Queues
+from martlet.store.recovery import valid_after
+from martlet.store.segments import Segment, Segments
+
+__all__ = ["Damage", "Inspection", "QueueContent", "SegmentContent", "inspect"]
+
+BLOCK_BYTES: Final = 4 * 1024 * 1024
+OPEN_FILES: Final = 64
+POSITION_SIZE: Final = Struct(">qi")
+
+Report = Callable[[int, int, int], None]
+
+
+@dataclass(slots=True)
+class SegmentContent:
+    """One file of the log; ``end`` is behind its last record."""
+
+    path: str
+    start: int
+    file_bytes: int
+    end: int
+    records: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+
+
+@dataclass(slots=True)
+class QueueContent:
+    """The records of one queue that are in the log.
+
+    ``wrong_offsets`` of them do not follow the one before, and ``wrong_entries`` of its consume
+    queue say something else than the log.
+    """
+
+    topic: str
+    queue_id: int
+    first_offset: int
+    next_offset: int
+    records: int = 0
+    size: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    wrong_offsets: int = 0
+    wrong_entries: int = 0
+    jumped_to: int = -1
+
+    def follow(self, offset: int, *, after_damage: bool) -> None:
+        """The next record of this queue says *offset*; note whether it may."""
+        expected = self.next_offset
+        if offset == expected or offset == self.jumped_to + 1 or (after_damage and offset > expected):
+            self.next_offset = offset + 1
+        elif not offset:  # the topic was deleted and made again
+            self.first_offset, self.next_offset = 0, 1
+        else:
+            self.wrong_offsets += 1
+            self.jumped_to = offset
+            self.next_offset = expected + 1
+
+
+@dataclass(slots=True)
+class Damage:
+    """Log bytes from ``start`` to before ``end`` that hold no intact record, though records follow."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(slots=True)
+class Inspection:
+    """What was found. ``torn_bytes`` at the end of the log are what a crash left; the next start cuts them."""
+
+    stopped_in_order: bool
+    segments: list[SegmentContent] = field(default_factory=list)
+    queues: dict[tuple[str, int], QueueContent] = field(default_factory=dict)
+    damage: list[Damage] = field(default_factory=list)
+    records: int = 0
+    log_start: int = 0
+    log_end: int = 0
+    torn_bytes: int = 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged; a torn end and queue entries that are only missing are no damage."""
+        return not self.damage and not any(q.wrong_offsets or q.wrong_entries for q in self.queues.values())
+
+
+def inspect(directory: str, disk: Disk, *, bodies: bool, report: Report | None = None) -> Inspection:
+    """Walk the log in *directory*; with *bodies* compare CRCs, and every record with its consume-queue entry.
+
+    Args:
+      report: called after each block with bytes done, bytes in all, and records so far.
+
+    Raises:
+      StoreError: there is no log.
+      StoreLocked: a broker has it open.
+    """
+    if "commitlog" not in disk.names(directory):
+        raise StoreError(f"directory {directory!r} holds no commitlog; name the data directory of a broker")
+    lock = _lock(directory, disk)
+    files = Files(disk, OPEN_FILES, read_only=True)
+    try:
+        walk = _Walk(directory, files, bodies=bodies)
+        walk.run(report)
+        return walk.found
+    finally:
+        files.close()
+        if lock >= 0:
+            disk.close(lock)
+
+
+def record_at(directory: str, disk: Disk, position: int) -> Record:
+    """Return the record at *position* of the log.
+
+    Raises:
+      StoreError: there is none, or it is not intact.
+    """
+    files = Files(disk, OPEN_FILES, read_only=True)
+    segments = Segments(files, f"{directory}/commitlog", 0)
+    try:
+        segments.load()
+        head = segments.read(position, FILLER_BYTES)
+        if len(head) < FILLER_BYTES:
+            raise StoreError(f"position {position} is not in the log; it goes from {segments.start} to {segments.end}")
+        size, magic = FILLER.unpack(head)
+        if magic not in MAGICS or size < RECORD_BYTES_MIN:
+            raise StoreError(f"no record begins at position {position}")
+        return decode_record(segments.read(position, size), 0, position)
+    finally:
+        files.close()
+
+
+def _lock(directory: str, disk: Disk) -> int:
+    if "lock" not in disk.names(directory):
+        return -1
+    try:
+        return disk.lock(f"{directory}/lock")
+    except OSError:  # a copy that may only be read; no broker can have it open for writing
+        return -1
+
+
+class _Walk:
+    """One walk over the log, and what it has found so far."""
+
+    def __init__(self, directory: str, files: Files, *, bodies: bool) -> None:
+        self.found = Inspection("abort" not in files.disk.names(directory))
+        self._bodies = bodies
+        self._segments = Segments(files, f"{directory}/commitlog", 0)
+        self._segments.load()
+        self._entries = Queues(QueueFiles(files, f"{directory}/consumequeue", QUEUE_FILE_ENTRIES))
+
+    def run(self, report: Report | None) -> None:
+        segments = self._segments
+        self.found.log_start = self.found.log_end = segments.start
+        position = segments.start
+        for segment in segments.items:
+            content = SegmentContent(segment.path, segment.start, segment.end - segment.start, segment.start)
+            self.found.segments.append(content)
+            position = max(position, segment.start)
+            while segment.start <= position < segment.end:
+                position = self._block(segment, content, position)
+                if report is not None:
+                    report(position - segments.start, segments.end - segments.start, self.found.records)
+        self.found.torn_bytes = self._torn()
+
+    def _block(self, segment: Segment, content: SegmentContent, position: int) -> int:
+        """Take the records from *position* on, about a block; return where to go on."""
+        room = segment.end - position
+        head = self._segments.read(position, FILLER_BYTES)
+        if len(head) == FILLER_BYTES:
+            size, magic = FILLER.unpack(head)
+            if magic == BLANK_MAGIC and size == room:
+                return segment.end
+            if magic in MAGICS and RECORD_BYTES_MIN <= size <= room:
+                return self._records(content, position, self._segments.read(position, max(size, BLOCK_BYTES)))
+        return self._skip(position, "no record begins here")
+
+    def _records(self, content: SegmentContent, position: int, data: bytes) -> int:
+        at = 0
+        while len(data) - at >= FILLER_BYTES:
+            size, magic = FILLER.unpack_from(data, at)
+            if magic not in MAGICS or size < RECORD_BYTES_MIN or at + size > len(data):
+                break
+            try:
+                record = decode_record(data, at, position + at, check_body=self._bodies)
+            except CorruptRecord as error:
+                return self._skip(position + at, str(error))
+            self._take(content, record)
+            at += size
+        return position + at
+
+    def _skip(self, position: int, text: str) -> int:
+        """What is at *position* is no record: return where the next one is, or behind the log."""
+        following = valid_after(self._segments, position)
+        if following < 0:
+            return self._segments.end
+        self.found.damage.append(Damage(position, following, text))
+        return following
+
+    def _take(self, content: SegmentContent, record: Record) -> None:
+        content.records += 1
+        content.first_ms = content.first_ms or record.store_ms
+        content.last_ms = max(content.last_ms, record.store_ms)
+        content.end = self.found.log_end = record.position + record.size
+        self.found.records += 1
+        if record.sys_flag & TRANSACTION_MASK in (PREPARED, ROLLBACK):
+            return
+        key = record.topic, record.queue_id
+        queue = self.found.queues.get(key)
+        if queue is None:
+            queue = self.found.queues[key] = QueueContent(*key, record.queue_offset, record.queue_offset)
+        queue.records += 1
+        queue.size += record.size
+        queue.follow(record.queue_offset, after_damage=bool(self.found.damage))
+        queue.first_ms = queue.first_ms or record.store_ms
+        queue.last_ms = max(queue.last_ms, record.store_ms)
+        if self._bodies and not self._agrees(record):
+            queue.wrong_entries += 1
+
+    def _agrees(self, record: Record) -> bool:
+        """Whether the consume queue says the same of *record*, or nothing."""
+        queue = self._entries.get(record.topic, record.queue_id)
+        entry = self._entries.files.read(queue, record.queue_offset, 1)
+        if len(entry) < ENTRY_BYTES or not any(entry):
+            return True
+        position, size = POSITION_SIZE.unpack_from(entry)
+        return (position, size) == (record.position, record.size)
+
+    def _torn(self) -> int:
+        """How many bytes from the log's end to the last one that is not zero; not counting an end-of-file mark."""
+        end = self.found.log_end
+        segment = self._segments.find(end)
+        if segment is None:
+            return 0
+        last = 0
+        for at, data in self._blocks(segment, end):
+            used = len(data.rstrip(b"\x00"))
+            last = at + used if used else last
+        return max(last - end, 0)
+
+    def _blocks(self, segment: Segment, position: int) -> Iterator[tuple[int, bytes]]:
+        files = self._segments.files
+        size = files.size(segment.path)
+        at = position - segment.start
+        while (at := files.next_data(segment.path, at)) < size:
+            data = files.read(segment.path, BLOCK_BYTES, at)
+            yield segment.start + at, data
+            at += len(data)
