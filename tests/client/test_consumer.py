@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from martlet.store.codec import hash_code
 from martlet_remoting import fastjson
 from martlet_remoting.client import (
+    BrokerError,
     ByConfig,
     ConsumeFrom,
     MessageModel,
@@ -19,6 +20,7 @@ from martlet_remoting.client import (
     Outcome,
     PushConsumer,
     ReceivedMessage,
+    Sql,
 )
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.headers import decode_pull_header, decode_send_header
@@ -136,6 +138,21 @@ async def test_only_subscribed_tags_are_delivered(cluster: Cluster, autojump_clo
     subscription = orjson.loads(cluster.broker.asked(RequestCode.HEART_BEAT)[0].body)["consumerDataSet"][0]
     (tags,) = [data for data in subscription["subscriptionDataSet"] if data["topic"] == "T"]
     assert (tags["tagsSet"], tags["codeSet"]) == (["Aa", "C"], [67, 2112])
+
+
+async def test_sql_is_checked_with_the_broker_before_anything(cluster: Cluster, autojump_clock: MockClock) -> None:
+    cluster.broker.put("T", 0, b"x", "ignored by the client")
+    cluster.broker.overrides[RequestCode.CHECK_CLIENT_CONFIG] = lambda command: Reply()
+    listener = Listener()
+    async with first(cluster.settings(), GROUP, listener, {"T": Sql("price > 5")}):
+        await listener.wait_count(1)
+    (checked,) = cluster.broker.asked(RequestCode.CHECK_CLIENT_CONFIG)
+    data = orjson.loads(checked.body)["subscriptionData"]
+    assert (data["topic"], data["expressionType"], data["subString"]) == ("T", "SQL92", "price > 5")
+    cluster.broker.overrides[RequestCode.CHECK_CLIENT_CONFIG] = lambda command: Reply(1, remark="no SQL92 here")
+    with pytest.raises(BrokerError, match="no SQL92 here"):
+        async with first(cluster.settings(), GROUP, listener, {"T": Sql("price > 5")}):
+            pytest.fail("the consumer was opened")
 
 
 def raising(message: ReceivedMessage) -> Outcome | None:

@@ -242,6 +242,23 @@ def test_garbage_is_refused_or_waits_for_more(data: bytes) -> None:
     assert buffer.buffered_bytes <= len(data)
 
 
+@given(
+    st.sampled_from([encode_command, encode_binary_command]),
+    st.lists(st.tuples(st.integers(4, 200), st.integers(0, 255)), min_size=1, max_size=4),
+)
+def test_damaged_frames_never_raise_anything_else(
+    encode: Callable[[Command], bytes], damage: list[tuple[int, int]]
+) -> None:
+    data = bytearray(encode(Command(310, SHORT, b"body", 7, remark="r")))
+    for position, value in damage:
+        data[position % len(data)] = value
+    try:
+        command = decode_frame(bytes(data))
+        decode_send_header(command)
+    except (RemoteProtocolError, Refused) as error:
+        assert str(error)  # noqa: PT017
+
+
 @given(st.binary(max_size=60))
 def test_garbage_headers_never_raise_anything_else(header: bytes) -> None:
     for encoding in (0, 1):

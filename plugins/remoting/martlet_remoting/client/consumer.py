@@ -25,7 +25,7 @@ from .messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, check_group
 from .network import Client, Settings, heartbeat_body
 from .offsets import BrokerOffsets, LocalOffsets, max_offset, search_offset
 from .producer import unregister
-from .pulling import Expression, Subscription, subscription_of
+from .pulling import TAG, Expression, Subscription, subscription_of
 from .sendback import GiveBack
 
 __all__ = ["ConsumeFrom", "MessageModel", "PushConsumer", "PushConsumerOptions"]
@@ -92,7 +92,8 @@ class PushConsumer(Client):
 
     Args:
       name_server: ``host:port``, several separated by ``;``, or `Settings`.
-      subscriptions: topic to ``*``, ``tag || tag``, or `Sql`.
+      subscriptions: topic to ``*``, ``tag || tag``, or `Sql`; a broker that does not evaluate
+        SQL92 is a BrokerError on entry.
       orderly: one message of a queue at a time, in order; a failure holds the queue up.
       consume_from: where to begin in a queue that the group never consumed.
       consume_from_ms: the time for `ConsumeFrom.TIMESTAMP`; half an hour ago by default.
@@ -202,12 +203,23 @@ class PushConsumer(Client):
                 # A new group's retry topic is made by its first heartbeat.
                 log.log(logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.INFO, "%s", error)
         await self.network.send_heartbeats()
+        await self._check_expressions()
         if not self.orderly:
             pool = Concurrent(self.listening, self._give_back.give_back if self.is_clustering else _let_go)
             for _ in range(self._concurrency):
                 nursery.start_soon(pool.work, self._source.clone(), nursery, self._sink)
         await self.rebalance()
         nursery.start_soon(self._run_loops)
+
+    async def _check_expressions(self) -> None:
+        """Ask a broker whether it evaluates our SQL92; raises BrokerError, rather than consume nothing for ever."""
+        for topic, subscription in self.subscriptions.items():
+            route = self.network.routes.get(topic)
+            if route is None or subscription.expression_type == TAG:
+                continue
+            fields = {"clientId": self.client_id, "group": self.group, "subscriptionData": subscription.fields()}
+            address = random.choice(route.addresses())
+            await self.network.ask(address, RequestCode.CHECK_CLIENT_CONFIG, {}, bodies.dump(fields))
 
     async def _run_loops(self) -> None:
         with self._loops:

@@ -180,7 +180,7 @@ class ConsumedQueue:
             self._moved_to = None
             self._broker_id = pulled.suggested_broker_id
             offset = max(pulled.next_offset, offset)
-            await self._hand_over(pulled, offset)
+            self._hand_over(pulled, offset)
 
     async def _pull(self, offset: int) -> Pulled:
         sys_flag, commit = PULL_SUSPEND, 0
@@ -209,14 +209,14 @@ class ConsumedQueue:
             await self.network.send_heartbeats()
         await trio.sleep(PAUSE_S)
 
-    async def _hand_over(self, pulled: Pulled, next_offset: int) -> None:
+    def _hand_over(self, pulled: Pulled, next_offset: int) -> None:
         backlog = self.backlog
         wanted: list[ReceivedMessage | DamagedMessage] = list(pulled.damaged)
         wanted += [message for message in pulled.messages if self.subscription.selects(message)]
         for message in sorted(wanted, key=_queue_offset):
             size = message.store_bytes if isinstance(message, ReceivedMessage) else 0
             if backlog.add(message.queue_offset, size):
-                await self._sink.send(Work(self, backlog, message))
+                self._sink.send_nowait(Work(self, backlog, message))
         backlog.end = max(backlog.end, next_offset)
 
     async def commit(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final, final
 from zlib import crc32
@@ -214,6 +215,8 @@ def parse_message_id(message_id: str) -> tuple[str, int]:
     return host, int.from_bytes(data[-8:], "big", signed=True)
 
 
+# Nearly all records of a pull come from few hosts, and the text costs more than the look-up.
+@lru_cache(maxsize=1024)
 def host_text(host: bytes) -> str:
     """Return address:port of the 8 or 20 bytes that a record holds."""
     address = ip_address(host[:-4])
