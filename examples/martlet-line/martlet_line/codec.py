@@ -8,6 +8,7 @@ control characters, ``%`` and ``=`` (in names) as ``%20`` and so on.
     PUB topic [name=value ...] [:] body          a lone : ends the properties
     PUT topic bytes [name=value ...] <newline> body <newline>
     SUB topic [as NAME | group NAME] [from tail|earliest|offset N] [credit N] [lease SECONDS] [tags A,B]
+        [where LANGUAGE expression ...]          such as: where PROPERTIES colour=red size=9
     CREDIT id n          ACK id queue offset [last]          NACK id queue offset [delay_ms]
     EXTEND id queue offset          UNSUB id [forget]          PING [text]   PONG   HELP   QUIT
 
@@ -42,7 +43,19 @@ from martlet_line.packets import (
     Unsubscribe,
 )
 
-__all__ = ["HELP", "Limits", "Received", "announced", "decode", "decode_batch", "encode", "encode_error", "frames"]
+__all__ = [
+    "HELP",
+    "Limits",
+    "Received",
+    "announced",
+    "check_line_bytes",
+    "decode",
+    "decode_batch",
+    "encode",
+    "encode_error",
+    "frames",
+    "parse_properties",
+]
 
 NUMBER_DIGITS: Final = 19  # fewer digits than this; 10**18 fits an i64
 SHOWN_BYTES_MAX: Final = 60
@@ -54,7 +67,7 @@ INFLATED_BYTES_MAX: Final = 64 << 20
 HELP: Final = (
     "PUB topic [name=value ...] [:] body - store a message; OK queue offset",
     "PUT topic bytes [name=value ...] - the same; the body follows on the next line, that many bytes and a newline",
-    "SUB topic [from tail|earliest|offset N] [credit N] [tags A,B] - be sent messages; OK id",
+    "SUB topic [from tail|earliest|offset N] [credit N] [tags A,B] [where LANGUAGE expression] - get messages; OK id",
     "SUB topic as NAME ... - durable: goes on where NAME has acknowledged; OK id",
     "SUB topic group NAME [lease SECONDS] ... - each message goes to one member, who acknowledges it; OK id",
     "CREDIT id n - let n more messages come",
@@ -211,7 +224,20 @@ def _property(word: bytes) -> bytes:
     return b"%b\x01%b\x02" % (name, value)
 
 
+def parse_properties(text: str) -> bytes:
+    """Return ``name=value ...`` as records hold properties.
+
+    Raises:
+      ValueError: a word is no property.
+    """
+    try:
+        return b"".join(map(_property, text.encode().split()))
+    except _BadLine as error:
+        raise ValueError(str(error)) from error
+
+
 def _parse_sub(tail: bytes, body: bytes, limits: Limits) -> Command:
+    tail, *where = _WHERE.split(tail, 1)
     words = _words(tail, limits)
     if not words:
         _bad("which topic? it is SUB topic [as NAME | group NAME] [from tail|earliest|offset N] [credit N]")
@@ -221,7 +247,7 @@ def _parse_sub(tail: bytes, body: bytes, limits: Limits) -> Command:
         option = word.decode("ascii", "replace").lower()
         parse_option = _OPTIONS.get(option)
         if parse_option is None:
-            _bad(f"{_show(word)} is no option; options: as, group, from, credit, lease, tags")
+            _bad(f"{_show(word)} is no option; options: as, group, from, credit, lease, tags, where")
         else:
             field, value = parse_option(left)
             if field in options:
@@ -231,6 +257,10 @@ def _parse_sub(tail: bytes, body: bytes, limits: Limits) -> Command:
         _bad("as and group exclude each other")
     if "lease_s" in options and "group" not in options:
         _bad("lease is for groups")
+    if where:
+        language, _, expression = where[0].strip().partition(b" ")
+        options["language"] = _name(language, "filter language")
+        options["expression"] = _name(expression.strip(), "expression")
     return Subscribe(_name(words[0], "topic"), **options)
 
 
@@ -391,6 +421,7 @@ def _sub(packet: Subscribe) -> bytes:
     words += ["credit", str(packet.credit)] if packet.credit >= 0 else []
     words += ["lease", str(packet.lease_s)] if packet.lease_s >= 0 else []
     words += ["tags", ",".join(map(_quote_text, packet.tags))] if packet.tags else []
+    words += ["where", packet.language, packet.expression] if packet.language else []
     return " ".join(words).encode() + b"\n"
 
 
@@ -450,6 +481,7 @@ _SPECIAL: Final = re.compile(rb"[\x00\x03-\x20%=\x7f]")
 _IN_NAME: Final = re.compile(rb"[\x00-\x20%=\x7f]")
 _IN_VALUE: Final = re.compile(rb"[\x00-\x20%\x7f]")
 _IN_TAG: Final = re.compile(rb"[\x00-\x20%,\x7f]")
+_WHERE: Final = re.compile(rb"\s+where(?:\s+|$)", re.IGNORECASE)
 _SEPARATORS: Final = re.compile(rb"[\x01\x02]")
 
 

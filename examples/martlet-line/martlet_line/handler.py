@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from martlet.clock import Clock
-from martlet.contracts import Peer
+from martlet.contracts import Buffer, Compile, Peer, Predicate
 from martlet.encoded import EVERYTHING, Encoding, Selection
 from martlet.errors import Reason, Refused
 from martlet.message import TAGS, Message, Placed, find_property
@@ -56,6 +56,7 @@ class Rooms:
     shares: Shares
     sessions: Sessions
     publish: Callable[[list[Message]], list[Placed | Refused]]
+    filter_compiler: Callable[[str], Compile | None]
     choose: Callable[[int], int]
     allowed: Callable[[Peer, str, str], bool]
 
@@ -203,7 +204,7 @@ class LineHandler:
     def _open(self, packet: Subscribe, start: Start, credit: int) -> Subscription:
         self._check_credit(credit)
         return self._rooms.subscriptions.open(
-            self._peer, packet.topic, ENCODING, selection=_selection(packet.tags), start=start, credit=credit
+            self._peer, packet.topic, ENCODING, selection=self._selection(packet), start=start, credit=credit
         )
 
     def _open_durable(self, packet: Subscribe, topic: Topic, credit: int) -> _Feed:
@@ -212,7 +213,8 @@ class LineHandler:
         try:
             if any(feed.session is attached.session and feed.topic == topic.name for feed in self._feeds.values()):
                 raise Refused(Reason.ILLEGAL, f"{packet.name!r} is subscribed to topic[{topic.name}] here already")
-            start = self._rooms.sessions.subscribe(attached.session, topic, _start(packet), ",".join(packet.tags))
+            selection = self._selection(packet).name
+            start = self._rooms.sessions.subscribe(attached.session, topic, _start(packet), selection)
             return _Feed(packet.topic, self._open(packet, start, credit), attached.session)
         except Refused:
             self._detach_unused(packet.name)
@@ -256,9 +258,23 @@ class LineHandler:
             ENCODING,
             lease_s=lease_s,
             credit=credit,
-            selection=_selection(packet.tags),
+            selection=self._selection(packet),
             start=_start(packet),
         )
+
+    def _selection(self, packet: Subscribe) -> Selection:
+        """What the tags and the expression of *packet* select. Raises `Refused`."""
+        predicates = [_has_tag(packet.tags)] if packet.tags else []
+        if packet.language:
+            compiler = self._rooms.filter_compiler(packet.language)
+            if compiler is None:
+                raise Refused(Reason.NOT_SUPPORTED, f"no plugin brings the filter language {packet.language!r}")
+            predicates.append(compiler(packet.expression))
+        if not predicates:
+            return EVERYTHING
+        codes = frozenset(map(tags_code, packet.tags)) if packet.tags else None
+        name = f"tags {','.join(packet.tags)} {packet.language} {packet.expression}"
+        return Selection(name, codes, _all_hold(predicates))
 
     def _credit(self, packet: Credit) -> None:
         source = self._feed(packet.id).source
@@ -364,17 +380,18 @@ def _start(packet: Subscribe) -> Start:
     return from_earliest if packet.start == "earliest" else from_offset(packet.start)
 
 
-def _selection(tags: tuple[str, ...]) -> Selection:
-    """Messages with one of *tags*; codes are hashes, so the tags themselves are compared too."""
-    if not tags:
-        return EVERYTHING
-    wanted = frozenset(tag.encode() for tag in tags)
-    name = TAGS.encode()
-    return Selection(
-        "tags " + ",".join(tags),
-        frozenset(map(tags_code, wanted)),
-        lambda record: find_property(decode_record(record, check_body=False).properties, name) in wanted,
-    )
+def _has_tag(tags: tuple[str, ...]) -> Predicate:
+    """Codes are hashes, so the tags themselves are compared as well."""
+    wanted, name = frozenset(tag.encode() for tag in tags), TAGS.encode()
+    return lambda record: find_property(record.properties, name) in wanted
+
+
+def _all_hold(predicates: list[Predicate]) -> Callable[[Buffer], bool]:
+    def hold(data: Buffer) -> bool:
+        record = decode_record(data, check_body=False)
+        return all(predicate(record) for predicate in predicates)
+
+    return hold
 
 
 def _batch_line(number: int, delivery: Delivery) -> bytes:

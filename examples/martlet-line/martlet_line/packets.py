@@ -40,7 +40,7 @@ class Subscribe:
     """SUB: plain, durable (``name``), or as a member of a shared ``group``.
 
     ``start`` is "tail", "earliest" or an offset; ``credit`` and ``lease_s`` -1 mean the configured ones.
-    ``tags`` empty means every message.
+    ``tags`` empty means every message; ``expression`` in filter language ``language`` wants fewer still.
     """
 
     topic: str
@@ -50,6 +50,8 @@ class Subscribe:
     credit: int = -1
     lease_s: int = -1
     tags: tuple[str, ...] = ()
+    language: str = ""
+    expression: str = ""
 
 
 @final

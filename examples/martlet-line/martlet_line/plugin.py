@@ -1,14 +1,15 @@
-"""The entry point: a port for the line protocol."""
+"""The entry point: a port for the line protocol, and a filter language for all protocols."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from martlet.broker import Broker
-from martlet.contracts import Handler, Peer, Protocol
+from martlet.contracts import Compile, Handler, Peer, Protocol
 from martlet.hookspecs import Hooks
 from martlet_line.codec import Limits
 from martlet_line.config import LineConfig
 from martlet_line.connection import LineConnection
+from martlet_line.filters import compile_properties
 from martlet_line.handler import LineHandler, Rooms
 
 __all__ = ["LinePlugin", "protocol"]
@@ -22,6 +23,9 @@ class LinePlugin(Hooks):
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         return (protocol(self.config, broker),)
 
+    def martlet_filters(self, broker: Broker) -> Mapping[str, Compile]:
+        return {"PROPERTIES": compile_properties}
+
 
 def protocol(config: LineConfig, broker: Broker, bound: Callable[[str], None] = lambda address: None) -> Protocol:
     """Return the line protocol over the topics of *broker*."""
@@ -33,6 +37,7 @@ def protocol(config: LineConfig, broker: Broker, bound: Callable[[str], None] = 
         broker.shares,
         broker.sessions,
         broker.publish_many,
+        broker.filter_compiler,
         broker.ids.below,
         lambda peer, action, topic: broker.allowed(peer.identity, action, topic),
     )

@@ -61,6 +61,8 @@ def one(topic: str, body: bytes, properties: bytes = b"") -> Publish:
         (b"SUB t group G lease 9 from earliest", Subscribe("t", group="G", lease_s=9, start="earliest")),
         (b"sub t TAGS B,A,A", Subscribe("t", tags=("A", "B"))),
         (b"SUB t tags a%2Cb", Subscribe("t", tags=("a,b",))),
+        (b"SUB t where PROPERTIES a=b c=d", Subscribe("t", language="PROPERTIES", expression="a=b c=d")),
+        (b"SUB t credit 1 WHERE SQL92 a = 'x  y'", Subscribe("t", credit=1, language="SQL92", expression="a = 'x  y'")),
         (b"CREDIT 1 500", Credit(1, 500)),
         (b"ACK 1 0 17", Ack(1, 0, 17, 17)),
         (b"ACK 1 0 17 20", Ack(1, 0, 17, 20)),
@@ -102,6 +104,8 @@ def test_a_line_is_this_packet(line: bytes, packet: Command) -> None:
         (b"SUB t as N group G", "as and group exclude each other"),
         (b"SUB t lease 5", "lease is for groups"),
         (b"SUB t what 5", "is no option"),
+        (b"SUB t where", "which filter language?"),
+        (b"SUB t where SQL92 ", "which expression?"),
         (b"SUB t as \xff", "is not UTF-8"),
         (b"CREDIT 1", "followed by id n"),
         (b"CREDIT x 1", "id 'x' is not a whole number"),
@@ -189,11 +193,13 @@ PROPERTIES = st.dictionaries(
 PACKETS: st.SearchStrategy[Command] = st.one_of(
     st.builds(lambda topic, body, properties: one(topic, body, properties), NAMES, st.binary(max_size=99), PROPERTIES),
     st.builds(
-        lambda topic, kind, start, credit, tags, lease: Subscribe(
+        lambda topic, kind, start, credit, tags, lease, where: Subscribe(
             topic,
             start=start,
             credit=credit,
             tags=tuple(sorted(tags)),
+            language=where[:1] and "L" + where[0],
+            expression=where[:1] and where,
             **({"name": kind} if lease is None else {"group": kind, "lease_s": lease}),
         ),
         NAMES,
@@ -202,6 +208,7 @@ PACKETS: st.SearchStrategy[Command] = st.one_of(
         NUMBERS,
         st.sets(NAMES, max_size=3),
         st.one_of(st.none(), NUMBERS),
+        st.one_of(st.just(""), NAMES),
     ),
     st.builds(Unsubscribe, NUMBERS, st.booleans()),
     st.builds(Credit, NUMBERS, NUMBERS),

@@ -16,6 +16,7 @@ from martlet.store import StoreConfig
 from martlet.testing.peers import RecordingPeer, serving
 from martlet_line.config import LineConfig
 from martlet_line.connection import LineConnection
+from martlet_line.filters import compile_properties
 from martlet_line.packets import Publish
 from martlet_line.plugin import protocol
 
@@ -242,6 +243,23 @@ async def test_a_subscription_can_want_some_tags_only(tmp_path: Path) -> None:
         for tag in ("Aa", "BB", "C", "D"):
             await made.connect().ask(f"PUB t TAGS={tag} {tag}")
         assert await talk.bodies(2) == ["Aa", "C"]
+
+
+async def test_a_subscription_can_use_any_filter_language_that_a_plugin_brings(tmp_path: Path) -> None:
+    async with room(tmp_path) as made:
+        made.broker.filters["PROPERTIES"] = compile_properties
+        talk = made.connect()
+        assert await talk.ask("SUB t where PROPERTIES colour=red size=9") == "OK 1"
+        assert await talk.ask("SUB t tags A where PROPERTIES size=9") == "OK 2"
+        for properties in ("colour=red", "colour=red size=9 x=y", "size=9 TAGS=A", "size=8 TAGS=A", ""):
+            await made.connect().ask(f"PUB t {properties} : {properties}")
+        assert await talk.bodies(1) == ["colour=red size=9 x=y"]
+        assert await talk.bodies(1, number=2) == ["size=9 TAGS=A"]
+        await talk.quiet()
+        assert await talk.ask("SUB t where SQL92 a > 1") == (
+            "ERR NOT_SUPPORTED no plugin brings the filter language 'SQL92'"
+        )
+        assert (await talk.ask("SUB t where PROPERTIES colour")).startswith("ERR ILLEGAL 'colour' is no property")
 
 
 async def test_unsub_ends_a_subscription(tmp_path: Path) -> None:
