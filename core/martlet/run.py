@@ -95,6 +95,11 @@ def read_config(tables: dict[str, object]) -> Config:
         else:
             rest[name] = table
     config = Config(plugin_tables=rest, **known)
+    if config.broker.message_bytes_max > config.store.message_bytes_max:
+        raise ConfigError(
+            f"config key 'broker.message_bytes_max' is {config.broker.message_bytes_max}, "
+            f"more than 'store.message_bytes_max', which is {config.store.message_bytes_max}; set that one as high"
+        )
     installed = available()
     for name in rest:
         if name not in installed:

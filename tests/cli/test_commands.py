@@ -86,6 +86,7 @@ BAD = [
     ("[remoting]\nlisten = 'here'\n", "address 'here' is not HOST:PORT; for example 127.0.0.1:10911"),
     ("[remoting]\npull_messages_max = 0\n", "config key 'remoting.pull_messages_max' is 0; it must be at least 1"),
     ("remoting = 3\n", "config key 'remoting' is a value; it must be a section"),
+    ("[broker]\nmessage_bytes_max = 8_000_000\n", "'broker.message_bytes_max' is 8000000, more than 'store.message"),
     ("[plugins]\nenabled = ['remotin']\n", "plugin 'remotin' is not installed; installed: "),
     ("[broker\n", "is not TOML; "),
 ]

@@ -4,11 +4,13 @@ import json
 import os
 import signal
 import socket
+import ssl
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trustme
 
 from .conftest import READY, Process
 
@@ -163,4 +165,54 @@ def test_data_that_cannot_be_kept_is_a_sentence(start: Start, tmp_path: Path) ->
 def test_a_name_server_runs_alone(start: Start) -> None:
     process = start("nameserver")
     assert list(process.addresses()) == ["nameserver"]
+    assert process.stop() == 0
+
+
+def test_a_broker_registers_with_a_name_server_elsewhere(
+    start: Start, tmp_path: Path, martlet: Callable[..., tuple[int, str, str]]
+) -> None:
+    names = start("nameserver", folder=tmp_path / "names").addresses()["nameserver"]
+    broker = start(
+        "run",
+        "--set",
+        "plugins.enabled=['remoting']",
+        "--set",
+        f"remoting.nameservers=['{names}']",
+        folder=tmp_path / "broker",
+    )
+    assert list(broker.addresses()) == ["remoting"]
+    while f"registered with name server {names}" not in broker.log.read_text():
+        assert broker.child.poll() is None, broker.log.read_text()
+    assert martlet("send", "Elsewhere", "hello", "-n", names)[0] == 0
+    assert "hello" in martlet("tail", "Elsewhere", "--from", "begin", "--no-follow", "-n", names)[1]
+
+
+def issue_certificate(folder: Path, authority: trustme.CA) -> None:
+    """Put a new certificate for 127.0.0.1 where the broker looks for it."""
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(folder / "new.pem"))
+    (folder / "new.pem").replace(folder / "chain.pem")
+
+
+def served_certificate(address: str, context: ssl.SSLContext) -> bytes:
+    with connect(address) as plain, context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+        return secure.getpeercert(binary_form=True) or b""
+
+
+def test_sighup_reads_the_certificates_again(start: Start, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    issue_certificate(tmp_path, authority)
+    words = [f"{section}.tls_cert={tmp_path}/chain.pem" for section in ("remoting", "nameserver")]
+    process = start("run", *(part for word in words for part in ("--set", word)))
+    addresses = process.addresses()
+    first = {address: served_certificate(address, context) for address in addresses.values()}
+
+    issue_certificate(tmp_path, authority)
+    process.child.send_signal(signal.SIGHUP)
+    for address, certificate in first.items():
+        assert certificate
+        while served_certificate(address, context) == certificate:
+            pass
     assert process.stop() == 0
