@@ -30,7 +30,8 @@ def frame(header: bytes, body: bytes = b"", encoding: int = 0) -> bytes:
 
 
 def same(left: Command, right: Command) -> bool:
-    return all(getattr(left, name) == getattr(right, name) for name in Command.__slots__)
+    fields = ("code", "ext", "body", "opaque", "flag", "remark", "language", "version")
+    return all(getattr(left, name) == getattr(right, name) for name in fields)
 
 
 # As the Java, Go and C++ clients spell one and the same request (1.2).
