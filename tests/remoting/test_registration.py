@@ -218,6 +218,36 @@ async def test_everything_is_told_first_then_what_changes_then_everything_every_
     assert elsewhere.server.table.topics() == []
 
 
+async def test_broker_with_many_topics_mostly_says_that_it_is_alive(
+    autojump_clock: trio.testing.MockClock,
+    harness: Harness,
+    elsewhere: Elsewhere,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("martlet_remoting.registration.FEW_TOPICS", 5)
+    server, registrar = inside(harness)
+    registrar = Registrar(harness.broker, ["127.0.0.1:9876"], connect=elsewhere.connect)
+    registrar.bound(ADDRESS)
+    register, ask = RequestCode.REGISTER_BROKER, RequestCode.QUERY_DATA_VERSION
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.scan)
+        nursery.start_soon(registrar.run)
+        await trio.sleep(10 * 30 + 5)
+        assert elsewhere.codes() == [register, *[ask] * 9, register]
+        assert queues_of(server, "TBW102")
+        server.table.delete_topic("TBW102")
+        elsewhere.server.table.unregister("DefaultCluster", "martlet", ADDRESS)
+        await trio.sleep(30)
+        assert elsewhere.codes()[-2:] == [ask, register]
+        assert queues_of(elsewhere.server, "TBW102")
+        harness.broker.topics.delete("SELF_TEST_TOPIC")
+        await trio.sleep(30)
+        assert elsewhere.codes()[-2:] == [ask, register]
+        assert queues_of(server, "SELF_TEST_TOPIC") == {}
+        assert queues_of(server, "TBW102"), "what somebody took away comes back with the whole table"
+        nursery.cancel_scope.cancel()
+
+
 async def test_name_server_that_is_away_is_tried_again_and_does_not_hold_others_up(
     autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere, nursery: trio.Nursery
 ) -> None:

@@ -6,11 +6,13 @@ goodbye at the end. Each has its own task and its own connection, so that one wh
 away does not keep the others waiting.
 """
 
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 
+import orjson
 import trio
 
 from martlet.broker import Broker
@@ -37,6 +39,9 @@ RETRY_MOST_S: Final = 10.0
 RECEIVE_BYTES: Final = 65536
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 FULL: Final = READ | WRITE | INHERIT
+# A broker with more topics says most times only that it is alive, for its whole table takes milliseconds to write.
+FEW_TOPICS: Final = 1000
+WHOLE_EVERY: Final = 10
 
 Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
@@ -123,7 +128,7 @@ class Registrar:
 
     def registration(self, topics: Iterable[Topic], *, complete: bool) -> Registration:
         """What we are, with *topics*."""
-        config, version = self._broker.config, self._broker.topics.version
+        config = self._broker.config
         host, port = split_address(self._address)
         return Registration(
             config.cluster,
@@ -134,10 +139,19 @@ class Registrar:
             self._timeout_ms,
             False,
             None,
-            Version(version.counter, version.state_version, version.timestamp),
+            self.version(),
             tuple(map(_shape, topics)),
             complete=complete,
         )
+
+    def version(self) -> Version:
+        """How new our topic table is."""
+        held = self._broker.topics.version
+        return Version(held.counter, held.state_version, held.timestamp)
+
+    def tells_all(self, rounds: int) -> bool:
+        """Whether round number *rounds* tells all topics, even when none has changed."""
+        return len(self._broker.topics) <= FEW_TOPICS or rounds % WHOLE_EVERY == 0
 
     def encode(self, topics: Iterable[Topic]) -> Command:
         """The request that registers us with *topics* at a name server elsewhere."""
@@ -145,16 +159,23 @@ class Registrar:
         ext, body = encode_registration(self.registration((), complete=False), table)
         return Command(RequestCode.REGISTER_BROKER, ext, body, language=ANSWER_LANGUAGE)
 
+    def question(self) -> Command:
+        """The request that asks whether our topics are known as they are; the name server hears that we are alive."""
+        body = orjson.dumps(self.version().as_json())
+        return Command(RequestCode.QUERY_DATA_VERSION, self._names(), body, language=ANSWER_LANGUAGE)
+
     def goodbye(self) -> Command:
         """The request that unregisters us."""
+        return Command(RequestCode.UNREGISTER_BROKER, self._names(), language=ANSWER_LANGUAGE)
+
+    def _names(self) -> dict[str, object]:
         config = self._broker.config
-        ext = {
+        return {
             "brokerAddr": self._address,
             "brokerId": MASTER_ID,
             "brokerName": config.name,
             "clusterName": config.cluster,
         }
-        return Command(RequestCode.UNREGISTER_BROKER, ext, language=ANSWER_LANGUAGE)
 
     def take_orders(self, orders: Iterable[tuple[str, str]]) -> None:
         """Mark as ordered what a name server says is (TopicConfigManager.updateOrderTopicConfig)."""
@@ -207,11 +228,22 @@ class Registrar:
                 self._leave_inside()
 
     async def _keep_inside(self) -> None:
-        while True:
+        for rounds in itertools.count(1):
             with trio.move_on_after(self._register_s):
                 await self._wake.wait()
             self._wake = trio.Event()
-            self._register_inside()
+            if self._inside_stale or self.tells_all(rounds) or not self._renewed_inside():
+                self._register_inside()
+
+    def _renewed_inside(self) -> bool:
+        """Say that we are alive; false when that is not enough, because our topics are not known as they are."""
+        if self._inside is None:
+            return True
+        table, cluster = self._inside.table, self._broker.config.cluster
+        if table.version_of(cluster, self._address) != self.version():
+            return False
+        table.heard(cluster, self._address, self._inside.now())
+        return True
 
     def _leave_inside(self) -> None:
         if self._inside is not None:
@@ -271,9 +303,12 @@ class _Remote:
         try:
             await self._register(line, self._registrar.all_topics())
             log.info("registered with name server %s as %s", self.address, self._registrar.address)
-            while True:
+            for rounds in itertools.count(1):
                 await self._rest(line)
-                await self._register(line, list(self._changed.values()) or self._registrar.all_topics())
+                if self._changed:
+                    await self._register(line, list(self._changed.values()))
+                elif self._registrar.tells_all(rounds) or await self._is_unknown(line):
+                    await self._register(line, self._registrar.all_topics())
         finally:
             with trio.move_on_after(GOODBYE_TIMEOUT_S, shield=True):
                 await self._leave(line)
@@ -287,6 +322,11 @@ class _Remote:
         self.state = "registered"
         self._pause_s = RETRY_FIRST_S
         self._registrar.take_orders(order_topics(answer.body))
+
+    async def _is_unknown(self, line: "_Line") -> bool:
+        """Whether the name server does not have our topics as they are."""
+        answer = await line.ask(self._registrar.question())
+        return answer.text("changed", "true") != "false"
 
     async def _rest(self, line: "_Line") -> None:
         """Return when it is time to register again, or a topic has changed."""
