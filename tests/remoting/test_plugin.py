@@ -79,10 +79,11 @@ class Running:
 
 
 @asynccontextmanager
-async def broker(folder: Path, **remoting: object) -> AsyncIterator[Running]:
+async def broker(folder: Path, *plugins: str, **remoting: object) -> AsyncIterator[Running]:
     tables: dict[str, object] = {
         "broker": {"data": str(folder / "data")},
-        "plugins": {"enabled": ["remoting"]},
+        "plugins": {"enabled": ["remoting", *plugins]},
+        "nameserver": {"listen": "127.0.0.1:0"},
         "remoting": {"listen": "127.0.0.1:0", **remoting},
         "store": {"flush": "async"},
     }
@@ -149,6 +150,16 @@ async def test_a_broker_that_stops_answers_held_pulls_first(tmp_path: Path) -> N
         assert (answer.opaque, answer.code) == (number, ResponseCode.PULL_NOT_FOUND)
         with trio.fail_after(10):
             assert await caller.stream.receive_some(1) == b""
+
+
+async def test_the_route_of_a_retry_topic_is_known_at_the_first_question(tmp_path: Path) -> None:
+    async with broker(tmp_path, "nameserver") as running:
+        caller = await running.connect("nameserver")
+        answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "%RETRY%Fresh"})
+        assert (answer.code, b'"writeQueueNums":1' in answer.body) == (0, True)
+        for topic in ("Fresh", "%RETRY%a b", "%DLQ%Fresh"):
+            answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+            assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 async def test_garbage_closes_its_own_connection_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -109,6 +109,7 @@ class Parts:
         stages = {name for name, _ in broker.stages}
         self.delays = "timer" in stages
         self.transactions = "tx" in stages
+        self.stopping = False
         self.requests = 0
         self.refusals: dict[int, int] = {}  # by response code
 

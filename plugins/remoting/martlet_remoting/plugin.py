@@ -9,14 +9,18 @@ import trio
 
 from martlet.broker import Broker
 from martlet.contracts import Command, Handler, Peer, Protocol, Service
+from martlet.errors import Refused
 from martlet.hookspecs import Hooks
 from martlet.server import pack_host, split_address
+from martlet.topics import RETRY_PREFIX
 
 from .config import RemotingConfig
 from .connection import RemotingConnection
 from .context import Parts
 from .handler import RemotingHandler
+from .handlers.groups import make_retry_topic
 from .handlers.pull import collect
+from .nameserver.server import NameServer
 from .registration import Registrar, create_standard_topics
 from .tls import Tls
 
@@ -87,6 +91,26 @@ class RemotingPlugin(Hooks):
         parts.set_store_host(_store_host(parts.broker.config.advertise or host, host, port))
         assert self._registrar is not None
         self._registrar.bound(address)
+        inside = parts.broker.capability(NameServer)
+        if inside is not None:
+            inside.wanted = self._make_wanted
+
+    def _make_wanted(self, topic: str) -> bool:
+        """A consumer asks for the route of its retry topic before its first heartbeat, and then not for 30 s.
+
+        Knowing it at the first question spares a new group's first retry that time.
+        """
+        groups = self.parts.groups
+        name = topic.removeprefix(RETRY_PREFIX)
+        if name == topic or self.parts.stopping:
+            return False
+        try:
+            policy = groups.ensure(name)
+        except Refused:
+            return False
+        if policy is not None:
+            make_retry_topic(self.parts, policy)
+        return policy is not None
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         assert self._registrar is not None
@@ -140,6 +164,7 @@ class RemotingPlugin(Hooks):
         """Answer every held pull now, and hold none any more."""
         if self._parts is None:
             return
+        self._parts.stopping = True
         self._parts.parked.answer_all()
         for context in list(self._parts.contexts):
             collect(context, budget_bytes=math.inf)

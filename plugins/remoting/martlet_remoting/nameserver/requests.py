@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from martlet.errors import Reason, Refused, RemoteProtocolError
+from martlet.errors import MartletError, Reason, Refused
 from martlet_remoting import fastjson
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import VERSION_4_9_4, RequestCode, ResponseCode
@@ -41,7 +41,8 @@ def answer(server: NameServer, connection: object, command: Command) -> bytes:
     except Refused as error:
         code = _CODES.get(error.reason, ResponseCode.SYSTEM_ERROR)
         return encode_response(command.opaque, code, remark=str(error))
-    except RemoteProtocolError as error:
+    except (MartletError, OSError) as error:
+        # A body that cannot be read, or a disk that cannot be written: the peer is told, others do not notice.
         return encode_response(command.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error))
 
 
@@ -111,6 +112,8 @@ def _add_write(server: NameServer, connection: object, command: Command) -> byte
 def _route(server: NameServer, connection: object, command: Command) -> bytes:
     topic = command.text("topic")
     route = server.table.route(topic)
+    if route is None and server.wanted(topic):
+        route = server.table.route(topic)
     if route is None:
         raise Refused(
             Reason.NO_TOPIC,

@@ -57,6 +57,8 @@ class NameServer:
             "deleteTopicWithBrokerRegistration": config.drop_missing_topics,
         }
         self.address = config.listen
+        # The broker in this process may make a topic that is asked for; whether it did.
+        self.wanted: Callable[[str], bool] = lambda topic: False
         self.requests = 0
 
     def now(self) -> float:
