@@ -34,6 +34,9 @@ PREFIXES_MAX: Final = 4096
 SUFFIX_BYTES: Final = 8
 # The most keys of one message: its properties are at most 32,767 bytes.
 KEYS_MAX: Final = 16_384
+SUFFIX_POWERS: Final = POWERS_OF[SUFFIX_BYTES]
+# 31 to the power of the index.
+POWER: Final = tuple(reversed(POWERS_OF[256]))
 # A query looks at no more entries of one chain: a key that every message has makes long ones.
 CHAIN_MAX: Final = 100_000
 
@@ -194,9 +197,15 @@ class KeyIndex:
 
     def put(self, queue: Queue, position: int, store_ms: int, properties: bytes) -> None:
         """Index the unique key and every word of KEYS."""
-        unique = find_property(properties, b"UNIQ_KEY")
-        if unique:
-            self._insert(self._hash(queue, unique), position, store_ms)
+        at = properties.find(b"UNIQ_KEY\x01")
+        if at >= 0:
+            if at and properties[at - 1] != 2:
+                unique = find_property(properties, b"UNIQ_KEY")
+            else:
+                end = properties.find(b"\x02", at)
+                unique = properties[at + 9 : end] if end >= 0 else properties[at + 9 :]
+            if unique:
+                self._insert(self._hash(queue, unique), position, store_ms)
         if b"KEYS\x01" in properties:
             for key in find_property(properties, b"KEYS").split(b" "):
                 if key:
@@ -208,22 +217,15 @@ class KeyIndex:
         size = len(key)
         if queue.topic_hash < 0:
             queue.topic_hash = hash_code(queue.topic_bytes + b"#")
-        if size > 256 or not key.isascii():
-            code = hash_code(b"%b#%b" % (queue.topic_bytes, key))
-        else:
+        if SUFFIX_BYTES <= size < 256 and key.isascii():
             prefix = key[:-SUFFIX_BYTES]
             known = self._prefixes.get(prefix)
             if known is None:
                 known = self._remember(prefix)
-            powers = POWERS_OF[SUFFIX_BYTES]
-            suffix = key[-SUFFIX_BYTES:]
-            if size < SUFFIX_BYTES:
-                powers = POWERS_OF[size]
-            code = (
-                queue.topic_hash * _power(size)
-                + known * _power(min(size, SUFFIX_BYTES))
-                + sum(map(mul, suffix, powers))
-            ) & 0xFFFFFFFF
+            code: int = sum(map(mul, key[-SUFFIX_BYTES:], SUFFIX_POWERS), known + queue.topic_hash * POWER[size])
+            code &= 0xFFFFFFFF
+        else:
+            code = hash_code(b"%b#%b" % (queue.topic_bytes, key))
         if code & 0x80000000:
             code = 0x1_0000_0000 - code
         return 0 if code == 0x80000000 else code
@@ -231,7 +233,7 @@ class KeyIndex:
     def _remember(self, prefix: bytes) -> int:
         if len(self._prefixes) >= PREFIXES_MAX:
             self._prefixes.clear()
-        code = self._prefixes[prefix] = hash_code(prefix)
+        code = self._prefixes[prefix] = hash_code(prefix) * POWER[SUFFIX_BYTES]
         return code
 
     def _insert(self, key: int, position: int, store_ms: int) -> None:
@@ -364,10 +366,6 @@ class KeyIndex:
             at = (number - self._saved) * ITEM_BYTES
             return bytes(self._entries[at : at + ITEM_BYTES])
         return self.files.read(item.path, ITEM_BYTES, self._item_at(number))
-
-
-def _power(count: int) -> int:
-    return POWERS_OF[count + 1][0] if count < 256 else POWERS_OF[256][0] * 31 & 0xFFFFFFFF
 
 
 def _name(ms: int) -> str:

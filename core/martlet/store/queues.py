@@ -13,6 +13,7 @@ from typing import Final, final
 from martlet.store.codec import ENTRY, ENTRY_BYTES, RECORD_BYTES_MIN, TOPIC_V1_BYTES_MAX
 from martlet.store.files import Files
 from martlet.store.segments import NAME_DIGITS, numbered_names
+from martlet.store.tags import SCHEDULE_TOPIC
 
 __all__ = ["BLANK_ENTRY", "Queue", "QueueFiles", "Queues"]
 
@@ -46,6 +47,7 @@ class Queue:
         "saved",
         "tail",
         "tail_offset",
+        "timed",
         "topic",
         "topic_bytes",
         "topic_hash",
@@ -72,6 +74,8 @@ class Queue:
         wide = len(topic_bytes) > TOPIC_V1_BYTES_MAX
         self.topic_bytes = topic_bytes
         self.narrow = not wide
+        # Entries carry the time at which the message is due.
+        self.timed = topic == SCHEDULE_TOPIC
         self.topic_part = (
             len(topic_bytes).to_bytes(2, "big") + topic_bytes if wide else bytes((len(topic_bytes),)) + topic_bytes
         )

@@ -40,7 +40,7 @@ from martlet.store.codec import (
 from martlet.store.keys import KeyIndex
 from martlet.store.queues import BLANK_SIZE, Queue, Queues
 from martlet.store.segments import Segment, Segments
-from martlet.store.tags import SCHEDULE_TOPIC, TagCodes
+from martlet.store.tags import TagCodes
 
 __all__ = ["Progress", "Recovery", "valid_after"]
 
@@ -56,6 +56,9 @@ UNSAVED_RECORDS_MAX: Final = 200_000
 # A single flipped bit can feign any gap, but one of this size costs little.
 SMALL_GAP: Final = 1024
 NOWHERE: Final = 2**62  # behind every position
+# size magic crc queue_id queue_offset position sys_flag store_ms body_bytes, of a record with IPv4 hosts
+USUAL: Final = Struct(">iIIi4xqqi8x8xq8x4x8xi")
+UNUSUAL_FLAGS: Final = BORN_V6 | STORE_V6 | TRANSACTION_MASK
 STORE_MS: Final = Struct(">q")
 # The most entries behind a queue's promised end that are looked at in one read.
 NEAR_ENTRIES: Final = 512
@@ -425,7 +428,45 @@ class Recovery:
             self.records = records
 
     def _take(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
-        """Put the record at *at* into its queue and the key index; False when it is not intact."""
+        """Put the record at *at* into its queue and the key index; False when it is not intact.
+
+        The short way, for all that is usual; whatever is odd is looked at again by `_take_any`.
+        """
+        _, _, crc, queue_id, offset, said, sys_flag, store_ms, body_bytes = USUAL.unpack_from(data, at)
+        if magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or not 0 <= body_bytes <= size - RECORD_BYTES_MIN:
+            return self._take_any(data, at, size, position, magic)
+        end = at + size
+        topic_at = at + HEAD_BYTES + body_bytes
+        topic_end = topic_at + 1 + data[topic_at]
+        if (
+            said != position
+            or topic_end + 2 > end
+            or topic_end + 2 + (data[topic_end] << 8 | data[topic_end + 1]) != end
+        ):
+            return self._take_any(data, at, size, position, magic)
+        if crc32(data[at + HEAD_BYTES : topic_at]) & 0x7FFFFFFF != crc:
+            return self._take_any(data, at, size, position, magic)
+        of_topic = self._by_topic.get(data[topic_at + 1 : topic_end])
+        queue = of_topic.get(queue_id) if of_topic is not None else None
+        properties = data[topic_end + 2 : end]
+        if queue is None or queue.timed or self._suspects or self._void or b"\x00" in properties:
+            return self._take_any(data, at, size, position, magic)
+        if position >= self.start or queue in self.rebuild:
+            if offset != queue.next_offset:
+                return self._take_any(data, at, size, position, magic)
+            queue.tail += ENTRY.pack(position, size, self._codes.of(properties))
+            queue.next_offset = offset + 1
+            queue.last_end = position + size
+            if not queue.dirty:
+                self.queues.touch(queue)
+        if store_ms > self.last_store_ms:
+            self.last_store_ms = store_ms
+        if self.keys is not None and position >= self.keys.position:
+            self.keys.put(queue, position, store_ms, properties)
+        return True
+
+    def _take_any(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
+        """As `_take`, for every kind of record."""
         _, _, crc, queue_id, _, offset, said, sys_flag, _ = START.unpack_from(data, at)
         end = at + size
         body_at = at + HEAD_BYTES
@@ -506,10 +547,7 @@ class Recovery:
             self.last_store_ms = store_ms
         kind = sys_flag & TRANSACTION_MASK
         if kind != PREPARED and kind != ROLLBACK and (position >= self.start or queue in self.rebuild):
-            if queue.topic == SCHEDULE_TOPIC:
-                code = self._codes.due(properties, store_ms)
-            else:
-                code = self._codes.of(properties)
+            code = self._codes.due(properties, store_ms) if queue.timed else self._codes.of(properties)
             if offset == queue.next_offset and queue not in self._suspects:
                 if not queue.dirty:
                     self.queues.touch(queue)
