@@ -1,0 +1,55 @@
+"""The commands of `martlet` against the target: they speak to a real RocketMQ broker as to ours."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from .conftest import Target
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def martlet(target: Target) -> Run:
+    """Run ``martlet WORDS`` against the target, which must succeed, and return what it says."""
+
+    def run(*words: str, said: str = "") -> str:
+        command = [sys.executable, "-m", "martlet", *words, "--name-server", target.name_server]
+        done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_a_topic_is_made_filled_read_and_deleted(martlet: Run, name: Callable[[str], str]) -> None:
+    topic = name("commands")
+    martlet("topic", "create", topic, "--queues", "2")
+    listed = {row["topic"]: row for row in json.loads(martlet("topic", "list", "--json"))}
+    assert listed[topic]["queues"] == 2
+
+    sent = json.loads(martlet("send", topic, "first", "--tag", "a", "--key", "k1", "--json"))
+    assert sent["status"] == "OK"
+    martlet("send", topic, said="second\nthird\n")
+
+    stats = json.loads(martlet("topic", "stats", topic, "--json"))
+    assert sum(row["messages"] for row in stats) == 3
+    shown = martlet("tail", topic, "--from", "begin", "--no-follow")
+    assert sorted(line.split()[-1] for line in shown.splitlines()) == ["first", "second", "third"]
+    assert "first" in martlet("message", sent["offset_id"])
+
+    martlet("topic", "delete", topic, "--yes")
+    assert topic not in {row["topic"] for row in json.loads(martlet("topic", "list", "--json"))}
+
+
+def test_groups_and_counters_are_shown(martlet: Run) -> None:
+    assert "group" in martlet("group", "list", "--all")
+    assert "putTps" in martlet("stats", "--rocketmq")
+
+
+def test_a_load_is_put_on_it(martlet: Run) -> None:
+    sent, received = json.loads(martlet("bench", "--messages", "300", "--json"))
+    assert sent["messages"] == received["messages"] == 300
