@@ -281,8 +281,9 @@ async def test_text_that_cannot_be_saved_does_not_count() -> None:
         raise OSError("disk full")
 
     server = NameServer(NameServerConfig(), fail)
-    with pytest.raises(OSError, match="disk full"):
-        server.kv.put("n", "k", "v")
+    command = Command(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"})
+    refused = decode_frame(answer(server, "line", command))
+    assert (refused.code, refused.remark) == (ResponseCode.SYSTEM_ERROR, "disk full")
     assert server.kv.get("n", "k") is None
 
 
