@@ -42,10 +42,10 @@ def test_a_bar_on_a_terminal_shows_share_and_rate_and_leaves(monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "200")
     screen = Screen()
     bar = Bar("recovering", "B", screen)
+    bar.update(0, 4 << 20)
     bar.update(1 << 20, 4 << 20, "3 records")
-    assert "recovering [#######....................." in screen.getvalue()
-    assert " 25% 1.0 MiB at " in screen.getvalue()
-    assert "; 3 records" in screen.getvalue()
+    assert "recovering [#######.....................]  25% 1.0 MiB at " in screen.getvalue()
+    assert " s left; 3 records" in screen.getvalue()
     bar.close()
     assert screen.getvalue().endswith(" \r")
 
@@ -55,10 +55,11 @@ def test_a_bar_elsewhere_is_lines_of_the_log(monkeypatch: pytest.MonkeyPatch, ca
     stream = io.StringIO()
     with caplog.at_level(logging.INFO, "martlet"):
         bar = Bar("sending", "messages", stream)
+        bar.update(0, 200)
         bar.update(50, 200)
         bar.close()
     assert stream.getvalue() == ""
-    assert caplog.messages[0].startswith("sending  25% 50 messages at ")
+    assert caplog.messages[1].startswith("sending  25% 50 messages at ")
 
 
 def test_a_bar_that_was_quick_says_nothing() -> None:

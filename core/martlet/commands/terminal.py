@@ -78,16 +78,19 @@ class Bar:
         self._unit = unit
         self._stream = stream or sys.stderr
         self._tty = self._stream.isatty()
-        self._start = self._last = time.monotonic()
+        self._last = time.monotonic()
+        self._first: tuple[float, int] | None = None  # when the first was told, and what was done then
         self._shown = False
 
     def update(self, done: int, total: int, note: str = "") -> None:
         """*done* of *total*; cheap enough to call often."""
         now = time.monotonic()
+        first_at, first_done = self._first = self._first or (now, done)
         if now - self._last < (REDRAW_S if self._tty else LOG_EVERY_S):
             return
         self._last = now
-        text = self._text(done, total, now - self._start, note)
+        rate = (done - first_done) / (now - first_at) if now > first_at else 0.0
+        text = self._text(done, total, rate, note)
         self._shown = True
         if self._tty:
             width = max(shutil.get_terminal_size().columns - 1, WIDTH_MIN)
@@ -96,15 +99,14 @@ class Bar:
         else:
             log.info("%s", text)
 
-    def _text(self, done: int, total: int, spent_s: float, note: str) -> str:
+    def _text(self, done: int, total: int, rate: float, note: str) -> str:
         share = min(done / total, 1.0) if total > 0 else 1.0
         full = round(share * BAR_CELLS)
         bar = f"[{'#' * full}{'.' * (BAR_CELLS - full)}] " if self._tty else ""
-        rate = done / spent_s if spent_s > 0 else 0.0
-        left = f", {(total - done) / rate:,.0f} s left" if rate and total > done else ""
-        return (
-            f"{self._label} {bar}{share:4.0%} {self._amount(done)} at {self._amount(rate)}/s{left}{note and '; '}{note}"
-        )
+        text = f"{self._label} {bar}{share:4.0%} {self._amount(done)}"
+        if rate > 0:
+            text += f" at {self._amount(rate)}/s, {max(total - done, 0) / rate:,.0f} s left"
+        return f"{text}; {note}" if note else text
 
     def _amount(self, value: float) -> str:
         return human_bytes(value) if self._unit == "B" else f"{value:,.0f} {self._unit}"
