@@ -1,6 +1,8 @@
 """The commands of the core that need no broker."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,3 +203,18 @@ def test_an_interrupt_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_defect_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         guarded(raising(ZeroDivisionError()), None)
+
+
+def imported_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has after *statement*."""
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_the_command_line_itself_imports_next_to_nothing() -> None:
+    assert not {"trio", "pluggy", "martlet.run", "martlet.store"} & imported_by("import martlet.cli")
+
+
+def test_a_broker_does_not_import_what_only_commands_need() -> None:
+    loaded = "from martlet.plugins import load; load(['remoting', 'nameserver'], {}); import martlet.run"
+    assert not {"martlet_remoting.client", "martlet_remoting.commands", "martlet.commands"} & imported_by(loaded)
