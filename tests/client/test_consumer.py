@@ -133,7 +133,7 @@ async def test_only_subscribed_tags_are_delivered(cluster: Cluster, autojump_clo
     listener = Listener()
     async with first(cluster.settings(), GROUP, listener, {"T": "Aa || C"}):
         await listener.wait_count(2)
-    assert listener.bodies == [b"Aa", b"C"]
+    assert sorted(listener.bodies) == [b"Aa", b"C"]
     assert commits(cluster)[0] == 4
     subscription = orjson.loads(cluster.broker.asked(RequestCode.HEART_BEAT)[0].body)["consumerDataSet"][0]
     (tags,) = [data for data in subscription["subscriptionDataSet"] if data["topic"] == "T"]
@@ -503,7 +503,7 @@ async def test_offset_reset_by_the_broker_jumps_back(cluster: Cluster, autojump_
         ext: dict[str, object] = {"topic": "T", "group": GROUP, "timestamp": 0, "isForce": True}
         await cluster.broker.members[GROUP]["me"].tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
         await listener.wait_count(6)
-    assert listener.bodies[4:] == [b"2", b"3"]
+    assert sorted(listener.bodies[4:]) == [b"2", b"3"]
     assert commits(cluster)[0] == 4
 
 

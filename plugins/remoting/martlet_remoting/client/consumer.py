@@ -3,7 +3,7 @@
 import logging
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from enum import Enum, unique
 from pathlib import Path
@@ -18,9 +18,10 @@ from martlet_remoting.packets import MessageQueue
 from . import bodies
 from .allocation import Allocation, Average
 from .asked import ConsumerRequests
-from .consumption import LOCK_LIVE_S, LOCK_RETRY_S, Concurrent, ConsumedQueue, Limits, Offsets, Ordered, Work
+from .consumption import LOCK_RETRY_S, Concurrent, ConsumedQueue, Limits, Offsets, Ordered, Work
 from .errors import ClientError, RouteNotFound
 from .listening import Listener, Listening
+from .locks import Locks
 from .messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, check_group, check_topic
 from .network import Client, Settings, heartbeat_body
 from .offsets import BrokerOffsets, LocalOffsets, max_offset, search_offset
@@ -36,7 +37,6 @@ log = logging.getLogger(__name__)
 RETRIES_MAX: Final = 16
 UNLIMITED: Final = 2**31 - 1
 COMMIT_INTERVAL_S: Final = 5.0
-LOCK_INTERVAL_S: Final = 20.0
 REBALANCE_INTERVAL_S: Final = 20.0
 # While a topic has no route yet, as the retry topic of a new group for a moment; doubled each time.
 ROUTELESS_INTERVAL_S: Final = 1.0
@@ -146,6 +146,7 @@ class PushConsumer(Client):
         self._give_back = GiveBack(self.network, group, times_max, retry_delay_level)
         clustering = self.is_clustering
         self.offsets: Offsets = BrokerOffsets(self.network, group) if clustering else LocalOffsets(offsets_folder)
+        self._locks = Locks(self.network, group, self.queues)
         self._leaving: dict[MessageQueue, ConsumedQueue] = {}
         self._rebalance_wanted = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -227,7 +228,7 @@ class PushConsumer(Client):
                 nursery.start_soon(self._rebalance_loop)
                 nursery.start_soon(self._commit_loop)
                 if self._needs_lock:
-                    nursery.start_soon(self._lock_loop)
+                    nursery.start_soon(self._locks.renew)
 
     @property
     def _needs_lock(self) -> bool:
@@ -242,7 +243,7 @@ class PushConsumer(Client):
             await self.listening.wait_idle()
         await self._commit_all()
         if self._needs_lock:
-            await self._unlock(self.queues)
+            await self._locks.let_go(self.queues)
         await unregister(self.network, consumer_group=self.group)
 
     # Rebalancing
@@ -367,7 +368,7 @@ class PushConsumer(Client):
             while self._needs_lock and not consumed.is_locked:
                 if consumed.stopped:
                     return
-                await self._lock([consumed.queue])
+                await self._locks.take([consumed.queue])
                 if not consumed.is_locked:
                     await trio.sleep(LOCK_RETRY_S)
             async with trio.open_nursery() as nursery:
@@ -389,7 +390,7 @@ class PushConsumer(Client):
             await consumed.finished.wait()
             await consumed.commit()
         if self._needs_lock:
-            await self._unlock([consumed.queue])
+            await self._locks.let_go([consumed.queue])
         self._leaving.pop(consumed.queue, None)
 
     async def _first_offset(self, queue: MessageQueue) -> int:
@@ -404,7 +405,7 @@ class PushConsumer(Client):
             return await max_offset(self.network, queue)
         return await search_offset(self.network, queue, self._consume_from_ms)
 
-    # Offsets and locks
+    # Offsets
 
     async def _commit_loop(self) -> None:
         while True:
@@ -424,51 +425,6 @@ class PushConsumer(Client):
             if consumed is not None:
                 await self.offsets.write(queue, offset)
                 consumed.jump(offset)
-
-    async def _lock_loop(self) -> None:
-        while True:
-            await trio.sleep(LOCK_INTERVAL_S)
-            await self._lock(list(self.queues))
-
-    async def _lock(self, queues: Sequence[MessageQueue]) -> None:
-        for name, mine in _by_broker(queues).items():
-            start = trio.current_time()
-            try:
-                address = await self.network.broker_address(mine[0].topic, name)
-                answer = await self.network.ask(address, RequestCode.LOCK_BATCH_MQ, {}, self._lock_body(mine))
-                locked = bodies.queues(bodies.load_object(answer.body), "lockOKMQSet")
-            except (ClientError, RemoteProtocolError) as error:
-                log.warning("queues of broker %r were not locked: %s", name, error)
-                continue
-            for queue in mine:
-                consumed = self.queues.get(queue)
-                if consumed is not None:
-                    consumed.locked_until = start + LOCK_LIVE_S if queue in locked else -1.0
-
-    async def _unlock(self, queues: Iterable[MessageQueue]) -> None:
-        for name, mine in _by_broker(queues).items():
-            try:
-                address = await self.network.broker_address(mine[0].topic, name)
-                await self.network.ask(address, RequestCode.UNLOCK_BATCH_MQ, {}, self._lock_body(mine))
-            except (ClientError, RemoteProtocolError) as error:
-                log.warning("queues of broker %r were not unlocked: %s", name, error)
-
-    def _lock_body(self, queues: Sequence[MessageQueue]) -> bytes:
-        return bodies.dump(
-            {
-                "clientId": self.client_id,
-                "consumerGroup": self.group,
-                "mqSet": [bodies.queue_fields(queue) for queue in queues],
-                "onlyThisBroker": False,
-            }
-        )
-
-
-def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
-    found: dict[str, list[MessageQueue]] = {}
-    for queue in sorted(queues):
-        found.setdefault(queue.broker_name, []).append(queue)
-    return found
 
 
 async def _let_go(message: ReceivedMessage | DamagedMessage) -> bool:

@@ -11,7 +11,7 @@ from martlet_remoting.headers import SendHeader
 from .errors import ClientError
 from .messages import DELAY, RETRY_PREFIX, RETRY_TOPIC, DamagedMessage, ReceivedMessage, encoded
 from .network import TEMPLATE_TOPIC, Network
-from .producer import Sending
+from .sending import Sending
 
 __all__ = ["GiveBack"]
 
