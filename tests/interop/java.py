@@ -119,16 +119,24 @@ class Jvm:
         Raises:
           Failed: the client threw.
         """
+        return self.begin(command, **arguments)()
+
+    def begin(self, command: str, **arguments: Any) -> Callable[[], Any]:
+        """Start a command; calling what is returned waits for its end, as `call` does."""
         number = next(self._ids)
         said = {key: value for key, value in arguments.items() if value is not None}
         line = json.dumps({"id": number, "do": command, **said}) + "\n"
         assert self._child.stdin is not None
         self._child.stdin.write(line.encode())
         self._child.stdin.flush()
-        answer = self._wait(lambda: self._answers.pop(number, None), ANSWER_LIMIT_S, f"no answer to {command}")
-        if "error" in answer:
-            raise Failed(answer["error"])
-        return answer.get("result")
+
+        def finish() -> Any:
+            answer = self._wait(lambda: self._answers.pop(number, None), ANSWER_LIMIT_S, f"no answer to {command}")
+            if "error" in answer:
+                raise Failed(answer["error"])
+            return answer.get("result")
+
+        return finish
 
     def events(self, consumer: str) -> list[Received]:
         """Return every delivery to *consumer* up to now."""
@@ -315,11 +323,20 @@ class Producer(Client):
         """As `send`, with each refusal in its place."""
         if isinstance(more.get("to"), Queue):
             more["to"] = vars(more["to"])
-        answers = self._started.call("send", messages=list(messages), how=how, **more)
-        return [Sent(error=Failed(a["error"])) if "error" in a else Sent(**a) for a in answers]
+        return _sent(self._started.call("send", messages=list(messages), how=how, **more))
+
+    def begin_send(self, *messages: Mapping[str, Any]) -> Callable[[], list[Sent]]:
+        """Start to send message after message, up to the first failure; what is returned waits for the results."""
+        name = self._started.name
+        finish = self._started.jvm.begin("producer.send", name=name, messages=list(messages), how="until_failure")
+        return lambda: _sent(finish())
 
     def queues(self, topic: str) -> list[Queue]:
         return _queues(self._started.call("queues", topic=topic))
+
+
+def _sent(answers: Iterable[Mapping[str, Any]]) -> list[Sent]:
+    return [Sent(error=Failed(a["error"])) if "error" in a else Sent(**a) for a in answers]
 
 
 class PushConsumer(Client):

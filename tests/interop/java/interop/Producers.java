@@ -73,9 +73,20 @@ final class Producers {
             messages.forEach(message -> pending.add(sendAsync(producer, message, said)));
             pending.forEach(future -> results.add(future.join()));
         } else {
-            messages.forEach(message -> results.add(attempt(() -> sendOne(producer, message, said))));
+            sendInTurn(producer, messages, said, results);
         }
         return results;
+    }
+
+    private static void sendInTurn(DefaultMQProducer producer, List<Message> messages, JSONObject said, List<Object> results) {
+        boolean untilFailure = said.getString("how").equals("until_failure");
+        for (Message message : messages) {
+            Object result = attempt(() -> sendOne(producer, message, said));
+            results.add(result);
+            if (untilFailure && ((Map<?, ?>) result).containsKey("error")) {
+                return;
+            }
+        }
     }
 
     private static Object attempt(Send send) {
