@@ -163,11 +163,11 @@ async def _run_with_store(
     broker = _make_broker(config, store, clock, stats)
     stats.add("store", lambda: store.statistics().as_dict())
     stats.add("plugins", lambda: {"failed": dict(plugins.failed), "loaded": [p.name for p in plugins]})
-    await _resolve(plugins, broker)
+    found = await _resolve(plugins, broker)
     server = Server(config.server, store, stats)
-    protocols = [p for _, found in await plugins.call("martlet_protocols", broker=broker) for p in found]
+    protocols = [protocol for _, given in found["martlet_protocols"] for protocol in given]
     bound = [(protocol, listener) for protocol in protocols if (listener := _bind(server, protocol)) is not None]
-    services = [(name, s) for name, found in await plugins.call("martlet_services", broker=broker) for s in found]
+    services = [(name, service) for name, given in found["martlet_services"] for service in given]
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         await nursery.start(server.run, bound)
@@ -206,16 +206,35 @@ def _make_broker(config: Config, store: Store, clock: Clock, stats: Stats) -> Br
     return broker
 
 
-async def _resolve(plugins: Plugins, broker: Broker) -> None:
-    """Ask every hook that gives plain callables, in the order of the plugins."""
-    for _, capabilities in await plugins.call("martlet_capabilities", broker=broker):
-        broker.capabilities.update(capabilities)
-    for _, filters in await plugins.call("martlet_filters", broker=broker):
-        broker.filters.update(filters)
-    guards = await plugins.call("martlet_authorizers", broker=broker)
-    broker.authorizers = tuple(authorizer for _, found in guards for authorizer in found)
-    stages = await plugins.call("martlet_stages", broker=broker)
-    broker.stages = tuple((name, stage) for name, found in stages for stage in found)
+HOOKS_OF_A_BROKER: Final = (
+    "martlet_capabilities",
+    "martlet_filters",
+    "martlet_authorizers",
+    "martlet_stages",
+    "martlet_protocols",
+    "martlet_services",
+)
+
+
+async def _resolve(plugins: Plugins, broker: Broker) -> dict[str, list[tuple[str, Any]]]:
+    """Ask every hook that gives plain callables; return what each plugin gave, in their order.
+
+    A plugin that fails in one hook counts for none: what it gave before is taken out again.
+    """
+    found: dict[str, list[tuple[str, Any]]] = {hook: [] for hook in HOOKS_OF_A_BROKER}
+    for hook in HOOKS_OF_A_BROKER:
+        found[hook] = await plugins.call(hook, broker=broker)
+        loaded = {plugin.name for plugin in plugins}
+        found = {name: [pair for pair in pairs if pair[0] in loaded] for name, pairs in found.items()}
+        _install(broker, found)
+    return found
+
+
+def _install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
+    broker.capabilities = {kind: each for _, given in found["martlet_capabilities"] for kind, each in given.items()}
+    broker.filters = {language: each for _, given in found["martlet_filters"] for language, each in given.items()}
+    broker.authorizers = tuple(authorizer for _, given in found["martlet_authorizers"] for authorizer in given)
+    broker.stages = tuple((name, stage) for name, given in found["martlet_stages"] for stage in given)
 
 
 async def _keep_running(plugin: str, service: Service) -> None:

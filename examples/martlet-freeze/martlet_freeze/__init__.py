@@ -1,0 +1,27 @@
+"""A plugin that decides who may do what: nobody publishes to a frozen topic, by whatever protocol."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from martlet.broker import Broker
+from martlet.config import setting
+from martlet.contracts import Authorizer, Identity
+from martlet.hookspecs import Hooks
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeConfig:
+    topics: list[str] = setting([], "topics that may be read but not published to")
+
+
+class FreezePlugin(Hooks):
+    config_class: ClassVar[type | None] = FreezeConfig
+
+    def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
+        frozen = frozenset(self.config.topics)
+
+        def opinion(identity: Identity, action: str, topic: str) -> bool | None:
+            return False if action == "publish" and topic in frozen else None
+
+        return (opinion,)

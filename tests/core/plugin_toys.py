@@ -1,0 +1,180 @@
+"""Plugins for tests: some work, some fail, each in its own way."""
+
+import threading
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any, ClassVar
+
+import pytest
+import trio
+from tests.core.toys import World
+
+from martlet import plugins
+from martlet.broker import Broker
+from martlet.config import setting
+from martlet.contracts import Authorizer, Command, Compile, Identity, Predicate, Protocol, Service, Stage
+from martlet.errors import Reason, Refused
+from martlet.hookspecs import Hooks
+from martlet.message import Message, Record, put_property
+
+
+@contextmanager
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the toys be found as if distributions had brought them."""
+    values = {
+        "full": "tests.core.plugin_toys:Full",
+        "raising": "tests.core.plugin_toys:Raising",
+        "hanging": "tests.core.plugin_toys:Hanging",
+        "guard": "tests.core.plugin_toys:Guard",
+        "failing_guard": "tests.core.plugin_toys:FailingGuard",
+        "late": "tests.core.plugin_toys:Late",
+        "misspelled": "tests.core.plugin_toys:Misspelled",
+        "arguments": "tests.core.plugin_toys:OtherArguments",
+        "no_plugin": "tests.core.plugin_toys:installed",
+        "gone": "tests.core.plugin_toys:NotThere",
+    }
+    entries = {name: EntryPoint(name, value, plugins.GROUP) for name, value in values.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(plugins, "available", lambda: entries)
+        patch.setattr("martlet.run.available", lambda: entries)
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class FullConfig:
+    colour: str = setting("red", "what the stage stamps")
+
+
+class Greeting:
+    """A capability."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def compile_longer(expression: str) -> Predicate:
+    if not expression.isdigit():
+        raise Refused(Reason.ILLEGAL, f"{expression!r} is no number")
+    return lambda record: longer(record, int(expression))
+
+
+def longer(record: Record, size: int) -> bool:
+    return len(record.body) > size
+
+
+class Full(Hooks):
+    """Uses every hook."""
+
+    config_class: ClassVar[type | None] = FullConfig
+    said: ClassVar[list[str]] = []
+
+    def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
+        self.said.append("protocols")
+        return [World().protocol()]
+
+    def martlet_stages(self, broker: Broker) -> Sequence[Stage]:
+        colour = self.config.colour.encode()
+
+        def stamp(message: Message) -> Message:
+            message.properties = put_property(message.properties, b"COLOUR", colour)
+            return message
+
+        return [stamp]
+
+    def martlet_filters(self, broker: Broker) -> Mapping[str, Compile]:
+        return {"LONGER": compile_longer}
+
+    def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
+        def opinion(identity: Identity, action: str, topic: str) -> bool | None:
+            return False if topic == "secret" else None
+
+        return [opinion]
+
+    def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
+        return {Greeting: Greeting("hello")}
+
+    def martlet_services(self, broker: Broker) -> Sequence[Service]:
+        async def serve() -> None:
+            self.said.append("serving")
+            await trio.sleep_forever()
+
+        return [serve]
+
+    def martlet_commands(self) -> Sequence[Command]:
+        def configure(parser: ArgumentParser) -> None:
+            parser.add_argument("--loud", action="store_true")
+
+        def run(options: Namespace) -> int:
+            self.said.append("LOUD" if options.loud else "quiet")
+            return 7
+
+        return [Command("toy", "says something", configure, run)]
+
+    def martlet_reload(self) -> None:
+        self.said.append("reloaded")
+
+    def martlet_stopping(self) -> None:
+        self.said.append("stopping")
+
+
+class Raising(Hooks):
+    """Fails after it has given a stage."""
+
+    def martlet_stages(self, broker: Broker) -> Sequence[Stage]:
+        def spoil(message: Message) -> Message:
+            raise AssertionError("the stage of a plugin that was left out was called")
+
+        return [spoil]
+
+    def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
+        raise ValueError("no port today")
+
+
+class Hanging(Hooks):
+    """Never returns from its hook, until a test lets it."""
+
+    entered: ClassVar[threading.Event] = threading.Event()
+    let_go: ClassVar[threading.Event] = threading.Event()
+
+    def martlet_stages(self, broker: Broker) -> Sequence[Stage]:
+        self.entered.set()
+        self.let_go.wait()
+        return ()
+
+
+class Guard(Hooks):
+    """Denies everything."""
+
+    def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
+        return [lambda identity, action, topic: False]
+
+
+class FailingGuard(Guard):
+    """Guards access, and fails in another hook than that."""
+
+    def martlet_services(self, broker: Broker) -> Sequence[Service]:
+        raise RuntimeError("no table of users")
+
+
+class Late(Hooks):
+    """Is asked behind the others, and stamps over them."""
+
+    def martlet_stages(self, broker: Broker) -> Sequence[Stage]:
+        def stamp(message: Message) -> Message:
+            message.properties = put_property(message.properties, b"LATE", message.properties.split(b"\x02")[0])
+            return message
+
+        return [stamp]
+
+
+class Misspelled(Hooks):
+    def martlet_stage(self, broker: Broker) -> Sequence[Stage]:
+        return ()
+
+
+class OtherArguments(Hooks):
+    def martlet_stages(self, broker: Broker, more: Any) -> Sequence[Stage]:  # type: ignore[override]
+        return ()

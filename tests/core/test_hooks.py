@@ -1,0 +1,179 @@
+"""Every hook does in a running broker what `docs/hooks.md` says, and the page names a plugin that uses it."""
+
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import trio
+from tests.core.plugin_toys import Full, Greeting, installed
+
+from martlet import cli
+from martlet.broker import Broker, BrokerConfig
+from martlet.contracts import Identity
+from martlet.errors import Reason, Refused
+from martlet.hookspecs import HOOKS, Hooks
+from martlet.message import Message
+from martlet.run import Config, PluginsConfig, run
+from martlet.server import split_address
+from martlet.store.codec import decode_record
+from martlet.testing.disk import FakeDisk
+
+PAGE = Path(__file__).parents[2] / "docs" / "hooks.md"
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    Full.said.clear()
+    with installed(monkeypatch):
+        yield
+
+
+class Running:
+    """A broker that runs with the plugins of a test."""
+
+    def __init__(self, broker: Broker, addresses: dict[str, str], stop: trio.Event) -> None:
+        self.broker = broker
+        self.addresses = addresses
+        self.stop = stop
+
+    def stored(self, body: bytes, topic: str = "t") -> bytes:
+        """Publish a message and return its record."""
+        self.broker.topics.ensure(topic, 1)
+        placed = self.broker.publish(Message(topic, body))
+        self.broker.store.commit()
+        record = self.broker.store.record_at(placed.position)
+        assert record is not None
+        return record
+
+
+@asynccontextmanager
+async def running(monkeypatch: pytest.MonkeyPatch, *enabled: str) -> AsyncIterator[Running]:
+    brokers: list[Broker] = []
+    made = Broker.__init__
+
+    def remember(self: Broker, *arguments: object, **options: object) -> None:
+        made(self, *arguments, **options)  # type: ignore[arg-type]
+        brokers.append(self)
+
+    monkeypatch.setattr(Broker, "__init__", remember)
+    config = Config(
+        broker=BrokerConfig(data="/data"), store=small_config(flush="async"), plugins=PluginsConfig(list(enabled))
+    )
+    addresses: dict[str, str] = {}
+    ready, stop = trio.Event(), trio.Event()
+
+    def is_ready(bound: dict[str, str]) -> None:
+        addresses.update(bound)
+        ready.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: run(config, ready=is_ready, disk=FakeDisk(), stop=stop))
+        await ready.wait()
+        yield Running(brokers[0], addresses, stop)
+        stop.set()
+
+
+async def test_martlet_protocols_opens_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        running(monkeypatch, "full") as made,
+        await trio.open_tcp_stream(*split_address(made.addresses["toy"])) as stream,
+    ):
+        await stream.send_all(b"echo hello\n")
+        assert await stream.receive_some() == b"hello\n"
+
+
+async def test_martlet_stages_see_every_message_in_the_order_of_the_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "full", "late") as made:
+        record = decode_record(made.stored(b"x"))
+        assert record.properties == b"COLOUR\x01red\x02LATE\x01COLOUR\x01red\x02"
+
+
+async def test_martlet_filters_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "full") as made:
+        compiler = made.broker.filter_compiler("LONGER")
+        assert compiler is not None
+        predicate = compiler("3")
+        assert [predicate(decode_record(made.stored(body))) for body in (b"abc", b"abcd")] == [False, True]
+        with pytest.raises(Refused) as caught:
+            compiler("x")
+        assert caught.value.reason is Reason.ILLEGAL
+        assert made.broker.filter_compiler("SHORTER") is None
+
+
+async def test_martlet_authorizers_give_the_first_opinion(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "full") as made:
+        assert made.broker.allowed(Identity("ada"), "read", "t")
+        assert not made.broker.allowed(Identity("ada"), "read", "secret")
+    async with running(monkeypatch, "full", "guard") as made:
+        assert not made.broker.allowed(Identity("ada"), "read", "t")
+
+
+async def test_martlet_capabilities_are_asked_for_by_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "full") as made:
+        greeting = made.broker.capability(Greeting)
+        assert greeting is not None
+        assert greeting.text == "hello"
+        assert made.broker.capability(FakeDisk) is None
+
+
+async def test_martlet_services_run_while_the_broker_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "full"):
+        while "serving" not in Full.said:
+            await trio.lowlevel.checkpoint()
+
+
+def test_martlet_commands_are_subcommands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["toy", "--loud"]) == 7
+    assert Full.said == ["LOUD"]
+    cli.main(["--help"])
+    assert "says something" in capsys.readouterr().out
+
+
+async def test_martlet_reload_is_called_at_sighup(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "full"):
+        signal.raise_signal(signal.SIGHUP)
+        while "reloaded" not in Full.said:
+            await trio.lowlevel.checkpoint()
+
+
+async def test_martlet_stopping_is_called_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "full"):
+        assert "stopping" not in Full.said
+    assert Full.said[-1] == "stopping"
+
+
+async def test_what_a_failed_plugin_gave_before_is_taken_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "raising", "full") as made:
+        assert [name for name, _ in made.broker.stages] == ["full"]
+        assert decode_record(made.stored(b"x")).properties == b"COLOUR\x01red\x02"
+
+
+# the page
+
+
+def sections() -> dict[str, str]:
+    """The text below each heading of the page."""
+    parts = re.split(r"^## `(martlet_\w+)`.*$", PAGE.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_the_page_has_a_heading_for_every_hook_in_their_order() -> None:
+    assert tuple(sections()) == HOOKS
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_is_used_by_the_plugin_that_the_page_names(hook: str) -> None:
+    named = re.search(r"Used by `([\w.]+):(\w+)`", sections()[hook])
+    assert named is not None
+    plugin = getattr(import_module(named[1]), named[2])
+    assert issubclass(plugin, Hooks)
+    assert getattr(plugin, hook) is not getattr(Hooks, hook)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_has_a_test_that_names_it(hook: str) -> None:
+    assert [name for name in globals() if name.startswith(f"test_{hook}_")]

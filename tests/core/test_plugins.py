@@ -1,0 +1,167 @@
+"""Plugins: found by name, configured, and left out alone when they fail."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import trio
+from tests.core.plugin_toys import Full, Hanging, installed
+from trio.testing import MockClock
+
+from martlet.broker import BrokerConfig
+from martlet.errors import ConfigError, PluginError
+from martlet.hookspecs import HOOKS, Hooks
+from martlet.plugins import Plugins, available, load
+from martlet.run import Config, PluginsConfig, run
+from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import small_config
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    Full.said.clear()
+    with installed(monkeypatch):
+        yield
+
+
+def test_the_projects_own_plugins_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert {"remoting", "nameserver"} <= set(available())
+
+
+def test_plugins_are_loaded_in_the_order_of_the_configuration() -> None:
+    assert [plugin.name for plugin in load(["late", "full"], {})] == ["late", "full"]
+    assert [plugin.name for plugin in load(["full", "late"], {})] == ["full", "late"]
+
+
+def test_a_plugin_is_known_by_the_hooks_that_it_overrides() -> None:
+    plugins = {plugin.name: plugin for plugin in load(["full", "late"], {})}
+    assert set(plugins["full"].hooks) == set(HOOKS)
+    assert plugins["late"].hooks == ("martlet_stages",)
+
+
+def test_a_plugin_that_is_not_installed_is_named_with_those_that_are() -> None:
+    with pytest.raises(PluginError, match="plugin 'nope' is not installed; installed: arguments, failing_guard, full"):
+        load(["nope"], {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("no_plugin", "plugin 'no_plugin' is tests.core.plugin_toys:installed, which is not a subclass of"),
+        ("misspelled", "plugin 'misspelled' overrides 'martlet_stage', which is no hook; hooks: martlet_protocols, "),
+        ("arguments", "plugin 'arguments' does not fit; "),
+    ],
+)
+def test_what_is_no_plugin_is_refused(name: str, text: str) -> None:
+    with pytest.raises(PluginError, match=text):
+        load([name], {})
+
+
+def test_a_plugin_that_cannot_be_imported_is_named_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    plugins = load(["gone", "full"], {})
+    assert [plugin.name for plugin in plugins] == ["full"]
+    assert plugins.failed["gone"].startswith("plugin 'gone' cannot be imported; AttributeError")
+    assert "it is left out, the others go on" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "text"),
+    [
+        ("full", {"color": "blue"}, "config key 'full.color' is unknown; did you mean 'full.colour'?"),
+        ("full", {"colour": 5}, "config key 'full.colour' is 5; it must be text"),
+        ("full", "blue", "config key 'full' is a value; it must be a section"),
+        ("late", {"x": 1}, "config key 'late.x' is unknown"),
+    ],
+)
+def test_a_section_that_does_not_fit_is_an_error(name: str, table: object, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load([name], {name: table})
+    assert str(caught.value).startswith(text)
+
+
+async def test_a_hook_is_asked_of_those_that_override_it_and_of_nobody_else() -> None:
+    plugins = load(["late", "full"], {"full": {"colour": "blue"}})
+    results = await plugins.call("martlet_stages", broker=None)
+    assert [name for name, _ in results] == ["late", "full"]
+    results = await plugins.call("martlet_reload")
+    assert [name for name, _ in results] == ["full"]
+
+
+async def test_a_plugin_that_raises_is_named_and_left_out_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
+    plugins = load(["raising", "full"], {})
+    results = await plugins.call("martlet_protocols", broker=None)
+    assert [name for name, _ in results] == ["full"]
+    text = "plugin 'raising' failed in martlet_protocols; ValueError: no port today"
+    assert plugins.failed == {"raising": text}
+    assert f"{text}; it is left out, the others go on" in caplog.text
+    assert [name for name, _ in await plugins.call("martlet_stages", broker=None)] == ["full"]
+
+
+async def test_a_plugin_that_hangs_is_named_and_left_out(mock_clock: MockClock) -> None:
+    plugins = load(["hanging", "full"], {})
+    called: list[str] = []
+
+    async def call() -> None:
+        called.extend(name for name, _ in await plugins.call("martlet_stages", broker=None))
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            while not Hanging.entered.is_set():
+                await trio.lowlevel.checkpoint()
+            mock_clock.jump(10)
+    finally:
+        Hanging.let_go.set()
+    assert called == ["full"]
+    assert plugins.failed == {
+        "hanging": "plugin 'hanging' failed in martlet_stages; PluginError: it did not return within 10 s"
+    }
+
+
+async def test_without_a_plugin_that_guards_access_nothing_starts() -> None:
+    plugins = load(["failing_guard", "full"], {})
+    with pytest.raises(PluginError, match="no table of users; it guards access, so the broker does not start"):
+        await plugins.call("martlet_services", broker=None)
+
+
+def test_two_plugins_cannot_have_one_name() -> None:
+    plugins = Plugins()
+    plugins.add("a", Hooks(None))
+    with pytest.raises(PluginError, match="'a' does not fit"):
+        plugins.add("a", Hooks(None))
+
+
+# in a broker
+
+
+async def running(*enabled: str, disk: FakeDisk | None = None) -> dict[str, str]:
+    """Run a broker with the plugins *enabled* until it is ready; return its addresses."""
+    addresses: dict[str, str] = {}
+    stop = trio.Event()
+
+    def ready(bound: dict[str, str]) -> None:
+        addresses.update(bound)
+        stop.set()
+
+    config = Config(
+        broker=BrokerConfig(data="/data"), store=small_config(flush="async"), plugins=PluginsConfig(list(enabled))
+    )
+    await run(config, ready=ready, disk=disk or FakeDisk(), stop=stop)
+    return addresses
+
+
+async def test_the_core_runs_with_no_plugin_at_all() -> None:
+    assert await running() == {}
+
+
+async def test_others_serve_when_one_plugin_fails() -> None:
+    assert set(await running("raising", "full")) == {"toy"}
+    assert Full.said[0] == "protocols"
+    assert Full.said[-1] == "stopping"
+
+
+async def test_a_broker_without_its_guard_does_not_start(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    with pytest.raises(PluginError, match="guards access"):
+        await running("full", "failing_guard")
