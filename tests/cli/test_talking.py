@@ -3,6 +3,9 @@
 import io
 import json
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,6 +167,42 @@ def test_bench_reads_back_what_it_sent(to: Run) -> None:
     sent, received = from_json(to("bench", "--messages", "500", "--size", "100", "--in-flight", "16", "--json"))
     assert sent["messages"] == received["messages"] == 500
     assert sent["p50 ms"] <= sent["p99 ms"] <= sent["max ms"]
+
+
+def blocks(language: str) -> list[str]:
+    """The code of the README in *language*."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", readme, re.DOTALL)
+
+
+def test_the_python_of_the_readme_runs(broker: str, tmp_path: Path) -> None:
+    (code,) = blocks("python")
+    script = tmp_path / "readme.py"
+    script.write_text(code.replace("127.0.0.1:9876", broker))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"\d+ \d+\n", done.stdout)
+
+
+def test_the_commands_of_the_readme_work(to: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("venv/bin/martlet ")]
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        if words[0] == "run":
+            words = ["check", words[words.index("--config") + 1]] if "--config" in words else ["check", "/dev/null"]
+        if words[0] == "tail":
+            words += ["--count", "1"]  # it would follow for ever
+        target = Path(words.pop()) if words[-2:-1] == [">"] else None
+        if target is not None:
+            words.pop()
+        code, out, err = to(*words)
+        assert (code, err) == (0, ""), line
+        if target is not None:
+            target.write_text(out)
+        ran.append(words[0])
+    assert {"send", "tail", "topic", "config", "check"} <= set(ran)
 
 
 def test_nobody_at_the_address_has_a_code_of_its_own(martlet: Run) -> None:
