@@ -112,7 +112,7 @@ class Broker:
         queue_id = message.queue_id
         if queue_id < 0:
             queue_id = self.ids.below(topic.write_queues)
-        elif queue_id >= topic.write_queues:
+        elif queue_id >= topic.write_queues and queue_id >= topic.read_queues:
             raise self._no_queue(topic, queue_id)
         return self.store.append(message, queue_id)
 
@@ -139,7 +139,7 @@ class Broker:
         queue_id = messages[0].queue_id
         if queue_id < 0:
             queue_id = self.ids.below(topic.write_queues)
-        elif queue_id >= topic.write_queues:
+        elif queue_id >= topic.write_queues and queue_id >= topic.read_queues:
             raise self._no_queue(topic, queue_id)
         return self.store.append_batch(messages, queue_id)
 
@@ -162,9 +162,9 @@ class Broker:
         return topic
 
     def _no_queue(self, topic: Topic, queue_id: int) -> Refused:
-        text = (
-            f"queue {queue_id} of topic[{topic.name}] does not exist; it has write queues 0 to {topic.write_queues - 1}"
-        )
+        # A queue that is read but written no more still takes what senders with an old route send.
+        queues = max(topic.write_queues, topic.read_queues)
+        text = f"queue {queue_id} of topic[{topic.name}] does not exist; it has queues 0 to {queues - 1}"
         return Refused(Reason.PARAMETER, text)
 
     def _staged(self, message: Message) -> Message:

@@ -22,7 +22,7 @@ def test_commands_come_out_however_they_were_cut() -> None:
     frames = encode_command(Command(34, {"a": "1"}, b"x")) + encode_binary_command(Command(11, {"b": "2"}, opaque=9))
     for size in (1, 3, 7, len(frames)):
         made = connection()
-        found = []
+        found: list[Command] = []
         for start in range(0, len(frames), size):
             made.receive_data(frames[start : start + size], 0.0)
             found += made.events()

@@ -137,6 +137,17 @@ async def test_the_broker_writes_its_own_properties_and_keeps_the_rest(
     assert record.properties.count(b"CLUSTER\x01") == 1
 
 
+async def test_a_queue_that_shrank_away_takes_messages_while_it_is_read(harness: Harness) -> None:
+    """Senders learn of a topic's new shape up to 30 s later; what they send meanwhile must not be lost."""
+    harness.broker.topics.update("T", 4, 2)
+    client = harness.client()
+    assert (await client.ask(V2, send_ext("T", 3), b"x")).code == 0
+    assert len(await stored(harness, "T", 3)) == 1
+    harness.broker.topics.update("T", 2, 2)
+    answer = await client.ask(V2, send_ext("T", 3), b"x")
+    assert (answer.code, "queues 0 to 1" in str(answer.remark)) == (ResponseCode.INVALID_PARAMETER, True)
+
+
 async def test_an_unknown_topic_is_made_after_its_template(harness: Harness) -> None:
     client = harness.client()
     assert (await client.ask(V2, send_ext("New", 3), b"x")).code == 0

@@ -143,7 +143,7 @@ def make_message(
         header.sys_flag,
         header.born_ms,
         context.peer.host,
-        header.reconsume_times & I32_MAX,
+        min(max(header.reconsume_times, 0), I32_MAX),
     )
 
 
