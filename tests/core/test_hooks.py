@@ -21,6 +21,7 @@ from martlet.run import Config, PluginsConfig, run
 from martlet.server import split_address
 from martlet.store.codec import decode_record
 from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import small_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "hooks.md"
 
