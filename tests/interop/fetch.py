@@ -64,7 +64,7 @@ def server_jars() -> Path:
 def driver(version: str) -> str:
     """Return the class path of the Java driver, compiled against one version of the client."""
     jars = client_jars(version)
-    sources = sorted((HERE / "java" / "interop").glob("*.java"))
+    sources = sorted((HERE / "driver" / "interop").glob("*.java"))
 
     def build(folder: Path) -> None:
         compiler = tool("javac")
@@ -129,7 +129,7 @@ def run(words: Sequence[str], folder: Path | None = None) -> None:
 
 
 def _jars(kind: str, version: str) -> Path:
-    pom = HERE / "java" / f"{kind}.xml"
+    pom = HERE / "driver" / f"{kind}.xml"
 
     def build(folder: Path) -> None:
         words = ["-q", "-B", "-f", str(pom), f"-Drocketmq.version={version}", f"-DoutputDirectory={folder}"]
