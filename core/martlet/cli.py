@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_overview(commands()), end="")
         return Exit.OK if words else Exit.USAGE
     if words[0] in ("-V", "--version"):
-        print(f"martlet {_version()}")
+        from martlet.commands.version import installed_version
+
+        print(f"martlet {installed_version()}")
         return Exit.OK
     command = find(words[0])
     if command is None:
@@ -117,12 +119,3 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, names, 1, 0.5)
     mend = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(names)}"
     return f"command {name!r} is unknown; {mend}"
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("martlet")
-    except PackageNotFoundError:
-        return "(not installed)"

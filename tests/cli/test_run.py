@@ -121,7 +121,9 @@ def test_systemd_is_told_that_it_accepts(start: Start, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.bind(path)
         process = start("run", environment={"NOTIFY_SOCKET": path})
-        assert notify.recv(4096).decode().startswith("READY=1\n")
+        said = iter(lambda: notify.recv(4096).decode(), "")
+        # A start that has something to recover asks for more time first.
+        assert next(text for text in said if not text.startswith("EXTEND_TIMEOUT_USEC=")).startswith("READY=1\n")
         assert process.stop() == 0
 
 
@@ -157,9 +159,9 @@ def test_data_that_cannot_be_kept_is_a_sentence(start: Start, tmp_path: Path) ->
     process = start("run")
     assert process.wait_ready() == ""
     assert process.wait() == 1
-    log = process.log.read_text()
-    assert str(tmp_path / "data") in log
-    assert log.count("\n") == 1
+    last = process.log.read_text().splitlines()[-1]
+    assert last == f"martlet: {str(tmp_path / 'data')!r} cannot be used; File exists"
+    assert "Traceback" not in process.log.read_text()
 
 
 def test_a_name_server_runs_alone(start: Start) -> None:

@@ -1,10 +1,12 @@
 """``martlet run``: a whole broker in this process."""
 
 import argparse
+import logging
 import os
+import platform
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from martlet import logs
 from martlet.clock import process_age_s
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from martlet.run import Config
 
 __all__ = ["COMMAND", "configure", "read", "serve"]
+
+log = logging.getLogger("martlet")
+
+EXTEND_US: Final = 60_000_000
 
 EPILOG = """\
 examples:
@@ -80,6 +86,7 @@ def serve(config: "Config") -> int:
     """Run what *config* says until a signal comes."""
     import trio
 
+    from martlet.commands.version import installed_version
     from martlet.run import notify_systemd, run
 
     logs.configure(config.log)
@@ -88,6 +95,8 @@ def serve(config: "Config") -> int:
 
     def report(done: int, total: int, records: int) -> None:
         bar.update(done, total, f"{records:,} records")
+        # Recovery may take longer than systemd would wait otherwise; it is told that we are still at it.
+        notify_systemd(f"EXTEND_TIMEOUT_USEC={EXTEND_US}\nSTATUS=recovering, {records:,} records read", os.environ)
 
     def ready(addresses: dict[str, str]) -> None:
         bar.close()
@@ -101,7 +110,16 @@ def serve(config: "Config") -> int:
     async def work() -> None:
         await run(config, ready=ready, report=report)
 
+    log.info(
+        "martlet %s on Python %s; data %s, flush %s, plugins %s",
+        installed_version(),
+        platform.python_version(),
+        config.data,
+        config.store.flush,
+        ", ".join(config.plugins.enabled) or "none",
+    )
     trio.run(work)
+    log.info("stopped; everything is on the disk")
     return Exit.OK
 
 
