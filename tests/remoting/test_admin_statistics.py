@@ -5,6 +5,7 @@ import pytest
 import trio
 import trio.testing
 
+from martlet.errors import Reason, Refused
 from martlet.groups import Group
 from martlet.store.codec import decode_record
 from martlet_remoting import fastjson
@@ -51,6 +52,30 @@ async def test_topic_statistics_are_written_as_java_tools_read_them(harness: Har
         b'{"brokerName":"martlet","queueId":1,"topic":"T"}:'
         b'{"lastUpdateTimestamp":0,"maxOffset":0,"minOffset":0}},"topicPutTps":0.0}'
     )
+
+
+async def test_wide_topics_are_answered_beside_other_requests(harness: Harness) -> None:
+    client = harness.client()
+    harness.topic("Wide", 1000)
+    wide = client.send(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "Wide"})
+    await ask(client, RequestCode.GET_TOPIC_CONFIG, topic="Wide")
+    await harness.step()
+    loaded = fastjson.loads(client.answers[wide].body)
+    assert isinstance(loaded, dict)
+    assert len(loaded["offsetTable"]) == 1000
+
+
+async def test_wide_work_that_fails_on_the_way_is_answered(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = harness.client()
+    harness.topic("Wide", 1000)
+
+    def fail(topic: str, queue_id: int) -> None:
+        if queue_id == 500:
+            raise Refused(Reason.BUSY, "enough")
+
+    monkeypatch.setattr(type(harness.store), "find_queue", lambda self, topic, queue_id: fail(topic, queue_id))
+    answer = await client.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "Wide"})
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_BUSY, "enough")
 
 
 async def test_group_statistics_say_how_far_a_group_is(harness: Harness) -> None:

@@ -1,6 +1,6 @@
 """What the administrative requests share: permission, look-ups, and work that takes a while."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Generator
 from typing import Final, TypeAlias
 
 import trio
@@ -16,6 +16,7 @@ from martlet_remoting.routes import Version
 
 __all__ = [
     "Slow",
+    "Steps",
     "breathe",
     "end_of",
     "existing_topic",
@@ -28,7 +29,9 @@ __all__ = [
 
 STEPS_AT_ONCE: Final = 64
 
-Slow: TypeAlias = Callable[[Context, Command], Awaitable[bytes]]
+# Yields where others may run, and returns the frame of the answer.
+Steps: TypeAlias = Generator[None, None, bytes]
+Slow: TypeAlias = Callable[[Context, Command], Steps]
 
 
 def may_manage(context: Context, name: str = "") -> None:
@@ -61,10 +64,10 @@ def stored_ms(parts: Parts, queue: Queue | None, offset: int) -> int:
     return max(parts.store.store_ms_at(queue, offset), 0) if queue is not None else 0
 
 
-async def breathe(number: int) -> None:
-    """Let others run, now and then: *number* counts the steps of some long work."""
+def breathe(number: int) -> Generator[None, None, None]:
+    """Pause now and then: *number* counts the steps of some long work."""
     if number % STEPS_AT_ONCE == STEPS_AT_ONCE - 1:
-        await trio.lowlevel.checkpoint()
+        yield
 
 
 def version_of(text: str) -> Version:
@@ -76,17 +79,24 @@ def version_of(text: str) -> Version:
 
 
 def slow(work: Slow) -> Handle:
-    """A handler that does *work* beside the connection's other requests, and answers when it is done."""
+    """A handler that answers at once what takes one step, and does longer work beside other requests."""
 
-    def handle(context: Context, command: Command) -> None:
-        context.peer.start(_answer, work, context, command)
+    def handle(context: Context, command: Command) -> bytes | None:
+        steps = work(context, command)
+        try:
+            next(steps)
+        except StopIteration as done:
+            answer: bytes = done.value
+            return answer
+        context.peer.start(_go_on, steps, context, command)
+        return None
 
     return handle
 
 
-async def _answer(work: Slow, context: Context, command: Command) -> None:
+async def _go_on(steps: Steps, context: Context, command: Command) -> None:
     try:
-        frame = await work(context, command)
+        frame = await _last(steps)
     except Refused as error:
         context.parts.count_refusal(REASON_CODES[error.reason])
         frame = refuse(command, REASON_CODES[error.reason], str(error))
@@ -96,3 +106,14 @@ async def _answer(work: Slow, context: Context, command: Command) -> None:
     except StoreError as error:
         frame = refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
     context.answer(command, frame)
+
+
+async def _last(steps: Steps) -> bytes:
+    """What *steps* return in the end; others run between them."""
+    while True:
+        await trio.lowlevel.checkpoint()
+        try:
+            next(steps)
+        except StopIteration as done:
+            answer: bytes = done.value
+            return answer

@@ -10,12 +10,12 @@ from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command, MessageQueue
 
 from .clients import VERSION_3_0_7
-from .common import breathe, end_of, may_manage, message_queue, slow
+from .common import Steps, breathe, end_of, may_manage, message_queue, slow
 
 __all__ = ["TABLE"]
 
 
-async def reset(context: Context, command: Command) -> bytes:
+def reset(context: Context, command: Command) -> Steps:
     """Move a group to a time, or one of its queues to an offset.
 
     The broker keeps the new offsets until the consumers pull: they are told then (RocketMQ's
@@ -24,11 +24,11 @@ async def reset(context: Context, command: Command) -> bytes:
     parts = context.parts
     may_manage(context, command.text("group"))
     if parts.switches["useServerSideResetOffset"]:
-        return await _reset_here(parts, command)
-    return await _reset_clients(parts, command)
+        return (yield from _reset_here(parts, command))
+    return (yield from _reset_clients(parts, command))
 
 
-async def _reset_here(parts: Parts, command: Command) -> bytes:
+def _reset_here(parts: Parts, command: Command) -> Steps:
     name, group = command.text("topic"), command.text("group")
     topic = parts.topics.get(name)
     if topic is None:
@@ -42,7 +42,7 @@ async def _reset_here(parts: Parts, command: Command) -> bytes:
     else:
         for number in [queue_id] if queue_id >= 0 else range(topic.read_queues):
             offsets[number] = _offset_at(parts, topic, number, timestamp)
-            await breathe(number)
+            yield from breathe(number)
     if not offsets:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No queues to reset.; topic[{name}] has none to read")
     parts.groups.reset(group, name, offsets)
@@ -71,7 +71,7 @@ def _answer(parts: Parts, command: Command, table: dict[MessageQueue, int]) -> b
     return reply(command, body=dumps({"offsetTable": table}))
 
 
-async def _reset_clients(parts: Parts, command: Command) -> bytes:
+def _reset_clients(parts: Parts, command: Command) -> Steps:
     """Tell every live member where to go on; unless forced, only backwards."""
     name, group = command.text("topic"), command.text("group")
     timestamp, forced = command.integer("timestamp", -1), command.boolean("isForce")
@@ -86,7 +86,7 @@ async def _reset_clients(parts: Parts, command: Command) -> bytes:
             raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
         target = _offset_at(parts, topic, number, timestamp)
         table[message_queue(parts, name, number)] = target if forced else min(target, committed)
-        await breathe(number)
+        yield from breathe(number)
     _tell(parts, command, group, name, table)
     return _answer(parts, command, table)
 

@@ -1,5 +1,6 @@
 """How much is in topics, and how far groups have come (RocketMQ AdminBrokerProcessor, ConsumeStats and friends)."""
 
+from collections.abc import Generator
 from typing import Final
 
 from martlet.store.codec import decode_record, tags_code
@@ -11,7 +12,7 @@ from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command, MessageQueue
 from martlet_remoting.subscriptions import Subscription
 
-from .common import breathe, end_of, existing_topic, message_queue, slow, stored_ms
+from .common import Steps, breathe, end_of, existing_topic, message_queue, slow, stored_ms
 
 __all__ = ["TABLE", "consume_stats"]
 
@@ -19,7 +20,7 @@ QUEUE_ENTRIES_MAX: Final = 1024
 LONG_MAX: Final = (1 << 63) - 1
 
 
-async def topic_stats(context: Context, command: Command) -> bytes:
+def topic_stats(context: Context, command: Command) -> Steps:
     """Answer begin, end and last time of every queue of a topic."""
     parts = context.parts
     topic = existing_topic(parts, command.text("topic"))
@@ -32,7 +33,7 @@ async def topic_stats(context: Context, command: Command) -> bytes:
             "maxOffset": end,
             "minOffset": queue.first_offset if queue is not None else 0,
         }
-        await breathe(queue_id)
+        yield from breathe(queue_id)
     tps = parts.rates.tps("TOPIC_PUT_NUMS", topic.name)
     return reply(command, body=dumps({"offsetTable": table, "topicPutTps": tps}))
 
@@ -46,7 +47,9 @@ def _topics_of(parts: Parts, group: str, wanted: list[str]) -> list[Topic]:
     return [topic for topic in found if topic is not None and (not subscribed or topic.name in subscribed)]
 
 
-async def consume_stats(parts: Parts, group: str, topic: Topic, queues: int) -> dict[MessageQueue, dict[str, int]]:
+def consume_stats(
+    parts: Parts, group: str, topic: Topic, queues: int
+) -> Generator[None, None, dict[MessageQueue, dict[str, int]]]:
     """Return how far *group* is in the first *queues* queues of *topic* (OffsetWrapper)."""
     table: dict[MessageQueue, dict[str, int]] = {}
     for queue_id in range(queues):
@@ -59,11 +62,11 @@ async def consume_stats(parts: Parts, group: str, topic: Topic, queues: int) -> 
             # How far clients have pulled is known to them alone; what they have consumed is the least of it.
             "pullOffset": committed,
         }
-        await breathe(queue_id)
+        yield from breathe(queue_id)
     return table
 
 
-async def group_stats(context: Context, command: Command) -> bytes:
+def group_stats(context: Context, command: Command) -> Steps:
     """Answer how far a group is in its topics."""
     parts, group = context.parts, command.text("consumerGroup")
     wanted = [name for name in command.text("topicList", "").split(";") if name]
@@ -72,12 +75,12 @@ async def group_stats(context: Context, command: Command) -> bytes:
     table: dict[MessageQueue, dict[str, int]] = {}
     tps = 0.0
     for found in _topics_of(parts, group, wanted):
-        table |= await consume_stats(parts, group, found, found.read_queues)
+        table |= yield from consume_stats(parts, group, found, found.read_queues)
         tps += parts.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
     return reply(command, body=dumps({"consumeTps": tps, "offsetTable": table}))
 
 
-async def all_group_stats(context: Context, command: Command) -> bytes:
+def all_group_stats(context: Context, command: Command) -> Steps:
     """Answer how far every group of this broker is."""
     parts, ordered = context.parts, command.boolean("isOrder")
     found: list[dict[str, object]] = []
@@ -87,12 +90,12 @@ async def all_group_stats(context: Context, command: Command) -> bytes:
         for topic in _topics_of(parts, group, []):
             if ordered and not topic.order:
                 continue
-            table = await consume_stats(parts, group, topic, topic.write_queues)
+            table = yield from consume_stats(parts, group, topic, topic.write_queues)
             total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
             tps = parts.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
         found.append({group: stats})
-        await breathe(number)
+        yield from breathe(number)
     address = parts.registrar.address if parts.registrar else ""
     body = {"brokerAddr": address, "consumeStatsList": found, "totalDiff": total, "totalInflightDiff": 0}
     return reply(command, body=dumps(body))
@@ -107,7 +110,7 @@ def stats_data(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps(series.as_json()))
 
 
-async def time_span(context: Context, command: Command) -> bytes:
+def time_span(context: Context, command: Command) -> Steps:
     """Answer the times between which a group's messages lie, queue by queue, and how late it is."""
     parts = context.parts
     topic, group = existing_topic(parts, command.text("topic")), command.text("group")
@@ -127,7 +130,7 @@ async def time_span(context: Context, command: Command) -> bytes:
                 "minTimeStamp": first_ms,
             }
         )
-        await breathe(queue_id)
+        yield from breathe(queue_id)
     return reply(command, body=dumps({"consumeTimeSpanSet": spans}))
 
 
