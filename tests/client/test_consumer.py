@@ -155,6 +155,33 @@ async def test_sql_is_checked_with_the_broker_before_anything(cluster: Cluster, 
             pytest.fail("the consumer was opened")
 
 
+async def test_subscriptions_may_change_while_consuming(cluster: Cluster, autojump_clock: MockClock) -> None:
+    cluster.topics["U"] = 2
+    cluster.broker.put("T", 0, b"a", "A")
+    cluster.broker.put("U", 0, b"u")
+    listener = Listener()
+    async with first(cluster.settings("me"), GROUP, listener, {"T": "A"}) as consumer:
+        await listener.wait_count(1)
+        await consumer.subscribe("U")
+        await listener.wait_count(2)
+        await consumer.subscribe("T", "B")
+        await wait_for(lambda: sum(queue.topic == "T" for queue in consumer.assigned) == 4)
+        for tag in ("A", "B"):
+            cluster.broker.put("T", 0, tag.lower().encode() + b"2", tag)
+        await listener.wait_count(3)
+        await consumer.unsubscribe("T")
+        await consumer.unsubscribe("never was")
+        cluster.broker.put("T", 0, b"b3", "B")
+        cluster.broker.put("U", 1, b"u2")
+        await listener.wait_count(4)
+        await trio.sleep(60)
+        assert {queue.topic for queue in consumer.assigned} == {"U", "%RETRY%G"}
+        told = orjson.loads(cluster.broker.asked(RequestCode.HEART_BEAT)[-1].body)["consumerDataSet"][0]
+        assert {data["topic"] for data in told["subscriptionDataSet"]} == {"U", "%RETRY%G"}
+    assert listener.bodies == [b"a", b"u", b"b2", b"u2"]
+    assert commits(cluster)[0] == 3
+
+
 def raising(message: ReceivedMessage) -> Outcome | None:
     if message.reconsume_times == 0:
         raise RuntimeError("not now")

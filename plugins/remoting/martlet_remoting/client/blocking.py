@@ -109,6 +109,14 @@ class PushConsumer(_Held[consumer.PushConsumer]):
         """Return counts: queues, cached messages, listener calls running, succeeded and failed."""
         return self._client.statistics()
 
+    def subscribe(self, topic: str, expression: Expression = "*") -> None:
+        """Consume *topic* too, or by another expression from here on."""
+        self._call(partial(self._client.subscribe, topic, expression))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Consume *topic* no more."""
+        self._call(partial(self._client.unsubscribe, topic))
+
 
 @final
 class PullConsumer(_Held[puller.PullConsumer]):

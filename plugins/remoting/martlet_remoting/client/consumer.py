@@ -4,7 +4,7 @@ import logging
 import math
 import random
 from collections.abc import Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from enum import Enum, unique
 from pathlib import Path
 from typing import Final, TypedDict, final
@@ -176,6 +176,33 @@ class PushConsumer(Client):
             "failed": self.listening.failed,
         }
 
+    async def subscribe(self, topic: str, expression: Expression = "*") -> None:
+        """Consume *topic* too, or by another expression from here on; all members of a group should agree.
+
+        Raises:
+          MessageRefused: it is no topic name.
+          BrokerError: a broker does not evaluate the expression.
+        """
+        check_topic(topic)
+        subscription = subscription_of(topic, expression, self.network.clock.now_ms())
+        with suppress(RouteNotFound):
+            await self.network.fetch_route(topic)
+        await self._check_expression(subscription)
+        self.subscriptions[topic] = subscription
+        await self.network.send_heartbeats()
+        self._leave_topic(topic)
+        self.rebalance_soon()
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Consume *topic* no more; what was consumed is committed."""
+        if self.subscriptions.pop(topic, None) is not None:
+            self._leave_topic(topic)
+            await self.network.send_heartbeats()
+
+    def _leave_topic(self, topic: str) -> None:
+        for queue in [queue for queue in self.queues if queue.topic == topic]:
+            self._leave(queue)
+
     def _subscribe(self, subscriptions: Mapping[str, Expression]) -> dict[str, Subscription]:
         wanted = dict(subscriptions)
         for topic in wanted:
@@ -204,7 +231,8 @@ class PushConsumer(Client):
                 # A new group's retry topic is made by its first heartbeat.
                 log.log(logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.INFO, "%s", error)
         await self.network.send_heartbeats()
-        await self._check_expressions()
+        for subscription in self.subscriptions.values():
+            await self._check_expression(subscription)
         if not self.orderly:
             pool = Concurrent(self.listening, self._give_back.give_back if self.is_clustering else _let_go)
             for _ in range(self._concurrency):
@@ -212,15 +240,14 @@ class PushConsumer(Client):
         await self.rebalance()
         nursery.start_soon(self._run_loops)
 
-    async def _check_expressions(self) -> None:
+    async def _check_expression(self, subscription: Subscription) -> None:
         """Ask a broker whether it evaluates our SQL92; raises BrokerError, rather than consume nothing for ever."""
-        for topic, subscription in self.subscriptions.items():
-            route = self.network.routes.get(topic)
-            if route is None or subscription.expression_type == TAG:
-                continue
-            fields = {"clientId": self.client_id, "group": self.group, "subscriptionData": subscription.fields()}
-            address = random.choice(route.addresses())
-            await self.network.ask(address, RequestCode.CHECK_CLIENT_CONFIG, {}, bodies.dump(fields))
+        route = self.network.routes.get(subscription.topic)
+        if route is None or subscription.expression_type == TAG:
+            return
+        fields = {"clientId": self.client_id, "group": self.group, "subscriptionData": subscription.fields()}
+        address = random.choice(route.addresses())
+        await self.network.ask(address, RequestCode.CHECK_CLIENT_CONFIG, {}, bodies.dump(fields))
 
     async def _run_loops(self) -> None:
         with self._loops:
@@ -266,7 +293,7 @@ class PushConsumer(Client):
 
     async def _fetch_missing_routes(self) -> None:
         before = self.network.broker_addresses()
-        for topic in self.subscriptions:
+        for topic in list(self.subscriptions):
             if topic not in self.network.routes:
                 try:
                     await self.network.fetch_route(topic)
@@ -278,9 +305,10 @@ class PushConsumer(Client):
     async def rebalance(self) -> None:
         """Take the queues that are ours and leave those that are not any more."""
         changed = False
-        for topic, subscription in self.subscriptions.items():
+        for topic, subscription in list(self.subscriptions.items()):
             share = await self._share(topic)
-            if share is not None:
+            # While that was asked, the subscription may have changed.
+            if share is not None and self.subscriptions.get(topic) is subscription:
                 changed = self._take_and_leave(subscription, share) or changed
         if changed:
             log.info("group %r: %s consumes %d queues", self.group, self.client_id, len(self.queues))
@@ -392,6 +420,9 @@ class PushConsumer(Client):
         if self._needs_lock:
             await self._locks.let_go([consumed.queue])
         self._leaving.pop(consumed.queue, None)
+        if consumed.queue.topic in self.subscriptions:
+            # It may be ours again, by another expression.
+            self.rebalance_soon()
 
     async def _first_offset(self, queue: MessageQueue) -> int:
         """Where to begin: the committed offset, or else as RocketMQ's RebalancePushImpl decides."""
