@@ -1,0 +1,112 @@
+"""The example plugins as a stranger has them: distributions, installed into a clean environment and used."""
+
+import os
+import re
+import selectors
+import socket
+import subprocess
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+READY_S = 60.0
+
+
+def test_the_page_shows_the_whole_stamp_plugin() -> None:
+    page = (ROOT / "docs" / "plugins.md").read_text()
+    assert (EXAMPLES / "martlet-stamp" / "martlet_stamp" / "__init__.py").read_text() in page
+    assert (EXAMPLES / "martlet-stamp" / "pyproject.toml").read_text() in page
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a new environment with Martlet and the three examples in it."""
+    home = tmp_path_factory.mktemp("clean") / "venv"
+    venv.create(home, with_pip=True)
+    interpreter = home / "bin" / "python"
+    # The wheel that is under test where one is, else what this checkout would build.
+    martlet = os.environ.get("MARTLET_WHEEL") or str(ROOT)
+    command = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", martlet]
+    command += [str(EXAMPLES / name) for name in ("martlet-stamp", "martlet-freeze", "martlet-line")]
+    subprocess.run(command, check=True, cwd=home.parent, timeout=600)
+    return interpreter
+
+
+@contextmanager
+def broker(python: Path, directory: Path, *settings: str) -> Iterator[tuple[str, int]]:
+    """Run ``martlet run`` there; the line protocol's address."""
+    command = [str(python.parent / "martlet"), "run", "--data", str(directory / "data")]
+    for setting in ('plugins.enabled=["stamp", "freeze", "line"]', "line.listen=127.0.0.1:0", *settings):
+        command += ["--set", setting]
+    with (directory / "log").open("a") as log:
+        process = subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            yield ready(process, directory / "log")
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def ready(process: "subprocess.Popen[str]", log: Path) -> tuple[str, int]:
+    """Wait for the ready line and return the address in it."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        assert selector.select(READY_S), log.read_text()
+    line = process.stdout.readline()
+    found = re.search(r"line=([\d.]+):(\d+)", line)
+    assert found, (line, log.read_text())
+    return found[1], int(found[2])
+
+
+def talk(address: tuple[str, int], *lines: str) -> list[str]:
+    """Say *lines* and QUIT; return what the broker said before BYE."""
+    with socket.create_connection(address, timeout=60) as connected, connected.makefile("rb") as answers:
+        connected.sendall("".join(f"{line}\n" for line in (*lines, "QUIT")).encode())
+        said = [line.decode().rstrip("\n") for line in answers]
+    assert said.pop() == "BYE"
+    return said
+
+
+def test_the_examples_work_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
+    listed = subprocess.run([str(python.parent / "martlet"), "plugins"], check=True, capture_output=True, text=True)
+    for name in ("stamp", "freeze", "line", "remoting", "nameserver"):
+        assert re.search(rf"\b{name}\b", listed.stdout), listed.stdout
+    settings = ("broker.name=north", "stamp.name=VIA", 'freeze.topics=["old"]')
+    with broker(python, tmp_path, *settings) as address:
+        assert talk(address, "PUB news colour=red hello") == ["OK 0 0"]
+        assert talk(address, "PUB old x") == ["ERR NO_PERMISSION topic[old]: publish is not allowed"]
+        assert durable(address, "ACK 1 0 0") == ["MSG 0 0 5 colour=red VIA=north", "hello"]
+        assert talk(address, "PUB news size=9 again") == ["OK 0 1"]
+    with broker(python, tmp_path, *settings) as address:
+        # After a restart the durable name goes on behind what it acknowledged.
+        assert durable(address) == ["MSG 0 1 5 size=9 VIA=north", "again"]
+        assert shared(address) == ["MSG 0 1 5 size=9 VIA=north", "again"]
+
+
+def durable(address: tuple[str, int], *then: str) -> list[str]:
+    """Subscribe as NAME, take the first message, say *then* and leave."""
+    return take(address, "SUB news as NAME from earliest", *then)
+
+
+def shared(address: tuple[str, int]) -> list[str]:
+    """The same as a member of a group that wants one kind of messages only."""
+    return take(address, "SUB news group G from earliest where PROPERTIES size=9", "ACK 1 0 1")
+
+
+def take(address: tuple[str, int], subscribe: str, *then: str) -> list[str]:
+    with socket.create_connection(address, timeout=60) as connected, connected.makefile("rb") as answers:
+        connected.sendall(f"{subscribe}\n".encode())
+        assert answers.readline() == b"OK 1\n"
+        assert answers.readline().startswith(b"BATCH 1 1 ")
+        message = [answers.readline().decode().rstrip("\n") for _ in range(2)]
+        connected.sendall("".join(f"{line}\n" for line in (*then, "PING")).encode())
+        assert answers.readline() == b"PONG\n"
+    return message
