@@ -1,7 +1,7 @@
 """What the administrative requests share: permission, look-ups, and work that takes a while."""
 
 from collections.abc import Callable, Generator
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, final
 
 import trio
 
@@ -15,9 +15,9 @@ from martlet_remoting.packets import Command, MessageQueue
 from martlet_remoting.routes import Version
 
 __all__ = [
+    "Pace",
     "Slow",
     "Steps",
-    "breathe",
     "end_of",
     "existing_topic",
     "may_manage",
@@ -27,7 +27,8 @@ __all__ = [
     "version_of",
 ]
 
-STEPS_AT_ONCE: Final = 64
+# A step looks at one queue, which may read a piece of the log from the disk.
+STEPS_AT_ONCE: Final = 16
 
 # Yields where others may run, and returns the frame of the answer.
 Steps: TypeAlias = Generator[None, None, bytes]
@@ -64,10 +65,18 @@ def stored_ms(parts: Parts, queue: Queue | None, offset: int) -> int:
     return max(parts.store.store_ms_at(queue, offset), 0) if queue is not None else 0
 
 
-def breathe(number: int) -> Generator[None, None, None]:
-    """Pause now and then: *number* counts the steps of some long work."""
-    if number % STEPS_AT_ONCE == STEPS_AT_ONCE - 1:
-        yield
+@final
+class Pace:
+    """Counts the steps of some long work, and pauses it now and then."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def step(self) -> Generator[None, None, None]:
+        """One more step is done."""
+        self._steps += 1
+        if self._steps % STEPS_AT_ONCE == 0:
+            yield
 
 
 def version_of(text: str) -> Version:

@@ -10,7 +10,7 @@ from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command, MessageQueue
 
 from .clients import VERSION_3_0_7
-from .common import Steps, breathe, end_of, may_manage, message_queue, slow
+from .common import Pace, Steps, end_of, may_manage, message_queue, slow
 
 __all__ = ["TABLE"]
 
@@ -37,12 +37,13 @@ def _reset_here(parts: Parts, command: Command) -> Steps:
         raise Refused(Reason.NO_GROUP, f"Group {group} does not exist")
     queue_id, timestamp = command.integer("queueId", -1), command.integer("timestamp", -1)
     offsets: dict[int, int] = {}
+    pace = Pace()
     if queue_id >= 0 and (offset := command.integer("offset", -1)) != -1:
         offsets[queue_id] = _checked(parts, topic, queue_id, offset)
     else:
         for number in [queue_id] if queue_id >= 0 else range(topic.read_queues):
             offsets[number] = _offset_at(parts, topic, number, timestamp)
-            yield from breathe(number)
+            yield from pace.step()
     if not offsets:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No queues to reset.; topic[{name}] has none to read")
     parts.groups.reset(group, name, offsets)
@@ -80,13 +81,14 @@ def _reset_clients(parts: Parts, command: Command) -> Steps:
         text = f"[reset-offset] reset offset failed, no topic in this broker. topic={name}"
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
     table: dict[MessageQueue, int] = {}
+    pace = Pace()
     for number in range(topic.write_queues):
         committed = parts.groups.offset(group, name, number)
         if committed < 0:
             raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
         target = _offset_at(parts, topic, number, timestamp)
         table[message_queue(parts, name, number)] = target if forced else min(target, committed)
-        yield from breathe(number)
+        yield from pace.step()
     _tell(parts, command, group, name, table)
     return _answer(parts, command, table)
 

@@ -12,7 +12,7 @@ from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command, MessageQueue
 from martlet_remoting.subscriptions import Subscription
 
-from .common import Steps, breathe, end_of, existing_topic, message_queue, slow, stored_ms
+from .common import Pace, Steps, end_of, existing_topic, message_queue, slow, stored_ms
 
 __all__ = ["TABLE", "consume_stats"]
 
@@ -25,6 +25,7 @@ def topic_stats(context: Context, command: Command) -> Steps:
     parts = context.parts
     topic = existing_topic(parts, command.text("topic"))
     table: dict[MessageQueue, object] = {}
+    pace = Pace()
     for queue_id in range(max(topic.read_queues, topic.write_queues)):
         queue = parts.store.find_queue(topic.name, queue_id)
         end = end_of(parts, queue)
@@ -33,7 +34,7 @@ def topic_stats(context: Context, command: Command) -> Steps:
             "maxOffset": end,
             "minOffset": queue.first_offset if queue is not None else 0,
         }
-        yield from breathe(queue_id)
+        yield from pace.step()
     tps = parts.rates.tps("TOPIC_PUT_NUMS", topic.name)
     return reply(command, body=dumps({"offsetTable": table, "topicPutTps": tps}))
 
@@ -48,7 +49,7 @@ def _topics_of(parts: Parts, group: str, wanted: list[str]) -> list[Topic]:
 
 
 def consume_stats(
-    parts: Parts, group: str, topic: Topic, queues: int
+    parts: Parts, group: str, topic: Topic, queues: int, pace: Pace
 ) -> Generator[None, None, dict[MessageQueue, dict[str, int]]]:
     """Return how far *group* is in the first *queues* queues of *topic* (OffsetWrapper)."""
     table: dict[MessageQueue, dict[str, int]] = {}
@@ -62,7 +63,7 @@ def consume_stats(
             # How far clients have pulled is known to them alone; what they have consumed is the least of it.
             "pullOffset": committed,
         }
-        yield from breathe(queue_id)
+        yield from pace.step()
     return table
 
 
@@ -73,9 +74,9 @@ def group_stats(context: Context, command: Command) -> Steps:
     if topic := command.text("topic", ""):
         wanted = [topic]
     table: dict[MessageQueue, dict[str, int]] = {}
-    tps = 0.0
+    tps, pace = 0.0, Pace()
     for found in _topics_of(parts, group, wanted):
-        table |= yield from consume_stats(parts, group, found, found.read_queues)
+        table |= yield from consume_stats(parts, group, found, found.read_queues, pace)
         tps += parts.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
     return reply(command, body=dumps({"consumeTps": tps, "offsetTable": table}))
 
@@ -84,18 +85,18 @@ def all_group_stats(context: Context, command: Command) -> Steps:
     """Answer how far every group of this broker is."""
     parts, ordered = context.parts, command.boolean("isOrder")
     found: list[dict[str, object]] = []
-    total = 0
-    for number, group in enumerate(parts.groups.names()):
+    total, pace = 0, Pace()
+    for group in parts.groups.names():
         stats: list[object] = []
         for topic in _topics_of(parts, group, []):
             if ordered and not topic.order:
                 continue
-            table = yield from consume_stats(parts, group, topic, topic.write_queues)
+            table = yield from consume_stats(parts, group, topic, topic.write_queues, pace)
             total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
             tps = parts.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
         found.append({group: stats})
-        yield from breathe(number)
+        yield from pace.step()
     address = parts.registrar.address if parts.registrar else ""
     body = {"brokerAddr": address, "consumeStatsList": found, "totalDiff": total, "totalInflightDiff": 0}
     return reply(command, body=dumps(body))
@@ -115,6 +116,7 @@ def time_span(context: Context, command: Command) -> Steps:
     parts = context.parts
     topic, group = existing_topic(parts, command.text("topic")), command.text("group")
     spans: list[object] = []
+    pace = Pace()
     for queue_id in range(topic.write_queues):
         queue = parts.store.find_queue(topic.name, queue_id)
         end = end_of(parts, queue)
@@ -130,7 +132,7 @@ def time_span(context: Context, command: Command) -> Steps:
                 "minTimeStamp": first_ms,
             }
         )
-        yield from breathe(queue_id)
+        yield from pace.step()
     return reply(command, body=dumps({"consumeTimeSpanSet": spans}))
 
 
