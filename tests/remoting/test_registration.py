@@ -1,5 +1,6 @@
 """Our broker at name servers: the one in its process, and others over a wire in memory."""
 
+import logging
 from collections.abc import Callable
 
 import orjson
@@ -170,6 +171,20 @@ async def test_advertised_host_stands_in_the_route(open_harness: OpenHarness) ->
     registrar.bound("0.0.0.0:10911")
     assert registrar.address == "mq.example.org:10911"
     assert server.table.group("martlet").addresses == {0: "mq.example.org:10911"}
+
+
+async def test_full_name_server_keeps_nobody_from_making_a_topic(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_standard_topics(harness.broker)
+    server = NameServer(NameServerConfig(topics_max=len(harness.broker.topics)), lambda data: None)
+    harness.broker.capabilities[NameServer] = server
+    Registrar(harness.broker).bound(ADDRESS)
+    assert queues_of(server, "TBW102")
+    with caplog.at_level(logging.WARNING):
+        harness.topic("T")
+    assert harness.broker.topics.get("T") is not None
+    assert "nameserver.topics_max" in caplog.text
 
 
 async def test_several_brokers_share_a_topic(open_harness: OpenHarness, harness: Harness, tmp_path: object) -> None:

@@ -16,7 +16,7 @@ import orjson
 import trio
 
 from martlet.broker import Broker
-from martlet.errors import MartletError, RemoteProtocolError
+from martlet.errors import MartletError, Refused, RemoteProtocolError
 from martlet.server import split_address
 from martlet.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic
 
@@ -208,14 +208,21 @@ class Registrar:
             self._inside_stale = True
             self._wake.set()
         elif self._inside is not None:
-            self._inside.table.register(self.registration((topic,), complete=False), self._inside.now())
+            self._tell_inside(self._inside, (topic,), complete=False)
 
     def _register_inside(self) -> None:
         if self._inside is None:
             return
         self._inside_stale = False
-        self._inside.table.register(self.registration(self._broker.topics, complete=True), self._inside.now())
+        self._tell_inside(self._inside, self._broker.topics, complete=True)
         self.take_orders((self._inside.kv.namespace(ORDER_TOPICS) or {}).items())
+
+    def _tell_inside(self, server: NameServer, topics: Iterable[Topic], *, complete: bool) -> None:
+        """Register; a name server that is full keeps nobody from making a topic."""
+        try:
+            server.table.register(self.registration(topics, complete=complete), server.now())
+        except Refused as error:
+            log.warning("the name server in this process refuses our registration; %s", error)
 
     async def run(self) -> None:
         """Register and keep registered until cancelled; then say goodbye, for a short time at most."""
