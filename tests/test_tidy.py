@@ -6,6 +6,7 @@ The rules are read from the sources that are installed, so they hold for the whe
 import ast
 import importlib.util
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,9 +73,9 @@ def sources() -> list[tuple[str, Path]]:
     return found
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for name, path in sources():
-        yield name, ast.parse(path.read_text(), name)
+@cache
+def trees() -> list[tuple[str, ast.Module]]:
+    return [(name, ast.parse(path.read_text(), name)) for name, path in sources()]
 
 
 def functions() -> Iterator[tuple[str, int]]:
@@ -87,8 +88,13 @@ def functions() -> Iterator[tuple[str, int]]:
                 yield f"{name}:{node.lineno} {node.name}", length
 
 
-def spoken(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield (line, name) for every import and every call, as it is written: "import pluggy", "os.open", ".mkdir"."""
+@cache
+def spoken(tree: ast.Module) -> list[tuple[int, str]]:
+    """Every import and every call with its line, as it is written: "import pluggy", "os.open", ".mkdir"."""
+    return list(_spoken(tree))
+
+
+def _spoken(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, f"import {alias.name.partition('.')[0]}") for alias in node.names)
