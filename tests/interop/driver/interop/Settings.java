@@ -16,9 +16,8 @@ final class Settings {
         client.setPollNameServerInterval(1000);
         client.setPersistConsumerOffsetInterval(1000);
         client.setHeartbeatBrokerInterval(1000);
-        if (said.getBooleanValue("tls")) {
-            client.setUseTLS(true);
-        }
+        client.setUseTLS(said.getBooleanValue("tls"));
+        client.setVipChannelEnabled(said.getBooleanValue("vip"));
     }
 
     /** Call setMessageModel: the enum lives in another package in 4.x than in 5.x. */
