@@ -152,9 +152,12 @@ async def test_a_broker_that_stops_answers_held_pulls_first(tmp_path: Path) -> N
             assert await caller.stream.receive_some(1) == b""
 
 
-async def test_the_route_of_a_retry_topic_is_known_at_the_first_question(tmp_path: Path) -> None:
+async def test_the_route_of_a_retry_topic_is_known_before_the_first_heartbeat(tmp_path: Path) -> None:
     async with broker(tmp_path, "nameserver") as running:
         caller = await running.connect("nameserver")
+        # Who asks for it alone may be a tool with a mistyped name.
+        for topic, code in (("%RETRY%Fresh", ResponseCode.TOPIC_NOT_EXIST), ("TBW102", 0)):
+            assert (await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})).code == code
         answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "%RETRY%Fresh"})
         assert (answer.code, b'"writeQueueNums":1' in answer.body) == (0, True)
         for topic in ("Fresh", "%RETRY%a b", "%DLQ%Fresh"):

@@ -98,7 +98,7 @@ class RemotingPlugin(Hooks):
     def _make_wanted(self, topic: str) -> bool:
         """A consumer asks for the route of its retry topic before its first heartbeat, and then not for 30 s.
 
-        Knowing it at the first question spares a new group's first retry that time.
+        Knowing it by then spares a new group's first retry that time.
         """
         groups = self.parts.groups
         name = topic.removeprefix(RETRY_PREFIX)

@@ -36,3 +36,4 @@ class NameServerHandler:
     def closed(self, reason: str) -> None:
         """The connection is gone, and with it the brokers that came by it."""
         self._server.table.drop_connection(self._peer)
+        self._server.clients.discard(self._peer)

@@ -112,7 +112,7 @@ def _add_write(server: NameServer, connection: object, command: Command) -> byte
 def _route(server: NameServer, connection: object, command: Command) -> bytes:
     topic = command.text("topic")
     route = server.table.route(topic)
-    if route is None and server.wanted(topic):
+    if route is None and connection in server.clients and server.wanted(topic):
         route = server.table.route(topic)
     if route is None:
         raise Refused(
@@ -120,6 +120,7 @@ def _route(server: NameServer, connection: object, command: Command) -> bytes:
             f"No topic route info in name server for the topic: {topic}; "
             "create the topic, or check that its broker is registered here",
         )
+    server.clients.add(connection)
     if server.switches["orderMessageEnable"]:
         route = replace(route, order=server.kv.get(ORDER_TOPICS, topic))
     if command.boolean("__ZONE_MODE") and command.text("__ZONE_NAME", ""):

@@ -57,8 +57,10 @@ class NameServer:
             "deleteTopicWithBrokerRegistration": config.drop_missing_topics,
         }
         self.address = config.listen
-        # The broker in this process may make a topic that is asked for; whether it did.
+        # The broker in this process may make a topic that a client asks for; whether it did. Who was given
+        # another route before is a client; a tool that asks for a mistyped name alone must not make it.
         self.wanted: Callable[[str], bool] = lambda topic: False
+        self.clients: set[object] = set()
         self.requests = 0
 
     def now(self) -> float:
