@@ -7,6 +7,7 @@ from trio.testing import MockClock
 from martlet_remoting import fastjson
 from martlet_remoting.client import (
     Admin,
+    BadAnswer,
     BrokerError,
     ClientError,
     ConnectionLost,
@@ -216,6 +217,33 @@ def test_ordered_topic_has_the_queues_of_its_configuration() -> None:
 
 def test_offset_message_id_names_address_and_position() -> None:
     assert parse_message_id("7F000001000078BF00000000000001CC") == ("127.0.0.1:30911", 460)
+
+
+BAD_ROUTES = [b"", b"[]", b"{", b'{"brokerDatas":1}', b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{"x":"h:1"}}]}']
+
+
+@pytest.mark.parametrize("body", BAD_ROUTES)
+async def test_route_that_is_none_is_a_bad_answer(cluster: Cluster, autojump_clock: MockClock, body: bytes) -> None:
+    cluster.overrides[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: Reply(body=body)
+    async with Producer(cluster.settings(), "P") as producer:
+        with pytest.raises(BadAnswer):
+            await producer.send(Message("T", b"x"))
+
+
+async def test_answer_without_its_fields_is_a_bad_answer(cluster: Cluster, autojump_clock: MockClock) -> None:
+    cluster.broker.overrides[RequestCode.SEND_MESSAGE_V2] = lambda command: Reply(0, {"msgId": "A", "queueId": "x"})
+    cluster.broker.overrides[RequestCode.PULL_MESSAGE] = lambda command: Reply(0, {"minOffset": 0})
+    cluster.broker.overrides[RequestCode.GET_MAX_OFFSET] = lambda command: Reply()
+    async with Producer(cluster.settings(), "P") as producer, PullConsumer(cluster.settings(), "G") as consumer:
+        with pytest.raises(BadAnswer, match="queueId 'x'"):
+            await producer.send(Message("T", b"x"))
+        with pytest.raises(BadAnswer, match="nextBeginOffset"):
+            await consumer.pull(QUEUE, 0)
+        with pytest.raises(BadAnswer, match="offset"):
+            await consumer.max_offset(QUEUE)
+        cluster.broker.overrides[RequestCode.PULL_MESSAGE] = lambda command: Reply(0, body=b"no records")
+        with pytest.raises(BadAnswer, match="broker-a"):
+            await consumer.pull(QUEUE, 0)
 
 
 async def test_broker_that_talks_garbage_is_left(cluster: Cluster, autojump_clock: MockClock) -> None:

@@ -19,6 +19,7 @@ from .allocation import (
 from .consumer import ConsumeFrom, MessageModel, PushConsumer
 from .errors import (
     Attempt,
+    BadAnswer,
     BrokerError,
     ClientClosed,
     ClientError,
@@ -44,6 +45,7 @@ __all__ = [
     "Attempt",
     "Average",
     "AverageByCircle",
+    "BadAnswer",
     "BrokerError",
     "ByConfig",
     "ByMachineRoom",

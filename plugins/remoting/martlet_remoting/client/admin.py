@@ -6,12 +6,11 @@ from typing import Final, final
 
 import trio
 
-from martlet.errors import RemoteProtocolError
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
 
 from . import bodies
-from .errors import BrokerError, ClientError, MessageNotFound, RouteNotFound
+from .errors import BadAnswer, BrokerError, ClientError, MessageNotFound, RouteNotFound
 from .messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, check_group, check_topic, parse_message_id
 from .network import TEMPLATE_TOPIC, Client, Settings
 from .offsets import search_offset
@@ -373,7 +372,7 @@ def _queue_items(body: bytes) -> list[tuple[MessageQueue, bodies.Fields]]:
     found: list[tuple[MessageQueue, bodies.Fields]] = []
     for queue, item in table.items():
         if not isinstance(item, dict):
-            raise RemoteProtocolError(f"statistics of {queue} are not an object")
+            raise BadAnswer(f"statistics of {queue} are not an object")
         found.append((queue, item))
     return found
 

@@ -40,7 +40,11 @@ class _Held(Generic[C]):
         return self._client.client_id
 
     def __enter__(self) -> Self:
-        self._portal.open().result()
+        try:
+            self._portal.open().result()
+        except KeyboardInterrupt:
+            self._portal.close()
+            raise
         return self
 
     def __exit__(

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from martlet.errors import RemoteProtocolError
+from martlet.errors import Refused
 from martlet_remoting import fastjson
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.packets import Command, MessageQueue
+
+from .errors import BadAnswer
 
 __all__ = [
     "Fields",
@@ -28,18 +30,34 @@ def dump(value: object) -> bytes:
     return fastjson.dumps(value)
 
 
+def header_integer(answer: Command, name: str, default: int | None = None) -> int:
+    """Return a number of an answer's header."""
+    try:
+        return answer.integer(name, default)
+    except Refused as error:
+        raise BadAnswer(f"answer {answer.code}: {error}") from error
+
+
+def header_text(answer: Command, name: str, default: str | None = None) -> str:
+    """Return a text of an answer's header."""
+    try:
+        return answer.text(name, default)
+    except Refused as error:
+        raise BadAnswer(f"answer {answer.code}: {error}") from error
+
+
 def load_object(body: bytes) -> Fields:
     """Return the object that *body* spells in any of Fastjson's dialects.
 
     Raises:
-      RemoteProtocolError: it is no such object.
+      BadAnswer: it is no such object.
     """
     try:
         value = fastjson.loads(body)
     except ValueError as error:
-        raise RemoteProtocolError(f"body of {len(body)} bytes is not JSON: {error}") from error
+        raise BadAnswer(f"body of {len(body)} bytes is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise RemoteProtocolError(f"body of {len(body)} bytes is not a JSON object")
+        raise BadAnswer(f"body of {len(body)} bytes is not a JSON object")
     return value
 
 
@@ -49,7 +67,7 @@ def text(fields: Fields, name: str, default: str | None = None) -> str:
     if value is None and default is not None:
         return default
     if not isinstance(value, str):
-        raise RemoteProtocolError(f"body lacks the text {name}")
+        raise BadAnswer(f"body lacks the text {name}")
     return value
 
 
@@ -64,7 +82,7 @@ def integer(fields: Fields, name: str, default: int | None = None) -> int:
         except ValueError:
             value = None
     if not isinstance(value, int | float):
-        raise RemoteProtocolError(f"body lacks the number {name}")
+        raise BadAnswer(f"body lacks the number {name}")
     return int(value)
 
 
@@ -74,7 +92,7 @@ def objects(fields: Fields, name: str) -> list[Fields]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RemoteProtocolError(f"body field {name} is not a list of objects")
+        raise BadAnswer(f"body field {name} is not a list of objects")
     return value
 
 
@@ -84,7 +102,7 @@ def texts(fields: Fields, name: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise RemoteProtocolError(f"body field {name} is not a list")
+        raise BadAnswer(f"body field {name} is not a list")
     return [str(item) for item in value]
 
 
@@ -94,7 +112,7 @@ def mapping(fields: Fields, name: str) -> Fields:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise RemoteProtocolError(f"body field {name} is not an object")
+        raise BadAnswer(f"body field {name} is not an object")
     return value
 
 
@@ -110,7 +128,7 @@ def as_queue(value: object) -> MessageQueue:
     if isinstance(value, str):
         return as_queue(load_object(value.encode()))
     if not isinstance(value, dict):
-        raise RemoteProtocolError(f"{value!r:.80} is not a message queue")
+        raise BadAnswer(f"{value!r:.80} is not a message queue")
     return MessageQueue(text(value, "topic"), text(value, "brokerName"), integer(value, "queueId"))
 
 
@@ -130,7 +148,7 @@ def queue_map(value: object) -> dict[MessageQueue, object]:
     if isinstance(value, dict):
         return {as_queue(key): item for key, item in value.items()}
     if not isinstance(value, list):
-        raise RemoteProtocolError("map by message queue is neither an object nor a list")
+        raise BadAnswer("map by message queue is neither an object nor a list")
     return dict(_pair(item) for item in value)
 
 

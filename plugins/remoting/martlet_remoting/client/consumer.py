@@ -11,7 +11,6 @@ from typing import Final, TypedDict, final
 
 import trio
 
-from martlet.errors import RemoteProtocolError
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import MessageQueue
 
@@ -270,7 +269,7 @@ class PushConsumer(Client):
             await self.listening.wait_idle()
         await self._commit_all()
         if self._needs_lock:
-            await self._locks.let_go(self.queues)
+            await self._locks.let_go([*self.queues, *self._leaving])
         await unregister(self.network, consumer_group=self.group)
 
     # Rebalancing
@@ -297,7 +296,7 @@ class PushConsumer(Client):
             if topic not in self.network.routes:
                 try:
                     await self.network.fetch_route(topic)
-                except (ClientError, RemoteProtocolError) as error:
+                except ClientError as error:
                     log.debug("%s", error)
         if self.network.broker_addresses() != before:
             await self.network.send_heartbeats()
@@ -324,7 +323,7 @@ class PushConsumer(Client):
             return queues
         try:
             members = await self._members(topic)
-        except (ClientError, RemoteProtocolError) as error:
+        except ClientError as error:
             log.warning("members of group %r are not to be had, its queues stay as they are: %s", self.group, error)
             return None
         return self._allocation.allocate(self.group, self.client_id, queues, members)
@@ -445,7 +444,7 @@ class PushConsumer(Client):
 
     async def _commit_all(self) -> None:
         async with trio.open_nursery() as nursery:
-            for queue in list(self.queues.values()):
+            for queue in [*self.queues.values(), *self._leaving.values()]:
                 nursery.start_soon(queue.commit)
         await self.offsets.flush()
 

@@ -12,7 +12,6 @@ from typing import Final, Protocol, final
 
 import trio
 
-from martlet.errors import RemoteProtocolError
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUSPEND, PullHeader
 from martlet_remoting.packets import MessageQueue
@@ -158,7 +157,7 @@ class ConsumedQueue:
         while True:
             try:
                 return await self._first_offset(self.queue)
-            except (ClientError, RemoteProtocolError) as error:
+            except ClientError as error:
                 log.warning("offset of %s for group %r is not to be had: %s", self.queue, self.group, error)
                 await trio.sleep(PAUSE_S)
 
@@ -168,7 +167,7 @@ class ConsumedQueue:
             await self.backlog.wait_room()
             try:
                 pulled = await self._pull(offset)
-            except (ClientError, RemoteProtocolError) as error:
+            except ClientError as error:
                 await self._recover(error)
                 continue
             if pulled.status is PullStatus.OFFSET_MOVED:
@@ -228,7 +227,7 @@ class ConsumedQueue:
     async def _write(self, offset: int) -> None:
         try:
             await self.offsets.write(self.queue, offset)
-        except (ClientError, RemoteProtocolError) as error:
+        except ClientError as error:
             log.warning("offset %d of %s was not committed: %s", offset, self.queue, error)
         else:
             self._committed = offset

@@ -8,6 +8,7 @@ from martlet_remoting.packets import MessageQueue
 
 __all__ = [
     "Attempt",
+    "BadAnswer",
     "BrokerError",
     "ClientClosed",
     "ClientError",
@@ -35,6 +36,11 @@ class BrokerError(ClientError):
         self.code = code
         self.remark = remark
         self.address = address
+
+
+@final
+class BadAnswer(ClientError):
+    """What a broker or name server sent cannot be understood; the text says which part of it."""
 
 
 @final

@@ -159,7 +159,8 @@ class Link:
                 self.close("broke while writing")
                 return
             self._outgoing_bytes = sum(map(len, self._outgoing))
-            self._drained.set()
+            if self._outgoing_bytes <= OUTGOING_BYTES_MAX:
+                self._drained.set()
 
     async def _read(self, nursery: trio.Nursery) -> None:
         frames = FrameBuffer(header_bytes_max=HEADER_BYTES_MAX)

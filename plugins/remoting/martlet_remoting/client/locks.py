@@ -6,7 +6,6 @@ from typing import Final, final
 
 import trio
 
-from martlet.errors import RemoteProtocolError
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import MessageQueue
 
@@ -45,7 +44,7 @@ class Locks:
                 address = await self.network.broker_address(mine[0].topic, name)
                 answer = await self.network.ask(address, RequestCode.LOCK_BATCH_MQ, {}, self._body(mine))
                 locked = bodies.queues(bodies.load_object(answer.body), "lockOKMQSet")
-            except (ClientError, RemoteProtocolError) as error:
+            except ClientError as error:
                 log.warning("queues of broker %r were not locked: %s", name, error)
                 continue
             for queue in mine:
@@ -59,7 +58,7 @@ class Locks:
             try:
                 address = await self.network.broker_address(mine[0].topic, name)
                 await self.network.ask(address, RequestCode.UNLOCK_BATCH_MQ, {}, self._body(mine))
-            except (ClientError, RemoteProtocolError) as error:
+            except ClientError as error:
                 log.warning("queues of broker %r were not unlocked: %s", name, error)
 
     def _body(self, queues: Sequence[MessageQueue]) -> bytes:

@@ -17,7 +17,7 @@ from typing import Final, Self, TypeAlias, final
 import trio
 
 from martlet.clock import Clock, SystemClock
-from martlet.errors import RemoteProtocolError
+from martlet.errors import MartletError
 from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.packets import Command
 
@@ -135,7 +135,7 @@ class Network:
             for topic in list(self.routes):
                 try:
                     await self.fetch_route(topic)
-                except (ClientError, RemoteProtocolError) as error:
+                except ClientError as error:
                     log.warning("route of topic %r stays as it was: %s", topic, error)
 
     async def _send_heartbeats(self) -> None:
@@ -224,6 +224,9 @@ class Network:
             return Answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request {command.code} is not supported")
         try:
             return await handler(command)
+        except MartletError as error:
+            # The broker's doing: it gets the sentence, nobody needs a traceback.
+            return Answer(ResponseCode.SYSTEM_ERROR, remark=str(error))
         except Exception as error:
             log.exception("request %s of a broker failed", REQUEST_NAMES.get(command.code, str(command.code)))
             return Answer(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")

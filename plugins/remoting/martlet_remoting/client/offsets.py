@@ -6,13 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final, final
 
-from martlet.errors import RemoteProtocolError
 from martlet.store.files import Disk, RealDisk
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
 
 from . import bodies
-from .errors import BrokerError
+from .errors import BadAnswer, BrokerError
 from .network import Network
 
 __all__ = ["BrokerOffsets", "LocalOffsets", "max_offset", "min_offset", "search_offset"]
@@ -26,7 +25,7 @@ async def _ask_offset(network: Network, code: int, queue: MessageQueue, ext: Map
     address = await network.broker_address(queue.topic, queue.broker_name)
     where = {"topic": queue.topic, "queueId": queue.queue_id, "bname": queue.broker_name}
     answer = await network.ask(address, code, {**where, **ext})
-    return answer.integer("offset")
+    return bodies.header_integer(answer, "offset")
 
 
 async def max_offset(network: Network, queue: MessageQueue) -> int:
@@ -144,5 +143,5 @@ def _read_table(data: bytes) -> dict[MessageQueue, int]:
     table = bodies.queue_map(bodies.load_object(data).get("offsetTable"))
     for queue, offset in table.items():
         if not isinstance(offset, int):
-            raise RemoteProtocolError(f"offset {offset!r} of {queue} in {FILE_NAME} is not a number")
+            raise BadAnswer(f"offset {offset!r} of {queue} in {FILE_NAME} is not a number")
     return {queue: offset for queue, offset in table.items() if isinstance(offset, int)}

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from enum import Enum, unique
 from typing import Final, TypeAlias, final
 
-from martlet.errors import CorruptRecord, Refused, RemoteProtocolError
+from martlet.errors import CorruptRecord
 from martlet.store.codec import decode_records, tags_code
 from martlet_remoting.codes import ResponseCode
 from martlet_remoting.headers import PullHeader
 from martlet_remoting.packets import Command, MessageQueue
 
-from .errors import BrokerError, RouteNotFound
+from . import bodies
+from .errors import BadAnswer, BrokerError, RouteNotFound
 from .messages import DamagedMessage, ReceivedMessage, received
 from .network import Network
 
@@ -123,28 +124,25 @@ async def pull(network: Network, queue: MessageQueue, header: PullHeader, code: 
 
 def _pulled(answer: Command, status: PullStatus, broker_name: str) -> Pulled:
     found = decode_messages(answer.body, broker_name) if status is PullStatus.FOUND else []
-    try:
-        return Pulled(
-            status,
-            [message for message in found if isinstance(message, ReceivedMessage)],
-            [message for message in found if isinstance(message, DamagedMessage)],
-            answer.integer("nextBeginOffset"),
-            answer.integer("minOffset"),
-            answer.integer("maxOffset"),
-            answer.integer("suggestWhichBrokerId", 0),
-        )
-    except Refused as error:
-        raise RemoteProtocolError(f"pull answer: {error}") from error
+    return Pulled(
+        status,
+        [message for message in found if isinstance(message, ReceivedMessage)],
+        [message for message in found if isinstance(message, DamagedMessage)],
+        bodies.header_integer(answer, "nextBeginOffset"),
+        bodies.header_integer(answer, "minOffset"),
+        bodies.header_integer(answer, "maxOffset"),
+        bodies.header_integer(answer, "suggestWhichBrokerId", 0),
+    )
 
 
 def decode_messages(body: bytes, broker_name: str) -> list[ReceivedMessage | DamagedMessage]:
     """Return the messages of *body*, records as a broker stores them.
 
     Raises:
-      RemoteProtocolError: the bytes are no records.
+      BadAnswer: the bytes are no records.
     """
     try:
         records = decode_records(body, check_body=False)
     except CorruptRecord as error:
-        raise RemoteProtocolError(f"answer of broker {broker_name!r}: {error}") from error
+        raise BadAnswer(f"answer of broker {broker_name!r}: {error}") from error
     return [received(record, broker_name) for record in records]

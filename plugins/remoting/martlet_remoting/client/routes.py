@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from martlet.errors import RemoteProtocolError
 from martlet_remoting.packets import MessageQueue
 
 from . import bodies
+from .errors import BadAnswer
 
 __all__ = ["MASTER_ID", "READABLE", "WRITABLE", "Route", "TopicQueues", "decode_route"]
 
@@ -86,7 +86,7 @@ def decode_route(body: bytes) -> Route:
     """Return the route that a name server's answer describes, integer keys quoted or not.
 
     Raises:
-      RemoteProtocolError: the body is no route.
+      BadAnswer: the body is no route.
     """
     fields = bodies.load_object(body)
     brokers: dict[str, dict[int, str]] = {}
@@ -95,8 +95,11 @@ def decode_route(body: bytes) -> Route:
         name = bodies.text(item, "brokerName")
         addresses = item.get("brokerAddrs")
         if type(addresses) is not dict:
-            raise RemoteProtocolError(f"route of broker {name!r} has no addresses")
-        brokers[name] = {int(key): str(value) for key, value in sorted(addresses.items())}
+            raise BadAnswer(f"route of broker {name!r} has no addresses")
+        try:
+            brokers[name] = {int(key): str(value) for key, value in sorted(addresses.items())}
+        except ValueError as error:
+            raise BadAnswer(f"route of broker {name!r} has a broker id that is no number") from error
         clusters[name] = bodies.text(item, "cluster", "")
     queues = tuple(
         TopicQueues(

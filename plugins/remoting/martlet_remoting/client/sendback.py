@@ -3,7 +3,6 @@
 import logging
 from typing import Final, final
 
-from martlet.errors import Refused, RemoteProtocolError
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.compression import COMPRESSED, COMPRESSION_BITS
 from martlet_remoting.headers import SendHeader
@@ -37,7 +36,7 @@ class GiveBack:
         """Whether the broker, or else the retry topic, has *message* now."""
         try:
             await self._send_back(message)
-        except (ClientError, RemoteProtocolError, Refused) as error:
+        except ClientError as error:
             log.warning("message at offset %d of %s was not taken back: %s", message.queue_offset, message.queue, error)
             return isinstance(message, ReceivedMessage) and await self.send_to_retry_topic(message)
         return True
@@ -62,7 +61,7 @@ class GiveBack:
             return await self.give_back(message)
         try:
             await self._sending.send(self._retry_header(message), message.body, RequestCode.SEND_MESSAGE_V2)
-        except (ClientError, RemoteProtocolError, Refused) as error:
+        except ClientError as error:
             log.warning("message %s was not sent to its retry topic: %s", message.message_id, error)
             return False
         return True

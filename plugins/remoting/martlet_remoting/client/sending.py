@@ -11,6 +11,7 @@ from martlet_remoting.codes import ResponseCode
 from martlet_remoting.headers import SendHeader
 from martlet_remoting.packets import Command, MessageQueue
 
+from . import bodies
 from .errors import (
     Attempt,
     BrokerError,
@@ -220,13 +221,13 @@ class Sent:
     def result(self, message_id: str) -> SendResult:
         """Return it as what a producer's caller gets."""
         answer = self.answer
-        queue = MessageQueue(self.queue.topic, self.queue.broker_name, answer.integer("queueId"))
+        queue = MessageQueue(self.queue.topic, self.queue.broker_name, bodies.header_integer(answer, "queueId"))
         return SendResult(
             self.status,
             message_id,
-            answer.text("msgId"),
+            bodies.header_text(answer, "msgId"),
             queue,
-            answer.integer("queueOffset"),
-            answer.text("transactionId", ""),
-            answer.text("MSG_REGION", "DefaultRegion"),
+            bodies.header_integer(answer, "queueOffset"),
+            bodies.header_text(answer, "transactionId", ""),
+            bodies.header_text(answer, "MSG_REGION", "DefaultRegion"),
         )
