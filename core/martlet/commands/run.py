@@ -100,9 +100,11 @@ def serve(config: "Config") -> int:
 
     def ready(addresses: dict[str, str]) -> None:
         bar.close()
-        # A protocol's second port ("remoting-vip") comes behind everybody's first.
-        names = sorted(addresses, key=lambda name: "-" in name)
-        where = " ".join(f"{name}={addresses[name]}" for name in names)
+        # A protocol's second port ("remoting-vip") is no news for those who read the line.
+        where = " ".join(f"{name}={address}" for name, address in addresses.items() if "-" not in name)
+        for name in addresses:
+            if "-" in name:
+                log.info("listening as well: %s=%s", name, addresses[name])
         data = shlex.quote(str(config.data.resolve()))
         print(f"martlet ready: {where}{where and ' '}data={data} in {process_age_s():.2f} s", flush=True)
         notify_systemd(f"READY=1\nSTATUS=accepting on {where}", os.environ)
