@@ -495,6 +495,10 @@ async def test_rates_come_from_queues_and_pulls(harness: Harness) -> None:
     assert isinstance(data, dict)
     assert data["statsMinute"]["sum"] == 3
     assert (rates.put_total, rates.found) == (3, 3)
+    for name in ("BROKER_PUT_NUMS", "BROKER_GET_NUMS"):
+        data = await told(client, RequestCode.VIEW_BROKER_STATS_DATA, statsName=name, statsKey="DefaultCluster")
+        assert isinstance(data, dict)
+        assert data["statsMinute"]["sum"] == 3
     harness.broker.topics.delete("New")
     await rates.sample()
     assert rates.put_total == 3

@@ -17,6 +17,8 @@ from .common import Pace, Steps, end_of, existing_topic, message_queue, slow, st
 __all__ = ["TABLE", "consume_stats"]
 
 QUEUE_ENTRIES_MAX: Final = 1024
+# Statistics of the whole broker have the cluster's name as their key.
+WHOLE_BROKER: Final = {"BROKER_PUT_NUMS": ("BROKER", "PUT"), "BROKER_GET_NUMS": ("BROKER", "GET")}
 LONG_MAX: Final = (1 << 63) - 1
 
 
@@ -105,7 +107,10 @@ def all_group_stats(context: Context, command: Command) -> Steps:
 def stats_data(context: Context, command: Command) -> bytes:
     """Answer one of RocketMQ's statistics over the last minute, hour and day."""
     name, key = command.text("statsName"), command.text("statsKey")
-    series = context.parts.rates.series(name, key)
+    place = (name, key)
+    if key == context.parts.broker.config.cluster:
+        place = WHOLE_BROKER.get(name, place)
+    series = context.parts.rates.series(*place)
     if series is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
     return reply(command, body=dumps(series.as_json()))

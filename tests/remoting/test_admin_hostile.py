@@ -1,0 +1,104 @@
+"""Whatever a peer puts into an administrative request, it is answered, and nothing else happens."""
+
+import random
+
+import orjson
+import pytest
+import trio
+
+from martlet_remoting.codec import decode_frame
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.handlers import admin
+from martlet_remoting.nameserver.config import NameServerConfig
+from martlet_remoting.nameserver.requests import REQUESTS, answer
+from martlet_remoting.nameserver.server import NameServer
+from martlet_remoting.packets import Command
+
+from .conftest import Harness, send_ext
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+NAMES = words(
+    "topic group consumerGroup producerGroup groupName clientId clientAddr msgId queueId index count offset timestamp "
+    "isForce readQueueNums writeQueueNums perm order attributes topicSysFlag topicFilterType defaultTopic statsName "
+    "statsKey topicSeq maxTopicNum dataVersion groupSeq maxGroupNum filterGroups compareGroup srcGroup destGroup "
+    "offline isOrder topicList cleanOffset removeOffset readable jstackEnable namespace key value cluster clusterName "
+    "brokerName brokerAddr brokerId haServerAddr heartbeatTimeoutMillis enableActingMaster compressed bodyCrc32 "
+    "acceptStandardJsonOnly __ZONE_MODE __ZONE_NAME"
+)
+NUMBERS = words("0 1 -1 7 4294967296 9223372036854775807 -9223372036854775808 99999999999999999999 1e5 nan")
+TEXTS = words(
+    'T G c a,b;c true false TRUE null {} {"counter":1} +message.type=FIFO -a + = %RETRY%G TBW102 TOPIC_PUT_NUMS '
+    "7F0000010000C6DF0000000000000000"
+)
+ODD: list[object] = ["", " ", "\x00", "\ud7ff", "x" * 300, 5, -1, True, False, None, 1.5, [], {"a": 1}]
+VALUES: list[object] = [*NUMBERS, *TEXTS, *ODD]
+JSON: list[object] = [None, True, 0, -1, 1 << 62, 1.5, "", "T", [], {}, [[]], [{}], {"a": {}}, "9" * 30]
+KEYS = words(
+    "topicConfigList groupConfigList topicName groupName attributes readQueueNums perm order retryMaxTimes queueDatas "
+    "topicConfigSerializeWrapper topicConfigTable dataVersion counter filterServerList topicQueueMappingInfoMap T U"
+)
+
+
+def made_up(dice: random.Random, depth: int = 0) -> object:
+    """Some JSON value with names that mean something."""
+    if depth > 3 or dice.random() < 0.3:
+        return dice.choice(JSON)
+    if dice.random() < 0.3:
+        return [made_up(dice, depth + 1) for _ in range(dice.randrange(3))]
+    return {dice.choice(KEYS): made_up(dice, depth + 1) for _ in range(dice.randrange(5))}
+
+
+def made_up_body(dice: random.Random) -> bytes:
+    choice = dice.random()
+    if choice < 0.3:
+        return b""
+    if choice < 0.8:
+        return orjson.dumps(made_up(dice))
+    if choice < 0.9:
+        return b"autoCreateTopicEnable=%b\nx\\\n=\\u12\n" % dice.choice((b"true", b"", b"no"))
+    return dice.randbytes(dice.randrange(40))
+
+
+def made_up_command(dice: random.Random, codes: list[int]) -> Command:
+    ext = {name: dice.choice(VALUES) for name in dice.sample(NAMES, dice.randrange(len(NAMES)))}
+    return Command(dice.choice(codes), ext, made_up_body(dice), dice.randrange(1 << 31), version=dice.randrange(600))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_administrative_request_is_answered_or_passed_on(harness: Harness, seed: int) -> None:
+    dice = random.Random(seed)
+    codes = [code for code in admin.TABLE if code != RequestCode.DELETE_EXPIRED_COMMITLOG]
+    client = harness.client()
+    harness.topic("T")
+    await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"body")
+    await client.heartbeat("c", "G", "T")
+    for _ in range(400):
+        command = made_up_command(dice, codes)
+        client.handler.handle(command)
+        await harness.step()
+        client.requests.clear()
+        found = client.answers.pop(command.opaque, None)
+        passed_on = command.code in (307, 309, 221, 223)
+        assert found is not None or passed_on, command
+        assert found is None or found.code == 0 or found.remark, command
+    assert (await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).code == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_request_to_the_name_server_is_answered(seed: int) -> None:
+    async def ask() -> None:
+        dice = random.Random(seed)
+        server = NameServer(NameServerConfig(), lambda data: None)
+        codes = list(REQUESTS)
+        for _ in range(2000):
+            command = made_up_command(dice, codes)
+            found = decode_frame(answer(server, "line", command))
+            assert found.opaque == command.opaque
+            assert found.code == 0 or found.remark, command
+        await trio.lowlevel.checkpoint()
+
+    trio.run(ask)
