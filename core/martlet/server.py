@@ -464,7 +464,7 @@ class Server:
             log.warning("%s %s closed; %s", peer.protocol.name, peer.address, error)
             peer.send(peer.connection.farewell(error))
         except (OSError, ssl.SSLError, trio.ClosedResourceError) as error:
-            peer.reason = peer.reason or f"{type(error).__name__}: {error}"
+            self.lost(peer, error)
         except MartletError as error:
             peer.reason = str(error)
             log.error("%s %s closed; %s", peer.protocol.name, peer.address, error)

@@ -135,6 +135,11 @@ class End:
         return self._closed
 
     @property
+    def broken(self) -> bool:
+        """Whether nothing that this end sends can arrive any more."""
+        return self._out.broken
+
+    @property
     def unread(self) -> bool:
         """Whether something sent by this end has not been received yet."""
         return not self._out.empty
@@ -209,6 +214,11 @@ class Link:
             way.broken = True
             way.lose()
             way.stir()
+
+    @property
+    def stalled(self) -> bool:
+        """Whether `stall` still lasts."""
+        return self._forth.stalled_until > trio.current_time()
 
     def stall(self, seconds: float) -> None:
         """Let nothing arrive for *seconds*."""

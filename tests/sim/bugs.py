@@ -1,0 +1,282 @@
+"""Planted bugs: each breaks one promise of the broker, in one small function, for as long as its context lasts.
+
+They are here to show that the simulation finds what it is for. A bug is a pair of a class or module and
+a function that replaces one of its own.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from martlet import persistence, server
+from martlet.broker import Broker
+from martlet.groups import Groups
+from martlet.message import Message, Placed
+from martlet.store import Queue, Store, log, reading, recovery
+from martlet.store.files import Disk, Files
+from martlet.store.flush import Flusher
+from martlet.store.reading import Reader
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.handler import RemotingHandler
+from martlet_remoting.packets import Command
+from martlet_remoting.parked import ParkedPulls
+
+__all__ = ["BUGS", "Bug", "planted"]
+
+Peer: Final = server._Peer
+
+
+# Where, and what makes a wrong function of the right one.
+Patch = tuple[Any, str, Callable[[Any], Any]]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """What is wrong, and how it is made so."""
+
+    name: str
+    patches: tuple[Patch, ...]
+
+
+def bug(name: str, *patches: Patch) -> Bug:
+    return Bug(name, patches)
+
+
+@contextmanager
+def planted(bug: Bug) -> Generator[None]:
+    """Have *bug* in the broker."""
+    with ExitStack() as stack:
+        for owner, attribute, make in bug.patches:
+            right = vars(owner)[attribute]
+            setattr(owner, attribute, make(right))
+            stack.callback(setattr, owner, attribute, right)
+        yield
+
+
+def _ignored(right: Any) -> Any:
+    def nothing(*args: Any, **options: Any) -> None:
+        return None
+
+    return nothing
+
+
+def _read_past_durable(right: Any) -> Any:
+    def end_offset(self: Store, queue: Queue) -> int:
+        return queue.next_offset
+
+    return end_offset
+
+
+def _lose_wake_up(right: Any) -> Any:
+    """Of several pulls that wait for a queue only the first is woken; of one, every third time none."""
+    times = [0]
+
+    def arrived(self: ParkedPulls, queue: Queue) -> None:
+        times[0] += 1
+        if times[0] % 3:
+            right(self, queue)
+
+    return arrived
+
+
+def _reuse_offset(right: Any) -> Any:
+    """A start forgets the newest message of a queue, so that the next gets its offset."""
+
+    def begin_at(self: Store, *args: Any) -> None:
+        right(self, *args)
+        for queue in self.queues.all():
+            if queue.tail:
+                queue.drop_last()
+                return
+
+    return begin_at
+
+
+def _commit_back(right: Any) -> Any:
+    """Committed offsets are saved one too small."""
+
+    def commit(self: Groups, group: str, topic: str, queue_id: int, offset: int) -> None:
+        right(self, group, topic, queue_id, max(0, offset - 1))
+
+    return commit
+
+
+def _append_twice(right: Any) -> Any:
+    """Now and then a message is stored, and stored again."""
+    times = [0]
+
+    def append(self: Store, message: Message, queue_id: int) -> Placed:
+        times[0] += 1
+        if times[0] % 40 == 0:
+            right(self, message, queue_id)
+        placed: Placed = right(self, message, queue_id)
+        return placed
+
+    return append
+
+
+def _believe_record(right: Any) -> Any:
+    """Whatever has the length of a record is one."""
+
+    def check_record(data: Any, start: int, end: int, position: int) -> bool:
+        return end <= len(data)
+
+    return check_record
+
+
+@final
+class _AnySum:
+    """A checksum that is equal to every other."""
+
+    def __and__(self, mask: int) -> "_AnySum":
+        return self
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _any_sum(right: Any) -> Any:
+    def crc32(data: bytes, value: int = 0) -> _AnySum:
+        return _AnySum()
+
+    return crc32
+
+
+def _claim_more(right: Any) -> Any:
+    """A checkpoint does not wait for the files that it speaks of."""
+
+    def take_checkpoint(self: Store, *args: Any, **options: Any) -> Callable[[], None]:
+        self._dirty_paths.clear()
+        self.queues.files.new_directories.clear()
+        work: Callable[[], None] = right(self, *args, **options)
+        return work
+
+    return take_checkpoint
+
+
+def _rename_unsynced(right: Any) -> Any:
+    """A table's new name is not made durable."""
+
+    def atomic_write(disk: Disk, path: str, data: bytes) -> None:
+        right(_NoDirectorySync(disk), path, data)
+
+    return atomic_write
+
+
+class _NoDirectorySync:
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def sync_directory(self, path: str) -> None:
+        return None
+
+
+def _answer_another(right: Any) -> Any:
+    """Now and then the answer carries the number of the question before."""
+    last = [0, 0]
+
+    def handle(self: RemotingHandler, event: Command) -> None:
+        last[0] += 1
+        if event.code == RequestCode.SEND_MESSAGE_V2 and last[0] % 20 == 0:
+            event.opaque = last[1]
+        last[1] = event.opaque
+        right(self, event)
+
+    return handle
+
+
+def _drop_held(right: Any) -> Any:
+    """Of several answers that wait for the disk, now and then the last is forgotten."""
+    times = [0]
+
+    def release(self: Any, readable: int) -> bool:
+        times[0] += 1
+        if len(self._held) > 1 and times[0] % 5 == 0:
+            _, _, size = self._held.pop()
+            self._add_held(-size)
+        released: bool = right(self, readable)
+        return released
+
+    return release
+
+
+def _release_early(right: Any) -> Any:
+    """Held answers leave when their record was written, not when it is durable."""
+
+    def settle(self: Any) -> None:
+        store = self._server._store
+        readable, store.readable = store.readable, store.written
+        try:
+            right(self)
+        finally:
+            store.readable = readable
+
+    return settle
+
+
+def _keep_offsets(right: Any) -> Any:
+    """What groups have consumed is never written while the broker runs."""
+
+    def save(broker: Broker, *, offsets: bool = True) -> None:
+        right(broker, offsets=False)
+
+    return save
+
+
+def _ignore_sync_error(right: Any) -> Any:
+    def sync(self: Files, path: str) -> None:
+        try:
+            right(self, path)
+        except OSError:
+            return
+
+    return sync
+
+
+def _keep_refused(right: Any) -> Any:
+    """What a full disk refused stays in its queues."""
+
+    def take_back(self: Store) -> None:
+        self._pending = []
+
+    return take_back
+
+
+def _skip_entry(right: Any) -> Any:
+    """Now and then a read begins one message too late."""
+    times = [0]
+
+    def read(self: Reader, queue: Queue, offset: int, end: int, *rest: Any) -> Any:
+        times[0] += 1
+        late = times[0] % 10 == 0 and offset + 1 < end
+        return right(self, queue, offset + late, end, *rest)
+
+    return read
+
+
+BUGS: Final[tuple[Bug, ...]] = (
+    bug("ack before flush", (Peer, "hold_until", _ignored)),
+    bug("answers released when written", (Peer, "settle", _release_early)),
+    bug("read past durable", (Store, "end_offset", _read_past_durable)),
+    bug("lost wake-up", (ParkedPulls, "_arrived", _lose_wake_up)),
+    bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
+    bug("message skipped", (Reader, "read", _skip_entry)),
+    bug("group offset goes back", (Groups, "commit", _commit_back)),
+    bug("group offset lost at a crash", (persistence, "save", _keep_offsets)),
+    bug("appended twice", (Store, "append", _append_twice)),
+    bug("torn record served", (recovery, "crc32", _any_sum), (reading, "check_record", _believe_record)),
+    bug("checkpoint claims more than is on disk", (Store, "_take_checkpoint", _claim_more)),
+    bug("rename without directory sync", (log, "atomic_write", _rename_unsynced)),
+    bug("segment's name is not synced", (Flusher, "created", _ignored)),
+    bug("failed sync ignored", (Files, "sync", _ignore_sync_error)),
+    bug("refused records stay in their queue", (Store, "_take_back", _keep_refused)),
+    bug("stop without a last flush", (Flusher, "flush_now", _ignored)),
+    bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
+    bug("held answer dropped", (Peer, "release", _drop_held)),
+)

@@ -1,0 +1,405 @@
+"""The omniscient observer: sees every byte at the broker's edge and every byte on its disk, and knows what may be.
+
+It stands between the server and each link (`Tap`). When an answer begins to leave, that is
+the moment of truth: what it says must be on the disk now, not soon.
+"""
+
+import hashlib
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final, TypeAlias, final
+
+import trio
+
+from martlet.contracts import Buffer
+from martlet.errors import CorruptRecord, MartletError
+from martlet.message import Record
+from martlet.store import Store
+from martlet.store.codec import decode_record, decode_records
+from martlet.testing.disk import FakeDisk
+from martlet.testing.links import End
+from martlet_remoting.codec import FrameBuffer
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.packets import Command
+
+if TYPE_CHECKING:
+    from .world import Life
+
+__all__ = ["Checker", "Tap", "Violation"]
+
+Place: TypeAlias = tuple[str, int]  # topic, queue id
+
+# The longest that anything may take that is not held up by a link or a full disk, in virtual seconds.
+PATIENCE_S: Final = 5.0
+# A pull whose queue has more for it is answered within this.
+WAKE_S: Final = 2.0
+DATA: Final = "/data"
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
+
+@final
+class Asked:
+    """A request that the broker has received and not answered."""
+
+    __slots__ = ("command", "late_since", "since")
+
+    def __init__(self, command: Command, since: float) -> None:
+        self.command = command
+        self.since = since
+        self.late_since = -1.0
+
+
+@final
+class Tap:
+    """The server's end of a link, watched."""
+
+    def __init__(self, checker: "Checker", life: "Life", end: End, name: str) -> None:
+        self.checker = checker
+        self.life = life
+        self.end = end
+        self.name = name
+        self.asked: dict[int, Asked] = {}
+        self._requests = FrameBuffer()
+        self._answers = FrameBuffer()
+        self._sent = 0
+        self._offered = 0
+
+    def receive(self, limit: int) -> bytes | None:
+        data = self.end.receive(limit)
+        if data:
+            self._requests.receive_data(data)
+            for command in self._requests.commands():
+                self.checker.on_request(self, command)
+        return data
+
+    def send(self, pieces: list[Buffer]) -> int:
+        self.end.send([])  # nothing leaves by a link that broke
+        data = b"".join(pieces)
+        new = data[self._offered - self._sent :]
+        if new:
+            self._offered += len(new)
+            self._answers.receive_data(new)
+            for command in self._answers.commands():
+                self.checker.on_answer(self, command)
+        taken = self.end.send(pieces)
+        self._sent += taken
+        return taken
+
+    def pending(self) -> bool:
+        return False
+
+    async def wait_readable(self) -> None:
+        await self.end.wait_readable()
+
+    async def wait_writable(self) -> None:
+        await self.end.wait_writable()
+
+    def close(self) -> None:
+        self.end.close()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the client takes nothing just now, so that it must wait for its answers."""
+        return self._offered > self._sent
+
+
+@final
+class Checker:
+    """What is known to be so, and the first thing that was not."""
+
+    def __init__(self, *, sync: bool, segment_bytes: int, offsets_persist_s: float) -> None:
+        self.sync = sync
+        self.failure: Violation | None = None
+        self.broken = trio.Event()
+        self.trace: list[str] = []
+        self._segment_bytes = segment_bytes
+        self._offsets_persist_s = offsets_persist_s
+        self._digest = hashlib.sha256()
+        # What somebody was told is stored, or has read.
+        self.truth: dict[Place, dict[int, bytes]] = defaultdict(dict)
+        # The queue ends that somebody was told.
+        self.ends: dict[Place, int] = defaultdict(int)
+        # How often the broker received a request to store a body.
+        self.received: dict[bytes, int] = defaultdict(int)
+        # What groups asked to commit, and what they were told is committed: (time, offset), newest last.
+        self.committing: dict[tuple[str, Place], list[tuple[float, int]]] = defaultdict(list)
+        self.committed: dict[tuple[str, Place], list[tuple[float, int]]] = defaultdict(list)
+        self.acknowledged = 0
+        self.delivered = 0
+        self.disturbed_until = 0.0  # tables could not be written until then
+
+    # telling
+
+    def note(self, text: str) -> None:
+        """Put an event into the trace."""
+        line = f"{trio.current_time():.6f} {text}"
+        self.trace.append(line)
+        self._digest.update(line.encode() + b"\n")
+
+    @property
+    def digest(self) -> str:
+        """A hash over the whole trace."""
+        return self._digest.hexdigest()
+
+    def fail(self, text: str) -> None:
+        """Remember the first violation; the simulation ends."""
+        if self.failure is None:
+            self.note(f"VIOLATION {text}")
+            self.failure = Violation(text)
+            self.broken.set()
+
+    # the broker's edge
+
+    def on_request(self, tap: Tap, command: Command) -> None:
+        if not tap.life.alive:
+            return
+        self.note(f"{tap.name} asks {command.code} #{command.opaque} {len(command.body)} B")
+        tap.asked[command.opaque] = Asked(command, trio.current_time())
+        if command.code == RequestCode.SEND_MESSAGE_V2:
+            self.received[command.body] += 1
+        elif command.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            self._remember(self.committing, command)
+
+    def on_answer(self, tap: Tap, answer: Command) -> None:
+        if not tap.life.alive:
+            return
+        self.note(f"{tap.name} is answered {answer.code} #{answer.opaque} {len(answer.body)} B")
+        asked = tap.asked.pop(answer.opaque, None)
+        if asked is None:
+            self.fail(f"answer #{answer.opaque} to {tap.name}, who has no such question open")
+            return
+        request = asked.command
+        if request.code == RequestCode.SEND_MESSAGE_V2:
+            self._check_stored_answer(tap, request, answer)
+        elif request.code == RequestCode.PULL_MESSAGE:
+            self._check_pull_answer(tap, request, answer)
+        elif request.code == RequestCode.UPDATE_CONSUMER_OFFSET and answer.code == ResponseCode.SUCCESS:
+            self._remember(self.committed, request)
+
+    @staticmethod
+    def _remember(table: dict[tuple[str, Place], list[tuple[float, int]]], request: Command) -> None:
+        place = request.text("topic"), request.integer("queueId")
+        history = table[request.text("consumerGroup"), place]
+        history.append((trio.current_time(), request.integer("commitOffset")))
+
+    def _check_stored_answer(self, tap: Tap, request: Command, answer: Command) -> None:
+        if answer.code != ResponseCode.SUCCESS:
+            return
+        place = request.text("b"), answer.integer("queueId")
+        offset = answer.integer("queueOffset")
+        position = int(answer.text("msgId")[-16:], 16)
+        self._check_on_disk(tap.life.disk, position, place, offset, request.body, "acknowledged")
+        self._settle(place, offset, request.body, "acknowledged")
+        self.acknowledged += 1
+
+    def _check_pull_answer(self, tap: Tap, request: Command, answer: Command) -> None:
+        place = request.text("topic"), request.integer("queueId")
+        wanted = request.integer("queueOffset")
+        if answer.code not in (
+            ResponseCode.SUCCESS,
+            ResponseCode.PULL_NOT_FOUND,
+            ResponseCode.PULL_RETRY_IMMEDIATELY,
+            ResponseCode.PULL_OFFSET_MOVED,
+        ):
+            return
+        following, end = answer.integer("nextBeginOffset"), answer.integer("maxOffset")
+        self.ends[place] = max(self.ends[place], end)
+        if answer.code == ResponseCode.SUCCESS:
+            self._check_records(tap, place, wanted, following, answer.body)
+        if following > end:
+            self.fail(f"{place} sends a consumer to {following}, behind its end {end}")
+        if answer.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED):
+            skipped = [o for o in self.truth[place] if wanted <= o < following or (o == wanted and following < o)]
+            if skipped:
+                self.fail(f"{place} was asked for {wanted} and leads to {following}, past stored messages {skipped}")
+
+    def _check_records(self, tap: Tap, place: Place, wanted: int, following: int, body: bytes) -> None:
+        try:
+            records = decode_records(body)
+        except CorruptRecord as error:
+            self.fail(f"{place} at {wanted} serves what is no message: {error}")
+            return
+        for record in records:
+            offset = record.queue_offset
+            self._check_record(place, record)
+            passed = [o for o in range(wanted, offset) if o in self.truth[place]]
+            if offset < wanted or passed:
+                self.fail(f"{place} was asked for {wanted} and serves {offset}, past stored messages {passed}")
+            self._check_on_disk(tap.life.disk, record.position, place, offset, record.body, "delivered")
+            self._settle(place, offset, record.body, "delivered")
+            self.delivered += 1
+            wanted = offset + 1
+        if following < wanted:
+            self.fail(f"{place} serves up to {wanted} and leads back to {following}")
+
+    def _check_record(self, place: Place, record: Record) -> None:
+        if (record.topic, record.queue_id) != place:
+            self.fail(f"{place} serves a message of {record.topic}/{record.queue_id}")
+        if not self.received.get(record.body):
+            self.fail(f"{place} serves at {record.queue_offset} a message that nobody sent: {record.body[:40]!r}")
+
+    def _check_on_disk(self, disk: FakeDisk, position: int, place: Place, offset: int, body: bytes, what: str) -> None:
+        """What is said to be stored must be there at this moment: synced, or with async flush written."""
+        start = position - position % self._segment_bytes
+        path = f"{DATA}/commitlog/{start:020d}"
+        file = disk.files.get(path)
+        if file is None or (self.sync and disk.stable_files.get(path) is not file):
+            self.fail(f"{place} {offset} is {what} and its segment {path} has no durable name")
+            return
+        try:
+            record = decode_record(file.stable if self.sync else file.data, position - start, position)
+        except (CorruptRecord, MartletError, ValueError, IndexError) as error:
+            self.fail(f"{place} {offset} is {what} and not on the disk at {position}: {error}")
+            return
+        if (record.topic, record.queue_id, record.queue_offset, record.body) != (*place, offset, body):
+            self.fail(
+                f"{place} {offset} is {what}, and at {position} stands {record.queue_offset} {record.body[:40]!r}"
+            )
+
+    def _settle(self, place: Place, offset: int, body: bytes, what: str) -> None:
+        known = self.truth[place].setdefault(offset, body)
+        if known != body:
+            self.fail(f"{place} {offset} is {what} as {body[:40]!r} and was {known[:40]!r}")
+        self.ends[place] = max(self.ends[place], offset + 1)
+
+    # the broker's inside
+
+    def step(self, life: "Life") -> None:
+        """What holds between any two steps of any task."""
+        store = life.store
+        if store is None or not life.alive:
+            return
+        limit = store.durable if self.sync else store.written
+        if store.readable > limit:
+            self.fail(f"readable up to {store.readable}, stored up to {limit}")
+        if store.readable < life.readable:
+            self.fail(f"readable went back from {life.readable} to {store.readable}")
+        life.readable = store.readable
+
+    def watch(self, life: "Life") -> None:
+        """What holds at any time, looked at several times a second: nobody waits for nothing, nothing grows."""
+        now = trio.current_time()
+        store = life.store
+        assert store is not None
+        if store.failed is not None or store.refusal:
+            self.disturbed_until = now + PATIENCE_S
+        for tap in life.taps:
+            if tap.end.closed or tap.end.broken:
+                tap.asked.clear()
+            for asked in list(tap.asked.values()):
+                self._watch_asked(life, store, tap, asked, now)
+        self._watch_memory(life)
+
+    def _watch_asked(self, life: "Life", store: Store, tap: Tap, asked: Asked, now: float) -> None:
+        request = asked.command
+        late_after = PATIENCE_S
+        late = True
+        if request.code == RequestCode.PULL_MESSAGE:
+            queue = store.find_queue(request.text("topic"), request.integer("queueId"))
+            more = queue is not None and store.end_offset(queue) > request.integer("queueOffset")
+            suspend_s = request.integer("suspendTimeoutMillis") / 1000
+            late = more or now > asked.since + suspend_s + PATIENCE_S
+            late_after = WAKE_S
+        if not late or tap.blocked or life.stalled(tap.name) or store.failed is not None or life.stop.is_set():
+            asked.late_since = -1.0
+        elif asked.late_since < 0:
+            asked.late_since = now
+        elif now - asked.late_since > late_after:
+            self.fail(f"{tap.name} waits since {asked.since:.3f} for the answer to {request!r}")
+
+    def _watch_memory(self, life: "Life") -> None:
+        config = life.server.config
+        slack = 65536
+        for peer in life.server._peers:
+            if peer.out_bytes + peer.held_bytes > config.unsent_bytes_max + slack:
+                self.fail(f"{peer.out_bytes + peer.held_bytes} bytes wait for one peer")
+        if life.server.unsent != sum(peer.out_bytes + peer.held_bytes for peer in life.server._peers):
+            self.fail("the sum of what waits is not what waits")
+        waiting = sum(len(tap.asked) for tap in life.taps)
+        if len(life.parts.parked) > waiting:
+            self.fail(f"{len(life.parts.parked)} pulls are held, {waiting} questions are open")
+
+    # starts
+
+    def on_start(self, life: "Life", *, lossless: bool, ended_at: float) -> None:
+        """The broker has recovered: everything known is there, and nothing else than what was sent.
+
+        *lossless* is false after a power cut with async flush: then what was found is the truth from now on.
+        """
+        store = life.store
+        assert store is not None
+        found = self.contents(store)
+        if not lossless:
+            self.truth = defaultdict(dict, {place: dict(table) for place, table in found.items()})
+            self.ends = defaultdict(int)
+            self.committed.clear()
+            self.committing.clear()
+        for place, table in self.truth.items():
+            for offset, body in table.items():
+                if found.get(place, {}).get(offset) != body:
+                    self.fail(f"{place} {offset} {body[:40]!r} was known and is gone after a start")
+        for (topic, queue_id), end in self.ends.items():
+            queue = store.find_queue(topic, queue_id)
+            if end and (queue is None or store.end_offset(queue) < end):
+                self.fail(f"{topic}/{queue_id} ended at {end} and ends at {queue} after a start")
+        self._check_copies(found)
+        self._check_offsets(life, ended_at)
+        self._begin_offsets(life)
+
+    def contents(self, store: Store) -> dict[Place, dict[int, bytes]]:
+        """Everything readable, by queue and offset."""
+        found: dict[Place, dict[int, bytes]] = {}
+        for topic, queues in store.queues.topics.items():
+            for queue_id, queue in queues.items():
+                table = found[topic, queue_id] = {}
+                offset = queue.first_offset
+                while offset < store.end_offset(queue):
+                    result = store.read(queue, offset, 32, 65536)
+                    try:
+                        records = decode_records(b"".join(result.pieces))
+                    except CorruptRecord as error:
+                        self.fail(f"{queue} at {offset} reads what is no message: {error}")
+                        return found
+                    for record in records:
+                        self._check_record((topic, queue_id), record)
+                        table[record.queue_offset] = record.body
+                    if result.next_offset <= offset:
+                        self.fail(f"{queue} at {offset} leads nowhere: {result.status!r}")
+                        return found
+                    offset = result.next_offset
+        return found
+
+    def _check_copies(self, found: dict[Place, dict[int, bytes]]) -> None:
+        copies: dict[bytes, int] = defaultdict(int)
+        for table in found.values():
+            for body in table.values():
+                copies[body] += 1
+        for body, count in copies.items():
+            if count > self.received[body]:
+                self.fail(f"{body[:40]!r} was received {self.received[body]} times and is stored {count} times")
+
+    def _check_offsets(self, life: "Life", ended_at: float) -> None:
+        """Committed offsets are not beyond the end, and those older than the interval are still there."""
+        store = life.store
+        assert store is not None
+        sure_until = ended_at - self._offsets_persist_s - 1.0
+        for (group, place), history in self.committed.items():
+            offset = life.broker.groups.offset(group, *place)
+            queue = store.find_queue(*place)
+            if self.sync and offset > (store.end_offset(queue) if queue else 0):
+                self.fail(f"{group} has committed {offset} of {place}, which ends before")
+            sure = [entry for entry in history if entry[0] <= sure_until]
+            if sure and ended_at > self.disturbed_until:
+                time, last = sure[-1]
+                possible = {last, *(at for asked, at in self.committing[group, place] if asked >= time)}
+                if offset not in possible:
+                    self.fail(f"{group} had committed {last} of {place} long before the end and is at {offset}")
+
+    def _begin_offsets(self, life: "Life") -> None:
+        """What a start has found of committed offsets is what is known from now on."""
+        now = trio.current_time()
+        for table in (self.committed, self.committing):
+            for group, place in list(table):
+                table[group, place] = [(now, life.broker.groups.offset(group, *place))]

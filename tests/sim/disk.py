@@ -1,0 +1,79 @@
+"""The fake disk with time: what runs beside the event loop takes a while, in virtual time and without threads."""
+
+import random
+from collections.abc import Callable
+from typing import TypeVar, final
+
+import trio
+
+from martlet.store.files import Bytes, Usage
+from martlet.testing.disk import FakeDisk
+
+__all__ = ["SlowDisk"]
+
+T = TypeVar("T")
+
+
+@final
+class SlowDisk:
+    """A `martlet.store.Disk` over *disk*; ``delay_s`` is the longest that one piece of work in the background takes."""
+
+    def __init__(self, disk: FakeDisk, chance: random.Random, delay_s: float) -> None:
+        self.disk = disk
+        self.delay_s = delay_s
+        self._chance = chance
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Half of the time before the work, half behind it: a cut may come in between."""
+        await trio.sleep(self._chance.random() * self.delay_s)
+        result = work()
+        await trio.sleep(self._chance.random() * self.delay_s)
+        return result
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
+        return self.disk.open(path, create=create, read_only=read_only)
+
+    def close(self, fd: int) -> None:
+        self.disk.close(fd)
+
+    def size(self, fd: int) -> int:
+        return self.disk.size(fd)
+
+    def read(self, fd: int, size: int, position: int) -> bytes:
+        return self.disk.read(fd, size, position)
+
+    def write(self, fd: int, data: Bytes, position: int) -> None:
+        self.disk.write(fd, data, position)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self.disk.truncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        self.disk.sync(fd)
+
+    def next_data(self, fd: int, position: int) -> int:
+        return self.disk.next_data(fd, position)
+
+    def sync_directory(self, path: str) -> None:
+        self.disk.sync_directory(path)
+
+    def make_directory(self, path: str) -> None:
+        self.disk.make_directory(path)
+
+    def names(self, path: str) -> list[str]:
+        return self.disk.names(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self.disk.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        self.disk.unlink(path)
+
+    def remove_directory(self, path: str) -> None:
+        self.disk.remove_directory(path)
+
+    def lock(self, path: str) -> int:
+        return self.disk.lock(path)
+
+    def usage(self, path: str) -> Usage:
+        return self.disk.usage(path)

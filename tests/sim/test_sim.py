@@ -1,0 +1,63 @@
+"""Seeds in which nothing forbidden happens, the same seed twice, and bugs that must not stay hidden."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .bugs import BUGS, Bug, planted
+from .world import simulate
+
+SEEDS = 60
+# A planted bug is found within so many; without it the same seeds pass, for they are among the above.
+SEEDS_TO_FIND = 45
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_nothing_forbidden_happens(seed: int) -> None:
+    outcome = simulate(seed)
+    assert outcome.failure is None, outcome.report()
+
+
+def test_much_happens_in_a_few_seeds() -> None:
+    """So that the test above does not hold for want of events."""
+    outcomes = [simulate(seed) for seed in range(6)]
+    assert sum(outcome.acknowledged for outcome in outcomes) > 1000
+    assert sum(outcome.delivered for outcome in outcomes) > 1000
+    assert sum(outcome.crashes for outcome in outcomes) >= 5
+    assert sum(outcome.starts for outcome in outcomes) >= 12
+
+
+@pytest.mark.parametrize("seed", [1, 9])
+def test_the_same_seed_makes_the_same_trace(seed: int) -> None:
+    first, second = simulate(seed), simulate(seed)
+    assert first.trace == second.trace
+    assert first.digest == second.digest
+    assert simulate(seed + 1).digest != first.digest
+
+
+def test_another_process_makes_the_same_trace() -> None:
+    """Also where sets of texts are walked in another order."""
+    code = "from tests.sim.world import simulate; print(simulate(4).digest)"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert digests == {simulate(4).digest + "\n"}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    with planted(bug):
+        found = any(simulate(seed).failure for seed in range(SEEDS_TO_FIND))
+    assert found, f"{SEEDS_TO_FIND} seeds have not found it"

@@ -1,0 +1,528 @@
+"""One simulated world: a machine that loses power, a broker on it, clients, and links between them.
+
+Everything random comes from one seed, every wait is virtual, and no thread runs: the same
+seed makes the same trace. What is real is the broker, its store, the server and the
+remoting plugin; what is played are the disk, the links and the clients.
+"""
+
+import errno
+import logging
+import random
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, final
+
+import trio
+import trio.testing
+
+from martlet import persistence
+from martlet.broker import Broker, BrokerConfig
+from martlet.errors import StoreFailed
+from martlet.groups import Groups
+from martlet.ids import Ids
+from martlet.server import Server, ServerConfig, pack_host
+from martlet.stats import Stats
+from martlet.store import Store, StoreConfig
+from martlet.testing.clock import TrioClock
+from martlet.testing.disk import Cut, FakeDisk, PowerCut
+from martlet.testing.links import Conditions, Link
+from martlet.testing.stores import small_config
+from martlet.topics import Topics
+from martlet_remoting.config import RemotingConfig
+from martlet_remoting.context import Parts
+from martlet_remoting.plugin import RemotingPlugin
+
+from .checker import DATA, Checker, Tap, Violation
+from .clients import consume, produce
+from .disk import SlowDisk
+
+__all__ = ["Outcome", "Plan", "World", "simulate"]
+
+TRACE_SHOWN: Final = 60
+ADDRESS: Final = "127.0.0.1:10911"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a seed decides before anything runs."""
+
+    flush: str
+    segment_bytes: int
+    chunk_bytes: int
+    latency_s: float
+    disk_delay_s: float
+    producers: int
+    consumers: int
+    topics: int
+    queues: int
+    chaos_s: float
+    fault_every_s: float
+    capacity_bytes: int
+
+    @classmethod
+    def draw(cls, chance: random.Random) -> "Plan":
+        segment_bytes = chance.choice([8192, 16384, 65536])
+        return cls(
+            flush=chance.choice(["sync", "sync", "sync", "async"]),
+            segment_bytes=segment_bytes,
+            chunk_bytes=chance.choice([1024, 4096]),
+            latency_s=chance.choice([0.0, 0.001, 0.02]),
+            disk_delay_s=chance.choice([0.001, 0.01, 0.2]),
+            producers=chance.randint(1, 3),
+            consumers=chance.randint(1, 3),
+            topics=chance.randint(1, 2),
+            queues=chance.randint(1, 3),
+            chaos_s=chance.uniform(15, 40),
+            fault_every_s=chance.choice([1.0, 3.0, 8.0]),
+            capacity_bytes=chance.choice([2048, 65536]),
+        )
+
+
+@final
+class Life:
+    """The broker from one start to its end."""
+
+    def __init__(self, world: "World") -> None:
+        self.disk: FakeDisk = world.disk
+        self.alive = True
+        self.readable = 0
+        self.store: Store | None = None
+        self.taps: list[Tap] = []
+        self.links: dict[str, Link] = {}
+        self.stop = trio.Event()
+        self.ended = trio.Event()
+        self.scope = trio.CancelScope()
+        self.serving = False
+        self.broker: Broker
+        self.server: Server
+        self.plugin: RemotingPlugin
+
+    @property
+    def parts(self) -> Parts:
+        return self.plugin.parts
+
+    def stalled(self, name: str) -> bool:
+        """Whether the link of that name lets nothing through just now."""
+        return self.links[name].stalled
+
+    def build(self, world: "World", store: Store) -> None:
+        """Make what `martlet.run` makes, but for ports and signals."""
+        stats = Stats()
+        settings = world.broker_config
+        topics = Topics(store, world.clock, auto_create=True, auto_create_queues=settings.auto_create_queues)
+        groups = Groups(world.clock, auto_create=True)
+        self.broker = Broker(settings, store, topics, groups, world.clock, Ids(world.chance), stats)
+        persistence.load(self.broker)
+        self.server = Server(world.server_config, store, stats)
+        self.plugin = RemotingPlugin(RemotingConfig(listen=ADDRESS, vip=False))
+        self.protocol = self.plugin.martlet_protocols(self.broker)[0]
+        self.protocol.bound(ADDRESS)
+        self.store = store
+        self.readable = store.readable
+
+
+@final
+class Watch(trio.abc.Instrument):
+    """Lets the checker look after every step of every task."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        life = self._world.life
+        if life is not None:
+            self._world.checker.step(life)
+
+
+@final
+class World:
+    """A seed, and what became of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.plan = Plan.draw(self.chance)
+        plan = self.plan
+        self.clock = TrioClock()
+        self.broker_config = BrokerConfig(offsets_persist_ms=2000)
+        self.server_config = ServerConfig(unsent_bytes_max=16384, unsent_total_bytes_max=65536, collect_bytes=4096)
+        self.store_config: StoreConfig = small_config(
+            flush=plan.flush,
+            flush_interval_ms=300,
+            segment_bytes=plan.segment_bytes,
+            chunk_bytes=plan.chunk_bytes,
+            persist_interval_ms=400,
+            checkpoint_interval_ms=1500,
+            message_bytes_max=4096,
+        )
+        self.disk = FakeDisk()
+        self.checker = Checker(sync=plan.flush == "sync", segment_bytes=plan.segment_bytes, offsets_persist_s=2.0)
+        self.life: Life | None = None
+        self.links = 0
+        self.calm = False
+        self.over = False
+        self.starts = 0
+        self.crashes = 0
+        self.lossless = True
+        self.ended_at = 0.0
+        self.idle_clients = 0
+        self.clients = 0
+        self.idle = trio.Event()
+
+    # links
+
+    def dial(self) -> Link | None:
+        """Connect a client to the broker; None while there is none."""
+        life = self.life
+        if life is None or not life.serving or not life.alive:
+            return None
+        self.links += 1
+        plan = self.plan
+        name = f"link-{self.links}"
+        link = Link(
+            Conditions(
+                capacity_bytes=plan.capacity_bytes,
+                latency_s=plan.latency_s,
+                jitter_s=plan.latency_s,
+                chance=random.Random(self.chance.getrandbits(32)),
+            )
+        )
+        tap = Tap(self.checker, life, link.far, name)
+        life.taps = [tap for tap in life.taps if not tap.end.closed]
+        life.taps.append(tap)
+        life.links[name] = link
+        self.checker.note(f"{name} opens")
+        try:
+            life.server.serve(life.protocol, tap, name, pack_host("127.0.0.1", self.links))
+        except RuntimeError:  # the server's nursery is closed: it has just died of its disk
+            life.serving = False
+            return None
+        return link
+
+    # the machine
+
+    def crash(self, cut: Cut, why: str) -> None:
+        """The power goes in this very moment; what runs on does so in a world that nobody sees."""
+        life = self.life
+        if life is None or not life.alive:
+            return
+        self.checker.note(f"crash, {cut.name}: {why}")
+        self.crashes += 1
+        self._end(life, cut)
+
+    def _end(self, life: Life, cut: Cut) -> None:
+        life.alive = life.serving = False
+        life.ended.set()
+        self.ended_at = trio.current_time()
+        self.lossless = self.checker.sync or cut is Cut.KILLED
+        self.disk = life.disk.after_power_cut(cut, self.chance)
+        self.disk.free_bytes = None
+        life.disk.on_change = _nothing
+        for link in life.links.values():
+            link.cut()
+        life.scope.cancel()
+
+    async def run_machine(self) -> None:
+        """Start the broker again whenever it has ended, until the world is over."""
+        while not self.over:
+            await self._live()
+            await trio.sleep(self.chance.uniform(0.01, 2.0))
+
+    async def _live(self) -> None:
+        life = self.life = Life(self)
+        self.starts += 1
+        with life.scope:
+            try:
+                await self._run_broker(life)
+            except BaseExceptionGroup as group:
+                self._died(life, group)
+            except (PowerCut, StoreFailed, OSError) as error:
+                self._died(life, error)
+
+    def _died(self, life: Life, error: BaseException) -> None:
+        """The broker ended by itself: of a power cut, or of a disk that failed. Anything else is a defect."""
+        errors: list[BaseException] = [error]
+        causes: list[BaseException] = []
+        while errors:
+            one = errors.pop()
+            if isinstance(one, BaseExceptionGroup):
+                errors.extend(one.exceptions)
+            elif not isinstance(one, trio.Cancelled):
+                causes.append(one)
+        if any(isinstance(cause, PowerCut) for cause in causes):
+            return
+        failed = [cause for cause in causes if not isinstance(cause, StoreFailed | OSError)]
+        if failed:
+            self.checker.fail(f"the broker died of {failed[0]!r}")
+            raise failed[0]
+        self.crash(self.chance.choice(list(Cut)), f"the broker ended: {causes}")
+
+    async def _run_broker(self, life: Life) -> None:
+        disk = SlowDisk(life.disk, self.chance, self.plan.disk_delay_s)
+        store = await Store.open(Path(DATA), self.store_config, self.clock, disk)
+        life.build(self, store)
+        self.checker.on_start(life, lossless=self.lossless, ended_at=self.ended_at)
+        self.checker.note(f"start {self.starts}: log up to {store.readable}, {store.recovered_records} recovered")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            await nursery.start(life.server.run, [])
+            nursery.start_soon(persistence.run, life.broker)
+            for service in (life.parts.deadlines.run, life.parts.rates.run, life.plugin._scan):
+                nursery.start_soon(service)
+            nursery.start_soon(self._watch, life)
+            life.serving = True
+            await life.stop.wait()
+            life.serving = False
+            with trio.move_on_after(10):
+                life.plugin.stop()
+                life.server.close_peers("the broker stops")
+                await life.server.wait_idle()
+            nursery.cancel_scope.cancel()
+        persistence.save(life.broker)
+        await store.close()
+        self.checker.note("orderly stop")
+        # Whatever the power does now, an orderly stop has left everything on the disk.
+        self._end(life, self.chance.choice(list(Cut)))
+        self.lossless = True
+
+    async def _watch(self, life: Life) -> None:
+        while True:
+            await trio.sleep(0.25)
+            self.checker.watch(life)
+
+    # faults
+
+    async def run_faults(self) -> None:
+        """Do harm at random times while the chaos lasts."""
+        faults: list[Callable[[Life], None]] = [
+            self._cut_link,
+            self._cut_link,
+            self._stall_link,
+            self._crash_now,
+            self._crash_soon,
+            self._fail_sync,
+            self._fail_write,
+            self._fill_disk,
+            self._stop,
+            self._skew_clock,
+        ]
+        while not self.calm:
+            await trio.sleep(self.chance.expovariate(1 / self.plan.fault_every_s))
+            life = self.life
+            if life is not None and life.alive and not self.calm:
+                self.chance.choice(faults)(life)
+
+    def _some_link(self, life: Life) -> tuple[str, Link] | None:
+        names = [tap.name for tap in life.taps if not tap.end.closed]
+        if not names:
+            return None
+        name = self.chance.choice(names)
+        return name, life.links[name]
+
+    def _cut_link(self, life: Life) -> None:
+        found = self._some_link(life)
+        if found:
+            self.checker.note(f"{found[0]} is cut")
+            found[1].cut()
+
+    def _stall_link(self, life: Life) -> None:
+        found = self._some_link(life)
+        if found:
+            seconds = self.chance.uniform(0.5, 8)
+            self.checker.note(f"{found[0]} stalls for {seconds:.3f} s")
+            found[1].stall(seconds)
+
+    def _crash_now(self, life: Life) -> None:
+        self.crash(self.chance.choice(list(Cut)), "at any time")
+
+    def _crash_soon(self, life: Life) -> None:
+        """Cut the power just before one of the next changes of the disk."""
+        left = [self.chance.randint(1, 30)]
+        cut = self.chance.choice(list(Cut))
+
+        def count(name: str) -> None:
+            left[0] -= 1
+            if left[0] <= 0 and life.alive:
+                self.crash(cut, f"before a {name}")
+                raise PowerCut
+
+        life.disk.on_change = count
+
+    def _fail_sync(self, life: Life) -> None:
+        if self.chance.random() < 0.5:
+            self.checker.note("the next sync fails")
+            life.disk.fail_next("sync", errno.EIO)
+
+    def _fail_write(self, life: Life) -> None:
+        code = self.chance.choice([errno.EIO, errno.ENOSPC])
+        self.checker.note(f"a write fails soon: {errno.errorcode[code]}")
+        life.disk.fail_next("write", code, after=self.chance.randint(0, 5))
+        self.checker.disturbed_until = trio.current_time() + 10
+
+    def _fill_disk(self, life: Life) -> None:
+        if life.disk.free_bytes is None:
+            self.checker.note("the disk is full")
+            life.disk.free_bytes = self.chance.choice([0, 4096, 16384])
+            self.checker.disturbed_until = trio.current_time() + 20
+        else:
+            self.checker.note("there is space again")
+            life.disk.free_bytes = None
+
+    def _stop(self, life: Life) -> None:
+        self.checker.note("the broker is asked to stop")
+        life.stop.set()
+
+    def _skew_clock(self, life: Life) -> None:
+        self.clock.skew_ms = self.chance.choice([0, -3_600_000, 5000, 86_400_000])
+
+    # the whole
+
+    async def run(self) -> None:
+        """Chaos, then calm in which everybody must finish, then a last look from outside."""
+        trio.lowlevel.add_instrument(Watch(self))
+        plan = self.plan
+        self.checker.note(f"seed {self.seed}: {plan}")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.run_machine)
+            nursery.start_soon(self._end_when_broken, nursery.cancel_scope)
+            for number in range(plan.producers):
+                nursery.start_soon(partial(produce, self, f"p{number}", self._chance()))
+            for number in range(plan.consumers):
+                nursery.start_soon(partial(consume, self, f"c{number}", self._chance()))
+            self.clients = plan.producers + plan.consumers
+            with trio.move_on_after(plan.chaos_s):
+                await self.run_faults()
+            await self._calm_down()
+            nursery.cancel_scope.cancel()
+
+    def _chance(self) -> random.Random:
+        return random.Random(self.chance.getrandbits(64))
+
+    async def _end_when_broken(self, scope: trio.CancelScope) -> None:
+        await self.checker.broken.wait()
+        scope.cancel()
+
+    async def _calm_down(self) -> None:
+        self.calm = True
+        self.checker.note("calm")
+        life = self.life
+        if life is not None:
+            life.disk.free_bytes = None
+            life.disk.failures.clear()
+            life.disk.on_change = _nothing
+        with trio.move_on_after(120) as patience:
+            await self.idle.wait()
+        if patience.cancelled_caught:
+            self.checker.fail(f"after 120 s of calm {self.clients - self.idle_clients} clients have not finished")
+        self.over = True
+        life = self.life
+        assert life is not None
+        life.stop.set()
+        await life.ended.wait()
+        await self._look_from_outside()
+
+    async def _look_from_outside(self) -> None:
+        """Open the store once more, without the indexes: nothing that a client can see has changed."""
+        for path in [path for path in self.disk.files if path.startswith((f"{DATA}/consumequeue", f"{DATA}/index"))]:
+            self.disk.unlink(path)
+        store = await Store.open(Path(DATA), self.store_config, self.clock, self.disk)
+        found = self.checker.contents(store)
+        for place, table in self.checker.truth.items():
+            for offset, body in table.items():
+                if found.get(place, {}).get(offset) != body:
+                    self.checker.fail(f"{place} {offset} is gone after the indexes were deleted")
+        await store.close()
+
+    def finished(self) -> None:
+        """One more client has done what it wanted."""
+        self.idle_clients += 1
+        if self.idle_clients == self.clients:
+            self.idle.set()
+
+
+def _nothing(name: str) -> None:
+    pass
+
+
+@dataclass
+class Outcome:
+    """What a seed came to."""
+
+    seed: int
+    failure: Violation | None
+    digest: str
+    trace: list[str] = field(repr=False)
+    acknowledged: int = 0
+    delivered: int = 0
+    crashes: int = 0
+    starts: int = 0
+
+    def report(self) -> str:
+        """Say what went wrong and how to see it again."""
+        lines = "\n".join(self.trace[-TRACE_SHOWN:])
+        return f"seed {self.seed}: {self.failure}\n{lines}\nagain: python -m tests.sim --seed {self.seed} --trace"
+
+
+class _Defects(logging.Handler):
+    """An error with a traceback on the log is a violation, too."""
+
+    def __init__(self, checker: Checker) -> None:
+        super().__init__(logging.ERROR)
+        self._checker = checker
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, PowerCut):
+            self._checker.fail(f"{record.getMessage()}: {error!r}")
+
+
+@contextmanager
+def _deterministic(seed: int, checker: Checker) -> Generator[None]:
+    """Make trio's scheduling a function of *seed*, and listen to the log."""
+    core = trio._core._run
+    logger = logging.getLogger("martlet")
+    handler = _Defects(checker)
+    state, before, propagate = core._r.getstate(), core._ALLOW_DETERMINISTIC_SCHEDULING, logger.propagate
+    core._r.seed(seed)
+    setattr(core, "_ALLOW_DETERMINISTIC_SCHEDULING", True)  # noqa: B010, it is declared final
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+        setattr(core, "_ALLOW_DETERMINISTIC_SCHEDULING", before)  # noqa: B010
+        core._r.setstate(state)
+
+
+def simulate(seed: int) -> Outcome:
+    """Run the world of *seed* from beginning to end."""
+    made: list[World] = []
+
+    async def main() -> None:
+        world = World(seed)
+        made.append(world)
+        with _deterministic(seed, world.checker):
+            await world.run()
+
+    try:
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    except Exception as error:
+        made[0].checker.failure = made[0].checker.failure or Violation(f"the simulation broke: {error!r}")
+        made[0].checker.failure.__cause__ = error
+    world = made[0]
+    checker = world.checker
+    return Outcome(
+        seed,
+        checker.failure,
+        checker.digest,
+        checker.trace,
+        checker.acknowledged,
+        checker.delivered,
+        world.crashes,
+        world.starts,
+    )
