@@ -1,0 +1,192 @@
+"""The remoting connection and handler in a real server, over links in memory and in virtual time."""
+
+import contextlib
+import random
+from typing import cast
+
+import orjson
+import pytest
+import trio
+from trio.testing import MockClock
+
+from martlet.contracts import Handler, Peer, Protocol
+from martlet.server import Server, ServerConfig
+from martlet.stats import Stats
+from martlet.store.codec import decode_records
+from martlet.testing.links import Caller, Conditions, Link
+from martlet_remoting.codec import FrameBuffer, encode_command
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.connection import RemotingConnection
+from martlet_remoting.handler import RemotingHandler
+from martlet_remoting.packets import Command
+
+from .conftest import Harness, OpenHarness, pull_ext, send_ext
+
+SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
+
+
+class Client:
+    """One connection to the server."""
+
+    def __init__(self, served: "Served", conditions: Conditions | None) -> None:
+        self.link = Link(conditions)
+        self.caller = Caller(self.link.near)
+        self._frames = FrameBuffer()
+        self._opaque = 0
+        number = len(served.clients)
+        served.clients.append(self)
+        served.server.serve(served.protocol(), self.link.far, f"10.0.0.1:{number}", bytes((10, 0, 0, 1, 0, 0, 0, 1)))
+
+    async def send(self, code: int, ext: dict[str, object], body: bytes = b"") -> int:
+        self._opaque += 1
+        await self.caller.send(encode_command(Command(code, ext, body, self._opaque)))
+        return self._opaque
+
+    async def receive(self) -> Command:
+        while (command := self._frames.next_command()) is None:
+            data = await self.caller.receive()
+            if not data:
+                raise EOFError("the server closed the connection")
+            self._frames.receive_data(data)
+        return command
+
+    async def ask(self, code: int, ext: dict[str, object], body: bytes = b"") -> Command:
+        number = await self.send(code, ext, body)
+        while (answer := await self.receive()).opaque != number or not answer.is_response:
+            pass
+        return answer
+
+    async def closed_after(self) -> float:
+        """Wait until the server closes; return how long that took."""
+        begin = trio.current_time()
+        with contextlib.suppress(EOFError):
+            while True:
+                await self.receive()
+        return trio.current_time() - begin
+
+
+class Served:
+    """A harness with a server around it."""
+
+    def __init__(self, harness: Harness, config: ServerConfig) -> None:
+        self.harness = harness
+        self.server = Server(config, harness.store, Stats())
+        self.clients: list[Client] = []
+
+    def protocol(self) -> Protocol:
+        harness = self.harness
+
+        def handle(peer: Peer, connection: object) -> Handler:
+            return RemotingHandler(harness.parts, peer, cast(RemotingConnection, connection))
+
+        def connect() -> RemotingConnection:
+            return RemotingConnection(harness.config.frame_bytes_max, harness.config.idle_s)
+
+        return Protocol("remoting", "127.0.0.1:0", connect, handle)
+
+    def dial(self, conditions: Conditions | None = None) -> Client:
+        return Client(self, conditions)
+
+    def unsent(self) -> int:
+        return cast(int, self.server.statistics()["unsent_bytes"])
+
+
+async def serve(harness: Harness, config: ServerConfig | None = None) -> Served:
+    served = Served(harness, config or ServerConfig())
+    await harness.nursery.start(served.server.run, ())
+    harness.nursery.start_soon(harness.parts.deadlines.run)
+    harness.topic("T")
+    return served
+
+
+async def test_a_silent_client_is_closed_and_one_that_waits_is_not(
+    open_harness: OpenHarness, autojump_clock: MockClock
+) -> None:
+    served = await serve(await open_harness(store={"flush": "async"}, idle_s=20))
+    mute, silent, waiting = served.dial(), served.dial(), served.dial()
+    await silent.ask(RequestCode.GET_MIN_OFFSET, {"topic": "T", "queueId": "0"})
+    number = await waiting.send(PULL, pull_ext("T", 0, sysFlag="6", suspendTimeoutMillis="50000"))
+    for client in (mute, silent):
+        assert await client.closed_after() <= 20.5
+    begin = trio.current_time()
+    answer = await waiting.receive()
+    assert (answer.opaque, answer.code) == (number, ResponseCode.PULL_NOT_FOUND)
+    assert trio.current_time() - begin > 25
+    assert await waiting.closed_after() <= 20.5
+
+
+async def test_a_broken_connection_makes_its_group_share_out_anew(harness: Harness, autojump_clock: MockClock) -> None:
+    served = await serve(harness)
+    first, second = served.dial(), served.dial()
+    for client, name in ((first, "c1"), (second, "c2")):
+        body = orjson.dumps({"clientID": name, "consumerDataSet": [{"groupName": "G"}]})
+        assert (await client.ask(RequestCode.HEART_BEAT, {}, body)).code == 0
+    # One notice for its own coming was passed over by ask, the next is for c2's, the last for its end.
+    assert (await first.receive()).code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+    second.link.cut()
+    assert (await first.receive()).code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+    answer = await first.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "G"})
+    assert orjson.loads(answer.body) == {"consumerIdList": ["c1"]}
+
+
+async def test_bytes_cut_anywhere_and_late_come_to_the_same(harness: Harness, autojump_clock: MockClock) -> None:
+    served = await serve(harness)
+    rough = served.dial(Conditions(capacity_bytes=700, latency_s=0.01, jitter_s=0.05, chance=random.Random(3)))
+    for number in range(20):
+        answer = await rough.ask(SEND, send_ext("T", 0, f"UNIQ_KEY\x01K{number}\x02"), b"%d" % number * 100)
+        assert (answer.code, answer.ext["queueOffset"]) == (0, str(number))
+    found = await rough.ask(PULL, pull_ext("T", 0))
+    assert [record.property("UNIQ_KEY") for record in decode_records(found.body)] == [f"K{n}" for n in range(20)]
+
+
+async def test_a_consumer_that_never_reads_holds_little_and_harms_nobody(
+    harness: Harness, autojump_clock: MockClock
+) -> None:
+    limit = 200_000
+    served = await serve(harness, ServerConfig(unsent_bytes_max=limit))
+    sender = served.dial()
+    for _ in range(40):
+        assert (await sender.ask(SEND, send_ext("T"), bytes(10_000))).code == 0
+    stuck = served.dial()
+    with trio.move_on_after(5):
+        for _ in range(2000):
+            await stuck.send(PULL, pull_ext("T", 0))
+            await stuck.send(PULL, pull_ext("T", 40, sysFlag="6"))
+    await trio.testing.wait_all_tasks_blocked()
+    # What is over when it is first seen is one answer.
+    assert limit < served.unsent() < limit + harness.config.pull_bytes_max + 100_000
+    for _ in range(50):
+        assert (await sender.ask(SEND, send_ext("T"), b"x")).code == 0
+    other = served.dial()
+    assert (await other.ask(PULL, pull_ext("T", 0))).code == 0
+    assert served.unsent() < 2 * limit + harness.config.pull_bytes_max + 100_000
+    stuck.link.cut()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (await other.ask(PULL, pull_ext("T", 0))).code == 0
+    assert (served.unsent(), len(harness.parts.parked)) == (0, 0)
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_every_waiting_consumer_gets_every_message_once_and_in_order(
+    open_harness: OpenHarness, autojump_clock: MockClock, flush: str
+) -> None:
+    harness = await open_harness(store={"flush": flush})
+    served = await serve(harness)
+    count = 60
+
+    async def consume(client: Client, found: list[int]) -> None:
+        while len(found) < count:
+            answer = await client.ask(PULL, pull_ext("T", len(found), sysFlag="6"))
+            found += [int(record.body) for record in decode_records(answer.body)]
+
+    consumed: list[list[int]] = [[] for _ in range(5)]
+    async with trio.open_nursery() as nursery:
+        for found in consumed:
+            nursery.start_soon(consume, served.dial(), found)
+        sender = served.dial()
+        for number in range(count):
+            if number % 7:
+                await sender.send(SEND, send_ext("T"), b"%d" % number)
+            else:
+                await sender.ask(SEND, send_ext("T"), b"%d" % number)
+    assert consumed == [list(range(count))] * 5
