@@ -12,6 +12,7 @@ delivered; the log is written like in any other use.
 
 import argparse
 import json
+import os
 import selectors
 import socket
 import subprocess
@@ -91,6 +92,7 @@ class Publisher:
         self._window = window
         self.sent = 0
         self.acknowledged = 0
+        self.watched = True  # whether the selector tells us when there is room
 
     def writable(self) -> None:
         if not self._pending and self.sent - self.acknowledged < self._window:
@@ -113,8 +115,14 @@ class Publisher:
         self.acknowledged += data.count(b"\n")
 
 
-def measure(address: tuple[str, int], options: argparse.Namespace, subscribers: int) -> dict[str, float]:
-    """Return the rates of one run."""
+def cpu_seconds(pid: int) -> float:
+    """What the process *pid* has used so far (proc(5), stat: utime and stime)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(address: tuple[str, int], options: argparse.Namespace, subscribers: int, pid: int) -> dict[str, float]:
+    """Return the rates of one run, and what the broker *pid* (0: unknown) paid for a published message."""
     topic = f"bench-{subscribers}-{time.time_ns()}"
     subs = [Subscriber(address, topic) for _ in range(subscribers)]
     pub = Publisher(address, topic, options.body, options.window, options.block)
@@ -124,21 +132,24 @@ def measure(address: tuple[str, int], options: argparse.Namespace, subscribers: 
     selector.register(pub.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, pub)
     _turn(selector, pub, time.perf_counter() + options.warm_up)
     began, published, delivered = time.perf_counter(), pub.acknowledged, sum(s.received for s in subs)
+    cpu = cpu_seconds(pid) if pid else 0.0
     _turn(selector, pub, began + options.seconds)
-    seconds = time.perf_counter() - began
-    return {
+    seconds, published = time.perf_counter() - began, pub.acknowledged - published
+    found = {
         "subscribers": subscribers,
-        "published_per_s": round((pub.acknowledged - published) / seconds),
+        "published_per_s": round(published / seconds),
         "delivered_per_s": round((sum(s.received for s in subs) - delivered) / seconds),
     }
+    if pid:
+        found["broker_cpu_us_a_message"] = round((cpu_seconds(pid) - cpu) * 1e6 / published, 2)
+    return found
 
 
 def _turn(selector: selectors.BaseSelector, pub: Publisher, until: float) -> None:
-    writing = True
     while time.perf_counter() < until:
-        if pub.wants_to_write != writing:
-            writing = not writing
-            selector.modify(pub.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0), pub)
+        if pub.wants_to_write != pub.watched:
+            pub.watched = not pub.watched
+            selector.modify(pub.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if pub.watched else 0), pub)
         for key, events in selector.select(0.1):
             if events & selectors.EVENT_READ:
                 key.data.readable()
@@ -186,7 +197,7 @@ def main() -> None:
         serve(options)
         return
     if options.against:
-        report(options, options.against)
+        report(options, options.against, 0)
         return
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, __file__, "--serve", directory, "--flush", options.flush]
@@ -194,15 +205,19 @@ def main() -> None:
             assert broker.stdin is not None
             assert broker.stdout is not None
             try:
-                report(options, broker.stdout.readline().strip())
+                report(options, broker.stdout.readline().strip(), broker.pid)
             finally:
                 broker.stdin.close()
 
 
-def report(options: argparse.Namespace, address: str) -> None:
+def report(options: argparse.Namespace, address: str, pid: int) -> None:
     host, _, port = address.rpartition(":")
     for count in map(int, options.subscribers.split(",")):
-        print(json.dumps({**measure((host, int(port)), options, count), "flush": options.flush, "body": options.body}))
+        print(
+            json.dumps(
+                {**measure((host, int(port)), options, count, pid), "flush": options.flush, "body": options.body}
+            )
+        )
 
 
 if __name__ == "__main__":
