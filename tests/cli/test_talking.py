@@ -169,6 +169,20 @@ def test_bench_reads_back_what_it_sent(to: Run) -> None:
     assert sent["p50 ms"] <= sent["p99 ms"] <= sent["max ms"]
 
 
+def test_a_reader_that_has_enough_ends_it_quietly(to: Run, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(f"line {number} {'x' * 200}\n" for number in range(1000))  # more than a pipe holds
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    to("send", "Piped")
+    command = [sys.executable, "-m", "martlet", "tail", "Piped", "--from", "begin", "--no-follow", "-n", broker]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert b"line" in child.stdout.readline()
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait() == 0
+
+
 def blocks(language: str) -> list[str]:
     """The code of the README in *language*."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()

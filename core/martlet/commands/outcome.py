@@ -37,25 +37,30 @@ def guarded(work: Callable[[Any], int], arguments: Any) -> int:
     A defect keeps its traceback: it is for whoever mends it.
     """
     try:
-        return work(arguments)
-    except KeyboardInterrupt:
+        code = work(arguments)
+        sys.stdout.flush()  # here, where a reader that has gone is no error
+        return code
+    except (KeyboardInterrupt, MartletError, OSError, BaseExceptionGroup) as error:
+        outcome = _outcome(list(_leaves(error)))
+        if outcome is None:
+            raise
+        return outcome
+
+
+def _outcome(causes: list[BaseException]) -> Exit | None:
+    """The exit code for *causes*; None when one of them is a defect."""
+    if all(isinstance(cause, KeyboardInterrupt) for cause in causes):
         return Exit.INTERRUPTED
-    except BrokenPipeError:
+    if all(isinstance(cause, BrokenPipeError) for cause in causes):
         # The reader of our output has enough (``martlet tail | head``); nothing more may be written, also not at exit.
         sys.stdout = None
         return Exit.OK
-    except (MartletError, OSError) as error:
-        return _told([error])
-    except BaseExceptionGroup as group:
-        causes = list(_leaves(group))
-        if all(isinstance(cause, KeyboardInterrupt) for cause in causes):
-            return Exit.INTERRUPTED
-        if all(isinstance(cause, MartletError | OSError) for cause in causes):
-            return _told(causes)
-        raise
+    if all(isinstance(cause, MartletError | OSError) for cause in causes):
+        return _told(causes)
+    return None
 
 
-def _told(causes: Sequence[BaseException]) -> int:
+def _told(causes: Sequence[BaseException]) -> Exit:
     for text in dict.fromkeys(_sentence(cause) for cause in causes):
         complain(text)
     return _code(causes[0])
@@ -79,9 +84,9 @@ def _code(error: BaseException) -> Exit:
     return Exit.FAILED
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for inner in error.exceptions:
+        yield from _leaves(inner)
