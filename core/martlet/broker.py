@@ -132,6 +132,8 @@ class Broker:
         Raises:
           Refused: as `publish`; none was stored.
         """
+        if not messages:
+            return []
         if self.stages:
             messages = [self._staged(message) for message in messages]
         for message in messages:

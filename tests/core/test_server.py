@@ -304,6 +304,27 @@ async def test_a_broken_link_frees_everything_at_once(autojump_clock: MockClock)
         assert await other.receive_line() == b"alive"
 
 
+async def test_a_broken_link_is_no_half_closed_one(autojump_clock: MockClock) -> None:
+    """Nobody is there to hear the rest: nothing is waited for, not even for a moment."""
+    ended: list[str] = []
+
+    async def forever(toy: Toy, text: str) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(text)
+
+    async with toy_server() as world:
+        world.work = forever
+        caller, link = world.dial()
+        await caller.send(b"slowly x\nhold 9 y\n")
+        await trio.testing.wait_all_tasks_blocked()
+        link.cut()
+        await trio.testing.wait_all_tasks_blocked()
+        assert ended == ["x"]
+        assert world.statistic("connections") == 0
+
+
 async def test_a_peer_that_breaks_the_protocol_hears_why(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
