@@ -166,9 +166,10 @@ async def test_a_consumer_that_never_reads_holds_little_and_harms_nobody(
     assert (served.unsent(), len(harness.parts.parked)) == (0, 0)
 
 
+# In real time: virtual time would pass by while a thread waits for the disk.
 @pytest.mark.parametrize("flush", ["sync", "async"])
 async def test_every_waiting_consumer_gets_every_message_once_and_in_order(
-    open_harness: OpenHarness, autojump_clock: MockClock, flush: str
+    open_harness: OpenHarness, flush: str
 ) -> None:
     harness = await open_harness(store={"flush": flush})
     served = await serve(harness)
