@@ -1,4 +1,5 @@
 import pytest
+
 from martlet.errors import RemoteProtocolError
 from martlet_remoting.codec import encode_binary_command, encode_command
 from martlet_remoting.connection import RemotingConnection
