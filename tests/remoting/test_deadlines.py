@@ -1,5 +1,6 @@
 import trio
 import trio.testing
+
 from martlet_remoting.deadlines import TICK_S, Deadlines
 
 
