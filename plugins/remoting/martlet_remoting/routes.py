@@ -6,7 +6,7 @@ A route says which brokers serve a topic, at which addresses, with how many queu
 say they want it. Both are compact: the Go client splits the text on commas and colons.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -20,7 +20,6 @@ __all__ = [
     "TopicQueues",
     "TopicShape",
     "Version",
-    "decode_route",
     "encode_route",
     "integer",
     "load_object",
@@ -130,22 +129,6 @@ class BrokerGroup:
             "zoneName": self.zone,
         }
 
-    @classmethod
-    def from_json(cls, fields: object) -> "BrokerGroup":
-        if not isinstance(fields, Mapping) or not isinstance(fields.get("brokerName"), str):
-            raise RemoteProtocolError(f"broker data {fields!r:.80} lacks brokerName")
-        addresses = fields.get("brokerAddrs")
-        if not isinstance(addresses, Mapping):
-            raise RemoteProtocolError(f"broker {fields['brokerName']!r:.80} has no brokerAddrs")
-        zone = fields.get("zoneName")
-        return cls(
-            str(fields.get("cluster") or ""),
-            fields["brokerName"],
-            {integer(number): str(address) for number, address in addresses.items()},
-            fields.get("enableActingMaster") is True,
-            zone if isinstance(zone, str) else None,
-        )
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -179,21 +162,6 @@ def _escaped(text: str) -> bytes:
     return "".join(chr(code) if code < 0x80 else f"\\u{code:04X}" for code in codes).encode()
 
 
-def decode_route(body: bytes) -> Route:
-    """Return the route in *body*, in either dialect.
-
-    Raises:
-      RemoteProtocolError: it is no route.
-    """
-    fields = load_object(body)
-    order = fields.get("orderTopicConf")
-    return Route(
-        tuple(map(TopicQueues.from_json, _list(fields, "queueDatas"))),
-        tuple(map(BrokerGroup.from_json, _list(fields, "brokerDatas"))),
-        order if isinstance(order, str) else None,
-    )
-
-
 def load_object(body: bytes) -> Mapping[str, object]:
     """Return the JSON object in *body*, in any dialect.
 
@@ -207,15 +175,6 @@ def load_object(body: bytes) -> Mapping[str, object]:
     if not isinstance(fields, dict):
         raise RemoteProtocolError("body is not a JSON object")
     return fields
-
-
-def _list(fields: Mapping[str, object], name: str) -> Iterable[object]:
-    value = fields.get(name)
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise RemoteProtocolError(f"{name} is {value!r:.80}; it must be a list")
-    return value
 
 
 def integer(value: object, default: int = 0) -> int:
