@@ -132,6 +132,18 @@ async def test_group_lag_reads_the_brokers_dialect(cluster: Cluster, autojump_cl
         assert await admin.group_lag("G", "T") == [lag]
 
 
+async def test_group_that_is_not_online_is_reset_all_the_same(cluster: Cluster, autojump_clock: MockClock) -> None:
+    """Brokers before 5.0 answer 206; RocketMQ's own tool commits by itself then."""
+    for number in range(3):
+        cluster.broker.put("T", number, b"x")
+    refuse = Reply(ResponseCode.CONSUMER_NOT_ONLINE, remark="Consumer not online")
+    cluster.broker.overrides[RequestCode.INVOKE_BROKER_TO_RESET_OFFSET] = lambda command: refuse
+    async with Admin(cluster.settings()) as admin:
+        found = await admin.reset_offsets("G", "T")
+    assert list(found.values()) == [1, 1, 1, 0]
+    assert cluster.broker.offsets == {("G", "T", queue): offset for queue, offset in enumerate([1, 1, 1, 0])}
+
+
 async def test_topics_are_created_on_every_master(two_brokers: Cluster, autojump_clock: MockClock) -> None:
     for broker in two_brokers.brokers:
         broker.overrides[RequestCode.UPDATE_AND_CREATE_TOPIC] = lambda command: Reply()

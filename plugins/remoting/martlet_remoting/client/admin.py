@@ -13,7 +13,7 @@ from . import bodies
 from .errors import BadAnswer, BrokerError, ClientError, MessageNotFound, RouteNotFound
 from .messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, check_group, check_topic, parse_message_id
 from .network import TEMPLATE_TOPIC, Client, Settings
-from .offsets import search_offset
+from .offsets import BrokerOffsets, max_offset, search_offset
 from .pulling import decode_messages
 from .routes import MASTER_ID, Route
 
@@ -263,7 +263,24 @@ class Admin(Client):
         Connected members follow within seconds.
         """
         ext = {"topic": topic, "group": group, "timestamp": timestamp_ms, "isForce": True}
-        return await self._reset(await self._topic_masters(topic), ext)
+        try:
+            return await self._reset(await self._topic_masters(topic), ext)
+        except BrokerError as error:
+            if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                raise
+        return await self._commit_reset(group, topic, timestamp_ms)
+
+    async def _commit_reset(self, group: str, topic: str, timestamp_ms: int) -> dict[MessageQueue, int]:
+        """Reset a group that is not online ourselves: RocketMQ before 5 leaves that to its tools."""
+        offsets = BrokerOffsets(self.network, group)
+        found: dict[MessageQueue, int] = {}
+        for queue in (await self.network.route(topic)).read_queues(topic):
+            if timestamp_ms < 0:
+                found[queue] = await max_offset(self.network, queue)
+            else:
+                found[queue] = await search_offset(self.network, queue, timestamp_ms)
+            await offsets.write(queue, found[queue])
+        return found
 
     async def reset_queue_offset(self, group: str, queue: MessageQueue, offset: int) -> dict[MessageQueue, int]:
         """Let *group* go on at *offset* of one queue."""
