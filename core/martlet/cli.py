@@ -38,7 +38,13 @@ Exit codes: 0 done; 1 refused or failed; 2 wrong command line or configuration;
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line *arguments* (`sys.argv`) and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    from martlet.commands.outcome import Exit, complain, guarded
+    from martlet.commands.outcome import guarded
+
+    return guarded(_run, words)
+
+
+def _run(words: list[str]) -> int:
+    from martlet.commands.outcome import Exit, complain
 
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview(commands()), end="")
@@ -52,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command is None:
         complain(_unknown(words[0]))
         return Exit.USAGE
-    return guarded(command.run, make_parser(command).parse_args(words[1:]))
+    return command.run(make_parser(command).parse_args(words[1:]))
 
 
 def find(name: str) -> "Command | None":

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -257,3 +258,31 @@ def test_each_help_teaches_by_example(name: str, martlet: Run) -> None:
     code, out, _ = martlet(name, "--help")
     assert code == 0
     assert f"examples:\n  martlet {name}" in out
+
+
+WAITING = [("tail", "Endless", "--from", "begin"), ("send", "Endless"), ("stats", "--every", "1000")]
+
+
+@pytest.mark.parametrize("words", WAITING, ids=lambda words: words[0])
+def test_ctrl_c_ends_what_waits(words: tuple[str, ...], to: Run, broker: str) -> None:
+    to("send", "Endless", "the first")
+    stored = messages_of(to, "Endless")
+    command = [sys.executable, "-m", "martlet", *words, "-n", broker]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        if words[0] == "send":
+            child.stdin.write(b"the second\n")
+            child.stdin.flush()
+            while messages_of(to, "Endless") == stored:
+                assert child.poll() is None
+        else:
+            assert child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        assert child.wait() == 130
+        assert b"Traceback" not in child.stderr.read()
+
+
+def messages_of(to: Run, topic: str) -> int:
+    return sum(row["messages"] for row in from_json(to("topic", "stats", topic, "--json")))

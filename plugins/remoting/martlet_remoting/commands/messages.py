@@ -4,7 +4,7 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import trio
 
@@ -29,6 +29,7 @@ __all__ = ["SEND", "SHOW", "TAIL"]
 PRODUCER_GROUP: Final = "martlet_send"
 CONSUMER_GROUP: Final = "martlet_tail"
 SENDS_AT_ONCE: Final = 32
+STDIN_BYTES: Final = 65536
 
 SEND_EPILOG = """\
 examples:
@@ -82,10 +83,19 @@ def _bodies(arguments: Any) -> Iterator[bytes]:
     if arguments.body is not None:
         yield arguments.body.encode()
         return
-    for line in sys.stdin.buffer:
-        body = line.rstrip(b"\r\n")
+    for line in _lines(getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)):
+        body = line.rstrip(b"\r")
         if body:
             yield body
+
+
+def _lines(source: BinaryIO) -> Iterator[bytes]:
+    """The lines of *source*, unbuffered: a thread that waits in a buffered reader holds its lock to the very end."""
+    rest = b""
+    while data := source.read(STDIN_BYTES):
+        *whole, rest = (rest + data).split(b"\n")
+        yield from whole
+    yield rest
 
 
 async def send(arguments: Any) -> int:
@@ -124,13 +134,13 @@ async def send(arguments: Any) -> int:
 
 async def _each(bodies: Iterator[bytes], send_one: Any) -> None:
     """Send *bodies*, the first alone because it may create the topic, the others some at once."""
-    first = await trio.to_thread.run_sync(next, bodies, None)
+    first = await trio.to_thread.run_sync(next, bodies, None, abandon_on_cancel=True)
     if first is None:
         return
     await send_one(first)
     async with trio.open_nursery() as nursery:
         waiting: list[trio.Event] = []
-        while (body := await trio.to_thread.run_sync(next, bodies, None)) is not None:
+        while (body := await trio.to_thread.run_sync(next, bodies, None, abandon_on_cancel=True)) is not None:
             done = trio.Event()
             waiting.append(done)
             nursery.start_soon(_then, send_one, body, done)

@@ -1,6 +1,7 @@
 """``martlet stats``: the counters of every broker."""
 
 import argparse
+import sys
 from typing import Any, Final
 
 import trio
@@ -48,6 +49,7 @@ async def show(arguments: Any) -> int:
                 counters = await _counters(admin, address, rocketmq=arguments.rocketmq)
                 found[name] = {key: counters[key] for key in sorted(counters) if not starts or key.startswith(starts)}
             _print(found, arguments.json)
+            sys.stdout.flush()
             if arguments.every is None:
                 return Exit.OK
             await trio.sleep(arguments.every)
