@@ -135,7 +135,7 @@ def measure(address: tuple[str, int], options: argparse.Namespace, subscribers: 
     cpu = cpu_seconds(pid) if pid else 0.0
     _turn(selector, pub, began + options.seconds)
     seconds, published = time.perf_counter() - began, pub.acknowledged - published
-    found = {
+    found: dict[str, float] = {
         "subscribers": subscribers,
         "published_per_s": round(published / seconds),
         "delivered_per_s": round((sum(s.received for s in subs) - delivered) / seconds),

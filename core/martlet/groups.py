@@ -168,6 +168,22 @@ class Groups:
     def is_forbidden(self, group: str, topic: str) -> bool:
         return bool(self._forbidden.get(group, {}).get(topic, 0) & 1 << 2)
 
+    def reader(self, name: str, topic: str) -> Group:
+        """Return group *name*, made if that is allowed, which may consume *topic*.
+
+        Raises:
+          Refused: it does not exist, its name cannot be, or it may not consume.
+        """
+        group = self.ensure(name)
+        if group is None:
+            raise Refused(
+                Reason.NO_GROUP, f"group {name!r} does not exist; create it, or set broker.auto_create_groups"
+            )
+        if not group.consume_enable or self.is_forbidden(name, topic):
+            text = f"group {name!r} may not consume topic[{topic}]; an administrator said so"
+            raise Refused(Reason.NO_PERMISSION, text)
+        return group
+
     def _moved(self, name: str) -> None:
         self.version.next(self._clock)
         self.dirty = True

@@ -17,7 +17,7 @@ import trio
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused, StoreError
-from martlet.groups import Groups, check_group_name
+from martlet.groups import Groups
 from martlet.store import Queue
 from martlet.subscriptions import DeliveryConfig, Start
 from martlet.topics import Topic
@@ -94,7 +94,6 @@ class Sessions:
         limit = self._config.sessions_max
         if len(self._table) >= limit:
             raise Refused(Reason.BUSY, f"{limit} sessions exist; delivery.sessions_max is {limit}")
-        check_group_name(group)
         if self._groups.ensure(group) is None:
             raise Refused(
                 Reason.NO_GROUP, f"group {group!r} does not exist; create it, or set broker.auto_create_groups"
@@ -107,8 +106,9 @@ class Sessions:
         """Remember a durable subscription; return where it goes on: at its cursors, and where it has none at *start*.
 
         Raises:
-          Refused: the session has too many subscriptions.
+          Refused: its group may not consume that topic, or the session has too many subscriptions.
         """
+        self._groups.reader(session.group, topic.name)
         limit = self._config.session_subscriptions_max
         if topic.name not in session.topics and len(session.topics) >= limit:
             text = f"session {session.name!r} has {limit} subscriptions; delivery.session_subscriptions_max is {limit}"

@@ -400,10 +400,7 @@ class Shares:
           Refused: no such topic or group, too many, or the others select other messages.
         """
         found = readable(self._topics, topic)
-        if self.groups.ensure(group) is None:
-            raise Refused(
-                Reason.NO_GROUP, f"group {group!r} does not exist; create it, or set broker.auto_create_groups"
-            )
+        self.groups.reader(group, topic)
         share = self._shares.get((topic, group))
         if share is None:
             limit = self.config.shares_max

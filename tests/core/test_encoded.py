@@ -1,6 +1,6 @@
 """What subscribers at a tail share: slices of one encoding, and no more memory than allowed."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.contracts import Buffer
@@ -29,6 +29,7 @@ def read(start: int, next_offset: int, offsets: list[int]) -> ReadResult:
     return result
 
 
+@settings(deadline=None)
 @given(
     gaps=st.lists(st.integers(0, 3), min_size=1, max_size=8),
     sizes=st.lists(st.integers(0, 9), min_size=8, max_size=8),
@@ -124,6 +125,7 @@ def test_encodings_and_selections_do_not_mix() -> None:
     assert len(set(map(id, tails))) == 4
 
 
+@settings(deadline=None)
 @given(
     limit=st.integers(0, 200),
     batches=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60)), max_size=60),

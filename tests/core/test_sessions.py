@@ -3,13 +3,13 @@
 import msgpack  # type: ignore[import-untyped]
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.pushing import broker_in_memory, publish
 from trio.testing import MockClock
 
 from martlet.errors import Reason, Refused, StoreError
-from martlet.groups import Groups
+from martlet.groups import Group, Groups
 from martlet.sessions import Session, Sessions
 from martlet.subscriptions import DeliveryConfig, from_earliest, from_tail
 from martlet.testing.clock import TrioClock
@@ -164,6 +164,19 @@ async def test_limits_are_named() -> None:
             broker.sessions.subscribe(session, broker.topics.ensure("u", 1), from_tail)
 
 
+async def test_a_group_that_may_not_consume_has_no_durable_subscription() -> None:
+    async with broker_in_memory() as broker:
+        session, _ = broker.sessions.open("line", "", "N", lambda: None)
+        broker.groups.update(Group("N", consume_enable=False))
+        with pytest.raises(Refused, match="may not consume"):
+            broker.sessions.subscribe(session, broker.topics.ensure("t", 1), from_tail)
+        assert session.topics == {}
+        broker.groups.auto_create = False
+        with pytest.raises(Refused) as caught:
+            broker.sessions.open("line", "", "M", lambda: None)
+        assert caught.value.reason is Reason.NO_GROUP
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 121, "\x00"])
 def test_a_name_that_cannot_be_a_group_is_refused(name: str) -> None:
     room = Room()
@@ -207,6 +220,7 @@ async def test_expiry_happens_by_itself(autojump_clock: MockClock) -> None:
 NAMES = st.from_regex(r"[a-zA-Z0-9_-]{1,20}", fullmatch=True)
 
 
+@settings(deadline=None)
 @given(
     rows=st.dictionaries(
         st.tuples(st.sampled_from(["line", "mqtt"]), NAMES),
@@ -233,6 +247,7 @@ def test_a_restart_finds_the_sessions_again(rows: dict[tuple[str, str], tuple[st
         assert found.left_ms == room.clock.ms - (0 if attached else 500)
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=40))
 def test_garbage_is_no_table(data: bytes) -> None:
     with pytest.raises(StoreError):

@@ -338,6 +338,19 @@ async def test_what_cannot_be_joined_is_refused() -> None:
         assert caught.value.reason is Reason.NO_GROUP
 
 
+async def test_a_group_that_may_not_consume_is_refused() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.update(Group("G", consume_enable=False))
+        broker.groups.set_forbidden("H", "t", readable=False)
+        for group in ("G", "H"):
+            with pytest.raises(Refused, match="may not consume") as caught:
+                Competitor(broker, group=group)
+            assert caught.value.reason is Reason.NO_PERMISSION
+        broker.groups.set_forbidden("H", "t", readable=True)
+        Competitor(broker, group="H")
+
+
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.integers(0, 1), st.integers(1, 5)),

@@ -3,7 +3,7 @@
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.contracts import Buffer
@@ -220,12 +220,14 @@ PACKETS: st.SearchStrategy[Command] = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(packet=PACKETS)
 def test_every_packet_comes_back_from_its_line(packet: Command) -> None:
     data = encode(packet)
     assert decode(data, Limits()) == ([packet], len(data))
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=400))
 def test_garbage_is_packets_or_a_protocol_error_and_nothing_else(data: bytes) -> None:
     try:
@@ -236,6 +238,7 @@ def test_garbage_is_packets_or_a_protocol_error_and_nothing_else(data: bytes) ->
     assert b"\n" not in data[used:] or data[used:].upper().lstrip().startswith(b"PUT")
 
 
+@settings(deadline=None)
 @given(
     lines=st.lists(st.sampled_from([b"PUB t a\n", b"PUT t 2\n\n\n\n", b"SUB t\n", b"PUB t k=v \r\n", b"\n", b"x\n"]))
 )
@@ -285,6 +288,7 @@ def test_a_body_that_would_inflate_without_end_stays_compressed() -> None:
     assert framed(record(bomb, sys_flag=0x1)).startswith(b"MSG 3 17 %d compressed=zlib\n" % len(bomb))
 
 
+@settings(deadline=None)
 @given(messages=st.lists(st.tuples(st.binary(max_size=50), PROPERTIES), max_size=5))
 def test_what_is_framed_is_received(messages: list[tuple[bytes, bytes]]) -> None:
     data = b"".join(record(body, properties) for body, properties in messages)

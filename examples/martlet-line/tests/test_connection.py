@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.errors import RemoteProtocolError
@@ -141,6 +141,7 @@ def test_commands_do_not_depend_on_how_their_bytes_are_cut() -> None:
 COMMANDS = st.sampled_from([line for kind, line in LINES.items() if kind not in (Quit, Pong)])
 
 
+@settings(deadline=None)
 @given(
     lines=st.lists(
         st.one_of(COMMANDS, st.binary(max_size=9).map(lambda b: b"PUT t %d\n%b\n" % (len(b), b))), max_size=6

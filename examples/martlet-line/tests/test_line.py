@@ -176,6 +176,16 @@ async def test_a_topic_must_exist_where_topics_are_not_made_by_themselves(tmp_pa
             assert (await talk.ask(line)).startswith("ERR NO_TOPIC topic[t] does not exist")
 
 
+async def test_a_name_whose_group_may_not_consume_is_not_attached(tmp_path: Path) -> None:
+    async with room(tmp_path) as made:
+        made.broker.groups.update(Group("N", consume_enable=False))
+        talk = made.connect()
+        assert (await talk.ask("SUB t as N")).startswith("ERR NO_PERMISSION group 'N' may not consume topic[t]")
+        session = made.broker.sessions.get("line", "N")
+        assert session is not None
+        assert session.taken_over is None
+
+
 async def test_who_may_not_publish_or_read_is_refused_on_every_path(tmp_path: Path) -> None:
     async with room(tmp_path) as made:
         allowed = {("publish", "open"), ("read", "open")}
