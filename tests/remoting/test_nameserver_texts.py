@@ -54,7 +54,7 @@ def test_properties_of_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 
 small = st.integers(0, 2**31 - 1)
-texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=10)
+texts = st.text(st.characters(categories=("L", "N", "P", "S", "Z", "Cc")), min_size=1, max_size=10)
 routes = st.builds(
     Route,
     st.lists(st.builds(TopicQueues, texts, small, small, small, small), max_size=3).map(tuple),

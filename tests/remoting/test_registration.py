@@ -263,6 +263,23 @@ async def test_broker_with_many_topics_mostly_says_that_it_is_alive(
         nursery.cancel_scope.cancel()
 
 
+async def test_stopping_broker_says_goodbye_before_anything_else_ends(
+    autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere
+) -> None:
+    server, _ = inside(harness)
+    registrar = remote(harness, elsewhere)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registrar.run)
+        await until(lambda: len(elsewhere.asked) == 1)
+        registrar.stop()
+        assert server.table.topics() == []
+        harness.topic("T")
+        assert server.table.topics() == []
+    assert elsewhere.codes() == [RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER]
+    await registrar.run()
+    assert len(elsewhere.asked) == 2
+
+
 async def test_name_server_that_is_away_is_tried_again_and_does_not_hold_others_up(
     autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere, nursery: trio.Nursery
 ) -> None:

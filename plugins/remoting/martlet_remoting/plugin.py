@@ -161,9 +161,11 @@ class RemotingPlugin(Hooks):
             self.stop()
 
     def stop(self) -> None:
-        """Answer every held pull now, and hold none any more."""
+        """Leave the name servers, answer every held pull now, and hold none any more."""
         if self._parts is None:
             return
+        if self._registrar is not None:
+            self._registrar.stop()
         self._parts.stopping = True
         self._parts.parked.answer_all()
         for context in list(self._parts.contexts):

@@ -102,6 +102,8 @@ class Registrar:
         self._address = ""
         self._inside: NameServer | None = None
         self._inside_stale = False
+        self._stopped = False
+        self._scope: trio.CancelScope | None = None
         self._wake = trio.Event()
         self._remotes = [_Remote(self, address, connect) for address in nameservers]
         broker.topics.changed.append(self._changed)
@@ -199,7 +201,7 @@ class Registrar:
 
     def _changed(self, topic: Topic | None) -> None:
         """*topic* is new or other than before; None when one has gone."""
-        if not self._address:
+        if not self._address or self._stopped:
             return
         for remote in self._remotes:
             remote.note(topic)
@@ -225,14 +227,24 @@ class Registrar:
             log.warning("the name server in this process refuses our registration; %s", error)
 
     async def run(self) -> None:
-        """Register and keep registered until cancelled; then say goodbye, for a short time at most."""
+        """Register and keep registered until `stop` or cancelled; then say goodbye, for a short time at most."""
         async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
+            if self._stopped:
+                self._scope.cancel()
             for remote in self._remotes:
                 nursery.start_soon(remote.run)
             try:
                 await self._keep_inside()
             finally:
                 self._leave_inside()
+
+    def stop(self) -> None:
+        """Say goodbye now, so that clients go elsewhere while the rest of us finishes; `run` ends."""
+        self._stopped = True
+        self._leave_inside()
+        if self._scope is not None:
+            self._scope.cancel()
 
     async def _keep_inside(self) -> None:
         for rounds in itertools.count(1):
@@ -264,7 +276,7 @@ class Registrar:
     def statistics(self) -> dict[str, object]:
         states: dict[str, str] = {remote.address: remote.state for remote in self._remotes}
         if self._inside is not None:
-            states[self._inside.address] = "registered"
+            states[self._inside.address] = "unregistered" if self._stopped else "registered"
         return {"address": self._address, "nameservers": states}
 
 
