@@ -38,11 +38,23 @@ from martlet_line.packets import (
     Unsubscribe,
 )
 
-__all__ = ["LineHandler", "Rooms"]
+__all__ = ["Counters", "LineHandler", "Rooms"]
 
 PROTOCOL: Final = "line"
 ENCODING: Final = Encoding("line", frames)
 TOPICS_REMEMBERED: Final = 1000
+
+
+@final
+@dataclass(slots=True)
+class Counters:
+    """What all peers did since the start; ``subscriptions`` are those that are open."""
+
+    published: int = 0
+    publishes_refused: int = 0
+    delivered: int = 0
+    subscriptions: int = 0
+    errors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,7 @@ class Rooms:
     """What a handler uses of the broker."""
 
     config: LineConfig
+    counters: Counters
     clock: Clock
     topics: Topics
     subscriptions: Subscriptions
@@ -115,10 +128,12 @@ class LineHandler:
                 case Nack() | Extend() | Unsubscribe():
                     self._settle_otherwise(event)
                 case Malformed(text):
+                    self._rooms.counters.errors += 1
                     self._peer.send(encode_error("SYNTAX", text))
                 case _:
                     self._chat(event)
         except Refused as refused:
+            self._rooms.counters.errors += 1
             self._peer.send(_error(refused))
 
     def collect(self, budget_bytes: int) -> None:
@@ -137,6 +152,7 @@ class LineHandler:
                 for delivery in feed.source.collect(budget_bytes):
                     self._peer.send(_batch_line(number, delivery), delivery.data)
                     budget_bytes -= len(delivery.data)
+                    self._rooms.counters.delivered += delivery.count
 
     def closed(self, reason: str) -> None:
         for number in list(self._feeds):
@@ -157,10 +173,11 @@ class LineHandler:
         ]
         results = rooms.publish(messages)
         peer.send(b"".join(map(_result, results)))
-        for result in reversed(results):
-            if isinstance(result, Placed):
-                peer.hold_until(result.end)
-                break
+        ends = [result.end for result in results if isinstance(result, Placed)]
+        if ends:
+            peer.hold_until(ends[-1])
+        rooms.counters.published += len(ends)
+        rooms.counters.publishes_refused += len(results) - len(ends)
 
     def _choose_queue(self, topic: Topic) -> int:
         if len(self._queues) >= TOPICS_REMEMBERED:
@@ -199,6 +216,7 @@ class LineHandler:
             feed = _Feed(packet.topic, self._open(packet, _start(packet), credit))
         self._last_id = number
         self._feeds[number] = feed
+        rooms.counters.subscriptions += 1
         self._peer.send(b"OK %d\n" % number)
 
     def _open(self, packet: Subscribe, start: Start, credit: int) -> Subscription:
@@ -350,6 +368,7 @@ class LineHandler:
 
     def _drop(self, number: int) -> None:
         feed = self._feeds.pop(number)
+        self._rooms.counters.subscriptions -= 1
         if isinstance(feed.source, Subscription):
             feed.source.close()
         else:

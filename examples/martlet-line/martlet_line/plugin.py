@@ -1,6 +1,7 @@
 """The entry point: a port for the line protocol, and a filter language for all protocols."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from martlet.broker import Broker
@@ -10,7 +11,7 @@ from martlet_line.codec import Limits
 from martlet_line.config import LineConfig
 from martlet_line.connection import LineConnection
 from martlet_line.filters import compile_properties
-from martlet_line.handler import LineHandler, Rooms
+from martlet_line.handler import Counters, LineHandler, Rooms
 
 __all__ = ["LinePlugin", "protocol"]
 
@@ -29,8 +30,11 @@ class LinePlugin(Hooks):
 
 def protocol(config: LineConfig, broker: Broker, bound: Callable[[str], None] = lambda address: None) -> Protocol:
     """Return the line protocol over the topics of *broker*."""
+    counters = Counters()
+    broker.stats.add("line", lambda: asdict(counters))
     rooms = Rooms(
         config,
+        counters,
         broker.clock,
         broker.topics,
         broker.subscriptions,

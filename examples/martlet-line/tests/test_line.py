@@ -1,5 +1,7 @@
 """The whole protocol over a real broker: over memory, and the first promises over sockets as well."""
 
+import contextlib
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,6 +15,7 @@ from martlet.groups import Group
 from martlet.message import Message
 from martlet.server import split_address
 from martlet.store import StoreConfig
+from martlet.subscriptions import DeliveryConfig
 from martlet.testing.peers import RecordingPeer, serving
 from martlet_line.config import LineConfig
 from martlet_line.connection import LineConnection
@@ -329,6 +332,54 @@ async def test_a_reader_that_does_not_read_holds_bounded_memory_and_nobody_up(tm
         assert most < 2 * made.running.server.config.collect_bytes  # of 10 MB that were published
         offsets = [message.offset for message in await slow.messages(10_000)]
         assert offsets == list(range(10_000))
+
+
+async def test_a_thousand_slow_consumers_cost_numbers_and_hold_nobody_up(tmp_path: Path) -> None:
+    async with room(tmp_path, LineConfig(idle_s=0, credit_default=1)) as made:
+        slow = [made.connect(capacity=200) for _ in range(1000)]
+        for talk in slow:
+            assert await talk.ask("SUB t") == "OK 1"
+        quick, publisher = made.connect(), made.connect()
+        assert await quick.ask("SUB t credit 100000") == "OK 1"
+        for _ in range(10):
+            await publisher.say("\n".join([f"PUB t {'x' * 500}"] * 100))
+            for _ in range(100):
+                await publisher.line()
+            assert len(await quick.messages(100)) == 100
+        # Each has credit for one message, of which its socket takes less than half.
+        assert made.running.server.unsent <= 1000 * 600
+        assert made.broker.subscriptions.encodings.kept_bytes <= DeliveryConfig().encoded_bytes
+        assert [message.offset for message in await slow[500].messages(1)] == [0]
+
+
+async def test_garbage_ends_its_own_peer_and_no_other(tmp_path: Path) -> None:
+    source = random.Random(7)
+    async with room(tmp_path) as made:
+        good = made.connect()
+        assert await good.ask("SUB t") == "OK 1"
+        for round_ in range(60):
+            peer = made.memory(capacity=1 << 20)
+            data = source.randbytes(source.randint(1, 3000))
+            head = source.choice(
+                [b"", b"PUB t ", b"PUT t 99\n", b"SUB t ", b"ACK 1 0 ", b"\x00", b"PUT t 9999999999\n"]
+            )
+            with contextlib.suppress(trio.BrokenResourceError):
+                await peer.send(head + data + b"\n" + b"x" * source.choice([0, 70_000]))
+            if source.random() < 0.5:
+                peer.close()
+            publisher = made.connect()
+            answer = (await publisher.ask(f"PUB t round {round_}")).split()
+            assert answer[0] == "OK"
+            publisher.wire.close()
+        await good.say("CREDIT 1 100000")
+        said: list[bytes] = []
+        while not said or said[-1] != b"round 59":
+            said += [message.body for message in await good.batch()]
+        assert [body for body in said if body.startswith(b"round ")] == [b"round %d" % n for n in range(60)]
+        statistics = made.broker.stats.collect()
+        assert statistics["line"]["published"] == len(said)
+        assert statistics["line"]["delivered"] == len(said)
+        assert statistics["line"]["subscriptions"] == statistics["subscriptions"]["subscriptions"]
 
 
 # durable
