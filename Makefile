@@ -7,3 +7,8 @@ test:
 # What a change must pass before it lands.
 check:
 	bash .ci/run
+
+# Martlet beside RocketMQ on this machine, all loads; about an hour. See docs/performance.md.
+.PHONY: bench
+bench:
+	.venv/bin/python benchmarks/compare.py

@@ -1,0 +1,59 @@
+"""Coverage-guided fuzzing of what a peer can send: frames, headers, batches, bodies, records.
+
+    pip install atheris
+    python tests/fuzz/frames.py -max_total_time=600
+
+A decoder may refuse its input with one of Martlet's errors; anything else is a defect. The
+tests of the codecs do the same with hypothesis at every run.
+"""
+
+import sys
+
+import atheris
+
+with atheris.instrument_imports():
+    from martlet.errors import MartletError
+    from martlet.message import decode_properties
+    from martlet.store.codec import decode_records
+    from martlet_remoting.batches import decode_batch
+    from martlet_remoting.codec import FrameBuffer
+    from martlet_remoting.fastjson import loads
+    from martlet_remoting.headers import decode_pull_header, decode_send_header
+
+
+def frames(data: bytes) -> None:
+    """Feed *data* in two pieces, and take every command's headers apart."""
+    buffer = FrameBuffer(1 << 20)
+    middle = data[0] % (len(data) + 1) if data else 0
+    for piece in (data[:middle], data[middle:]):
+        buffer.receive_data(piece)
+        for command in buffer.commands():
+            for decode in (decode_send_header, decode_pull_header):
+                try:
+                    decode(command)
+                except MartletError:
+                    continue
+
+
+def bodies(data: bytes) -> None:
+    """Read *data* as JSON in any dialect; that it is none is a ValueError."""
+    try:
+        loads(data)
+    except ValueError:
+        return
+
+
+def one_input(data: bytes) -> None:
+    """Try each decoder on the rest of *data*; the first byte says which."""
+    decoders = (frames, decode_batch, bodies, decode_records, decode_properties)
+    if not data:
+        return
+    try:
+        decoders[data[0] % len(decoders)](data[1:])
+    except MartletError:
+        return
+
+
+if __name__ == "__main__":
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()
