@@ -149,6 +149,12 @@ async def test_compressed_registration_says_the_same(station: Station) -> None:
     assert route["topicQueueMappingByBroker"]["b"]["currIdMap"] == {"0": 0}
 
 
+async def test_compressed_registration_is_known_by_its_body(station: Station) -> None:
+    ext = {"clusterName": "c", "brokerName": "b", "brokerId": "0", "brokerAddr": "b:0", "haServerAddr": "h"}
+    station.good(RequestCode.REGISTER_BROKER, compressed("T", "U"), 513, compressed="false", **ext)
+    assert station.server.table.topics() == ["T", "U"]
+
+
 async def test_brokers_of_old_send_the_bare_table(station: Station) -> None:
     ext = {"clusterName": "c", "brokerName": "b", "brokerId": "0", "brokerAddr": "b:0", "haServerAddr": "h"}
     station.good(RequestCode.REGISTER_BROKER, orjson.dumps(wrapper("T", "U")), 36, **ext)

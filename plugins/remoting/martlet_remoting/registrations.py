@@ -24,6 +24,8 @@ __all__ = ["Registration", "decode_registration", "encode_registration", "order_
 # A million topics of the longest name; deflate makes 1000 times more of a frame than it holds.
 BODY_BYTES_MAX: Final = 256 * 1024 * 1024
 CRC_MASK: Final = 0x7FFFFFFF
+# How a deflated body begins (RFC 1950); 5.x brokers with compressedRegister say ``compressed=false`` and send one.
+ZLIB: Final = b"\x78"
 
 _LENGTH: Final = Struct(">i")
 
@@ -92,7 +94,7 @@ class _Table:
             return
         if command.version < VERSION_3_0_11:
             self.take_wrapper(load_object(command.body))
-        elif command.boolean("compressed"):
+        elif command.boolean("compressed") or command.body.startswith(ZLIB):
             self.take_compressed(_inflated(command.body), command.version)
         else:
             body = load_object(command.body)
