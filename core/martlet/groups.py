@@ -120,6 +120,7 @@ class Groups:
         self.dirty = False
         self.offsets_dirty = False
         self.changed: list[Callable[[str], None]] = []
+        self.was_reset: list[Callable[[str, str], None]] = []  # told group and topic
 
     # policy
 
@@ -222,6 +223,8 @@ class Groups:
             self._resets[(topic, group, queue_id)] = offset
             self._offsets.setdefault((topic, group), {})[queue_id] = offset
         self.offsets_dirty = True
+        for tell in self.was_reset:
+            tell(group, topic)
 
     def pending_reset(self, group: str, topic: str, queue_id: int) -> int:
         """The offset that a reset wants; -1 when none waits."""

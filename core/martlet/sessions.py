@@ -33,10 +33,10 @@ class Session:
     """One name that outlives sockets.
 
     ``topics`` are its durable subscriptions: topic -> whatever its protocol wants to remember of it.
-    ``left_ms`` is when its peer left, 0 while one is attached.
+    ``left_ms`` is when its peer left, 0 while one is attached; ``lost`` tells that one why it has to go.
     """
 
-    __slots__ = ("group", "left_ms", "name", "owner", "protocol", "taken_over", "topics")
+    __slots__ = ("group", "left_ms", "name", "owner", "protocol", "lost", "topics")
 
     def __init__(self, protocol: str, owner: str, name: str, group: str) -> None:
         self.protocol = protocol
@@ -45,7 +45,7 @@ class Session:
         self.group = group
         self.topics: dict[str, str] = {}
         self.left_ms = 0
-        self.taken_over: Callable[[], None] | None = None
+        self.lost: Callable[[str], None] | None = None
 
 
 @final
@@ -58,6 +58,7 @@ class Sessions:
         self._config = config
         self._table: dict[tuple[str, str], Session] = {}
         self.dirty = False
+        groups.was_reset.append(self._was_reset)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -66,11 +67,11 @@ class Sessions:
         return self._table.get((protocol, name))
 
     def open(
-        self, protocol: str, owner: str, name: str, taken_over: Callable[[], None], *, group: str = ""
+        self, protocol: str, owner: str, name: str, lost: Callable[[str], None], *, group: str = ""
     ) -> tuple[Session, bool]:
         """Attach the caller to the session *name*; True when it existed before.
 
-        An attached peer loses it: its *taken_over* is called first. The cursors are offsets of
+        An attached peer loses it: its *lost* is called first, with the reason. So it is when the cursors are reset. The cursors are offsets of
         *group*, the session's own name where that is empty.
 
         Raises:
@@ -79,13 +80,13 @@ class Sessions:
         session = self._table.get((protocol, name))
         if session is None:
             session = self._add(protocol, owner, name, group or name)
-            session.taken_over = taken_over
+            session.lost = lost
             return session, False
         if session.owner != owner:
             raise Refused(Reason.NO_PERMISSION, f"session {name!r} belongs to somebody else; choose another name")
-        if session.taken_over is not None:
-            session.taken_over()
-        session.taken_over = taken_over
+        if session.lost is not None:
+            session.lost("another connection uses the name")
+        session.lost = lost
         session.left_ms = 0
         self.dirty = True
         return session, True
@@ -140,17 +141,23 @@ class Sessions:
         if not session.topics:
             self._table.pop((session.protocol, session.name), None)
 
-    def leave(self, session: Session, taken_over: Callable[[], None]) -> None:
-        """The peer that attached with *taken_over* is gone; the session stays."""
-        if session.taken_over == taken_over:
-            session.taken_over = None
+    def leave(self, session: Session, lost: Callable[[str], None]) -> None:
+        """The peer that attached with *lost* is gone; the session stays."""
+        if session.lost == lost:
+            session.lost = None
             session.left_ms = self._clock.now_ms()
             self.dirty = True
+
+    def _was_reset(self, group: str, topic: str) -> None:
+        """An administrator moved the cursors: who is attached has to come again to go on there."""
+        for session in list(self._table.values()):
+            if session.group == group and topic in session.topics and session.lost is not None:
+                session.lost("its offsets were reset; subscribe again")
 
     def expire(self) -> list[str]:
         """Forget the sessions whose peers stayed away too long; return their names."""
         before = self._clock.now_ms() - self._config.session_expiry_s * 1000
-        over = [s for s in self._table.values() if s.taken_over is None and s.left_ms <= before]
+        over = [s for s in self._table.values() if s.lost is None and s.left_ms <= before]
         for session in over:
             for topic in list(session.topics):
                 self.unsubscribe(session, topic)
@@ -170,7 +177,7 @@ class Sessions:
         """The whole table; a session that is attached now counts as left now."""
         now = self._clock.now_ms()
         rows = [
-            [s.protocol, s.owner, s.name, s.group, now if s.taken_over is not None else s.left_ms, s.topics]
+            [s.protocol, s.owner, s.name, s.group, now if s.lost is not None else s.left_ms, s.topics]
             for s in self._table.values()
         ]
         packed: bytes = msgpack.packb([FORMAT, rows])
@@ -195,7 +202,7 @@ class Sessions:
         self._table = table
 
     def statistics(self) -> dict[str, object]:
-        attached = sum(session.taken_over is not None for session in self._table.values())
+        attached = sum(session.lost is not None for session in self._table.values())
         return {"sessions": len(self._table), "attached": attached}
 
 

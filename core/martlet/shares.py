@@ -380,6 +380,7 @@ class Shares:
         self._wanted = math.inf
         self._rung = trio.Event()
         topics.changed.append(self._topic_changed)
+        groups.was_reset.append(self._was_reset)
         store.on_flushed.append(self._flushed)
 
     def join(
@@ -469,6 +470,11 @@ class Shares:
                 share.gone = True
                 share.wake()
                 share.close()
+
+    def _was_reset(self, group: str, topic: str) -> None:
+        share = self._shares.get((topic, group))
+        if share is not None:
+            share.wake()
 
     def _flushed(self) -> None:
         if any(share.has_graves for share in self._shares.values()):

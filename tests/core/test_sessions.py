@@ -33,7 +33,7 @@ class Room:
 
 
 def holder(session: Session) -> object:
-    return session.taken_over
+    return session.lost
 
 
 def dirty(room: Room) -> bool:
@@ -47,7 +47,8 @@ class Callback:
         self._lost = lost
         self._who = who
 
-    def __call__(self) -> None:
+    def __call__(self, reason: str) -> None:
+        assert reason == "another connection uses the name"
         self._lost.append(self._who)
 
 
@@ -106,7 +107,7 @@ async def test_a_durable_subscription_goes_on_at_its_cursor() -> None:
         topic = broker.topics.ensure("t", 2)
         publish(broker, "t", 0, b"a", b"b", b"c")
         sessions = broker.sessions
-        session, _ = sessions.open("line", "", "N", lambda: None)
+        session, _ = sessions.open("line", "", "N", lambda reason: None)
         start = sessions.subscribe(session, topic, from_earliest)
         assert [start(topic.queue(n)) for n in range(2)] == [0, 0]
         sessions.commit(session, "t", 0, 2)
@@ -120,7 +121,7 @@ async def test_a_durable_subscription_at_the_tail_misses_nothing_from_its_first_
     async with broker_in_memory() as broker:
         topic = broker.topics.ensure("t", 1)
         publish(broker, "t", 0, b"before")
-        session, _ = broker.sessions.open("line", "", "N", lambda: None)
+        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
         broker.sessions.subscribe(session, topic, from_tail)(topic.queue(0))
         publish(broker, "t", 0, b"after")
         assert broker.sessions.subscribe(session, topic, from_tail)(topic.queue(0)) == 1
@@ -130,7 +131,7 @@ async def test_an_administrators_reset_moves_the_cursor() -> None:
     async with broker_in_memory() as broker:
         topic = broker.topics.ensure("t", 1)
         publish(broker, "t", 0, *(b"x" for _ in range(9)))
-        session, _ = broker.sessions.open("line", "", "N", lambda: None)
+        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
         broker.sessions.subscribe(session, topic, from_earliest)(topic.queue(0))
         broker.groups.reset("N", "t", {0: 4})
         assert broker.sessions.subscribe(session, topic, from_earliest)(topic.queue(0)) == 4
@@ -138,9 +139,27 @@ async def test_an_administrators_reset_moves_the_cursor() -> None:
         assert broker.groups.offset("N", "t", 0) == 6
 
 
+async def test_an_attached_peer_is_told_of_a_reset() -> None:
+    async with broker_in_memory() as broker:
+        told: list[str] = []
+        topic = broker.topics.ensure("t", 1)
+        session, _ = broker.sessions.open("line", "", "N", told.append)
+        broker.groups.reset("N", "t", {0: 4})
+        assert told == []
+        broker.sessions.subscribe(session, topic, from_earliest)
+        broker.groups.reset("N", "u", {0: 4})
+        broker.groups.reset("M", "t", {0: 4})
+        assert told == []
+        broker.groups.reset("N", "t", {0: 4})
+        assert told == ["its offsets were reset; subscribe again"]
+        broker.sessions.leave(session, told.append)
+        broker.groups.reset("N", "t", {0: 5})
+        assert len(told) == 1
+
+
 async def test_the_last_unsubscribe_takes_the_session_and_only_its_own_cursors() -> None:
     async with broker_in_memory() as broker:
-        session, _ = broker.sessions.open("line", "", "N", lambda: None)
+        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
         for name in ("t", "u"):
             broker.sessions.subscribe(session, broker.topics.ensure(name, 1), from_earliest)(
                 broker.store.queue(name, 0)
@@ -155,9 +174,9 @@ async def test_the_last_unsubscribe_takes_the_session_and_only_its_own_cursors()
 
 async def test_limits_are_named() -> None:
     async with broker_in_memory(delivery=DeliveryConfig(sessions_max=1, session_subscriptions_max=1)) as broker:
-        session, _ = broker.sessions.open("line", "", "N", lambda: None)
+        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
         with pytest.raises(Refused, match=r"delivery\.sessions_max is 1"):
-            broker.sessions.open("line", "", "M", lambda: None)
+            broker.sessions.open("line", "", "M", lambda reason: None)
         broker.sessions.subscribe(session, broker.topics.ensure("t", 1), from_tail)
         broker.sessions.subscribe(session, broker.topics.ensure("t", 1), from_tail, "again")
         with pytest.raises(Refused, match=r"delivery\.session_subscriptions_max is 1"):
@@ -166,14 +185,14 @@ async def test_limits_are_named() -> None:
 
 async def test_a_group_that_may_not_consume_has_no_durable_subscription() -> None:
     async with broker_in_memory() as broker:
-        session, _ = broker.sessions.open("line", "", "N", lambda: None)
+        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
         broker.groups.update(Group("N", consume_enable=False))
         with pytest.raises(Refused, match="may not consume"):
             broker.sessions.subscribe(session, broker.topics.ensure("t", 1), from_tail)
         assert session.topics == {}
         broker.groups.auto_create = False
         with pytest.raises(Refused) as caught:
-            broker.sessions.open("line", "", "M", lambda: None)
+            broker.sessions.open("line", "", "M", lambda reason: None)
         assert caught.value.reason is Reason.NO_GROUP
 
 
@@ -243,7 +262,7 @@ def test_a_restart_finds_the_sessions_again(rows: dict[tuple[str, str], tuple[st
     for (protocol, name), (owner, attached, topics) in rows.items():
         found = other.sessions.get(protocol, name)
         assert found is not None
-        assert (found.owner, found.group, found.topics, found.taken_over) == (owner, name, topics, None)
+        assert (found.owner, found.group, found.topics, found.lost) == (owner, name, topics, None)
         assert found.left_ms == room.clock.ms - (0 if attached else 500)
 
 

@@ -95,7 +95,7 @@ class _Attached:
     """A session that this peer has, and what is called when it loses it."""
 
     session: Session
-    taken_over: Callable[[], None]
+    lost: Callable[[str], None]
 
 
 @final
@@ -242,11 +242,11 @@ class LineHandler:
         attached = self._sessions.get(name)
         if attached is None:
 
-            def taken_over() -> None:
-                self._lose(name)
+            def lost(reason: str) -> None:
+                self._lose(name, reason)
 
-            session, _ = self._rooms.sessions.open(PROTOCOL, self._peer.identity.name, name, taken_over)
-            attached = self._sessions[name] = _Attached(session, taken_over)
+            session, _ = self._rooms.sessions.open(PROTOCOL, self._peer.identity.name, name, lost)
+            attached = self._sessions[name] = _Attached(session, lost)
         return attached
 
     def _detach_unused(self, name: str) -> None:
@@ -254,13 +254,13 @@ class LineHandler:
         attached = self._sessions.get(name)
         if attached is not None and not any(feed.session is attached.session for feed in self._feeds.values()):
             del self._sessions[name]
-            self._rooms.sessions.leave(attached.session, attached.taken_over)
+            self._rooms.sessions.leave(attached.session, attached.lost)
 
-    def _lose(self, name: str) -> None:
-        """Another connection came with the name."""
+    def _lose(self, name: str, reason: str) -> None:
+        """The session of *name* is ours no longer."""
         session = self._sessions[name].session
         for number in [number for number, feed in self._feeds.items() if feed.session is session]:
-            self._end(number, "another connection uses the name")
+            self._end(number, reason)
 
     def _join(self, packet: Subscribe, credit: int) -> Member:
         self._check_credit(credit)

@@ -186,7 +186,7 @@ async def test_a_name_whose_group_may_not_consume_is_not_attached(tmp_path: Path
         assert (await talk.ask("SUB t as N")).startswith("ERR NO_PERMISSION group 'N' may not consume topic[t]")
         session = made.broker.sessions.get("line", "N")
         assert session is not None
-        assert session.taken_over is None
+        assert session.lost is None
 
 
 async def test_who_may_not_publish_or_read_is_refused_on_every_path(tmp_path: Path) -> None:
@@ -446,6 +446,26 @@ async def test_forget_drops_a_durable_subscription_with_its_cursor(tmp_path: Pat
         assert await talk.ask("PUB t x") == "OK 0 0"
         assert await talk.ask("SUB t as N") == "OK 2"
         await talk.quiet()
+
+
+async def test_a_reset_moves_durable_subscriptions_and_groups(tmp_path: Path) -> None:
+    async with room(tmp_path) as made:
+        talk = made.connect()
+        assert await talk.ask("SUB t as N") == "OK 1"
+        assert await talk.ask("SUB t group G") == "OK 2"
+        await made.connect().ask("PUB t a\nPUB t b\nPUB t c")
+        assert len(await talk.batch(1)) + len(await talk.batch(2)) == 6
+        await talk.say("ACK 1 0 2", "ACK 2 0 0 2")
+        await talk.quiet()
+        made.broker.groups.reset("N", "t", {0: 1})
+        made.broker.groups.reset("G", "t", {0: 2})
+        assert await talk.line() == "END 1 its offsets were reset; subscribe again"
+        assert await talk.bodies(1, number=2) == ["c"]
+        assert await talk.ask("SUB t as N") == "OK 3"
+        assert await talk.bodies(2, number=3) == ["b", "c"]
+        await talk.say("ACK 3 0 2")
+        await talk.quiet()
+        assert made.broker.groups.offset("N", "t", 0) == 3
 
 
 async def test_acknowledging_the_past_again_changes_nothing(tmp_path: Path) -> None:
