@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
@@ -47,7 +48,7 @@ from martlet.store.flush import Flusher
 from martlet.store.keys import KeyIndex
 from martlet.store.queues import Queue, QueueFiles, Queues
 from martlet.store.reading import Predicate, Reader, ReadResult, bounds, matching
-from martlet.store.recovery import Progress, Recovery
+from martlet.store.recovery import Follower, Progress, Recovery
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
 from martlet.store.tags import TagCodes
@@ -65,6 +66,12 @@ UNINDEXED_MAX: Final = 20_000
 INDEX_BATCH: Final = 256
 # Entries that a read in a worker thread takes along.
 SCAN_ENTRIES: Final = 4096
+# A key index that is this far behind is completed while the store opens, else in the background,
+# in blocks that take less than a millisecond each.
+FOLLOW_AT_ONCE_BYTES: Final = 16 * 1024 * 1024
+FOLLOW_BYTES: Final = 128 * 1024
+# The slots of the key index, 20 MB, are written at most this often.
+INDEX_SECONDS: Final = 15.0
 # Queues that are saved before the event loop gets its turn.
 SAVE_BATCH: Final = 16
 # Positions of damaged records that are remembered, so that each is reported once.
@@ -95,6 +102,7 @@ class StoreStatistics:
         "recovery_seconds",
         "refused",
         "segments",
+        "unindexed_bytes",
         "unindexed_messages",
         "written",
     )
@@ -121,6 +129,7 @@ class StoreStatistics:
         self.open_files = len(store.files)
         self.disk_used_ratio = store.retention.used_ratio
         self.unindexed_messages = len(store.keys.pending) if store.keys else 0
+        self.unindexed_bytes = store.written - store.keys.position if store.keys else 0
 
     def as_dict(self) -> dict[str, object]:
         """The counters by name."""
@@ -150,6 +159,9 @@ class Store:
         "_deleted",
         "_dirty_paths",
         "_dispatchers",
+        "_follower",
+        "_index_saved",
+        "_index_saved_at",
         "_listed",
         "_lock_fd",
         "_now_ms",
@@ -231,6 +243,11 @@ class Store:
         self._deleted: dict[str, int] = {}
         # The queues file is up to date with this many messages.
         self._listed = -1
+        # Makes up for what the key index lacks; None when it lacks nothing but `keys.pending`.
+        self._follower: Follower | None = None
+        # Up to where the key index was durable when its slots were last written, with how many entries.
+        self._index_saved = (0, 0)
+        self._index_saved_at = 0.0
 
     # ---- opening and closing
 
@@ -327,8 +344,14 @@ class Store:
         self.chunks.trusted_from = end
         self.tail.open_at(end)
         self.flusher.durable = self.readable = end
-        if self.keys is not None:
-            self.keys.position = end
+        keys = self.keys
+        if keys is not None:
+            self._follower = Follower(self.segments, self.queues, keys)
+            if end - keys.position <= FOLLOW_AT_ONCE_BYTES:
+                wanted = FOLLOW_BYTES
+                while keys.position < end:
+                    wanted = self._follower.take(self._follower.read(end, wanted), end, wanted) or FOLLOW_BYTES
+                self._follower = None
 
     async def close(self) -> None:
         """Make everything durable and leave the directory as after an orderly stop; idempotent."""
@@ -600,7 +623,7 @@ class Store:
             if self._sync or item[0].watchers:
                 touched[item[0]] = None
         keys = self.keys
-        if keys is not None:
+        if keys is not None and self._follower is None:
             keys.pending.extend(pending)
             if len(keys.pending) > UNINDEXED_MAX:
                 self._help_index(keys)
@@ -848,12 +871,30 @@ class Store:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.flusher.run, interval)
                 nursery.start_soon(self._maintain)
+                nursery.start_soon(self._follow)
                 nursery.start_soon(self.retention.run)
                 task_status.started()
         except* StoreFailed:
             stopped = True
         if stopped and self.flusher.failed is not None:
             raise self.flusher.failed
+
+    async def _follow(self) -> None:
+        """Complete the key index after a start that found it far behind."""
+        follower, wanted = self._follower, FOLLOW_BYTES
+        while follower is not None:
+            end = self.tail.written
+            if follower.keys.position >= end:
+                self._follower = follower = None
+                break
+            follower.keys.position = max(follower.keys.position, self.segments.start)
+            data = await self.disk.off_loop(partial(follower.read, end, wanted))
+            try:
+                wanted = follower.take(data, end, wanted) or FOLLOW_BYTES
+            except OSError as error:
+                if not self.retention.is_full_error(error):
+                    raise self.flusher.fail(error) from error
+                await trio.sleep(1)
 
     async def _maintain(self) -> None:
         interval = self.config.persist_interval_ms / 1000
@@ -866,7 +907,8 @@ class Store:
             try:
                 await self._drain_keys()
                 await self._save_queues()
-                if trio.current_time() - last >= checkpoint_seconds:
+                behind = self.flusher.durable - self._checkpointed
+                if behind >= self.config.checkpoint_bytes or trio.current_time() - last >= checkpoint_seconds:
                     await self.checkpoint()
                     last = trio.current_time()
             except OSError as error:
@@ -897,15 +939,16 @@ class Store:
         await self._drain_keys()
         await self._save_queues()
         # Nothing was appended below `position` since, so all its entries are in files now.
-        work = self._take_checkpoint(position)
+        due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
+        work = self._take_checkpoint(position, with_index=due)
         await self.disk.off_loop(work)
         self._checkpointed = position
 
-    def _take_checkpoint(self, position: int) -> Callable[[], None]:
+    def _take_checkpoint(self, position: int, *, with_index: bool) -> Callable[[], None]:
         """Return the blocking part of a checkpoint at *position*, whose entries are all in their files."""
         paths, self._dirty_paths = sorted(self._dirty_paths), set()
         directories, self.queues.files.new_directories = sorted(self.queues.files.new_directories), set()
-        keys = self.keys
+        keys = self.keys if with_index else None
         made = Checkpoint(self.last_store_ms, self.last_store_ms, self.last_store_ms, position=position)
         made.confirmed_position = position
         parts: list[tuple[int, bytes]] = []
@@ -914,12 +957,13 @@ class Store:
             keys.save_entries()
             parts = keys.take_slots()
             index_path = keys.active.path if keys.active is not None else ""
-            made.index_position = min(keys.position, position)
-            made.index_entries = keys.total()
+            self._index_saved = min(keys.position, position), keys.total()
+            self._index_saved_at = trio.current_time()
             if keys.new_names:
                 directories.append(keys.directory)
                 keys.new_names = False
             keys.saving = True
+        made.index_position, made.index_entries = self._index_saved
 
         def work() -> None:
             try:
@@ -956,7 +1000,7 @@ class Store:
         position = self.flusher.durable
         for queue in list(self.queues.dirty):
             self._dirty_paths |= self.queues.save(queue, position)
-        self._take_checkpoint(position)()
+        self._take_checkpoint(position, with_index=True)()
         self._write_list()
         self._checkpointed = position
 

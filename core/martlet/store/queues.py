@@ -52,6 +52,7 @@ class Queue:
         "topic_bytes",
         "topic_hash",
         "topic_part",
+        "unsure_names",
         "watchers",
     )
 
@@ -68,6 +69,8 @@ class Queue:
         self.dirty = False
         # What its file holds before `tail_offset` is not to be relied on.
         self.begins = True
+        # A killed process may have made its files and not have come to sync their names.
+        self.unsure_names = False
         # The log position behind the newest record.
         self.last_end = 0
         topic_bytes = topic.encode()
@@ -174,6 +177,9 @@ class QueueFiles:
             at -= within
             entries = memoryview(BLANK_ENTRY * (within // ENTRY_BYTES) + bytes(entries))
             queue.begins = False
+        if queue.unsure_names:
+            self._note_names(queue)
+            queue.unsure_names = False
         while entries:
             within = at % self.file_bytes
             part = entries[: self.file_bytes - within]
@@ -192,6 +198,10 @@ class QueueFiles:
         directory = self.directory_of(queue.topic, queue.queue_id)
         self.files.disk.make_directory(directory)
         self.files.create(path, self.file_bytes)
+        self._note_names(queue)
+
+    def _note_names(self, queue: Queue) -> None:
+        directory = self.directory_of(queue.topic, queue.queue_id)
         self.new_directories.update((directory, f"{self.directory}/{queue.topic}", self.directory))
 
     def any_short(self, queue: Queue, starts: list[int]) -> bool:

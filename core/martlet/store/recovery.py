@@ -42,7 +42,7 @@ from martlet.store.queues import BLANK_SIZE, Queue, Queues
 from martlet.store.segments import Segment, Segments
 from martlet.store.tags import TagCodes
 
-__all__ = ["Progress", "Recovery", "valid_after"]
+__all__ = ["Follower", "Progress", "Recovery", "valid_after"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -194,8 +194,10 @@ class Recovery:
         self.segments.complete()
         self._torn_from = NOWHERE if clean else self.start
         scan_from = self._load_queues(checkpoint, listed, clean=clean)
-        scan_from = min(scan_from, self._load_keys(checkpoint, clean=clean))
+        keys, self.keys = self.keys, None  # they follow, see `Follower`
         await self._scan(scan_from)
+        if keys is not None:
+            self._load_keys(keys, checkpoint, clean=clean)
         self._settle_suspects()
 
     # ---- where to begin
@@ -273,6 +275,7 @@ class Recovery:
     def _load_queue(self, queue: Queue, limit: int, promised: tuple[int, int], *, clean: bool) -> bool:
         """Set its bounds from the files; False when they hold less than *promised* (first and next offset)."""
         files = self.queues.files
+        queue.unsure_names = not clean
         starts = files.starts(queue)
         if not starts:
             return promised[1] == 0
@@ -327,6 +330,8 @@ class Recovery:
         """Walk back from *end* over entries that name no record of this queue: torn ones, behind what was promised."""
         while end > max(low, promised):
             position, size = self._entry(queue, end - 1)
+            if size == BLANK_SIZE or 0 < position < self.segments.start:
+                break  # nothing to compare with: a hole, or removed by retention, which a power cut can undo
             head = self.segments.read(position, START.size)
             if len(head) == START.size:
                 said, magic, _, queue_id, _, offset, at, _, _ = START.unpack(head)
@@ -337,25 +342,22 @@ class Recovery:
 
     # ---- keys
 
-    def _load_keys(self, checkpoint: Checkpoint | None, *, clean: bool) -> int:
-        """Load the key index; return from where the log has to be read for it."""
-        keys = self.keys
-        if keys is None:
-            return self.segments.end
+    def _load_keys(self, keys: KeyIndex, checkpoint: Checkpoint | None, *, clean: bool) -> None:
+        """Load the key index; its ``position`` says from where the log has to be read for it."""
         loaded = keys.load()
         if checkpoint is not None and checkpoint.position < 0 and loaded and keys.items:
             keys.reopen(clean=False)
             keys.position = keys.items[-1].end_position
-            return keys.position
+            return
         if not loaded or checkpoint is None or checkpoint.position < 0 or keys.total() < checkpoint.index_entries:
-            if checkpoint is not None and (self.segments.end or keys.items):
+            if checkpoint is not None and (self.end or keys.items):
                 logger.warning("the key index is missing or damaged; it is made anew")
             keys.clear()
             keys.position = self.segments.start
-            return self.segments.start
+            return
         keys.reopen(clean=clean)
-        keys.position = max(checkpoint.index_position, self.segments.start)
-        return keys.position
+        keys.new_names = not clean
+        keys.position = min(max(checkpoint.index_position, self.segments.start), self.end)
 
     # ---- the log
 
@@ -394,8 +396,6 @@ class Recovery:
         self._saved_records = self.records
         for queue in list(self.queues.dirty):
             self.queues.save(queue, position)
-        if self.keys is not None:
-            self.keys.save_entries()
 
     def _scan_block(self, segment: Segment, position: int, data: bytes) -> tuple[int, int]:
         """Take the records of *data*, which begins at *position*.
@@ -658,3 +658,41 @@ class Recovery:
         if last or now - self._reported >= REPORT_SECONDS:
             self._reported = now
             self._report(done, max(total, done), self.records)
+
+
+@final
+class Follower:
+    """Brings the key index from where it stands to the end of the log, block by block, beside other work.
+
+    While it is at work nothing is queued for the index: what is appended meanwhile it reads as well.
+    """
+
+    __slots__ = ("_scan", "keys", "segments")
+
+    def __init__(self, segments: Segments, queues: Queues, keys: KeyIndex) -> None:
+        self.segments = segments
+        self.keys = keys
+        self._scan = Recovery(segments, queues, keys, None, lambda: None)
+        # The queues have these records.
+        self._scan.start = NOWHERE
+
+    def read(self, end: int, size: int) -> bytes:
+        """Up to *size* bytes from where the index stands, at most to log position *end*; blocks."""
+        return self.segments.read(self.keys.position, min(size, end - self.keys.position))
+
+    def take(self, data: bytes, end: int, size: int) -> int:
+        """Index the records that `read` returned for *end* and *size*; return the size to read next, 0 for the usual."""
+        keys = self.keys
+        segment = self.segments.find(keys.position)
+        if segment is None:
+            keys.position = end
+            return 0
+        done, more = self._scan._scan_block(segment, keys.position, data)
+        if done:
+            keys.position += done
+        elif size < more <= end - keys.position:
+            return more
+        else:
+            found = valid_after(self.segments, keys.position)
+            keys.position = found if 0 <= found < end else end
+        return 0
