@@ -36,7 +36,7 @@ class Session:
     ``left_ms`` is when its peer left, 0 while one is attached; ``lost`` tells that one why it has to go.
     """
 
-    __slots__ = ("group", "left_ms", "name", "owner", "protocol", "lost", "topics")
+    __slots__ = ("group", "left_ms", "lost", "name", "owner", "protocol", "topics")
 
     def __init__(self, protocol: str, owner: str, name: str, group: str) -> None:
         self.protocol = protocol
