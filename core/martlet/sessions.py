@@ -71,8 +71,8 @@ class Sessions:
     ) -> tuple[Session, bool]:
         """Attach the caller to the session *name*; True when it existed before.
 
-        An attached peer loses it: its *lost* is called first, with the reason. So it is when the cursors are reset. The cursors are offsets of
-        *group*, the session's own name where that is empty.
+        An attached peer loses it: its *lost* is called first, with the reason; so it is when the cursors
+        are reset. The cursors are offsets of *group*, of the session's own name where that is empty.
 
         Raises:
           Refused: the name cannot be, belongs to somebody else, or there are too many sessions.
@@ -123,9 +123,9 @@ class Sessions:
         groups = self._groups
         groups.take_reset(session.group, queue.topic, queue.queue_id)
         offset = groups.offset(session.group, queue.topic, queue.queue_id)
-        if offset < 0:
-            offset = start(queue)
-            groups.commit(session.group, queue.topic, queue.queue_id, offset)
+        # A power cut can take messages that a cursor has passed, never what comes after them.
+        offset = min(offset, queue.next_offset) if offset >= 0 else start(queue)
+        groups.commit(session.group, queue.topic, queue.queue_id, offset)
         return offset
 
     def commit(self, session: Session, topic: str, queue_id: int, offset: int) -> None:

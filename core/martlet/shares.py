@@ -142,7 +142,9 @@ class Share:
         offset = groups.offset(self.group, topic, queue.queue_id)
         if offset < 0:
             offset = self.start(queue) if new else queue.first_offset
-            groups.commit(self.group, topic, queue.queue_id, offset)
+        # A power cut can take messages that were committed, never what comes after them.
+        offset = min(offset, queue.next_offset)
+        groups.commit(self.group, topic, queue.queue_id, offset)
         group = groups.get(self.group)
         retries = group.retry_max_times if group is not None else 16
         # The first delivery is no retry.

@@ -139,6 +139,16 @@ async def test_an_administrators_reset_moves_the_cursor() -> None:
         assert broker.groups.offset("N", "t", 0) == 6
 
 
+async def test_a_cursor_is_never_behind_the_end_of_its_queue() -> None:
+    async with broker_in_memory() as broker:
+        topic = broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, b"a")
+        broker.groups.commit("N", "t", 0, 5)
+        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
+        assert broker.sessions.subscribe(session, topic, from_earliest)(topic.queue(0)) == 1
+        assert broker.groups.offset("N", "t", 0) == 1
+
+
 async def test_an_attached_peer_is_told_of_a_reset() -> None:
     async with broker_in_memory() as broker:
         told: list[str] = []

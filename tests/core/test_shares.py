@@ -287,6 +287,16 @@ async def test_a_reset_of_the_group_begins_anew() -> None:
         assert committed(broker) == 2
 
 
+async def test_a_group_never_begins_behind_the_end_of_a_queue() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.ensure("G")
+        broker.groups.commit("G", "t", 0, 5)
+        one = Competitor(broker)
+        publish(broker, "t", 0, b"a")
+        assert one.turn() == ["0:0:a"]
+
+
 async def test_new_queues_are_shared_and_a_deleted_topic_is_told() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
