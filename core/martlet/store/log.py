@@ -72,6 +72,8 @@ FOLLOW_AT_ONCE_BYTES: Final = 16 * 1024 * 1024
 FOLLOW_BYTES: Final = 128 * 1024
 # The slots of the key index, 20 MB, are written at most this often.
 INDEX_SECONDS: Final = 15.0
+# With more files than this to sync, one sync of the whole file system is quicker.
+SYNC_EACH_MAX: Final = 100
 # Queues that are saved before the event loop gets its turn.
 SAVE_BATCH: Final = 16
 # Positions of damaged records that are remembered, so that each is reported once.
@@ -967,6 +969,10 @@ class Store:
 
         def work() -> None:
             try:
+                if len(paths) + len(directories) > SYNC_EACH_MAX:
+                    self.disk.sync_everything(self.directory)
+                    paths.clear()
+                    directories.clear()
                 for path in paths:
                     self._sync_if_there(path)
                 for directory in directories:

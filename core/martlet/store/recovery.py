@@ -681,7 +681,7 @@ class Follower:
         return self.segments.read(self.keys.position, min(size, end - self.keys.position))
 
     def take(self, data: bytes, end: int, size: int) -> int:
-        """Index the records that `read` returned for *end* and *size*; return the size to read next, 0 for the usual."""
+        """Index what `read` returned for *end* and *size*; return the size to read next, 0 for the usual."""
         keys = self.keys
         segment = self.segments.find(keys.position)
         if segment is None:

@@ -298,6 +298,14 @@ class FakeDisk:
             _rename(self.stable_files, self.stable_directories, change)
         del self.name_changes[: last + 1]
 
+    def sync_everything(self, path: str) -> None:
+        self._changing("sync")
+        for file in self.files.values():
+            file.sync()
+        for change in self.name_changes:
+            _rename(self.stable_files, self.stable_directories, change)
+        self.name_changes.clear()
+
     def make_directory(self, path: str) -> None:
         if path in self.directories or not path.strip("/"):
             self.directories.add(path)

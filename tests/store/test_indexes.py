@@ -1,0 +1,188 @@
+"""Finding messages: by key, by time, after retention, and while the key index is being made anew."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from martlet.message import Message
+from martlet.store import Store
+from martlet.store.codec import decode_record, key_hash
+from martlet.store.keys import KeyIndex
+from martlet.store.queues import Queue
+from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import ManualClock, drain, message, small_config
+
+OpenStore = Callable[..., Awaitable[Store]]
+
+
+def put(store: Store, *messages: Message, queue_id: int = 0) -> None:
+    for one in messages:
+        store.append(one, queue_id)
+    store.commit()
+    store.flusher.flush_now()
+
+
+def found(store: Store, key: str, topic: str = "T", count: int = 64, begin: int = 0, end: int = 2**62) -> list[bytes]:
+    records = store.query_keys(topic, key.encode(), count, begin, end).records
+    return [decode_record(data).body for data in records]
+
+
+async def test_messages_are_found_by_every_key_newest_first(open_store: OpenStore) -> None:
+    store = await open_store()
+    put(store, message("1", keys="a b", unique="U1"), message("2", keys="b  c", unique="U2"), message("3", topic="X"))
+    assert found(store, "b") == [b"2", b"1"]
+    assert found(store, "a") == [b"1"]
+    assert found(store, "U2") == [b"2"]
+    assert found(store, "b", count=1) == [b"2"]
+    assert found(store, "a", topic="X") == []
+    await store.close()
+    store = await open_store()
+    assert found(store, "b") == [b"2", b"1"]
+
+
+async def test_a_query_says_how_far_the_index_reaches(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await open_store()
+    put(store, message("1", keys="a"))
+    answer = store.query_keys("T", b"a", 1, 0, 2**62)
+    assert (answer.index_ms, answer.index_position) == (clock.ms, store.written)
+
+
+async def test_what_is_not_durable_is_not_found(open_store: OpenStore) -> None:
+    store = await open_store()
+    store.append(message("1", keys="a"), 0)
+    store.commit()
+    assert found(store, "a") == []
+    store.flusher.flush_now()
+    assert found(store, "a") == [b"1"]
+
+
+async def test_a_query_keeps_to_its_times(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await open_store()
+    start = clock.ms
+    for second in range(5):
+        clock.ms = start + second * 10_000
+        put(store, message(str(second), keys="k"))
+    assert found(store, "k", begin=start + 9_000, end=start + 31_000) == [b"3", b"2", b"1"]
+    assert found(store, "k", begin=start + 50_000) == []
+
+
+async def test_keys_go_on_in_another_file_when_one_is_full(open_store: OpenStore) -> None:
+    store = await open_store(small_config(segment_bytes=65536))
+    for number in range(300):
+        put(store, message(str(number), keys=f"k{number % 7}", unique=f"U{number}"))
+    assert [found(store, f"U{n}") for n in range(300)] == [[b"%d" % n] for n in range(300)]
+    assert len(store.disk.names(f"{store.directory}/index")) > 3
+    assert found(store, "k3", count=100) == [b"%d" % n for n in range(299, -1, -1) if n % 7 == 3]
+    await store.close()
+    store = await open_store(small_config(segment_bytes=65536))
+    assert found(store, "k3", count=100) == [b"%d" % n for n in range(299, -1, -1) if n % 7 == 3]
+
+
+@pytest.mark.parametrize(
+    "key", ["", "short", "7F0000010A2B18B4AAC2000000100001", "ä€😀", "x" * 255, "y" * 256, "z" * 900]
+)
+async def test_the_fast_hash_is_the_hash(open_store: OpenStore, key: str) -> None:
+    store = await open_store()
+    keys = store.keys
+    assert isinstance(keys, KeyIndex)
+    for topic in ("T", "%RETRY%gruppe-ü"):
+        for _ in range(2):
+            assert keys._hash(Queue(topic, 0), key.encode()) == key_hash(topic, key.encode())
+
+
+async def test_offsets_are_found_by_time(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await open_store()
+    queue = store.queue("T", 0)
+    assert (store.earliest_store_ms(queue), store.offset_by_time(queue, 0)) == (-1, 0)
+    times = [100, 200, 200, 200, 300, 500]
+    for at in times:
+        clock.ms = at
+        put(store, message("x" * 200))
+    assert store.earliest_store_ms(queue) == 100
+    for at in range(50, 600, 25):
+        lower = next((i for i, t in enumerate(times) if t >= at), len(times))
+        upper = max((i for i, t in enumerate(times) if t <= at), default=0)
+        assert store.offset_by_time(queue, at) == lower
+        assert store.offset_by_time(queue, at, upper=True) == upper
+
+
+async def test_old_segments_go_at_their_hour_and_take_their_indexes_along(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    config = small_config(delete_when="00;01;02;03;04;05;06;07;08;09;10;11;12;13;14;15;16;17;18;19;20;21;22;23")
+    store = await open_store(config)
+    for number in range(100):
+        put(store, message(b"%d" % number + b"x" * 100, unique=f"U{number}"))
+    queue = store.queue("T", 0)
+    store.retention.look()
+    assert queue.first_offset == 0
+    clock.ms += 73 * 3_600_000
+    put(store, message(b"new", unique="new"))
+    store.retention.look()
+    start = store.first_position
+    assert start == store.segments.items[-1].start > 0
+    assert drain(store, queue)[-1] == b"new"
+    assert queue.first_offset > 80
+    assert found(store, "U3") == []
+    assert store.earliest_store_ms(queue) >= 0
+    await store.close()
+    store = await open_store(config)
+    assert (store.first_position, store.queue("T", 0).first_offset) == (start, queue.first_offset)
+    assert store.statistics().recovered_records == 0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "age_h", "gone"), [(0.5, 100, False), (0.8, 1, False), (0.8, 100, True), (0.9, 1, True)]
+)
+async def test_a_full_disk_hastens_retention(
+    open_store: OpenStore, clock: ManualClock, ratio: float, age_h: int, gone: bool
+) -> None:
+    disk = FakeDisk()
+    store = await open_store(small_config(disk_used_ratio_max=0.75, disk_clean_ratio=0.85), disk)
+    for _ in range(100):
+        put(store, message("x" * 100))
+    clock.ms += age_h * 3_600_000
+    put(store, message("now"))
+    disk.used_ratio = ratio
+    store.retention.look()
+    assert (store.first_position > 0) is gone
+    assert len(store.segments.items) >= 1
+
+
+async def test_the_key_index_is_made_anew_beside_other_work(
+    open_store: OpenStore, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store()
+    for number in range(150):
+        put(store, message(str(number), keys="k", unique=f"U{number}"))
+    await store.close()
+    for path in (name for name in store.disk.names(f"{store.directory}/index")):
+        store.disk.unlink(f"{store.directory}/index/{path}")
+    monkeypatch.setattr("martlet.store.log.FOLLOW_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("martlet.store.log.FOLLOW_BYTES", 500)
+    store = await open_store()
+    assert found(store, "U1") == []
+    await nursery.start(store.run)
+    put(store, message("late", unique="late"))
+    while store.statistics().unindexed_bytes:
+        await trio.lowlevel.checkpoint()
+    put(store, message("later", unique="later"))
+    assert [found(store, f"U{n}") for n in range(150)] == [[b"%d" % n] for n in range(150)]
+    assert found(store, "late") == [b"late"]
+    assert found(store, "later") == [b"later"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_thousands_of_queues_share_a_few_files(open_store: OpenStore) -> None:
+    store = await open_store(small_config(segment_bytes=2**22, chunk_bytes=2**16, keys_index=False, open_files_max=8))
+    for number in range(2000):
+        store.append(message("x", topic=f"T{number}"), 0)
+    store.commit()
+    store.flusher.flush_now()
+    await store.checkpoint()
+    assert store.statistics().open_files <= 8
+    assert store.statistics().queues == 2000
+    store.crash()
+    store = await open_store(small_config(segment_bytes=2**22, chunk_bytes=2**16, keys_index=False, open_files_max=8))
+    assert all(drain(store, store.queue(f"T{n}", 0)) == [b"x"] for n in range(0, 2000, 97))
