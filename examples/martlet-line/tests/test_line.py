@@ -334,6 +334,28 @@ async def test_a_reader_that_does_not_read_holds_bounded_memory_and_nobody_up(tm
         assert offsets == list(range(10_000))
 
 
+async def test_a_backlog_on_disk_is_pushed_to_subscribers_and_groups(tmp_path: Path) -> None:
+    store = StoreConfig(flush="async", cache_bytes=0, chunk_bytes=65536, segment_bytes=1 << 20)
+    async with room(tmp_path, store=store) as made:
+        publisher = made.connect()
+        for start in range(0, 4000, 500):
+            await publisher.say("\n".join(f"PUB t {n} {'x' * 1000}" for n in range(start, start + 500)))
+            for _ in range(500):
+                await publisher.line()
+        one, member = made.connect(), made.connect()
+        assert await one.ask("SUB t from earliest credit 4000") == "OK 1"
+        assert await member.ask("SUB t group G from earliest credit 300") == "OK 1"
+        assert [message.offset for message in await one.messages(4000)] == list(range(4000))
+        got = 0
+        while got < 4000:
+            offsets = [message.offset for message in await member.batch()]
+            assert offsets == list(range(got, got + len(offsets)))
+            await member.say(f"ACK 1 0 {offsets[0]} {offsets[-1]}")
+            got += len(offsets)
+        await member.quiet()
+        assert made.broker.groups.offset("G", "t", 0) == 4000
+
+
 async def test_a_thousand_slow_consumers_cost_numbers_and_hold_nobody_up(tmp_path: Path) -> None:
     async with room(tmp_path, LineConfig(idle_s=0, credit_default=1)) as made:
         slow = [made.connect(capacity=200) for _ in range(1000)]
