@@ -664,3 +664,15 @@ async def test_help_is_there(tmp_path: Path) -> None:
         text = await talk.end()
         assert text.startswith("INFO PUB topic")
         assert text.endswith("BYE")
+
+
+async def test_the_conversation_of_the_readme_is_true(tmp_path: Path) -> None:
+    async with room(tmp_path) as made:
+        left, right = made.connect(), made.connect()
+        said = ["SUB news", await left.ask("SUB news")]
+        published = ["PUB news colour=red hello", await right.ask("PUB news colour=red hello")]
+        said += [await left.line() for _ in range(3)]
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    block = text[text.index("$ nc 127.0.0.1 10920") :].splitlines()[1:6]
+    assert [line[:46].strip() for line in block] == said
+    assert [line[46:].strip() for line in block if line[46:].strip()] == published
