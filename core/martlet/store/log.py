@@ -166,6 +166,7 @@ class Store:
         "_index_saved_at",
         "_listed",
         "_lock_fd",
+        "_lost",
         "_now_ms",
         "_pending",
         "_sync",
@@ -235,6 +236,8 @@ class Store:
         self._dispatchers: tuple[Dispatcher, ...] = ()
         # Appended and not yet committed, in order.
         self._pending: list[tuple[Queue, int, int, int, bytes]] = []
+        # Why what was appended since the last commit will never be stored, though its appends returned.
+        self._lost: Refused | StoreFailed | None = None
         # Queues with watchers that have records which are not readable yet.
         self._touched: dict[Queue, None] = {}
         self._now_ms = 0
@@ -361,7 +364,7 @@ class Store:
             return
         try:
             if self.flusher.failed is None:
-                self.commit()
+                self._commit_last()
                 self.flusher.flush_now()
                 self._write_checkpoint()
                 self.disk.unlink(f"{self.directory}/abort")
@@ -370,6 +373,12 @@ class Store:
             raise self.flusher.fail(error) from error
         finally:
             self._release()
+
+    def _commit_last(self) -> None:
+        try:
+            self.commit()
+        except Refused as refused:
+            logger.warning("what was not committed before the stop is not stored: %s", refused)
 
     def crash(self) -> None:
         """Let go of the directory without saving anything, as a killed process would; for tests."""
@@ -573,11 +582,14 @@ class Store:
         try:
             self.tail.roll()
         except OSError as error:
+            refused = self._disk_refused(error)
             if self.tail.written < before.end:
+                if self._pending:
+                    self._lost = refused
                 self._take_back()
             else:
                 self._accept_pending()
-            raise self._disk_refused(error) from error
+            raise refused from error
         self._accept_pending()
         self.flusher.created()
 
@@ -600,6 +612,9 @@ class Store:
           StoreFailed: the disk failed.
         """
         self._now_ms = 0
+        if self._lost is not None:
+            lost, self._lost = self._lost, None
+            raise lost
         if not self._pending:
             return
         tail = self.tail
