@@ -24,6 +24,15 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What plugins.py logs, also where a command line in the same process took the loggers over."""
+    logger = logging.getLogger("martlet.plugins")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
 def test_the_projects_own_plugins_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert {"remoting", "nameserver"} <= set(available())
@@ -58,11 +67,11 @@ def test_what_is_no_plugin_is_refused(name: str, text: str) -> None:
         load([name], {})
 
 
-def test_a_plugin_that_cannot_be_imported_is_named_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plugin_that_cannot_be_imported_is_named_and_left_out(logged: pytest.LogCaptureFixture) -> None:
     plugins = load(["gone", "full"], {})
     assert [plugin.name for plugin in plugins] == ["full"]
     assert plugins.failed["gone"].startswith("plugin 'gone' cannot be imported; AttributeError")
-    assert "it is left out, the others go on" in caplog.text
+    assert "it is left out, the others go on" in logged.text
 
 
 @pytest.mark.parametrize(
@@ -88,13 +97,13 @@ async def test_a_hook_is_asked_of_those_that_override_it_and_of_nobody_else() ->
     assert [name for name, _ in results] == ["full"]
 
 
-async def test_a_plugin_that_raises_is_named_and_left_out_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_plugin_that_raises_is_named_and_left_out_as_a_whole(logged: pytest.LogCaptureFixture) -> None:
     plugins = load(["raising", "full"], {})
     results = await plugins.call("martlet_protocols", broker=None)
     assert [name for name, _ in results] == ["full"]
     text = "plugin 'raising' failed in martlet_protocols; ValueError: no port today"
     assert plugins.failed == {"raising": text}
-    assert f"{text}; it is left out, the others go on" in caplog.text
+    assert f"{text}; it is left out, the others go on" in logged.text
     assert [name for name, _ in await plugins.call("martlet_stages", broker=None)] == ["full"]
 
 
@@ -161,7 +170,6 @@ async def test_others_serve_when_one_plugin_fails() -> None:
     assert Full.said[-1] == "stopping"
 
 
-async def test_a_broker_without_its_guard_does_not_start(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL)
+async def test_a_broker_without_its_guard_does_not_start() -> None:
     with pytest.raises(PluginError, match="guards access"):
         await running("full", "failing_guard")
