@@ -17,6 +17,7 @@ from martlet.store import Store
 from martlet.store.codec import decode_record, decode_records
 from martlet.testing.disk import FakeDisk
 from martlet.testing.links import End
+from martlet_remoting.batches import decode_batch
 from martlet_remoting.codec import FrameBuffer
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command
@@ -27,12 +28,35 @@ if TYPE_CHECKING:
 __all__ = ["Checker", "Tap", "Violation"]
 
 Place: TypeAlias = tuple[str, int]  # topic, queue id
+Stored: TypeAlias = tuple[bytes, int]  # body, log position
+Contents: TypeAlias = dict[Place, dict[int, Stored]]  # by queue offset
 
 # The longest that anything may take that is not held up by a link or a full disk, in virtual seconds.
 PATIENCE_S: Final = 5.0
 # A pull whose queue has more for it is answered within this.
 WAKE_S: Final = 2.0
 DATA: Final = "/data"
+SENDS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+EVERYTHING: Final = "*"
+# Messages that are looked up by their key after each start.
+KEYS_TRIED: Final = 10
+
+
+def tag_of(body: bytes) -> str:
+    """The tag that simulated producers give to a message with this body."""
+    return f"t{len(body) % 3}"
+
+
+def key_of(body: bytes) -> str:
+    """The unique key of a message with this body, which is its own: ``p0-12:...`` has ``p012``."""
+    return body.partition(b":")[0].decode().replace("-", "")
+
+
+def bodies_of(command: Command) -> list[bytes]:
+    """What a send wants stored."""
+    if command.code == RequestCode.SEND_BATCH_MESSAGE:
+        return [member.body for member in decode_batch(command.body)]
+    return [command.body]
 
 
 class Violation(AssertionError):
@@ -118,7 +142,12 @@ class Checker:
         self._offsets_persist_s = offsets_persist_s
         self._digest = hashlib.sha256()
         # What somebody was told is stored, or has read.
-        self.truth: dict[Place, dict[int, bytes]] = defaultdict(dict)
+        self.truth: Contents = defaultdict(dict)
+        # What lies before may have been removed by retention.
+        self.first_position = 0
+        # On a full disk segments go although the entries of their queues could not be written: then the end
+        # of a queue of which nothing is left is not remembered by a crash.
+        self.removed_when_full = False
         # The queue ends that somebody was told.
         self.ends: dict[Place, int] = defaultdict(int)
         # How often the broker received a request to store a body.
@@ -157,8 +186,9 @@ class Checker:
             return
         self.note(f"{tap.name} asks {command.code} #{command.opaque} {len(command.body)} B")
         tap.asked[command.opaque] = Asked(command, trio.current_time())
-        if command.code == RequestCode.SEND_MESSAGE_V2:
-            self.received[command.body] += 1
+        if command.code in SENDS:
+            for body in bodies_of(command):
+                self.received[body] += 1
         elif command.code == RequestCode.UPDATE_CONSUMER_OFFSET:
             self._remember(self.committing, command)
 
@@ -171,7 +201,7 @@ class Checker:
             self.fail(f"answer #{answer.opaque} to {tap.name}, who has no such question open")
             return
         request = asked.command
-        if request.code == RequestCode.SEND_MESSAGE_V2:
+        if request.code in SENDS:
             self._check_stored_answer(tap, request, answer)
         elif request.code == RequestCode.PULL_MESSAGE:
             self._check_pull_answer(tap, request, answer)
@@ -189,10 +219,15 @@ class Checker:
             return
         place = request.text("b"), answer.integer("queueId")
         offset = answer.integer("queueOffset")
-        position = int(answer.text("msgId")[-16:], 16)
-        self._check_on_disk(tap.life.disk, position, place, offset, request.body, "acknowledged")
-        self._settle(place, offset, request.body, "acknowledged")
-        self.acknowledged += 1
+        positions = [int(each[-16:], 16) for each in answer.text("msgId").split(",")]
+        bodies = bodies_of(request)
+        if len(positions) != len(bodies):
+            self.fail(f"{len(bodies)} messages were sent and {len(positions)} are acknowledged")
+        for position, body in zip(positions, bodies, strict=False):
+            self._check_on_disk(tap.life.disk, position, place, offset, body, "acknowledged")
+            self._settle(place, offset, body, position, "acknowledged")
+            self.acknowledged += 1
+            offset += 1
 
     def _check_pull_answer(self, tap: Tap, request: Command, answer: Command) -> None:
         place = request.text("topic"), request.integer("queueId")
@@ -207,15 +242,29 @@ class Checker:
         following, end = answer.integer("nextBeginOffset"), answer.integer("maxOffset")
         self.ends[place] = max(self.ends[place], end)
         if answer.code == ResponseCode.SUCCESS:
-            self._check_records(tap, place, wanted, following, answer.body)
+            self._check_records(tap, request, wanted, following, answer.body)
         if following > end:
             self.fail(f"{place} sends a consumer to {following}, behind its end {end}")
         if answer.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED):
-            skipped = [o for o in self.truth[place] if wanted <= o < following or (o == wanted and following < o)]
-            if skipped:
+            skipped = self._wanted(request, wanted, max(following, wanted + 1))
+            if skipped and not (skipped[0] > wanted and following <= wanted):
                 self.fail(f"{place} was asked for {wanted} and leads to {following}, past stored messages {skipped}")
 
-    def _check_records(self, tap: Tap, place: Place, wanted: int, following: int, body: bytes) -> None:
+    def _wanted(self, request: Command, first: int, end: int) -> list[int]:
+        """The offsets of known messages from *first* to before *end* that a pull asks for and that must be there."""
+        table = self.truth[request.text("topic"), request.integer("queueId")]
+        expression = request.text("subscription")
+        return [
+            offset
+            for offset in range(first, end)
+            if offset in table
+            and table[offset][1] >= self.first_position
+            and expression in (EVERYTHING, tag_of(table[offset][0]))
+        ]
+
+    def _check_records(self, tap: Tap, request: Command, wanted: int, following: int, body: bytes) -> None:
+        place = request.text("topic"), request.integer("queueId")
+        expression = request.text("subscription")
         try:
             records = decode_records(body)
         except CorruptRecord as error:
@@ -224,11 +273,13 @@ class Checker:
         for record in records:
             offset = record.queue_offset
             self._check_record(place, record)
-            passed = [o for o in range(wanted, offset) if o in self.truth[place]]
+            if expression not in (EVERYTHING, tag_of(record.body)):
+                self.fail(f"{place} was asked for {expression} and serves {tag_of(record.body)} at {offset}")
+            passed = self._wanted(request, wanted, offset)
             if offset < wanted or passed:
                 self.fail(f"{place} was asked for {wanted} and serves {offset}, past stored messages {passed}")
             self._check_on_disk(tap.life.disk, record.position, place, offset, record.body, "delivered")
-            self._settle(place, offset, record.body, "delivered")
+            self._settle(place, offset, record.body, record.position, "delivered")
             self.delivered += 1
             wanted = offset + 1
         if following < wanted:
@@ -242,6 +293,8 @@ class Checker:
 
     def _check_on_disk(self, disk: FakeDisk, position: int, place: Place, offset: int, body: bytes, what: str) -> None:
         """What is said to be stored must be there at this moment: synced, or with async flush written."""
+        if position < self.first_position:
+            return
         start = position - position % self._segment_bytes
         path = f"{DATA}/commitlog/{start:020d}"
         file = disk.files.get(path)
@@ -258,10 +311,12 @@ class Checker:
                 f"{place} {offset} is {what}, and at {position} stands {record.queue_offset} {record.body[:40]!r}"
             )
 
-    def _settle(self, place: Place, offset: int, body: bytes, what: str) -> None:
-        known = self.truth[place].setdefault(offset, body)
-        if known != body:
-            self.fail(f"{place} {offset} is {what} as {body[:40]!r} and was {known[:40]!r}")
+    def _settle(self, place: Place, offset: int, body: bytes, position: int, what: str) -> None:
+        known = self.truth[place].setdefault(offset, (body, position))
+        if known != (body, position):
+            self.fail(
+                f"{place} {offset} is {what} as {body[:40]!r} at {position} and was {known[0][:40]!r}, {known[1]}"
+            )
         self.ends[place] = max(self.ends[place], offset + 1)
 
     # the broker's inside
@@ -277,6 +332,24 @@ class Checker:
         if store.readable < life.readable:
             self.fail(f"readable went back from {life.readable} to {store.readable}")
         life.readable = store.readable
+        if store.first_position > self.first_position:
+            self.fail(f"the log begins at {store.first_position}; up to {self.first_position} was removed")
+
+    def on_unlink(self, life: "Life", path: str) -> None:
+        """The broker is about to remove a file: of the log only the oldest, and never the one in use."""
+        directory, _, name = path.rpartition("/")
+        if directory != f"{DATA}/commitlog" or not life.alive:
+            return
+        start = int(name)
+        end = start + self._segment_bytes
+        self.note(f"segment {start} goes")
+        if start <= self.first_position and (life.store is None or end <= life.store.durable):
+            self.first_position = max(self.first_position, end)
+            self.removed_when_full |= life.disk.free_bytes is not None
+        elif self.sync and any(
+            start <= position < end for table in self.truth.values() for _, position in table.values()
+        ):
+            self.fail(f"segment {start} with known messages is removed; the log begins at {self.first_position}")
 
     def watch(self, life: "Life") -> None:
         """What holds at any time, looked at several times a second: nobody waits for nothing, nothing grows."""
@@ -298,7 +371,11 @@ class Checker:
         late = True
         if request.code == RequestCode.PULL_MESSAGE:
             queue = store.find_queue(request.text("topic"), request.integer("queueId"))
-            more = queue is not None and store.end_offset(queue) > request.integer("queueOffset")
+            offset = request.integer("queueOffset")
+            if request.text("subscription") == EVERYTHING:
+                more = queue is not None and store.end_offset(queue) > offset
+            else:
+                more = bool(self._wanted(request, offset, self.ends[request.text("topic"), request.integer("queueId")]))
             suspend_s = request.integer("suspendTimeoutMillis") / 1000
             late = more or now > asked.since + suspend_s + PATIENCE_S
             late_after = WAKE_S
@@ -336,21 +413,45 @@ class Checker:
             self.ends = defaultdict(int)
             self.committed.clear()
             self.committing.clear()
-        for place, table in self.truth.items():
-            for offset, body in table.items():
-                if found.get(place, {}).get(offset) != body:
-                    self.fail(f"{place} {offset} {body[:40]!r} was known and is gone after a start")
-        for (topic, queue_id), end in self.ends.items():
+        self.compare(found, "after a start")
+        self.check_keys(store)
+        for (topic, queue_id), end in list(self.ends.items()):
             queue = store.find_queue(topic, queue_id)
+            left = any(stored[1] >= self.first_position for stored in self.truth[topic, queue_id].values())
+            if self.removed_when_full and not left:
+                self._forget((topic, queue_id))
+                continue
             if end and (queue is None or store.end_offset(queue) < end):
                 self.fail(f"{topic}/{queue_id} ended at {end} and ends at {queue} after a start")
         self._check_copies(found)
         self._check_offsets(life, ended_at)
         self._begin_offsets(life)
 
-    def contents(self, store: Store) -> dict[Place, dict[int, bytes]]:
+    def _forget(self, place: Place) -> None:
+        self.truth.pop(place, None)
+        self.ends.pop(place, None)
+        for table in (self.committed, self.committing):
+            for key in [key for key in table if key[1] == place]:
+                del table[key]
+
+    def compare(self, found: Contents, when: str) -> None:
+        """All that is known is in *found*, but for what retention has removed."""
+        for place, table in self.truth.items():
+            for offset, stored in table.items():
+                if stored[1] >= self.first_position and found.get(place, {}).get(offset) != stored:
+                    self.fail(f"{place} {offset} {stored[0][:40]!r} was known and is gone {when}")
+
+    def check_keys(self, store: Store) -> None:
+        """Some of what is known is found by its key."""
+        known = [(place[0], s) for place, t in self.truth.items() for s in t.values() if s[1] >= self.first_position]
+        for topic, (body, position) in known[:: max(1, len(known) // KEYS_TRIED)]:
+            found = store.query_keys(topic, key_of(body).encode(), 64, 0, 2**62)
+            if position not in [decode_record(record).position for record in found.records]:
+                self.fail(f"{key_of(body)} of {topic} is stored at {position} and is not found by its key")
+
+    def contents(self, store: Store) -> Contents:
         """Everything readable, by queue and offset."""
-        found: dict[Place, dict[int, bytes]] = {}
+        found: Contents = {}
         for topic, queues in store.queues.topics.items():
             for queue_id, queue in queues.items():
                 table = found[topic, queue_id] = {}
@@ -364,17 +465,17 @@ class Checker:
                         return found
                     for record in records:
                         self._check_record((topic, queue_id), record)
-                        table[record.queue_offset] = record.body
+                        table[record.queue_offset] = record.body, record.position
                     if result.next_offset <= offset:
                         self.fail(f"{queue} at {offset} leads nowhere: {result.status!r}")
                         return found
                     offset = result.next_offset
         return found
 
-    def _check_copies(self, found: dict[Place, dict[int, bytes]]) -> None:
+    def _check_copies(self, found: Contents) -> None:
         copies: dict[bytes, int] = defaultdict(int)
         for table in found.values():
-            for body in table.values():
+            for body, _ in table.values():
                 copies[body] += 1
         for body, count in copies.items():
             if count > self.received[body]:

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Final, final
 import trio
 
 from martlet.testing.links import Caller
+from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codec import FrameBuffer, encode_binary_command, encode_command
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 from martlet_remoting.packets import Command
+
+from .checker import key_of, tag_of
 
 if TYPE_CHECKING:
     from .world import World
@@ -30,7 +33,7 @@ class Client:
 
     def __init__(self, world: "World", chance: random.Random) -> None:
         self._world = world
-        self._chance = chance
+        self.chance = chance
         self._caller: Caller | None = None
         self._frames = FrameBuffer()
         self._opaque = 0
@@ -40,7 +43,7 @@ class Client:
         """Dial until somebody answers."""
         self.close()
         while (link := self._world.dial()) is None:  # noqa: ASYNC110, a client polls: nobody tells it
-            await trio.sleep(self._chance.uniform(0.05, 0.5))
+            await trio.sleep(self.chance.uniform(0.05, 0.5))
         self._caller = Caller(link.near)
         self._frames = FrameBuffer()
         self.answers.clear()
@@ -60,7 +63,7 @@ class Client:
         for question in questions:
             self._opaque += 1
             question.opaque = self._opaque
-            binary = question.code != RequestCode.SEND_MESSAGE_V2 and self._chance.random() < 0.3
+            binary = question.code == RequestCode.PULL_MESSAGE and self.chance.random() < 0.3
             frames += encode_binary_command(question) if binary else encode_command(question)
         assert self._caller is not None
         try:
@@ -92,8 +95,14 @@ class Client:
         return self.answers.pop(number)
 
 
-def send_command(topic: str, queue_id: int, body: bytes, unique: str) -> Command:
-    """The SEND_MESSAGE_V2 of one message."""
+def properties_of(body: bytes) -> str:
+    """The properties of the message with this body."""
+    return f"UNIQ_KEY\x01{key_of(body)}\x02TAGS\x01{tag_of(body)}\x02"
+
+
+def send_command(topic: str, queue_id: int, body: bytes, *more: bytes) -> Command:
+    """The SEND_MESSAGE_V2 of one message, or the SEND_BATCH_MESSAGE of several."""
+    code = RequestCode.SEND_BATCH_MESSAGE if more else RequestCode.SEND_MESSAGE_V2
     ext = {
         "a": "simulated",
         "b": topic,
@@ -103,12 +112,14 @@ def send_command(topic: str, queue_id: int, body: bytes, unique: str) -> Command
         "f": "0",
         "g": "1700000000000",
         "h": "0",
-        "i": f"UNIQ_KEY\x01{unique}\x02TAGS\x01t{len(body) % 3}\x02",
+        "i": properties_of(body),
         "j": "0",
         "k": "false",
-        "m": "false",
+        "m": "true" if more else "false",
     }
-    return Command(RequestCode.SEND_MESSAGE_V2, ext, body)
+    if more:
+        body = encode_batch([BatchMessage(each, properties_of(each).encode()) for each in (body, *more)])
+    return Command(code, ext, body)
 
 
 def make_body(name: str, number: int, chance: random.Random) -> bytes:
@@ -131,7 +142,7 @@ async def produce(world: "World", name: str, chance: random.Random) -> None:
         try:
             if not client.connected:
                 await client.connect()
-            await _send_all(client, name, waiting)
+            await _send_all(client, waiting)
         except Gone:
             client.close()
         await trio.sleep(chance.choice([0.0, 0.01, 0.1, 0.5]))
@@ -139,13 +150,19 @@ async def produce(world: "World", name: str, chance: random.Random) -> None:
     world.finished()
 
 
-async def _send_all(client: Client, name: str, waiting: dict[int, tuple[bytes, str, int]]) -> None:
-    commands = {n: send_command(topic, q, body, f"{name}{n}") for n, (body, topic, q) in waiting.items()}
-    asked = await client.ask(*commands.values())
-    for number, opaque in zip(commands, asked, strict=True):
+async def _send_all(client: Client, waiting: dict[int, tuple[bytes, str, int]]) -> None:
+    together = client.chance.random() < 0.3
+    sends: dict[tuple[int, ...], Command] = {}
+    for place in sorted({(topic, queue_id) for _, topic, queue_id in waiting.values()}):
+        numbers = tuple(number for number, (_, *at) in waiting.items() if tuple(at) == place)
+        for some in [numbers] if together else [(number,) for number in numbers]:
+            sends[some] = send_command(*place, *(waiting[number][0] for number in some))
+    asked = await client.ask(*sends.values())
+    for numbers, opaque in zip(sends, asked, strict=True):
         answer = await client.answer(opaque)
         if answer.code == ResponseCode.SUCCESS:
-            del waiting[number]
+            for number in numbers:
+                del waiting[number]
 
 
 async def consume(world: "World", name: str, chance: random.Random) -> None:
@@ -156,6 +173,7 @@ async def consume(world: "World", name: str, chance: random.Random) -> None:
     chance.shuffle(places)
     mine = places[: chance.randint(1, len(places))]
     offsets = dict.fromkeys(mine, 0)
+    expression = chance.choice(["*", "*", "*", "t1"])
     asked: dict[tuple[str, int], int] = {}
     counted = False
     while True:
@@ -163,7 +181,7 @@ async def consume(world: "World", name: str, chance: random.Random) -> None:
             if not client.connected:
                 asked.clear()
                 await client.connect()
-            await _pull_round(world, client, name, chance, offsets, asked)
+            await _pull_round(world, client, name, expression, chance, offsets, asked)
         except Gone:
             client.close()
         if world.calm and not counted and _has_all(world, offsets):
@@ -182,13 +200,14 @@ async def _pull_round(
     world: "World",
     client: Client,
     name: str,
+    expression: str,
     chance: random.Random,
     offsets: dict[tuple[str, int], int],
     asked: dict[tuple[str, int], int],
 ) -> None:
     for place, offset in offsets.items():
         if place not in asked:
-            asked[place] = (await client.ask(_pull(name, place, offset, chance)))[0]
+            asked[place] = (await client.ask(_pull(name, expression, place, offset, chance)))[0]
     if chance.random() < 0.03 and not world.calm:
         await trio.sleep(chance.uniform(0, 5))  # somebody who does not read for a while
     with trio.move_on_after(chance.uniform(0.1, 2)):
@@ -208,10 +227,10 @@ def _take(place: tuple[str, int], answer: Command, offsets: dict[tuple[str, int]
         offsets[place] = answer.integer("nextBeginOffset")
 
 
-def _pull(name: str, place: tuple[str, int], offset: int, chance: random.Random) -> Command:
+def _pull(name: str, expression: str, place: tuple[str, int], offset: int, chance: random.Random) -> Command:
     sys_flag = PULL_SUBSCRIPTION | PULL_SUSPEND
     most = chance.choice([1, 4, 32])
-    header = PullHeader(f"group-{name}", *place, offset, most, sys_flag, 0, SUSPEND_MS, "*")
+    header = PullHeader(f"group-{name}", *place, offset, most, sys_flag, 0, SUSPEND_MS, expression)
     return Command(RequestCode.PULL_MESSAGE, {key: str(value) for key, value in header.to_ext().items()})
 
 

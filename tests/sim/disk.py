@@ -18,8 +18,9 @@ T = TypeVar("T")
 class SlowDisk:
     """A `martlet.store.Disk` over *disk*; ``delay_s`` is the longest that one piece of work in the background takes."""
 
-    def __init__(self, disk: FakeDisk, chance: random.Random, delay_s: float) -> None:
+    def __init__(self, disk: FakeDisk, chance: random.Random, delay_s: float, on_unlink: Callable[[str], None]) -> None:
         self.disk = disk
+        self._on_unlink = on_unlink
         self.delay_s = delay_s
         self._chance = chance
 
@@ -67,6 +68,7 @@ class SlowDisk:
         self.disk.rename(source, target)
 
     def unlink(self, path: str) -> None:
+        self._on_unlink(path)
         self.disk.unlink(path)
 
     def remove_directory(self, path: str) -> None:

@@ -157,6 +157,9 @@ class World:
             persist_interval_ms=400,
             checkpoint_interval_ms=1500,
             message_bytes_max=4096,
+            disk_used_ratio_max=0.85,
+            disk_clean_ratio=0.85,
+            retention_interval_ms=1000,
         )
         self.disk = FakeDisk()
         self.checker = Checker(sync=plan.flush == "sync", segment_bytes=plan.segment_bytes, offsets_persist_s=2.0)
@@ -168,6 +171,7 @@ class World:
         self.crashes = 0
         self.lossless = True
         self.ended_at = 0.0
+        self.crowded_until = 0.0
         self.idle_clients = 0
         self.clients = 0
         self.idle = trio.Event()
@@ -261,7 +265,7 @@ class World:
         self.crash(self.chance.choice(list(Cut)), f"the broker ended: {causes}")
 
     async def _run_broker(self, life: Life) -> None:
-        disk = SlowDisk(life.disk, self.chance, self.plan.disk_delay_s)
+        disk = SlowDisk(life.disk, self.chance, self.plan.disk_delay_s, partial(self.checker.on_unlink, life))
         store = await Store.open(Path(DATA), self.store_config, self.clock, disk)
         life.build(self, store)
         self.checker.on_start(life, lossless=self.lossless, ended_at=self.ended_at)
@@ -292,6 +296,8 @@ class World:
         while True:
             await trio.sleep(0.25)
             self.checker.watch(life)
+            if trio.current_time() > self.crowded_until:
+                life.disk.used_ratio = 0.1
 
     # faults
 
@@ -306,6 +312,7 @@ class World:
             self._fail_sync,
             self._fail_write,
             self._fill_disk,
+            self._crowd_disk,
             self._stop,
             self._skew_clock,
         ]
@@ -371,6 +378,12 @@ class World:
             self.checker.note("there is space again")
             life.disk.free_bytes = None
 
+    def _crowd_disk(self, life: Life) -> None:
+        """Others use the disk for a moment: the oldest segments have to go."""
+        self.checker.note("the disk is crowded")
+        life.disk.used_ratio = 0.86
+        self.crowded_until = trio.current_time() + 1
+
     def _stop(self, life: Life) -> None:
         self.checker.note("the broker is asked to stop")
         life.stop.set()
@@ -430,10 +443,8 @@ class World:
             self.disk.unlink(path)
         store = await Store.open(Path(DATA), self.store_config, self.clock, self.disk)
         found = self.checker.contents(store)
-        for place, table in self.checker.truth.items():
-            for offset, body in table.items():
-                if found.get(place, {}).get(offset) != body:
-                    self.checker.fail(f"{place} {offset} is gone after the indexes were deleted")
+        self.checker.compare(found, "after the indexes were deleted")
+        self.checker.check_keys(store)
         await store.close()
 
     def finished(self) -> None:
