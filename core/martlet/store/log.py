@@ -883,7 +883,6 @@ class Store:
           StoreFailed: the disk failed; the store is read-only.
         """
         interval = 0.0 if self._sync else self.config.flush_interval_ms / 1000
-        stopped = False
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.flusher.run, interval)
@@ -891,10 +890,11 @@ class Store:
                 nursery.start_soon(self._follow)
                 nursery.start_soon(self.retention.run)
                 task_status.started()
-        except* StoreFailed:
-            stopped = True
-        if stopped and self.flusher.failed is not None:
-            raise self.flusher.failed
+        except BaseExceptionGroup as group:
+            # Not `except*`, which mypyc does not compile.
+            if self.flusher.failed is None or group.split(StoreFailed)[1] is not None:
+                raise
+            raise self.flusher.failed from None
 
     async def _follow(self) -> None:
         """Complete the key index after a start that found it far behind."""

@@ -1,0 +1,85 @@
+"""Compile the hot modules with mypyc while the wheel is built, where ``MARTLET_COMPILE=1`` asks for it.
+
+    MARTLET_COMPILE=1 python -m build --wheel
+
+The wheel holds the same Python files, and beside those in HOT their compiled form, which
+is imported in their place. Without the variable nothing here does anything, and the
+wheel is pure.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SHELVES = {"martlet": "core", "martlet_remoting": "plugins/remoting"}
+
+# The way of a message, in and out. A module that declares settings stays as it is: mypyc knows no dataclass
+# whose defaults are descriptors.
+HOT = (
+    "martlet/message.py",
+    "martlet/wires.py",
+    "martlet/store/chunks.py",
+    "martlet/store/codec.py",
+    "martlet/store/keys.py",
+    "martlet/store/log.py",
+    "martlet/store/queues.py",
+    "martlet/store/reading.py",
+    "martlet/store/segments.py",
+    "martlet/store/tags.py",
+    "martlet_remoting/codec.py",
+    "martlet_remoting/connection.py",
+    "martlet_remoting/handler.py",
+    "martlet_remoting/handlers/pull.py",
+    "martlet_remoting/handlers/send.py",
+    "martlet_remoting/headers.py",
+    "martlet_remoting/packets.py",
+)
+
+SCRIPT = """
+import sys
+from mypyc.build import mypycify
+from setuptools import setup
+setup(
+    name="hot",
+    packages=[],
+    ext_modules=mypycify(["--strict", "--ignore-missing-imports", "--no-warn-unused-ignores", *sys.argv[3:]]),
+    script_args=sys.argv[1:3],
+)
+"""
+
+
+class CustomBuildHook(BuildHookInterface[Any]):
+    """Adds compiled modules to the wheel."""
+
+    def dependencies(self) -> list[str]:
+        # The types of what Martlet stands on are needed as well.
+        return ["mypy[mypyc]>=1.13", "setuptools", *self.metadata.core.dependencies] if self._wanted() else []
+
+    def _wanted(self) -> bool:
+        return os.environ.get("MARTLET_COMPILE") == "1" and self.target_name == "wheel"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if not self._wanted() or version == "editable":
+            return
+        self.folder = Path(tempfile.mkdtemp(prefix="martlet-compile-"))
+        for package, shelf in SHELVES.items():
+            shutil.copytree(Path(self.root) / shelf / package, self.folder / package)
+        command = [sys.executable, "-c", SCRIPT, "build_ext", "--inplace", *HOT]
+        subprocess.run(command, cwd=self.folder, check=True, env={**os.environ, "MYPYPATH": str(self.folder)})
+        for made in self.folder.rglob("*.so"):
+            inside = made.relative_to(self.folder)
+            if inside.parts[0] != "build":
+                build_data["force_include"][str(made)] = str(inside)
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        folder = getattr(self, "folder", None)
+        if folder is not None:
+            shutil.rmtree(folder)
