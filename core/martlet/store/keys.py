@@ -7,6 +7,8 @@ made; so whatever a crash leaves in a slot names an entry that is there. Appends
 a reference; `drain` does the work later, and a query drains first.
 """
 
+import sys
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from datetime import datetime
@@ -26,6 +28,7 @@ SLOT: Final = Struct(">i")
 SLOT_BYTES: Final = 4
 ITEM: Final = Struct(">iqii")  # hash, position, seconds since begin, entry before
 ITEM_BYTES: Final = 20
+BLOCK: Final = 256 * 1024
 PAGE_SLOTS: Final = 1024  # a page of slots is written when one of them changed
 SECONDS_MAX: Final = 2**31 - 1
 # Prefixes of unique keys whose hash is remembered: one a client and minute.
@@ -164,7 +167,7 @@ class KeyIndex:
         self._dirty_pages = bytearray(self.slots // PAGE_SLOTS + 1)
         if not clean:
             # A crash in the middle of writing the slots: they may name entries behind the header's count.
-            newest = max((number for (number,) in SLOT.iter_unpack(self._slots)), default=0)
+            newest = max(map(_newest, (self._slots[at : at + BLOCK] for at in range(0, len(self._slots), BLOCK))))
             last.count = max(last.count, min(newest, self.entries_max - 1) + 1)
         self._saved = last.count
         self._entries = bytearray()
@@ -366,6 +369,14 @@ class KeyIndex:
             at = (number - self._saved) * ITEM_BYTES
             return bytes(self._entries[at : at + ITEM_BYTES])
         return self.files.read(item.path, ITEM_BYTES, self._item_at(number))
+
+
+def _newest(slots: bytearray) -> int:
+    """The highest number in *slots*, big-endian i32s."""
+    numbers = array("i", bytes(slots))
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return max(numbers)
 
 
 def _name(ms: int) -> str:

@@ -23,6 +23,8 @@ BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
 # Entries that stay in memory after they were written, for consumers at the tail.
 KEPT_ENTRIES: Final = 64
 
+# Files are searched for data in steps of this size: the rest of a file is mostly a hole.
+HOLE_BYTES: Final = 64 * 1024
 POSITION: Final = Struct(">q")
 POSITION_SIZE: Final = Struct(">qi")
 
@@ -228,8 +230,12 @@ class QueueFiles:
 
     def _holds_data(self, path: str, at: int) -> bool:
         size = self.files.size(path)
-        data = self.files.next_data(path, at)
-        return data < size and any(self.files.read(path, size - data, data))
+        while (at := self.files.next_data(path, at)) < size:
+            data = self.files.read(path, HOLE_BYTES, at)
+            if data.rstrip(b"\x00"):
+                return True
+            at += len(data)
+        return False
 
     def remove_before(self, queue: Queue, first: int) -> None:
         """Remove files all of whose entries are before offset *first*; the last file stays."""
