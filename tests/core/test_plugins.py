@@ -28,9 +28,12 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """What plugins.py logs, also where a command line in the same process took the loggers over."""
     logger = logging.getLogger("martlet.plugins")
+    before = logger.level
+    logger.setLevel(logging.INFO)
     logger.addHandler(caplog.handler)
     yield caplog
     logger.removeHandler(caplog.handler)
+    logger.setLevel(before)
 
 
 def test_the_projects_own_plugins_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
