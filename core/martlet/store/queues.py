@@ -104,9 +104,12 @@ class Queue:
         self.next_offset += 1
         self.last_end = position + size
 
-    def add_holes(self, count: int) -> None:
-        """Append *count* entries of messages that are lost."""
-        self.tail += BLANK_ENTRY * count
+    def add_holes(self, count: int, position: int) -> None:
+        """Append *count* entries of messages that are lost, which stood before *position*.
+
+        They name that position, so that positions ascend in a queue and its end is found by halving.
+        """
+        self.tail += ENTRY.pack(position, BLANK_SIZE, 0) * count
         self.next_offset += count
 
     def drop_last(self) -> None:

@@ -570,7 +570,7 @@ class Recovery:
             elif offset == queue.next_offset + 1:
                 # The suspect had this place, its header is damaged.
                 self._lost(suspect.position)
-                queue.add_holes(1)
+                queue.add_holes(1, suspect.position)
             else:
                 self._lost(suspect.position)
         if offset == queue.next_offset:
@@ -585,7 +585,7 @@ class Recovery:
     def _jump(self, queue: Queue, suspect: _Suspect) -> None:
         """The suspect was right: fill the gap before it, or begin the queue anew there."""
         if suspect.offset > queue.next_offset:
-            queue.add_holes(suspect.offset - queue.next_offset)
+            queue.add_holes(suspect.offset - queue.next_offset, suspect.position)
         else:
             self._start_over(queue)
             queue.begin_at(suspect.offset)
