@@ -25,15 +25,13 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What plugins.py logs, also where a command line in the same process took the loggers over."""
+def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    """What plugins.py logs, whatever another test in this process did to the loggers."""
     logger = logging.getLogger("martlet.plugins")
-    before = logger.level
-    logger.setLevel(logging.INFO)
+    monkeypatch.setattr(logger, "disabled", False)
     logger.addHandler(caplog.handler)
     yield caplog
     logger.removeHandler(caplog.handler)
-    logger.setLevel(before)
 
 
 def test_the_projects_own_plugins_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
