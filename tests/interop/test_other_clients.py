@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ import pytest
 from . import fetch
 from .conftest import Target
 from .java import Java, message
+from .process import eventually
 
 Name = Callable[[str], str]
 Line = dict[str, Any]
@@ -22,47 +22,64 @@ COUNT = 8
 LIMIT_S = 100
 
 
+class Run:
+    """One run of a program; what it says goes to a file, so that nothing of it is lost between two looks."""
+
+    def __init__(self, words: Sequence[str], home: Path, number: int) -> None:
+        self.said = home / f"said-{number}"
+        self.complaints = home / f"complaints-{number}"
+        with self.said.open("wb") as output, self.complaints.open("wb") as errors:
+            self.child = subprocess.Popen(
+                words,
+                env={**os.environ, "HOME": str(home)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+            )
+
+    def lines(self) -> list[Line]:
+        """Return the whole lines up to now."""
+        whole = self.said.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    def wait_lines(self, count: int) -> None:
+        eventually(lambda: True if len(self.lines()) >= count or self.child.poll() is not None else None)
+
+    def finish(self) -> list[Line]:
+        """Return what the program said once it ended."""
+        try:
+            self.child.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.close()
+        lines = self.lines()
+        failure = f"ended with {self.child.returncode} after {lines}: {self.complaints.read_text()[-2000:]}"
+        assert self.child.returncode == 0, failure
+        return lines
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.wait()
+
+
 class Program:
     """A client in another language: its command, and where it may leave its logs."""
 
     def __init__(self, words: Sequence[str], home: Path) -> None:
         self.words = list(words)
-        self.environment = {**os.environ, "HOME": str(home)}
-        self.children: list[subprocess.Popen[str]] = []
+        self.home = home
+        self.runs: list[Run] = []
 
-    def start(self, *words: str) -> "subprocess.Popen[str]":
-        child = subprocess.Popen(
-            [*self.words, *words],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.children.append(child)
-        return child
+    def start(self, *words: str) -> Run:
+        self.runs.append(Run([*self.words, *words], self.home, len(self.runs)))
+        return self.runs[-1]
 
     def run(self, *words: str) -> list[Line]:
-        return finish(self.start(*words))
+        return self.start(*words).finish()
 
     def close(self) -> None:
         """End what a failed test left running."""
-        for child in self.children:
-            if child.poll() is None:
-                child.kill()
-            child.communicate()
-
-
-def finish(child: "subprocess.Popen[str]") -> list[Line]:
-    """Return what the program said once it ended."""
-    try:
-        said, complaints = child.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        said, complaints = child.communicate()
-    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-    assert child.returncode == 0, f"ended with {child.returncode} after {lines}: {complaints[-2000:]}"
-    return lines
+        for run in self.runs:
+            run.close()
 
 
 def deliveries(lines: list[Line]) -> list[Line]:
@@ -107,12 +124,11 @@ def test_the_cpp_client_consumes(cpp: Program, newest: Java, target: Target, nam
     producer = newest.producer(queues=2)
     producer.send(message(topic, "first", tags="T", keys="k0", properties={"number": "0"}))
     child = cpp.start("consume", target.name_server, name("group"), topic, "9", "*", *([how] if how else []))
-    assert child.stdout is not None
-    assert json.loads(child.stdout.readline()) == {"event": "started"}
+    child.wait_lines(1)
     for i in range(1, COUNT):
         producer.send(message(topic, f"{i}", tags="T", keys=f"k{i}", properties={"number": f"{i}"}))
     producer.send(message(topic, "large " * 100_000, tags="T", keys="k8", properties={"number": "8"}))
-    got = deliveries(finish(child))
+    got = deliveries(child.finish())
     assert sorted(line["number"] for line in got) == [f"{i}" for i in range(9)]
     assert {(line["topic"], line["tags"]) for line in got} == {(topic, "T")}
     assert {line["number"]: line["keys"] for line in got} == {f"{i}": f"k{i}" for i in range(9)}
@@ -124,15 +140,22 @@ def test_the_cpp_client_hears_a_broadcast(cpp: Program, newest: Java, target: Ta
     topic = name("cpp_broadcast")
     producer = newest.producer(queues=1)
     producer.send(message(topic, "ping"))
-    child = cpp.start("consume", target.name_server, name("group"), topic, "9", "A || P", "broadcasting")
-    assert child.stdout is not None
-    assert json.loads(child.stdout.readline()) == {"event": "started"}
-    while not select.select([child.stdout], [], [], 0.5)[0]:
+    child = cpp.start("consume", target.name_server, name("group"), topic, "200", "A || P", "broadcasting")
+    child.wait_lines(1)
+
+    def ping() -> bool | None:
         producer.send(message(topic, "ping", tags="P"))
+        return True if len(child.lines()) > 1 else None
+
+    eventually(ping)
     producer.send(*(message(topic, f"{i}", tags="A") for i in range(9)))
-    heard = [line["body"] for line in deliveries(finish(child)) if line["tags"] == "A"]
-    assert heard == [f"{i}" for i in range(len(heard))]
-    assert len(heard) > 0
+    wanted = [f"{i}" for i in range(9)]
+
+    def heard() -> list[str] | None:
+        bodies = [line["body"] for line in deliveries(child.lines()) if line["tags"] == "A"]
+        return bodies if len(bodies) >= len(wanted) else None
+
+    assert sorted(eventually(heard)) == wanted
 
 
 def test_the_cpp_client_filters_by_tag(cpp: Program, newest: Java, target: Target, name: Name) -> None:
@@ -160,12 +183,11 @@ def test_the_go_client_consumes(go: Program, newest: Java, target: Target, name:
     producer = newest.producer(queues=2)
     producer.send(message(topic, "first", tags="T", keys="k0", properties={"number": "0"}))
     child = go.start("consume", target.name_server, name("group"), topic, f"{COUNT + 1}", "*", how, "0")
-    assert child.stdout is not None
-    assert json.loads(child.stdout.readline()) == {"event": "started"}
+    child.wait_lines(1)
     for i in range(1, COUNT):
         producer.send(message(topic, f"{i}", tags="T", keys=f"k{i}", properties={"number": f"{i}"}))
     producer.send(message(topic, "large " * 100_000, tags="T", keys="k8", properties={"number": "8"}))
-    got = deliveries(finish(child))
+    got = deliveries(child.finish())
     assert sorted(line["number"] for line in got) == [f"{i}" for i in range(9)]
     assert {(line["topic"], line["tags"]) for line in got} == {(topic, "T")}
     assert [line["body_bytes"] for line in got if line["number"] == "8"] == [600_000]
