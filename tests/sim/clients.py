@@ -124,7 +124,7 @@ def send_command(topic: str, queue_id: int, body: bytes, *more: bytes) -> Comman
 
 def make_body(name: str, number: int, chance: random.Random) -> bytes:
     """A body like no other, mostly short."""
-    size = chance.choice([0, 10, 100, 300, 1500])
+    size = chance.choice([0, 10, 100, 300, 3000])
     return f"{name}-{number}:".encode() + chance.randbytes(chance.randint(0, size))
 
 
@@ -146,6 +146,8 @@ async def produce(world: "World", name: str, chance: random.Random) -> None:
         except Gone:
             client.close()
         await trio.sleep(chance.choice([0.0, 0.01, 0.1, 0.5]))
+        if chance.random() < 0.05 and not world.calm:
+            await trio.sleep(chance.uniform(2, 10))  # nothing new: only what consumers do moves the disk
     client.close()
     world.finished()
 

@@ -52,6 +52,9 @@ class SlowDisk:
     def sync(self, fd: int) -> None:
         self.disk.sync(fd)
 
+    def sync_everything(self, path: str) -> None:
+        self.disk.sync_everything(path)
+
     def next_data(self, fd: int, position: int) -> int:
         return self.disk.next_data(fd, position)
 

@@ -61,6 +61,7 @@ class Plan:
     chaos_s: float
     fault_every_s: float
     capacity_bytes: int
+    cuts: tuple[Cut, ...]
 
     @classmethod
     def draw(cls, chance: random.Random) -> "Plan":
@@ -78,6 +79,7 @@ class Plan:
             chaos_s=chance.uniform(15, 40),
             fault_every_s=chance.choice([1.0, 3.0, 8.0]),
             capacity_bytes=chance.choice([2048, 65536]),
+            cuts=chance.choice([tuple(Cut), (Cut.LOST,), (Cut.TORN,)]),
         )
 
 
@@ -262,7 +264,7 @@ class World:
         if failed:
             self.checker.fail(f"the broker died of {failed[0]!r}")
             raise failed[0]
-        self.crash(self.chance.choice(list(Cut)), f"the broker ended: {causes}")
+        self.crash(self.chance.choice(self.plan.cuts), f"the broker ended: {causes}")
 
     async def _run_broker(self, life: Life) -> None:
         disk = SlowDisk(life.disk, self.chance, self.plan.disk_delay_s, partial(self.checker.on_unlink, life))
@@ -289,7 +291,7 @@ class World:
         await store.close()
         self.checker.note("orderly stop")
         # Whatever the power does now, an orderly stop has left everything on the disk.
-        self._end(life, self.chance.choice(list(Cut)))
+        self._end(life, self.chance.choice(self.plan.cuts))
         self.lossless = True
 
     async def _watch(self, life: Life) -> None:
@@ -343,12 +345,12 @@ class World:
             found[1].stall(seconds)
 
     def _crash_now(self, life: Life) -> None:
-        self.crash(self.chance.choice(list(Cut)), "at any time")
+        self.crash(self.chance.choice(self.plan.cuts), "at any time")
 
     def _crash_soon(self, life: Life) -> None:
         """Cut the power just before one of the next changes of the disk."""
         left = [self.chance.randint(1, 30)]
-        cut = self.chance.choice(list(Cut))
+        cut = self.chance.choice(self.plan.cuts)
 
         def count(name: str) -> None:
             left[0] -= 1
