@@ -958,7 +958,9 @@ class Store:
         # Nothing was appended below `position` since, so all its entries are in files now.
         due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
         work = self._take_checkpoint(position, with_index=due)
-        await self.disk.off_loop(work)
+        # A stop must not come between: what is to be synced is known to `work` alone.
+        with trio.CancelScope(shield=True):
+            await self.disk.off_loop(work)
         self._checkpointed = position
 
     def _take_checkpoint(self, position: int, *, with_index: bool) -> Callable[[], None]:
