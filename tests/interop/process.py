@@ -61,7 +61,7 @@ class Process:
         """Return what *ready* answers once it is not None.
 
         Raises:
-          RuntimeError: the process ended, or *limit_s* passed; the end of its output is in the text.
+          RuntimeError: the process ended, or *limit_s* passed and it was killed; the end of its output is in the text.
         """
         answer: list[T] = []
 
@@ -76,6 +76,7 @@ class Process:
 
         if not until(look, limit_s):
             state = "did not answer" if self.running else f"ended with {self.child.returncode}"
+            self.kill()
             raise RuntimeError(f"{what} {state}; its last output:\n{self.output()[-3000:]}")
         return answer[0]
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from .process import eventually
 
 TOPIC, GROUP = "Kept", "kept_group"
 COUNT = 60
+RealBroker = Callable[[], rocketmq.Broker]
+OurBroker = Callable[[], Martlet]
 # A broker's first check of its disk must not delete what the other one wrote.
 RESERVED_HOURS = "72"
 QUOTED = re.compile(r"([{,]\s*)(\d+):")  # RocketMQ writes number keys without quotes
@@ -32,14 +35,38 @@ def jvm(jvms: Callable[[str], Jvm]) -> Jvm:
     return jvms(fetch.CLIENT_VERSIONS[-1])
 
 
-def real_broker(folder: Path, names: rocketmq.NameServer, data: Path) -> rocketmq.Broker:
+@pytest.fixture
+def real_broker(tmp_path: Path, names: rocketmq.NameServer, data: Path) -> Iterator[RealBroker]:
+    """Starts a RocketMQ broker on the data; it ends with the test at the latest."""
     places = {"storePathRootDir": str(data), "storePathCommitLog": str(data / "commitlog")}
-    return rocketmq.Broker(folder, names.address, {**places, "fileReservedTime": RESERVED_HOURS})
+    with ExitStack() as running:
+
+        def start() -> rocketmq.Broker:
+            settings = {**places, "fileReservedTime": RESERVED_HOURS}
+            broker = rocketmq.Broker(tmp_path / "real", names.address, settings)
+            running.callback(broker.kill)
+            return broker
+
+        yield start
 
 
-def martlet(folder: Path, data: Path) -> Martlet:
-    settings = {"broker.name": "broker-a", "store.segment_bytes": str(64 << 20)}
-    return Martlet(folder, settings, data=data)
+@pytest.fixture
+def martlet(tmp_path: Path, data: Path) -> Iterator[OurBroker]:
+    """Starts a Martlet on the data; it ends with the test at the latest."""
+    with ExitStack() as running:
+
+        def start() -> Martlet:
+            settings = {"broker.name": "broker-a", "store.segment_bytes": str(64 << 20)}
+            broker = Martlet(tmp_path / "ours", settings, data=data)
+            running.callback(broker.close)
+            return broker
+
+        yield start
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
 
 
 def sent_bodies(prefix: str) -> list[bytes]:
@@ -109,10 +136,9 @@ def check(java: Java, before: list[Received], prefix: str) -> None:
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_a_store_written_by_rocketmq_opens_in_martlet(
-    tmp_path: Path, names: rocketmq.NameServer, jvm: Jvm, end: str
+    real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, data: Path, jvm: Jvm, end: str
 ) -> None:
-    data = tmp_path / "data"
-    real = real_broker(tmp_path / "real", names, data)
+    real = real_broker()
     clients = Java(jvm, names.address)
     fill(clients, "real")
     consume_all(clients, data)
@@ -122,7 +148,7 @@ def test_a_store_written_by_rocketmq_opens_in_martlet(
         real.stop()
     else:
         real.kill()
-    ours = martlet(tmp_path / "ours", data)
+    ours = martlet()
     clients = Java(jvm, ours.name_server)
     check(clients, before, "real")
     clients.close()
@@ -131,10 +157,9 @@ def test_a_store_written_by_rocketmq_opens_in_martlet(
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_a_store_written_by_martlet_opens_in_rocketmq(
-    tmp_path: Path, names: rocketmq.NameServer, jvm: Jvm, end: str
+    real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, data: Path, jvm: Jvm, end: str
 ) -> None:
-    data = tmp_path / "data"
-    ours = martlet(tmp_path / "ours", data)
+    ours = martlet()
     clients = Java(jvm, ours.name_server)
     fill(clients, "ours")
     consume_all(clients, data)
@@ -144,21 +169,21 @@ def test_a_store_written_by_martlet_opens_in_rocketmq(
         assert ours.stop() == 0
     else:
         ours.kill()
-    real = real_broker(tmp_path / "real", names, data)
+    real_broker()
     clients = Java(jvm, names.address)
     check(clients, before, "ours")
     clients.close()
-    real.kill()
 
 
-def test_a_store_goes_to_and_fro(tmp_path: Path, names: rocketmq.NameServer, jvm: Jvm) -> None:
-    data = tmp_path / "data"
-    ours = martlet(tmp_path / "ours", data)
+def test_a_store_goes_to_and_fro(
+    real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, jvm: Jvm
+) -> None:
+    ours = martlet()
     clients = Java(jvm, ours.name_server)
     fill(clients, "one")
     clients.close()
     assert ours.stop() == 0
-    real = real_broker(tmp_path / "real", names, data)
+    real = real_broker()
     clients = Java(jvm, names.address)
     fill(clients, "two")
     clients.close()
