@@ -364,6 +364,7 @@ class World:
         if self.chance.random() < 0.5:
             self.checker.note("the next sync fails")
             life.disk.fail_next("sync", errno.EIO)
+            self.checker.disturbed_until = trio.current_time() + 10  # it may hit a table, which is written again later
 
     def _fail_write(self, life: Life) -> None:
         code = self.chance.choice([errno.EIO, errno.ENOSPC])
