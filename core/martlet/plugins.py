@@ -3,11 +3,12 @@
 The only caller of pluggy. A plugin is found by its entry point in the group
 ``martlet.plugins``; only what the configuration enables is imported. A plugin that
 raises, or hangs, in a cold hook is named and left out as a whole; the others go on.
-One that decides who may do what is different: without it the broker does not start.
+One that decides who may do what is different, and so is one that the configuration
+requires: without it the broker does not start.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar, final
@@ -59,7 +60,8 @@ class _Pluggy(pluggy.PluginManager):
 class Plugins:
     """The enabled plugins, in the order of the configuration."""
 
-    def __init__(self) -> None:
+    def __init__(self, required: Collection[str] = ()) -> None:
+        self._required = frozenset(required)
         self._pluggy = _Pluggy("martlet")
         self._pluggy.add_hookspecs(Hooks)
         self._loaded: dict[str, Plugin] = {}
@@ -108,13 +110,23 @@ class Plugins:
         return results
 
     def _leave_out(self, name: str, hook: str, error: Exception) -> None:
-        text = f"plugin {name!r} failed in {hook}; {type(error).__name__}: {error}"
         guards = GUARDS.intersection(self._loaded[name].hooks)
         self._pluggy.unregister(name=name)
         del self._loaded[name]
+        self.leave_out(name, f"failed in {hook}", error, guards=bool(guards))
+
+    def leave_out(self, name: str, what: str, error: Exception, *, guards: bool = False) -> None:
+        """Go on without plugin *name*.
+
+        Raises:
+          PluginError: it guards access, or the configuration requires it.
+        """
+        text = f"plugin {name!r} {what}; {type(error).__name__}: {error}"
         self.failed[name] = text
         if guards:
             raise PluginError(f"{text}; it guards access, so the broker does not start without it") from error
+        if name in self._required:
+            raise PluginError(f"{text}; plugins.required names it, so the broker does not start without it") from error
         log.error("%s; it is left out, the others go on", text)
 
 
@@ -125,15 +137,18 @@ async def _bounded(function: Callable[..., T], values: list[object]) -> T:
     raise PluginError(f"it did not return within {HOOK_TIMEOUT_S:g} s")
 
 
-def load(names: Sequence[str], tables: Mapping[str, object]) -> Plugins:
+def load(names: Sequence[str], tables: Mapping[str, object], required: Collection[str] = ()) -> Plugins:
     """Import and configure the plugins *names*; a plugin's section of *tables* has its name.
 
     Raises:
-      ConfigError: a section does not fit.
-      PluginError: a plugin is not installed, or is not one.
+      ConfigError: a section does not fit, or a required plugin is not enabled.
+      PluginError: a plugin is not installed, or is not one, or a required one cannot be imported.
     """
     installed = available()
-    plugins = Plugins()
+    plugins = Plugins(required)
+    missing = [name for name in required if name not in names]
+    if missing:
+        raise ConfigError(f"plugin {missing[0]!r} is in plugins.required and not in plugins.enabled; add it there")
     for name in names:
         if name not in installed:
             raise PluginError(f"plugin {name!r} is not installed; installed: {', '.join(sorted(installed)) or 'none'}")
@@ -143,9 +158,7 @@ def load(names: Sequence[str], tables: Mapping[str, object]) -> Plugins:
         except (ConfigError, PluginError):
             raise
         except Exception as error:
-            text = f"plugin {name!r} cannot be imported; {type(error).__name__}: {error}"
-            plugins.failed[name] = text
-            log.error("%s; it is left out, the others go on", text)
+            plugins.leave_out(name, "cannot be imported", error)
             continue
         plugins.add(name, made, f"{entry.dist.name} {entry.dist.version}" if entry.dist else "")
     return plugins

@@ -49,6 +49,9 @@ class PluginsConfig:
     enabled: list[str] = setting(
         ["remoting", "nameserver"], "the plugins to load; their order is the order of their hooks"
     )
+    required: list[str] = setting(
+        [], "without these the broker does not start; name here what decides who may do what (access rules)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ async def run(
       MartletError: it cannot start, or its store has failed.
     """
     clock = clock or SystemClock()
-    plugins = load(config.plugins.enabled, config.plugin_tables)
+    plugins = load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
     stop = trio.Event() if stop is None else stop
     opening = trio.CancelScope()
     try:

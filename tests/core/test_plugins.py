@@ -75,6 +75,19 @@ def test_a_plugin_that_cannot_be_imported_is_named_and_left_out(logged: pytest.L
     assert "it is left out, the others go on" in logged.text
 
 
+def test_a_required_plugin_that_cannot_be_imported_stops_the_start() -> None:
+    with pytest.raises(PluginError) as caught:
+        load(["gone", "full"], {}, ["gone"])
+    assert "'gone' cannot be imported" in str(caught.value)
+    assert "plugins.required names it" in str(caught.value)
+
+
+def test_a_required_plugin_must_be_enabled() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(["full"], {}, ["guard"])
+    assert str(caught.value) == "plugin 'guard' is in plugins.required and not in plugins.enabled; add it there"
+
+
 @pytest.mark.parametrize(
     ("name", "table", "text"),
     [
