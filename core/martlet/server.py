@@ -33,7 +33,7 @@ __all__ = ["Server", "ServerConfig", "pack_host", "split_address"]
 
 log = logging.getLogger("martlet.server")
 
-RECEIVE_BYTES: Final = 65536
+RECEIVE_BYTES: Final = 262144
 ACCEPTS_AT_ONCE: Final = 64
 ACCEPT_AGAIN_S: Final = 0.1
 PEERS_AT_ONCE: Final = 64
@@ -87,7 +87,6 @@ class _Peer:
 
     __slots__ = (
         "_batch",
-        "_batch_bytes",
         "_held",
         "_hold_position",
         "_out",
@@ -109,6 +108,7 @@ class _Peer:
         "out_bytes",
         "protocol",
         "reason",
+        "step_bytes",
         "wire",
         "woken",
     )
@@ -122,7 +122,7 @@ class _Peer:
         self.identity = Identity()
         self.connection: Connection = protocol.connect()
         self._batch: list[Buffer] = []  # sent by the handler in this step
-        self._batch_bytes = 0
+        self.step_bytes = 0
         self._hold_position = 0
         self._held: deque[tuple[int, list[Buffer], int]] = deque()  # (log position, pieces, bytes)
         self.held_bytes = 0
@@ -143,8 +143,8 @@ class _Peer:
     # what handlers call
 
     def send(self, *pieces: Buffer) -> None:
-        self._batch.extend(pieces)
-        self._batch_bytes += sum(map(len, pieces))
+        self._batch += pieces
+        self.step_bytes += len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
 
     def hold_until(self, position: int) -> None:
         if position > self._hold_position:
@@ -174,7 +174,7 @@ class _Peer:
     @property
     def over(self) -> bool:
         """Whether this peer should be read from no more until some of its answers have left."""
-        waiting = self.out_bytes + self.held_bytes + self._batch_bytes
+        waiting = self.out_bytes + self.held_bytes + self.step_bytes
         config = self._server.config
         return waiting > config.unsent_bytes_max or (
             waiting > 0 and self._server.unsent > config.unsent_total_bytes_max
@@ -189,19 +189,19 @@ class _Peer:
         """Close what was sent in this step into a unit, then let leave what may."""
         if self._batch:
             if self._hold_position > self._server.store_readable():
-                self._held.append((self._hold_position, self._batch, self._batch_bytes))
-                self._add_held(self._batch_bytes)
+                self._held.append((self._hold_position, self._batch, self.step_bytes))
+                self._add_held(self.step_bytes)
                 self._server.holding[self] = None
             elif self._held:
                 position, pieces, size = self._held.pop()
                 pieces.extend(self._batch)
-                self._held.append((position, pieces, size + self._batch_bytes))
-                self._add_held(self._batch_bytes)
+                self._held.append((position, pieces, size + self.step_bytes))
+                self._add_held(self.step_bytes)
             else:
                 self._out.extend(self._batch)
-                self._add_out(self._batch_bytes)
+                self._add_out(self.step_bytes)
             self._batch = []
-            self._batch_bytes = 0
+            self.step_bytes = 0
         self._hold_position = 0
         if self._out and not self.draining:
             self.push()
@@ -209,7 +209,7 @@ class _Peer:
     def discard(self) -> None:
         """Forget what was sent in this step: what it says did not happen."""
         self._batch = []
-        self._batch_bytes = 0
+        self.step_bytes = 0
         self._hold_position = 0
 
     def _add_out(self, size: int) -> None:
@@ -318,6 +318,8 @@ class Server:
 
     def __init__(self, config: ServerConfig, store: Store | None, stats: Stats) -> None:
         self.config = config
+        # Answers of one read before we look whether the peer can take them.
+        self._look_bytes = config.unsent_bytes_max // 8
         self._store = store
         self.holding: dict[_Peer, None] = {}
         self.unsent = 0
@@ -509,10 +511,11 @@ class Server:
         """Handle all that *data* completes, and let the answers leave together."""
         self.bytes_in += len(data)
         peer.connection.receive_data(data, trio.current_time())
+        handle = peer.handler.handle
         try:
             for event in peer.connection.events():
-                peer.handler.handle(event)
-                if peer.over:
+                handle(event)
+                if peer.step_bytes > self._look_bytes and peer.over:
                     self._finish_step(peer)
                     if peer.over:
                         await peer.wait_room()

@@ -48,8 +48,10 @@ class RemotingConnection:
         Raises:
           RemoteProtocolError: the bytes are none; the text says what came instead.
         """
+        next_command = self._frames.next_command
         try:
-            yield from self._frames.commands()
+            while (command := next_command()) is not None:
+                yield command
         except RemoteProtocolError as error:
             if self._beginning.startswith(HTTP_METHODS):
                 raise RemoteProtocolError(f"peer speaks HTTP; {HELP}") from error
