@@ -200,6 +200,12 @@ def test_an_interrupt_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err == ""
 
 
+def test_ctrl_c_wins_over_what_it_broke(capsys: pytest.CaptureFixture[str]) -> None:
+    group = BaseExceptionGroup("both", [Unreachable("the connection was closed"), KeyboardInterrupt()])
+    assert guarded(raising(group), None) == Exit.INTERRUPTED
+    assert capsys.readouterr().err == ""
+
+
 def test_a_defect_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         guarded(raising(ZeroDivisionError()), None)

@@ -49,7 +49,9 @@ def guarded(work: Callable[[Any], int], arguments: Any) -> int:
 
 def _outcome(causes: list[BaseException]) -> Exit | None:
     """The exit code for *causes*; None when one of them is a defect."""
-    if all(isinstance(cause, KeyboardInterrupt) for cause in causes):
+    expected = all(isinstance(cause, KeyboardInterrupt | MartletError | OSError) for cause in causes)
+    if expected and any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+        # What else went wrong, such as a connection that closed, went wrong because of it.
         return Exit.INTERRUPTED
     if all(isinstance(cause, BrokenPipeError) for cause in causes):
         # The reader of our output has enough (``martlet tail | head``); nothing more may be written, also not at exit.
