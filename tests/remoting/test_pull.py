@@ -6,7 +6,7 @@ from martlet.contracts import Predicate
 from martlet.errors import Reason, Refused
 from martlet.groups import Group
 from martlet.message import Message, Record
-from martlet.store import ReadResult, ReadStatus
+from martlet.store import ReadResult, ReadStatus, Store
 from martlet.store.codec import decode_records
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command
@@ -392,6 +392,23 @@ async def test_messages_that_are_not_wanted_do_not_end_the_wait(waiting: Harness
     await waiting.step()
     answer = client.answers.pop(number)
     assert (answer.code, answer.remark, offsets(answer)) == (RETRY, "NO_MATCHED_MESSAGE", (5, 0, 5))
+
+
+async def test_what_arrives_after_a_thread_found_nothing_is_not_missed(
+    waiting: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "read_is_near", lambda *arguments: False)
+    topic = waiting.topic("T")
+    client = waiting.client()
+    number = client.send(PULL, wait_ext(topic, 0))
+    await trio.testing.wait_all_tasks_blocked()
+    assert (client.peer.woken, parked(client)) == (True, 0)
+    await fill(waiting, topic, "A")  # before the next collect
+    with trio.fail_after(10):
+        while not client.answers:
+            await waiting.step()
+    assert bodies(client.answers.pop(number)) == [b"x"]
+    assert len(waiting.parts.parked) == 0
 
 
 async def test_nobody_is_woken_before_the_record_may_be_read(open_harness: OpenHarness) -> None:

@@ -8,9 +8,11 @@ import pytest
 import trio
 
 from martlet.errors import Refused
-from martlet.store import Store
+from martlet.store import ReadStatus, Store
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, bodies, drain, message, small_config
+
+from .disk import SlowDisk
 
 
 async def test_records_lost_when_a_full_disk_stops_a_new_segment_are_not_committed() -> None:
@@ -54,3 +56,44 @@ async def test_a_stop_amid_a_checkpoint_loses_no_entry_of_a_queue() -> None:
     found = await Store.open(Path("/data"), config, ManualClock(), disk.after_power_cut(Cut.LOST, random.Random(0)))
     assert drain(found, found.queue("T", 0)) == sent
     found.crash()
+
+
+async def test_a_read_that_retention_overtakes_passes_nothing_over(autojump_clock: trio.testing.MockClock) -> None:
+    """The entries it was to read are removed while it waits for the disk (seed 713)."""
+    disk = FakeDisk()
+    slow = SlowDisk(disk, random.Random(0), 1.0, lambda path: None)
+    store = await Store.open(Path("/data"), small_config(disk_clean_ratio=0.85), ManualClock(), slow)
+    queue = store.queue("T", 0)
+    for _ in range(40):
+        store.append(message(bytes(300)), 0)
+    store.commit()
+    store.flusher.flush_now()
+    for _ in range(2):  # the second lets the entries leave the memory
+        await store.checkpoint()
+    assert queue.tail_offset == 40
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def read() -> None:
+            result = await store.read_far(queue, 4, 40, 1 << 20)
+            assert (result.status, result.next_offset) == (ReadStatus.REMOVED, queue.first_offset)
+
+        await trio.testing.wait_all_tasks_blocked()
+        disk.used_ratio = 0.9
+        store.retention.look()
+        assert 16 < queue.first_offset < 40
+    store.crash()
+
+
+async def test_the_end_of_what_is_readable_is_near_even_if_what_is_behind_has_left_the_memory() -> None:
+    """Whoever reads there would be told a while later that nothing is there, when there is (seed 604)."""
+    store = await Store.open(Path("/data"), small_config(cache_bytes=0), ManualClock(), FakeDisk())
+    queue = store.queue("T", 0)
+    for _ in range(8):
+        store.append(message(bytes(300)), 0)
+    store.commit()
+    assert store.end_offset(queue) == 0
+    assert store.read_is_near(queue, 0)
+    store.flusher.flush_now()
+    assert not store.read_is_near(queue, 0)
+    store.crash()

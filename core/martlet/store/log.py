@@ -757,7 +757,7 @@ class Store:
 
     def read_is_near(self, queue: Queue, offset: int) -> bool:
         """Whether `read` would find its first record in memory."""
-        if not queue.first_offset <= offset < queue.next_offset:
+        if not queue.first_offset <= offset < self.end_offset(queue):
             return True
         position = self.queues.position_at(queue, offset)
         return position < 0 or self.chunks.find(position) is not None

@@ -138,8 +138,7 @@ class Reader:
             data = entries(queue, offset, stop - offset)
             if not data:
                 if not result.count:
-                    result.status = ReadStatus.HOLE
-                    offset = self._after_hole(queue, offset, stop)
+                    result.status, offset = self._after_hole(queue, offset, stop)
                 break
             found: list[int] | range
             covered = len(data) // ENTRY_BYTES
@@ -156,9 +155,14 @@ class Reader:
         result.next_offset = offset
         return result
 
-    def _after_hole(self, queue: Queue, offset: int, stop: int) -> int:
-        """Where to go on when a file of entries is missing: what is in memory still is, else all that was looked at."""
-        return queue.tail_offset if offset < queue.tail_offset < stop else stop
+    def _after_hole(self, queue: Queue, offset: int, stop: int) -> tuple[ReadStatus, int]:
+        """What it means that a file of entries is missing, and where to go on.
+
+        Retention may have removed it since the read began. Else what is in memory still is, or all that was looked at.
+        """
+        if offset < queue.first_offset:
+            return ReadStatus.REMOVED, queue.first_offset
+        return ReadStatus.HOLE, queue.tail_offset if offset < queue.tail_offset < stop else stop
 
     def _collect(
         self,

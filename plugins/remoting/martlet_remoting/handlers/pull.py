@@ -252,14 +252,14 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
     elif code == ResponseCode.PULL_NOT_FOUND:
         next_offset = pull.offset
         if not pull.last:
-            parts.parked.park(pull)
+            _hold(context, pull)
             return 0
         if pull.offset != pull.asked_offset:
             code, remark = STATUS[ReadStatus.NO_MATCH]
     elif status is ReadStatus.NO_MATCH and pull.bucket >= 0 and not pull.last and next_offset >= result.end_offset:
         # It was woken by records that it does not want.
         pull.offset = next_offset
-        parts.parked.park(pull)
+        _hold(context, pull)
         return 0
     if status is not ReadStatus.FOUND:
         parts.rates.missed += 1
@@ -276,6 +276,15 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
     )
     context.peer.send(prefix, *result.pieces)
     return result.size
+
+
+def _hold(context: Context, pull: Pull) -> None:
+    """Hold *pull*, unless more came since a thread read for it: nobody would wake it for that."""
+    parts = context.parts
+    if parts.store.end_offset(pull.queue) > pull.offset:
+        pull.desk.queue_up(pull)
+    else:
+        parts.parked.park(pull)
 
 
 def _answer_reset(context: Context, pull: Pull, offset: int) -> int:
