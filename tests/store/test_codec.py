@@ -45,8 +45,14 @@ def sample(body: bytes = b"hello", topic: str = "T") -> Message:
     return Message(topic, body, b"TAGS\x01A\x02", born_ms=5, born_host=HOST4)
 
 
+FIELDS = (
+    *("topic", "queue_id", "queue_offset", "position", "size", "body", "properties", "flag", "sys_flag", "born_ms"),
+    *("born_host", "store_ms", "store_host", "reconsume_times", "prepared_position", "body_crc"),
+)
+
+
 def fields_of(record: Record) -> list[object]:
-    return [getattr(record, name) for name in Record.__slots__]
+    return [getattr(record, name) for name in FIELDS]
 
 
 def test_a_record_has_the_fields_where_rocketmq_puts_them() -> None:
