@@ -101,5 +101,6 @@ async def run(broker: Broker) -> None:
 def _try_to_save(broker: Broker, *, offsets: bool) -> None:
     try:
         save(broker, offsets=offsets)
-    except (OSError, StoreError) as error:
+    except (OSError, StoreError, TypeError, ValueError) as error:
+        # Not even a table that cannot be written as JSON may end the broker.
         log.error("topics, groups and offsets cannot be written, tried again; %s", error)

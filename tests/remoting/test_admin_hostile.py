@@ -6,6 +6,7 @@ import orjson
 import pytest
 import trio
 
+from martlet import persistence
 from martlet_remoting.codec import decode_frame
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.handlers import admin
@@ -102,3 +103,32 @@ def test_every_request_to_the_name_server_is_answered(seed: int) -> None:
         await trio.lowlevel.checkpoint()
 
     trio.run(ask)
+
+
+HUGE = b"9" * 30
+
+
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, b'{groupName:"g",brokerId:%b}' % HUGE),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, b'{topicConfigList:[{topicName:"x",topicSysFlag:%b}]}' % HUGE),
+        (
+            RequestCode.HEART_BEAT,
+            b'{clientID:"c",consumerDataSet:[{groupName:"g",subscriptionDataSet:[{topic:"T",subVersion:-%b}]}]}' % HUGE,
+        ),
+    ],
+)
+async def test_a_number_over_64_bits_comes_into_no_table(harness: Harness, code: int, body: bytes) -> None:
+    answer = await harness.client().ask(code, body=body)
+    assert answer.code == 1
+    assert "64 bits" in (answer.remark or "")
+    persistence.save(harness.broker)  # it could not be written
+
+
+async def test_a_table_that_cannot_be_written_does_not_end_the_broker(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.broker.topics.update("x", sys_flag=1 << 80)
+    persistence._try_to_save(harness.broker, offsets=True)
+    assert "cannot be written" in caplog.text

@@ -17,6 +17,9 @@ from .packets import MessageQueue
 __all__ = ["dumps", "loads", "queue_key"]
 
 DEPTH_MAX: Final = 64
+DIGITS_MAX: Final = 20  # of an i64 with its sign
+I64_MIN: Final = -(1 << 63)
+I64_MAX: Final = (1 << 63) - 1
 
 _BLANKS: Final = re.compile(r"[ \t\r\n]*")
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
@@ -161,7 +164,12 @@ class _Reader:
             return _WORDS[word]
         if _NUMBER.fullmatch(word) is None:
             raise self.wrong("a value")
-        return int(word) if word.lstrip("-").isdigit() else float(word)
+        if not word.lstrip("-").isdigit():
+            return float(word)
+        number = int(word) if len(word) <= DIGITS_MAX else I64_MAX + 1
+        if not I64_MIN <= number <= I64_MAX:
+            raise self.wrong("a number of 64 bits")
+        return number
 
 
 def _queue(fields: object) -> MessageQueue:
