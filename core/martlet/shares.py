@@ -29,6 +29,7 @@ from martlet.topics import DLQ_PREFIX, Topic, Topics
 __all__ = ["Member", "Share", "Shares"]
 
 MESSAGES_A_READ: Final = 256
+RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may begin there
 BURY_AGAIN_S: Final = 5.0  # when the dead letter topic refuses a message
 
 
@@ -444,7 +445,7 @@ class Shares:
             record.sys_flag,
             record.born_ms,
             record.born_host,
-            record.reconsume_times + 1,
+            min(record.reconsume_times + 1, RECONSUME_TIMES_MAX),
         )
         end = self.store.append(message, 0).end
         self.store.commit()

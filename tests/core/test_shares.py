@@ -253,6 +253,20 @@ async def test_a_refused_dead_letter_is_tried_again(autojump_clock: MockClock) -
         assert broker.shares.statistics()["dead_letters"] == 1
 
 
+async def test_a_dead_message_that_was_tried_as_often_as_a_record_can_say_is_buried(autojump_clock: MockClock) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.update(Group("G", retry_max_times=0))
+        one = Competitor(broker)
+        broker.publish(Message("t", b"a", queue_id=0, reconsume_times=(1 << 31) - 1))
+        broker.store.commit()
+        one.turn()
+        one.member.nack(0, 0)
+        await trio.sleep(1)
+        assert committed(broker) == 1
+        assert broker.shares.statistics()["dead_letters"] == 1
+
+
 async def test_what_retention_removed_is_not_waited_for() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)

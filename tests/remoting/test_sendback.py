@@ -187,3 +187,13 @@ async def test_nobody_finds_what_he_may_not_read(harness: Harness) -> None:
     ext = {"topic": "T", "key": "U1", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": str(1 << 60)}
     query = await client.ask(RequestCode.QUERY_MESSAGE, ext)
     assert (view.code, query.code) == (ResponseCode.NO_PERMISSION, ResponseCode.NO_PERMISSION)
+
+
+async def test_a_message_that_was_tried_as_often_as_a_record_can_say_goes_to_the_dead_letters(
+    harness: Harness,
+) -> None:
+    first = await sent(harness, j="2147483647")
+    assert first.reconsume_times == 2147483647
+    assert (await back(harness.client(), first.position)).code == 0
+    (letter,) = await stored(harness, "%DLQ%G")
+    assert letter.reconsume_times == 2147483647

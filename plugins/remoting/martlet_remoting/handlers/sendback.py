@@ -18,6 +18,7 @@ from martlet_remoting.packets import Command
 
 __all__ = ["TABLE", "send_back"]
 
+RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may begin there
 FIRST_LEVEL: Final = 3  # 10 s; the first two levels are for the sender's own use
 
 
@@ -74,7 +75,7 @@ def _copy(parts: Parts, command: Command, record: Record, policy: Group) -> Mess
         record.sys_flag,
         record.born_ms,
         record.born_host,
-        record.reconsume_times + 1,
+        min(record.reconsume_times + 1, RECONSUME_TIMES_MAX),
     )
 
 
