@@ -525,3 +525,9 @@ async def test_nothing_is_pulled_by_the_vip_port(harness: Harness) -> None:
     client = harness.client(fast=True)
     answer = await client.ask(PULL, pull_ext(harness.topic("T"), 0))
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+async def test_who_may_not_pull_makes_no_group(harness: Harness) -> None:
+    harness.broker.authorizers = (lambda identity, action, topic: False,)
+    assert (await harness.client().ask(PULL, pull_ext(harness.topic("T"), 0))).code == ResponseCode.NO_PERMISSION
+    assert harness.broker.groups.get("G") is None

@@ -490,3 +490,10 @@ def _stored(harness: Harness, answer: Command) -> tuple[object, ...]:
         del properties["UNIQ_KEY"]  # made by the broker, another each time
     head = (record.topic, record.queue_id, record.flag, record.sys_flag, record.born_ms, record.reconsume_times)
     return (*head, record.body, properties)
+
+
+async def test_who_may_not_send_makes_no_topic(harness: Harness) -> None:
+    harness.broker.authorizers = (lambda identity, action, topic: False,)
+    answer = await harness.client().ask(RequestCode.SEND_MESSAGE_V2, send_ext("New"), b"x")
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert harness.broker.topics.get("New") is None

@@ -197,3 +197,38 @@ async def test_a_message_that_was_tried_as_often_as_a_record_can_say_goes_to_the
     assert (await back(harness.client(), first.position)).code == 0
     (letter,) = await stored(harness, "%DLQ%G")
     assert letter.reconsume_times == 2147483647
+
+
+async def test_nobody_sends_back_to_a_group_whose_retries_he_may_not_read(harness: Harness) -> None:
+    record = await sent(harness)
+    harness.broker.authorizers = (lambda identity, action, topic: (action, topic) != ("read", "%RETRY%G"),)
+    assert (await back(harness.client(), record.position)).code == ResponseCode.NO_PERMISSION
+    assert harness.broker.topics.get("%RETRY%G") is None
+    assert harness.broker.groups.get("G") is None
+
+
+async def test_a_key_that_collides_shows_nothing_of_a_topic_that_may_not_be_read(harness: Harness) -> None:
+    # "Aa" and "BB" have the same hash in Java, and the index knows no more than hashes.
+    harness.topic("TAa")
+    harness.topic("TBB")
+    client = harness.client()
+    for topic in ("TAa", "TBB"):
+        await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext(topic, 1, "KEYS\x01k\x02"), topic.encode())
+    ext = {"topic": "TBB", "key": "k", "maxNum": "9", "beginTimestamp": "0", "endTimestamp": str(1 << 60)}
+    both = decode_records((await client.ask(RequestCode.QUERY_MESSAGE, ext)).body)
+    assert sorted(record.topic for record in both) == ["TAa", "TBB"]
+    harness.broker.authorizers = (lambda identity, action, topic: (action, topic) != ("read", "TAa"),)
+    (mine,) = decode_records((await client.ask(RequestCode.QUERY_MESSAGE, ext)).body)
+    assert mine.topic == "TBB"
+
+
+async def test_a_manager_of_a_group_feeds_it_nothing_that_he_may_not_read(harness: Harness) -> None:
+    record = await sent(harness)
+    client = harness.client()
+    await client.heartbeat("c", "G", "T")
+    harness.broker.authorizers = (lambda identity, action, topic: (action, topic) != ("read", "T"),)
+    message_id = f"7F00000100002A9F{record.position:016X}"
+    ext = {"consumerGroup": "G", "clientId": "c", "msgId": message_id}
+    answer = await client.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext)
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert RequestCode.CONSUME_MESSAGE_DIRECTLY not in [request.code for request in client.requests]

@@ -74,6 +74,9 @@ def pull_message(context: Context, command: Command) -> bytes | None:
 def _readable_topic(context: Context, header: PullHeader) -> Topic:
     """The topic of a pull that may be; the group is made if that is allowed."""
     parts = context.parts
+    broker = parts.broker
+    if broker.authorizers and not broker.allowed(context.peer.identity, "read", header.topic):
+        raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not read topic[{header.topic}]")
     policy = parts.groups.ensure(header.group)
     if policy is None:
         text = f"subscription group [{header.group}] does not exist; create it with updateSubGroup, or turn on"
@@ -85,9 +88,6 @@ def _readable_topic(context: Context, header: PullHeader) -> Topic:
         raise Refused(Reason.NO_TOPIC, f"topic[{header.topic}] not exist, apply first please! Send to it or create it")
     if not topic.perm & READ:
         raise _forbidden(FORBIDDEN_TOPIC, f"the topic[{header.topic}] pulling message is forbidden; its perm lacks 4")
-    broker = parts.broker
-    if broker.authorizers and not broker.allowed(context.peer.identity, "read", header.topic):
-        raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not read topic[{header.topic}]")
     if not 0 <= header.queue_id < topic.read_queues:
         text = f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}]"
         text += f" topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{context.peer.address}]"

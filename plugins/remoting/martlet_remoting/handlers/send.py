@@ -163,14 +163,14 @@ def open_topic(context: Context, header: SendHeader) -> Topic:
     """The topic of a send, made if that is allowed."""
     parts = context.parts
     name = header.topic
-    topic = parts.topics.get(name)
-    if topic is None:
-        topic = _make_topic(parts, header)
     if name in SEND_FORBIDDEN:
         raise Refused(Reason.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
     broker = parts.broker
     if broker.authorizers and not broker.allowed(context.peer.identity, "publish", name):
         raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not publish to topic[{name}]")
+    topic = parts.topics.get(name)
+    if topic is None:
+        topic = _make_topic(parts, header)
     queues = max(topic.write_queues, topic.read_queues)
     if header.queue_id >= queues:
         text = f"request queueId[{header.queue_id}] is illegal; topic[{name}] has queues 0 to {queues - 1}"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Final, final
 
-from martlet.errors import Refused
+from martlet.errors import Reason, Refused
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, refuse, reply
@@ -124,6 +124,9 @@ def consume_directly(context: Context, command: Command) -> None:
         _pass_on(context, command, ext, command.body)
         return
     record = find_record(context.parts, _position(message_id))
+    broker, identity = context.parts.broker, context.peer.identity
+    if broker.authorizers and not broker.allowed(identity, "read", record.topic):
+        raise Refused(Reason.NO_PERMISSION, f"{identity.name!r} may not read topic[{record.topic}]")
     _pass_on(context, command, ext, context.parts.store.record_at(record.position, record.size) or b"")
 
 
