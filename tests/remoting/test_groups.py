@@ -337,3 +337,28 @@ async def test_a_lock_ends_when_it_is_not_renewed(harness: Harness, autojump_clo
 async def test_a_lock_needs_a_group_and_a_client(harness: Harness, body: bytes) -> None:
     for code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
         assert (await harness.client().ask(code, body=body)).code == ResponseCode.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize(
+    "subscriptions",
+    [
+        [{"topic": f"t{number}"} for number in range(4097)],
+        [{"topic": "T", "subString": "x" * 16_385}],
+        [{"topic": "T" * 256}],
+    ],
+)
+async def test_a_refused_heartbeat_leaves_no_group_behind(
+    harness: Harness, subscriptions: list[dict[str, object]]
+) -> None:
+    client = harness.client()
+    assert (await client.heartbeat_with("c", "G", subscriptions)).code == ResponseCode.INVALID_PARAMETER
+    assert harness.parts.members.group("G") is None
+    client.close()
+    assert not harness.parts.members.consumers
+
+
+async def test_long_filters_are_not_kept(harness: Harness) -> None:
+    filters = harness.parts.filters
+    assert filters.get("TAG", "a || b") is filters.get("TAG", "a || b")
+    long = " || ".join(f"tag{number}" for number in range(200))
+    assert filters.get("TAG", long) is not filters.get("TAG", long)

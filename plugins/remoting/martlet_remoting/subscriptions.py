@@ -13,7 +13,7 @@ from martlet.contracts import Buffer, Predicate
 from martlet.errors import Reason, Refused
 from martlet.store.codec import decode_record, tags_code
 
-__all__ = ["ALL", "TAG", "Filter", "FilterCache", "Subscription", "make_filter", "split_tags"]
+__all__ = ["ALL", "EXPRESSION_CHARS_MAX", "TAG", "Filter", "FilterCache", "Subscription", "make_filter", "split_tags"]
 
 TAG: Final = "TAG"
 # Asked by the store with the bytes of one record.
@@ -21,6 +21,8 @@ StoredPredicate: TypeAlias = Callable[[Buffer], bool]
 
 EXPRESSION_CHARS_MAX: Final = 16_384
 FILTERS_KEPT: Final = 1024
+# A longer expression is made anew each time: a thousand of the longest would take most of a GiB.
+KEPT_CHARS_MAX: Final = 512
 
 
 @final
@@ -114,7 +116,8 @@ class FilterCache:
         found = self._made.get((kind, expression))
         if found is None:
             found = make_filter(self._broker, kind, expression)
-            if len(self._made) >= FILTERS_KEPT:
-                self._made.clear()
-            self._made[(kind, expression)] = found
+            if len(expression) <= KEPT_CHARS_MAX:
+                if len(self._made) >= FILTERS_KEPT:
+                    self._made.clear()
+                self._made[(kind, expression)] = found
         return found

@@ -16,7 +16,7 @@ from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.members import CLUSTERING, Channel
 from martlet_remoting.packets import Command
-from martlet_remoting.subscriptions import TAG, Filter, Subscription, split_tags
+from martlet_remoting.subscriptions import EXPRESSION_CHARS_MAX, TAG, Filter, Subscription, split_tags
 
 __all__ = ["TABLE", "make_retry_topic"]
 
@@ -32,6 +32,7 @@ FROM_WHERE: Final = (
 )
 HAS_UNIT_SUBSCRIPTION: Final = 0x2  # bit of a topic's sys flag
 SUBSCRIPTIONS_MAX: Final = 4096
+TOPIC_CHARS_MAX: Final = 255
 QUEUES_LOCKED_AT_ONCE_MAX: Final = 16_384
 CLIENT_ID_CHARS_MAX: Final = 1024
 
@@ -64,6 +65,8 @@ def _consume(
     if policy is None:
         return False
     make_retry_topic(parts, policy, unit=boolean(data, "unitMode"))
+    # What cannot be taken is refused before there is a group, for one without members would stay for ever.
+    subscriptions = [] if without_subscriptions else _subscriptions(parts, data)
     group = parts.members.join(name, channel)
     held = group.fingerprint
     if fingerprint:
@@ -76,7 +79,6 @@ def _consume(
     group.kind = enum_name(data, "consumeType", CONSUME_TYPES, "CONSUME_PASSIVELY")
     group.model = enum_name(data, "messageModel", MESSAGE_MODELS, CLUSTERING)
     group.from_where = enum_name(data, "consumeFromWhere", FROM_WHERE, FROM_WHERE[0])
-    subscriptions = _subscriptions(parts, data)
     joined = parts.members.enter(group, channel)
     if group.subscribe(subscriptions) or joined:
         parts.members.notify(group)
@@ -110,14 +112,17 @@ def _subscriptions(parts: Parts, data: dict[object, object]) -> list[Subscriptio
 
 def _subscription(parts: Parts, data: dict[object, object]) -> Subscription:
     kind = text(data, "expressionType") or TAG
-    expression = text(data, "subString", "*")
+    topic, expression = text(data, "topic"), text(data, "subString", "*")
+    if len(topic) > TOPIC_CHARS_MAX or len(expression) > EXPRESSION_CHARS_MAX or len(kind) > TOPIC_CHARS_MAX:
+        text_ = f"subscription of {topic!r:.80} is too long; its topic has at most {TOPIC_CHARS_MAX} characters"
+        raise Refused(Reason.PARAMETER, f"{text_}, its expression {EXPRESSION_CHARS_MAX}")
     made: Filter | None
     try:
         made = parts.filters.get(kind, expression)
     except Refused:
         made = None
     return Subscription(
-        text(data, "topic"),
+        topic,
         expression,
         kind,
         integer(data, "subVersion"),
