@@ -145,9 +145,6 @@ class Checker:
         self.truth: Contents = defaultdict(dict)
         # What lies before may have been removed by retention.
         self.first_position = 0
-        # On a full disk segments go although the entries of their queues could not be written: then the end
-        # of a queue of which nothing is left is not remembered by a crash.
-        self.removed_when_full = False
         # The queue ends that somebody was told.
         self.ends: dict[Place, int] = defaultdict(int)
         # How often the broker received a request to store a body.
@@ -345,7 +342,6 @@ class Checker:
         self.note(f"segment {start} goes")
         if start <= self.first_position and (life.store is None or end <= life.store.durable):
             self.first_position = max(self.first_position, end)
-            self.removed_when_full |= life.disk.free_bytes is not None
         elif self.sync and any(
             start <= position < end for table in self.truth.values() for _, position in table.values()
         ):
@@ -417,22 +413,11 @@ class Checker:
         self.check_keys(store)
         for (topic, queue_id), end in list(self.ends.items()):
             queue = store.find_queue(topic, queue_id)
-            left = any(stored[1] >= self.first_position for stored in self.truth[topic, queue_id].values())
-            if self.removed_when_full and not left:
-                self._forget((topic, queue_id))
-                continue
             if end and (queue is None or store.end_offset(queue) < end):
                 self.fail(f"{topic}/{queue_id} ended at {end} and ends at {queue} after a start")
         self._check_copies(found)
         self._check_offsets(life, ended_at)
         self._begin_offsets(life)
-
-    def _forget(self, place: Place) -> None:
-        self.truth.pop(place, None)
-        self.ends.pop(place, None)
-        for table in (self.committed, self.committing):
-            for key in [key for key in table if key[1] == place]:
-                del table[key]
 
     def compare(self, found: Contents, when: str) -> None:
         """All that is known is in *found*, but for what retention has removed."""

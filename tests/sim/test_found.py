@@ -97,3 +97,28 @@ async def test_the_end_of_what_is_readable_is_near_even_if_what_is_behind_has_le
     store.flusher.flush_now()
     assert not store.read_is_near(queue, 0)
     store.crash()
+
+
+async def test_a_queue_of_which_nothing_is_left_goes_on_where_it_ended_whenever_the_power_goes() -> None:
+    """Segments stay until the entries of their queues are on the disk, however full that is."""
+    disk = FakeDisk()
+    config = small_config(disk_clean_ratio=0.85)
+    store = await Store.open(Path("/data"), config, ManualClock(), disk)
+    for _ in range(40):
+        store.append(message(bytes(300)), 0)
+    store.append(message(bytes(3000), topic="U"), 0)
+    store.append(message(bytes(3000), topic="U"), 0)
+    store.commit()
+    store.flusher.flush_now()
+    disk.used_ratio = 0.9
+    for covered in (False, True):
+        if covered:
+            await store.checkpoint()
+        store.retention.look()
+        assert (store.first_position > 0) is covered
+        left = disk.after_power_cut(Cut.LOST, random.Random(0))
+        found = await Store.open(Path("/data"), config, ManualClock(), left)
+        queue = found.queue("T", 0)
+        assert (queue.first_offset, found.end_offset(queue)) == ((40 if covered else 0), 40)
+        found.crash()
+    store.crash()

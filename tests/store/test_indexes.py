@@ -107,6 +107,23 @@ async def test_offsets_are_found_by_time(open_store: OpenStore, clock: ManualClo
         assert store.offset_by_time(queue, at, upper=True) == upper
 
 
+async def test_a_search_by_time_leaves_the_chunks_that_consumers_read(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    store = await open_store(small_config(cache_bytes=1024))
+    queue = store.queue("T", 0)
+    times = range(100, 140)
+    for at in times:
+        clock.ms = at
+        put(store, message(bytes(187)))  # 279 bytes a record: some heads go on in the next chunk
+    assert len(store.read(queue, 39, 1, 1000).pieces) == 1
+    store.read(queue, 0, 1, 1000)
+    held = list(store.chunks._held)
+    assert [store.store_ms_at(queue, offset) for offset in range(40)] == list(times)
+    assert [store.offset_by_time(queue, at) for at in times] == list(range(40))
+    assert list(store.chunks._held) == held
+
+
 async def test_old_segments_go_at_their_hour_and_take_their_indexes_along(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
@@ -119,6 +136,9 @@ async def test_old_segments_go_at_their_hour_and_take_their_indexes_along(
     assert queue.first_offset == 0
     clock.ms += 73 * 3_600_000
     put(store, message(b"new", unique="new"))
+    store.retention.look()
+    assert store.first_position == 0  # no checkpoint covers them
+    await store.checkpoint()
     store.retention.look()
     start = store.first_position
     assert start == store.segments.items[-1].start > 0
@@ -144,6 +164,7 @@ async def test_a_full_disk_hastens_retention(
         put(store, message("x" * 100))
     clock.ms += age_h * 3_600_000
     put(store, message("now"))
+    await store.checkpoint()
     disk.used_ratio = ratio
     store.retention.look()
     assert (store.first_position > 0) is gone

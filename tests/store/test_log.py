@@ -305,6 +305,19 @@ async def test_an_orderly_stop_loses_nothing_and_reads_nothing_again(open_store:
     assert store.damaged_records == 0
 
 
+async def test_what_was_appended_is_counted(open_store: OpenStore) -> None:
+    store = await open_store()
+    placed = [store.append(message(bytes(300)), 0) for _ in range(30)]  # over three segments
+    store.commit()
+    placed += store.append_batch([message(b"a"), message(b"bc")], 0)
+    counted = store.statistics()
+    assert (counted.appended_messages, counted.commits) == (30, 3)
+    store.commit()
+    counted = store.statistics()
+    assert counted.appended_messages == 32
+    assert counted.appended_bytes == sum(each.end - each.position for each in placed)
+
+
 async def test_closing_writes_what_nobody_waited_for(open_store: OpenStore) -> None:
     store = await open_store()
     store.append(message("late"), 0)

@@ -64,6 +64,8 @@ NO_HOST: Final = bytes(8)
 UNINDEXED_MAX: Final = 20_000
 # Messages that are indexed before the event loop gets its turn.
 INDEX_BATCH: Final = 256
+# Of a record, with its store time wherever that is.
+HEAD_BYTES_READ: Final = 76
 # Entries that a read in a worker thread takes along.
 SCAN_ENTRIES: Final = 4096
 # A key index that is this far behind is completed while the store opens, else in the background,
@@ -155,7 +157,6 @@ class Store:
     """One data directory. Made by `open`; `run` is to be started before anyone waits, `close` ends it."""
 
     __slots__ = (
-        "_checkpointed",
         "_clock",
         "_codes",
         "_deleted",
@@ -174,6 +175,7 @@ class Store:
         "_work",
         "appended_bytes",
         "appended_messages",
+        "checkpointed",
         "chunks",
         "commits",
         "config",
@@ -244,7 +246,8 @@ class Store:
         self._lock_fd = -1
         self._work = trio.Event()
         self._dirty_paths: set[str] = set()
-        self._checkpointed = 0
+        # Below this log position consume queues and checkpoint are durable.
+        self.checkpointed = 0
         self._deleted: dict[str, int] = {}
         # The queues file is up to date with this many messages.
         self._listed = -1
@@ -633,6 +636,8 @@ class Store:
             return
         self.commits += 1
         self.appended_messages += len(pending)
+        # Side by side in one segment.
+        self.appended_bytes += pending[-1][2] - pending[0][1]
         self.last_store_ms = pending[-1][3]
         touched = self._touched
         # With sync flush a watcher may still come before the records become readable.
@@ -827,11 +832,18 @@ class Store:
         position = self.queues.position_at(queue, offset)
         if position < 0:
             return -1
-        head = self.chunks.read(position, 76)
-        if len(head) < 76:
+        head = self._head_at(position)
+        if len(head) < HEAD_BYTES_READ:
             return -1
         at = 68 if int.from_bytes(head[36:40], "big") & BORN_V6 else 56
         return int.from_bytes(head[at : at + 8], "big", signed=True)
+
+    def _head_at(self, position: int) -> bytes:
+        """The first bytes of a readable record; loads no chunk, which would push out what consumers read."""
+        chunk = self.chunks.find(position)
+        if chunk is None or position + HEAD_BYTES_READ > chunk.end:
+            return self.segments.read(position, HEAD_BYTES_READ)
+        return bytes(chunk.view[position - chunk.base : position - chunk.base + HEAD_BYTES_READ])
 
     def earliest_store_ms(self, queue: Queue) -> int:
         """When the oldest message of *queue* was stored; -1 when it has none."""
@@ -924,7 +936,7 @@ class Store:
             try:
                 await self._drain_keys()
                 await self._save_queues()
-                behind = self.flusher.durable - self._checkpointed
+                behind = self.flusher.durable - self.checkpointed
                 if behind >= self.config.checkpoint_bytes or trio.current_time() - last >= checkpoint_seconds:
                     await self.checkpoint()
                     last = trio.current_time()
@@ -932,7 +944,7 @@ class Store:
                 if not self.retention.is_full_error(error):
                     raise self.flusher.fail(error) from error
                 self.refusal = self.retention.refusal_for(error)
-            if self.queues.dirty or self._checkpointed < self.tail.written:
+            if self.queues.dirty or self.checkpointed < self.tail.written:
                 self._work.set()
 
     async def _drain_keys(self) -> None:
@@ -961,7 +973,7 @@ class Store:
         # A stop must not come between: what is to be synced is known to `work` alone.
         with trio.CancelScope(shield=True):
             await self.disk.off_loop(work)
-        self._checkpointed = position
+        self.checkpointed = max(self.checkpointed, position)
 
     def _take_checkpoint(self, position: int, *, with_index: bool) -> Callable[[], None]:
         """Return the blocking part of a checkpoint at *position*, whose entries are all in their files."""
@@ -1025,7 +1037,7 @@ class Store:
             self._dirty_paths |= self.queues.save(queue, position)
         self._take_checkpoint(position, with_index=True)()
         self._write_list()
-        self._checkpointed = position
+        self.checkpointed = position
 
     def _write_list(self, without: str = "") -> None:
         """Write what the queues hold in durable files."""

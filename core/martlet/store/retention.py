@@ -92,9 +92,13 @@ class Retention:
         return any(part.strip().isdecimal() and int(part) == hour for part in self._store.config.delete_when.split(";"))
 
     def _may_go(self, forced: bool) -> bool:
-        """Whether the oldest segment is old enough; never the one in use, nor what is not yet on the disk."""
+        """Whether the oldest segment is old enough; never the one in use, nor what no checkpoint covers.
+
+        A start finds the end of a queue in its entries. Were these not on the disk and the records gone,
+        a queue of which nothing is left would begin again at 0.
+        """
         store = self._store
-        if len(store.segments.items) < 2 or store.segments.items[0].end > store.durable:
+        if len(store.segments.items) < 2 or store.segments.items[0].end > store.checkpointed:
             return False
         return forced or self._last_store_ms() < self._clock.now_ms() - store.config.file_reserved_hours * 3_600_000
 
