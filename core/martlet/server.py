@@ -43,6 +43,8 @@ TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (
 FAREWELL_S: Final = 5.0
 # While too much waits over all peers, one that reads well is given so much less at once, in case it stops reading.
 COLLECT_LESS: Final = 16
+# Others may send a peer that is not read from any more so often its `unsent_bytes_max`; then it is given up.
+PUSHED_MOST: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ class _Peer:
                 self._held.append((position, pieces, size + self.step_bytes))
                 self._add_held(self.step_bytes)
             else:
-                self._out.extend(self._batch)
+                self._let_out(self._batch)
                 self._add_out(self.step_bytes)
             self._batch = []
             self.step_bytes = 0
@@ -211,6 +213,10 @@ class _Peer:
         self._batch = []
         self.step_bytes = 0
         self._hold_position = 0
+
+    def _let_out(self, pieces: list[Buffer]) -> None:
+        """Put *pieces* behind what may leave; what has to wait there is copied, for views would pin whole chunks."""
+        self._out.extend(map(bytes, pieces) if self.draining else pieces)
 
     def _add_out(self, size: int) -> None:
         self.out_bytes += size
@@ -225,7 +231,7 @@ class _Peer:
         held = self._held
         while held and held[0][0] <= readable:
             _, pieces, size = held.popleft()
-            self._out.extend(pieces)
+            self._let_out(pieces)
             self._add_held(-size)
             self._add_out(size)
         if self._out and not self.draining:
@@ -557,12 +563,26 @@ class Server:
         for _ in range(min(PEERS_AT_ONCE, len(self._ready))):
             peer = self._ready.popleft()
             peer.woken = False
-            if peer.closing:
-                continue
-            if peer.draining or peer.over:
-                peer.collect_later = True
+            if peer.closing or peer.draining or peer.over:
+                self._settle_only(peer)
             else:
                 self._collect(peer)
+
+    def _settle_only(self, peer: _Peer) -> None:
+        """Let what others sent *peer* join what waits for it: nobody else would, and it is not asked to collect."""
+        if peer.closed:
+            return
+        pushed = peer.step_bytes
+        self._commit_for(peer)
+        if peer.closing:
+            return
+        waiting = peer.out_bytes + peer.held_bytes
+        if pushed and waiting > PUSHED_MOST * self.config.unsent_bytes_max:
+            self.lost(peer, TimeoutError(f"{waiting} bytes wait for it and it does not read them"))
+        elif peer.draining or peer.over:
+            peer.collect_later = True
+        else:
+            self._collect(peer)
 
     def _collect(self, peer: _Peer) -> None:
         config = self.config

@@ -587,3 +587,65 @@ async def test_links_deliver_in_order_and_late(autojump_clock: MockClock) -> Non
     link.cut()
     with pytest.raises(ConnectionResetError):
         await other.receive()
+
+
+async def test_what_others_send_leaves_although_too_much_waits_over_all_peers(autojump_clock: MockClock) -> None:
+    config = ServerConfig(unsent_bytes_max=MIB, unsent_total_bytes_max=65536)
+    async with toy_server(config) as world:
+        deaf, _ = world.dial()
+        await deaf.send(b"fill 900000\n")
+        caller, _ = world.dial()
+        await caller.send(b"echo mine\n")
+        assert await caller.receive_line() == b"mine"
+        assert world.server.unsent > config.unsent_total_bytes_max
+        toy = world.toys[1]
+        toy.do_echo("from another")
+        toy.peer.wake()
+        assert await caller.receive_line() == b"from another"
+        await caller.send(b"echo mine\n")
+        assert await caller.receive_line() == b"mine", "and it is read from as before"
+
+
+async def test_last_words_to_many_peers_leave_before_these_are_closed(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        callers = [world.dial()[0] for _ in range(200)]
+        for caller in callers:
+            await caller.send(b"echo here\n")
+            assert await caller.receive_line() == b"here"
+        for toy in world.toys:
+            toy.do_echo("goodbye")
+            toy.peer.wake()
+        world.server.close_peers("the broker stops")
+        begin = trio.current_time()
+        assert [await caller.receive_line() for caller in callers] == [b"goodbye"] * 200
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.statistic("connections") == 0
+        assert trio.current_time() - begin < 1, "nothing was waited for"
+
+
+async def test_who_does_not_read_what_others_send_is_given_up(autojump_clock: MockClock) -> None:
+    async with toy_server(SMALL) as world:
+        deaf, _ = world.dial()
+        await deaf.send(b"fill 100000\n")
+        await trio.sleep(1)
+        toy = world.toys[0]
+        for _ in range(100):
+            toy.peer.send(bytes(10_000))
+            toy.peer.wake()
+            await trio.sleep(0.1)
+            assert world.server.unsent < 300_000
+        assert len(toy.ended) == 1
+        assert "does not read" in toy.ended[0]
+
+
+async def test_what_waits_for_room_keeps_no_views(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        deaf, _ = world.dial()
+        await deaf.send(b"fill 200000\n")
+        await trio.sleep(1)
+        chunk = bytearray(1000)
+        toy = world.toys[0]
+        toy.peer.send(memoryview(chunk)[:10])
+        toy.peer.wake()
+        await trio.sleep(1)
+        chunk.clear()  # raises BufferError while there is a view
