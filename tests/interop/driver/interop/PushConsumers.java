@@ -84,8 +84,19 @@ final class PushConsumers {
         return true;
     }
 
-    private Object stop(JSONObject said) {
-        consumers.remove(said.getString("name")).consumer.shutdown();
+    private Object stop(JSONObject said) throws InterruptedException {
+        DefaultMQPushConsumer consumer = consumers.remove(said.getString("name")).consumer;
+        // What was delivered last counts as consumed only after its listener has returned; without this
+        // wait the client would stop before it has told that offset.
+        for (int i = 0; i < 100 && holdsMessages(consumer); i++) {
+            Thread.sleep(20);
+        }
+        consumer.shutdown();
         return true;
+    }
+
+    private static boolean holdsMessages(DefaultMQPushConsumer consumer) {
+        return consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().values().stream()
+            .anyMatch(queue -> queue.getMsgCount().get() > 0);
     }
 }
