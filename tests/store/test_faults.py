@@ -1,6 +1,8 @@
 """A disk that is full or fails: refusals that heal, failures that stop, reads that go on."""
 
+import contextlib
 import errno
+import random
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import trio
 
 from martlet.errors import Reason, Refused, StoreFailed
 from martlet.store import Store, StoreConfig
-from martlet.testing.disk import FakeDisk
+from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 
 DIRECTORY = Path("/data/store")
@@ -46,8 +48,7 @@ async def test_a_full_disk_refuses_and_heals_wherever_it_fills_up(free_blocks: i
             break
         kept.append(body)
         store.queues.save(store.queue("T", 0), store.durable) if attempts % 7 == 0 and disk.free_bytes > 8192 else None
-    if attempts == 400:
-        pytest.skip("the disk was large enough for all")
+    assert attempts < 400, "the disk was large enough for all"
     with pytest.raises(Refused, match=r"is full.*file_reserved_hours"):
         store.append(message(b"still full"), 0)
     assert drain(store, store.queue("T", 0)) == kept
@@ -178,6 +179,47 @@ async def test_a_failing_index_write_is_a_failure_too(autojump_clock: trio.testi
             await trio.sleep(60)
     assert store.failed is not None
     store.crash()
+
+
+@pytest.mark.parametrize("number", range(8))
+async def test_a_checkpoint_that_found_no_space_is_made_up_for(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("martlet.store.log.INDEX_SECONDS", 0.0)
+    disk = FakeDisk()
+    config = small_config(index_slots=8192)  # several pages of slots
+    store = await open_on(disk, config)
+    kept = [b"%d" % n for n in range(20) if send(store, b"%d" % n)]
+    disk.fail_next("write", errno.ENOSPC, after=number)
+    with contextlib.suppress(OSError):
+        await store.checkpoint()
+    disk.failures.clear()
+    kept += [b"later"] * send(store, b"later")
+    await store.checkpoint()
+    found = await open_on(disk.after_power_cut(Cut.LOST, random.Random(0)), config)
+    assert drain(found, found.queue("T", 0)) == kept
+    for body in kept:
+        assert len(found.query_keys("T", body, 10, 0, 2**62).records) == 1
+    found.crash()
+    store.crash()
+
+
+@pytest.mark.parametrize("number", range(2))  # of a queue's entries, of the key index's
+async def test_a_checkpoint_whose_sync_failed_for_want_of_space_is_the_last(
+    number: int, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("martlet.store.log.INDEX_SECONDS", 0.0)
+    disk = FakeDisk()
+    store = await open_on(disk)
+    assert send(store, b"x")
+    with pytest.RaisesGroup(StoreFailed):
+        async with trio.open_nursery() as nursery:
+            disk.fail_next("sync", errno.ENOSPC, after=number)
+            await nursery.start(store.run)
+            await trio.sleep(60)
+            nursery.cancel_scope.cancel()
+    await store.close()
+    found = await open_on(disk.after_power_cut(Cut.LOST, random.Random(0)))
+    assert drain(found, found.queue("T", 0)) == [b"x"]
+    found.crash()
 
 
 async def test_a_start_on_a_full_disk_says_so_and_leaves_the_directory_as_it_was() -> None:

@@ -30,6 +30,7 @@ ITEM: Final = Struct(">iqii")  # hash, position, seconds since begin, entry befo
 ITEM_BYTES: Final = 20
 BLOCK: Final = 256 * 1024
 PAGE_SLOTS: Final = 1024  # a page of slots is written when one of them changed
+PAGE_BYTES: Final = PAGE_SLOTS * SLOT_BYTES
 SECONDS_MAX: Final = 2**31 - 1
 # Prefixes of unique keys whose hash is remembered: one a client and minute.
 PREFIXES_MAX: Final = 4096
@@ -307,7 +308,7 @@ class KeyIndex:
         while first >= 0:
             last = self._dirty_pages.find(0, first)
             last = len(self._dirty_pages) if last < 0 else last
-            low, high = first * PAGE_SLOTS * SLOT_BYTES, last * PAGE_SLOTS * SLOT_BYTES
+            low, high = first * PAGE_BYTES, last * PAGE_BYTES
             parts.append((HEADER.size + low, bytes(memoryview(self._slots)[low:high])))
             first = self._dirty_pages.find(1, last)
         self._dirty_pages = bytearray(len(self._dirty_pages))
@@ -316,12 +317,17 @@ class KeyIndex:
         return parts
 
     def write_slots(self, path: str, parts: list[tuple[int, bytes]]) -> None:
-        """Make the entries of *path* durable, then what `take_slots` returned."""
-        self.files.sync(path)
-        for at, data in parts:
-            self.files.write(path, data, at)
-        if parts:
+        """Make durable in *path* what `take_slots` returned; its entries are. What fails is taken again next time."""
+        try:
+            for at, data in parts:
+                self.files.write(path, data, at)
             self.files.sync(path)
+        except OSError:
+            for at, data in parts:
+                first, pages = (at - HEADER.size) // PAGE_BYTES, -(-len(data) // PAGE_BYTES)
+                if at:
+                    self._dirty_pages[first : first + pages] = b"\x01" * pages
+            raise
 
     def _item_at(self, number: int) -> int:
         return HEADER.size + self.slots * SLOT_BYTES + number * ITEM_BYTES

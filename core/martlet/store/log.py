@@ -6,6 +6,7 @@ readable when they are durable, with ``"async"`` when they are written. Everythi
 `open`, `run`, `close`, `wait_flushed` and `read_far` is synchronous, hence atomic.
 """
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -984,12 +985,15 @@ class Store:
         made.confirmed_position = position
         parts: list[tuple[int, bytes]] = []
         index_path = ""
+        before = self._index_saved, self._index_saved_at
         if keys is not None:
             keys.save_entries()
             parts = keys.take_slots()
             index_path = keys.active.path if keys.active is not None else ""
             self._index_saved = min(keys.position, position), keys.total()
             self._index_saved_at = trio.current_time()
+            if index_path:
+                paths.append(index_path)
             if keys.new_names:
                 directories.append(keys.directory)
                 keys.new_names = False
@@ -998,22 +1002,31 @@ class Store:
 
         def work() -> None:
             try:
-                if len(paths) + len(directories) > SYNC_EACH_MAX:
-                    self.disk.sync_everything(self.directory)
-                    paths.clear()
-                    directories.clear()
-                for path in paths:
-                    self._sync_if_there(path)
-                for directory in directories:
-                    self._sync_directory_if_there(directory)
+                self._sync_all(paths, directories)
                 if keys is not None and index_path and parts:
                     keys.write_slots(index_path, parts)
                 write_checkpoint(self.files, f"{self.directory}/checkpoint", made)
+            except OSError:
+                self._index_saved, self._index_saved_at = before
+                raise
             finally:
                 if keys is not None:
                     keys.saving = False
 
         return work
+
+    def _sync_all(self, paths: list[str], directories: list[str]) -> None:
+        try:
+            if len(paths) + len(directories) > SYNC_EACH_MAX:
+                self.disk.sync_everything(self.directory)
+                return
+            for path in paths:
+                self._sync_if_there(path)
+            for directory in directories:
+                self._sync_directory_if_there(directory)
+        except OSError as error:
+            # Also for want of space: what was to be synced may be gone, and the next sync would not say so.
+            raise OSError(errno.EIO, f"a sync failed: {error.strerror}") from error
 
     def _sync_if_there(self, path: str) -> None:
         try:
