@@ -301,6 +301,24 @@ async def test_what_is_far_behind_is_read_beside_the_loop(open_harness: OpenHarn
         assert [record.queue_offset for record in decode_records(answer.body)] == list(range(offset, offset + 4))
 
 
+async def test_what_a_slow_client_does_not_take_is_not_read_for_it(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * 60, body=bytes(1000))
+    client = harness.client()
+    numbers = [client.send(PULL, pull_ext(topic, offset, maxMsgNums="1")) for offset in range(40)]
+    desk = client.handler.context.pulls
+    with trio.fail_after(10):
+        while desk.is_read:
+            await trio.lowlevel.checkpoint()
+        assert len(desk.ready) == 4
+        assert len(desk.reading) == 36
+        while len(client.answers) < 40:
+            await harness.step()
+    for offset, number in enumerate(numbers):
+        assert [record.queue_offset for record in decode_records(client.answers[number].body)] == [offset]
+
+
 # waiting
 
 

@@ -62,7 +62,7 @@ class Pull:
 class PullDesk:
     """The pulls of one connection: held ones, and those that shall be answered at the next collect."""
 
-    __slots__ = ("_limit", "held", "peer", "reading", "ready")
+    __slots__ = ("_limit", "held", "is_read", "peer", "reading", "ready")
 
     def __init__(self, peer: Peer, limit: int) -> None:
         self._limit = limit
@@ -70,6 +70,7 @@ class PullDesk:
         self.held: dict[Pull, ParkedPulls] = {}
         self.ready: deque[Pull] = deque()
         self.reading: deque[Pull] = deque()  # for the reader thread
+        self.is_read = False  # that is at work
 
     def check_room(self) -> None:
         """Raise `Refused` (BUSY) when too many pulls of this connection wait already."""

@@ -38,6 +38,7 @@ STATUS: Final = {
 NOTHING_YET: Final = frozenset((ReadStatus.NO_QUEUE, ReadStatus.EMPTY))
 
 ENTRIES_MAX: Final = 8000
+READ_AHEAD_MAX: Final = 4  # answers of `pull_bytes_max` that one slow connection keeps in memory
 FORBIDDEN_GROUP: Final = 2
 FORBIDDEN_TOPIC: Final = 3
 FORBIDDEN_BROADCAST: Final = 4
@@ -167,6 +168,18 @@ def collect(context: Context, budget_bytes: float) -> None:
             break
     if ready:
         context.peer.wake()
+    elif context.pulls.reading:
+        _read_on(context)
+
+
+def _read_on(context: Context) -> None:
+    """There is room for what the reader thread had not read."""
+    reading = context.pulls.reading
+    try:
+        _start_reading(context)
+    except Refused as error:
+        while reading:
+            _drop(context, reading.popleft(), error)
 
 
 def _drop(context: Context, pull: Pull, error: Refused) -> None:
@@ -216,27 +229,37 @@ def _pass_over(parts: Parts, pull: Pull) -> ReadResult | None:
 
 def _read_far(context: Context, pull: Pull) -> None:
     """Let a thread read it: far behind the end the disk may have to be waited for."""
-    reading = context.pulls.reading
-    reading.append(pull)
-    if len(reading) == 1:
-        try:
-            context.peer.start(_read_in_thread, context)
-        except Refused:
-            reading.clear()
-            raise
+    desk = context.pulls
+    desk.reading.append(pull)
+    try:
+        _start_reading(context)
+    except Refused:
+        desk.reading.remove(pull)
+        raise
+
+
+def _start_reading(context: Context) -> None:
+    desk = context.pulls
+    if not desk.is_read:
+        context.peer.start(_read_in_thread, context)
+        desk.is_read = True
 
 
 async def _read_in_thread(context: Context) -> None:
+    """Read for the pulls in line, a few ahead of what the client has taken: what it does not take stays in memory."""
     parts, desk = context.parts, context.pulls
-    while desk.reading:
-        pull = desk.reading[0]
-        wanted = pull.filter
-        pull.result = await parts.store.read_far(
-            pull.queue, pull.offset, pull.max_messages, parts.config.pull_bytes_max, wanted.codes, wanted.predicate
-        )
-        if desk.reading:
-            desk.reading.popleft()
-            desk.queue_up(pull)
+    try:
+        while desk.reading and len(desk.ready) < READ_AHEAD_MAX:
+            pull = desk.reading[0]
+            wanted = pull.filter
+            pull.result = await parts.store.read_far(
+                pull.queue, pull.offset, pull.max_messages, parts.config.pull_bytes_max, wanted.codes, wanted.predicate
+            )
+            if desk.reading:
+                desk.reading.popleft()
+                desk.queue_up(pull)
+    finally:
+        desk.is_read = False
 
 
 def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
