@@ -110,8 +110,8 @@ class Groups:
     def __init__(self, clock: Clock, *, auto_create: bool) -> None:
         self._clock = clock
         self._table: dict[str, Group] = {name: Group(name) for name in BUILT_IN}
-        # (topic, group) -> queue id -> next offset to consume
-        self._offsets: dict[tuple[str, str], dict[int, int]] = {}
+        # group -> topic -> queue id -> next offset to consume
+        self._offsets: dict[str, dict[str, dict[int, int]]] = {}
         self._resets: dict[tuple[str, str, int], int] = {}
         self._forbidden: dict[str, dict[str, int]] = {}
         self.auto_create = auto_create
@@ -155,7 +155,8 @@ class Groups:
         if found:
             self._moved(name)
         if clean_offsets:
-            self._drop_offsets(lambda topic, group: group == name)
+            self._offsets.pop(name, None)
+            self._drop_resets(lambda topic, group: group == name)
         return found
 
     def set_forbidden(self, group: str, topic: str, *, readable: bool) -> None:
@@ -195,7 +196,7 @@ class Groups:
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
         """The next offset *group* wants of that queue; -1 when it never committed."""
-        return self._offsets.get((topic, group), {}).get(queue_id, -1)
+        return self.committed(group, topic).get(queue_id, -1)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Remember that *group* has consumed all below *offset*; going back is allowed.
@@ -204,24 +205,28 @@ class Groups:
         """
         if (topic, group, queue_id) in self._resets:
             return
-        table = self._offsets.setdefault((topic, group), {})
+        table = self._offsets.setdefault(group, {}).setdefault(topic, {})
         if table.get(queue_id) != offset:
             table[queue_id] = offset
             self.offsets_dirty = True
 
     def offsets_of(self, group: str) -> dict[str, dict[int, int]]:
         """What *group* has committed: topic -> queue id -> offset."""
-        return {topic: dict(table) for (topic, name), table in self._offsets.items() if name == group}
+        return {topic: dict(table) for topic, table in self._offsets.get(group, {}).items()}
+
+    def committed(self, group: str, topic: str) -> Mapping[int, int]:
+        """What *group* has committed on *topic*: queue id -> offset; not to be changed or kept."""
+        return self._offsets.get(group, {}).get(topic, {})
 
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have committed on *topic*."""
-        return [group for name, group in self._offsets if name == topic]
+        return [group for group, topics in self._offsets.items() if topic in topics]
 
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Make the next pull of each queue start at its new offset (RocketMQ's server-side reset)."""
         for queue_id, offset in offsets.items():
             self._resets[(topic, group, queue_id)] = offset
-            self._offsets.setdefault((topic, group), {})[queue_id] = offset
+            self._offsets.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset
         self.offsets_dirty = True
         for tell in self.was_reset:
             tell(group, topic)
@@ -236,14 +241,22 @@ class Groups:
 
     def forget_topic(self, topic: str) -> None:
         """Drop what every group has consumed of *topic*."""
-        self._drop_offsets(lambda name, group: name == topic)
+        for group in self.groups_of(topic):
+            self._forget(group, topic)
+        self._drop_resets(lambda name, group: name == topic)
 
     def forget_offsets(self, group: str, topic: str) -> None:
         """Drop what *group* has consumed of *topic*."""
-        self._drop_offsets(lambda name, owner: name == topic and owner == group)
+        self._forget(group, topic)
+        self._drop_resets(lambda name, owner: name == topic and owner == group)
 
-    def _drop_offsets(self, unwanted: Callable[[str, str], bool]) -> None:
-        self._offsets = {key: table for key, table in self._offsets.items() if not unwanted(*key)}
+    def _forget(self, group: str, topic: str) -> None:
+        topics = self._offsets.get(group, {})
+        topics.pop(topic, None)
+        if not topics:
+            self._offsets.pop(group, None)
+
+    def _drop_resets(self, unwanted: Callable[[str, str], bool]) -> None:
         self._resets = {key: offset for key, offset in self._resets.items() if not unwanted(key[0], key[1])}
         self.offsets_dirty = True
 
@@ -275,16 +288,19 @@ class Groups:
 
     def offsets_to_json(self) -> bytes:
         """The offsets as ``config/consumerOffset.json``."""
-        table = {f"{topic}@{group}": offsets for (topic, group), offsets in self._offsets.items()}
+        table = {
+            f"{topic}@{group}": offsets for group, topics in self._offsets.items() for topic, offsets in topics.items()
+        }
         return render({"dataVersion": self.offsets_version.as_json(), "offsetTable": table}, bare_keys=True)
 
     def load_offsets(self, data: bytes) -> None:
         """Take over a ``config/consumerOffset.json``. Raises `StoreError`, and takes nothing, when it is not one."""
         table = parse(data, "consumerOffset.json")
-        found: dict[tuple[str, str], dict[int, int]] = {}
+        found: dict[tuple[str, str], dict[int, int]] = {}  # by topic and group
         with reading("consumerOffset.json"):
             for key, offsets in (table.get("offsetTable") or {}).items():
                 topic, _, group = key.partition("@")
                 found[(topic, group)] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
         self.offsets_version.load(table.get("dataVersion"))
-        self._offsets.update(found)
+        for (topic, group), table_of_queues in found.items():
+            self._offsets.setdefault(group, {})[topic] = table_of_queues

@@ -243,3 +243,17 @@ def test_forbidding_is_undone() -> None:
     assert groups.is_forbidden("G", "T")
     groups.set_forbidden("G", "T", readable=True)
     assert not groups.is_forbidden("G", "T")
+
+
+def test_forgetting_one_topic_of_a_group_leaves_the_rest() -> None:
+    groups = Groups(ManualClock(), auto_create=True)
+    for group, topic in (("a", "T"), ("a", "U"), ("b", "T")):
+        groups.commit(group, topic, 0, 7)
+        groups.reset(group, topic, {1: 3})
+    groups.forget_offsets("a", "T")
+    assert (groups.committed("a", "T"), groups.committed("a", "U")) == ({}, {0: 7, 1: 3})
+    assert (groups.groups_of("T"), groups.offsets_of("a")) == (["b"], {"U": {0: 7, 1: 3}})
+    assert (groups.pending_reset("a", "T", 1), groups.pending_reset("b", "T", 1)) == (-1, 3)
+    groups.forget_topic("T")
+    assert (groups.groups_of("T"), groups.offsets_of("b"), groups.pending_reset("b", "T", 1)) == ([], {}, -1)
+    assert groups.groups_of("U") == ["a"]

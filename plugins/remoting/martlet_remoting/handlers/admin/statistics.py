@@ -181,11 +181,11 @@ def correction_offsets(context: Context, command: Command) -> bytes:
     slowest: dict[int, int] = {}
     for group in parts.groups.groups_of(topic):
         if group not in left_out:
-            for queue_id, offset in parts.groups.offsets_of(group).get(topic, {}).items():
+            for queue_id, offset in parts.groups.committed(group, topic).items():
                 queue = parts.store.find_queue(topic, queue_id)
                 if offset >= (queue.first_offset if queue is not None else 0):
                     slowest[queue_id] = min(slowest.get(queue_id, offset), offset)
-    compared = parts.groups.offsets_of(command.text("compareGroup")).get(topic, {})
+    compared = parts.groups.committed(command.text("compareGroup"), topic)
     for queue_id, offset in compared.items():
         if slowest.get(queue_id, -1) > offset:
             slowest[queue_id] = LONG_MAX
