@@ -9,6 +9,7 @@ import trio
 
 from martlet.errors import Refused
 from martlet.store import ReadStatus, Store
+from martlet.store.files import Files
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, bodies, drain, message, small_config
 
@@ -121,4 +122,31 @@ async def test_a_queue_of_which_nothing_is_left_goes_on_where_it_ended_whenever_
         queue = found.queue("T", 0)
         assert (queue.first_offset, found.end_offset(queue)) == ((40 if covered else 0), 40)
         found.crash()
+    store.crash()
+
+
+async def test_a_thread_reads_nothing_of_a_segment_that_goes_at_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may look before, after and amid each step of the removal."""
+    found: list[object] = []
+    slow = SlowDisk(FakeDisk(), random.Random(0), 0.0, lambda path: found.append(store.segments.find(0)))
+    store = await Store.open(Path("/data"), small_config(), ManualClock(), slow)
+    for _ in range(40):
+        store.append(message(bytes(300)), 0)
+    store.commit()
+    segments = store.segments
+    second = segments.items[1]
+    read = Files.read
+
+    def overtaken(self: Files, path: str, size: int, position: int) -> bytes:
+        if path == segments.items[0].path:
+            segments.remove_first()
+        return read(self, path, size, position)
+
+    monkeypatch.setattr(Files, "read", overtaken)
+    assert segments.read(0, 100) == b""
+    assert found == [None]
+    assert segments.find(second.start) is second
+    starts, items = segments._starts, segments.items
+    for segments._starts, segments.items in ((starts[1:], items), (starts, items[1:])):
+        assert [segments.find(each.start) for each in items[1:]] == items[1:]
     store.crash()

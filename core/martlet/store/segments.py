@@ -29,7 +29,10 @@ class Segment:
 
 @final
 class Segments:
-    """The segments in order. A position between two of them belongs to the first and holds nothing."""
+    """The segments in order. A position between two of them belongs to the first and holds nothing.
+
+    Threads may `find` and `read` while the event loop adds and removes.
+    """
 
     __slots__ = ("_starts", "directory", "files", "items", "segment_bytes")
 
@@ -73,11 +76,14 @@ class Segments:
 
     def find(self, position: int) -> Segment | None:
         """The segment of *position*; None before the first and behind the last."""
+        items = self.items
         index = bisect_right(self._starts, position) - 1
-        if index < 0:
-            return None
-        found = self.items[index]
-        return found if position < found.end else None
+        if 0 <= index < len(items):
+            found = items[index]
+            if found.start <= position < found.end:
+                return found
+        # None has it, or this thread came amid a removal, between one list and the other.
+        return next((each for each in items if each.start <= position < each.end), None)
 
     def create(self, start: int) -> Segment:
         """Make the segment that begins at *start*, behind all others; the directory is to be synced."""
@@ -90,10 +96,14 @@ class Segments:
 
     def remove_first(self) -> Segment:
         """Remove the oldest segment and its file."""
-        gone = self.items[0]
-        self.files.unlink(gone.path)
-        del self.items[0], self._starts[0]
-        return gone
+        items, starts = self.items, self._starts
+        self.items, self._starts = items[1:], starts[1:]
+        try:
+            self.files.unlink(items[0].path)
+        except OSError:
+            self.items, self._starts = items, starts
+            raise
+        return items[0]
 
     def remove_after(self, position: int) -> list[Segment]:
         """Remove every segment that begins behind *position*, newest first."""
@@ -110,4 +120,9 @@ class Segments:
         segment = self.find(position)
         if segment is None:
             return b""
-        return self.files.read(segment.path, min(size, segment.end - position), position - segment.start)
+        try:
+            return self.files.read(segment.path, min(size, segment.end - position), position - segment.start)
+        except FileNotFoundError:
+            if self.find(position) is segment:
+                raise
+            return b""  # it was removed since
