@@ -15,6 +15,8 @@ from martlet.tables import DataVersion, parse, reading, render
 
 __all__ = ["Group", "Groups", "check_group_name"]
 
+# Each may have a retry topic, and those count among the topics.
+GROUPS_MAX: Final = 40_000
 GROUP_CHARS_MAX: Final = 120  # RocketMQ 5.x TopicValidator/GroupValidator
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
@@ -145,6 +147,8 @@ class Groups:
           Refused: its name cannot be (Reason.PARAMETER).
         """
         check_group_name(group.name)
+        if group.name not in self._table and len(self._table) >= GROUPS_MAX:
+            raise Refused(Reason.BUSY, f"there are {len(self._table)} groups, the most a broker keeps; delete some")
         self._table[group.name] = group
         self._moved(group.name)
         return group

@@ -8,13 +8,16 @@ before its table was written, is made again: the log is the truth.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import trio
 
 from martlet.broker import Broker
 from martlet.errors import StoreError
-from martlet.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC
+from martlet.groups import Groups
+from martlet.sessions import Sessions
+from martlet.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topics
 
 __all__ = ["load", "run", "save"]
 
@@ -59,21 +62,40 @@ def _make_topics_of_records(broker: Broker) -> None:
             )
 
 
-def save(broker: Broker, *, offsets: bool = True) -> None:
-    """Write what has changed; *offsets* says whether that of groups and sessions too."""
-    topics, groups, sessions, store = broker.topics, broker.groups, broker.sessions, broker.store
+def save(broker: Broker) -> None:
+    """Write what has changed, at once; for the end of a broker."""
+    for table, name, data in _changed(broker, offsets=True):
+        broker.store.write_file(name, data)
+        table.clean()
+
+
+def _changed(broker: Broker, *, offsets: bool) -> list[tuple["_Flag", str, bytes]]:
+    """What is to be written: the table's flag, its file, and its content of this moment."""
+    topics, groups, sessions = broker.topics, broker.groups, broker.sessions
+    found: list[tuple[_Flag, str, bytes]] = []
     if topics.dirty:
-        store.write_file(TOPICS, topics.to_json())
-        topics.dirty = False
+        found.append((_Flag(topics, "dirty"), TOPICS, topics.to_json()))
     if groups.dirty:
-        store.write_file(GROUPS, groups.to_json())
-        groups.dirty = False
+        found.append((_Flag(groups, "dirty"), GROUPS, groups.to_json()))
     if offsets and groups.offsets_dirty:
-        store.write_file(OFFSETS, groups.offsets_to_json())
-        groups.offsets_dirty = False
+        found.append((_Flag(groups, "offsets_dirty"), OFFSETS, groups.offsets_to_json()))
     if offsets and sessions.dirty:
-        store.write_file(SESSIONS, sessions.to_bytes())
-        sessions.dirty = False
+        found.append((_Flag(sessions, "dirty"), SESSIONS, sessions.to_bytes()))
+    return found
+
+
+class _Flag:
+    """Says of one table whether it has changed since it was written."""
+
+    def __init__(self, table: Topics | Groups | Sessions, attribute: str) -> None:
+        self._table = table
+        self._attribute = attribute
+
+    def clean(self) -> None:
+        setattr(self._table, self._attribute, False)
+
+    def soil(self) -> None:
+        setattr(self._table, self._attribute, True)
 
 
 async def run(broker: Broker) -> None:
@@ -93,14 +115,25 @@ async def run(broker: Broker) -> None:
             await trio.sleep(TOGETHER_S)
         changed[0] = trio.Event()
         now = trio.current_time()
-        _try_to_save(broker, offsets=now >= due)
+        await _try_to_save(broker, offsets=now >= due)
         if now >= due:
             due = now + interval_s
 
 
-def _try_to_save(broker: Broker, *, offsets: bool) -> None:
+async def _try_to_save(broker: Broker, *, offsets: bool) -> None:
+    """Write what has changed in a worker thread: an fsync takes milliseconds, and messages go on meanwhile."""
+    store = broker.store
     try:
-        save(broker, offsets=offsets)
-    except (OSError, StoreError, TypeError, ValueError) as error:
+        changed = _changed(broker, offsets=offsets)
+    except (StoreError, TypeError, ValueError) as error:
         # Not even a table that cannot be written as JSON may end the broker.
         log.error("topics, groups and offsets cannot be written, tried again; %s", error)
+        return
+    for flag, name, data in changed:
+        flag.clean()
+        try:
+            with trio.CancelScope(shield=True):
+                await store.disk.off_loop(partial(store.write_file, name, data))
+        except (OSError, StoreError) as error:
+            flag.soil()
+            log.error("%s cannot be written, tried again; %s", name, error)

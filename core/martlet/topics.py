@@ -26,6 +26,8 @@ TEMPLATE_TOPIC: Final = "TBW102"
 TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
 QUEUES_MAX: Final = 16384
+# One registration with a name server is one frame of at most 16 MiB, which holds about 90,000 topics.
+TOPICS_MAX: Final = 80_000
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
@@ -158,6 +160,8 @@ class Topics:
         topic = Topic(
             self._store, name, read_queues, write_queues, perm, sys_flag, order, dict(attributes or {}), filter_type
         )
+        if old is None and len(self._table) >= TOPICS_MAX:
+            raise Refused(Reason.BUSY, f"there are {len(self._table)} topics, the most a broker keeps; delete some")
         if old is not None:
             if old.as_json() == topic.as_json():
                 return old

@@ -208,3 +208,13 @@ def test_a_topic_is_not_made_where_that_is_forbidden() -> None:
     assert topics.auto_create("New", "Plain", 4) is None, "it does not inherit"
     assert topics.auto_create("New", "Absent", 4) is None
     assert topics.get("New") is None
+
+
+def test_topics_have_a_limit_and_known_ones_may_still_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("martlet.topics.TOPICS_MAX", 1)
+    topics = make()
+    topics.update("first")
+    with pytest.raises(Refused) as caught:
+        topics.update("second")
+    assert caught.value.reason is Reason.BUSY
+    assert topics.update("first", 3, 3).read_queues == 3

@@ -130,5 +130,5 @@ async def test_a_table_that_cannot_be_written_does_not_end_the_broker(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness.broker.topics.update("x", sys_flag=1 << 80)
-    persistence._try_to_save(harness.broker, offsets=True)
+    await persistence._try_to_save(harness.broker, offsets=True)
     assert "cannot be written" in caplog.text

@@ -233,10 +233,10 @@ def _release_early(right: Any) -> Any:
 def _keep_offsets(right: Any) -> Any:
     """What groups have consumed is never written while the broker runs."""
 
-    def save(broker: Broker, *, offsets: bool = True) -> None:
-        right(broker, offsets=False)
+    def changed(broker: Broker, *, offsets: bool) -> Any:
+        return right(broker, offsets=False)
 
-    return save
+    return changed
 
 
 def _ignore_sync_error(right: Any) -> Any:
@@ -278,7 +278,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
     bug("message skipped", (Reader, "read", _skip_entry)),
     bug("group offset goes back", (Groups, "commit", _commit_back)),
-    bug("group offset lost at a crash", (persistence, "save", _keep_offsets)),
+    bug("group offset lost at a crash", (persistence, "_changed", _keep_offsets)),
     bug("appended twice", (Store, "append", _append_twice)),
     bug("torn record served", (recovery, "crc32", _any_sum), (reading, "check_record", _believe_record)),
     bug("checkpoint claims more than is on disk", (Store, "_take_checkpoint", _claim_more)),
