@@ -1,16 +1,20 @@
 """Finding messages: by key, by time, after retention, and while the key index is being made anew."""
 
+import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from martlet.message import Message
 from martlet.store import Store
 from martlet.store.codec import decode_record, key_hash
+from martlet.store.files import Files
 from martlet.store.keys import KeyIndex
 from martlet.store.queues import Queue
-from martlet.testing.disk import FakeDisk
+from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, drain, message, small_config
 
 OpenStore = Callable[..., Awaitable[Store]]
@@ -207,3 +211,53 @@ async def test_thousands_of_queues_share_a_few_files(open_store: OpenStore) -> N
     store.crash()
     store = await open_store(small_config(segment_bytes=2**22, chunk_bytes=2**16, keys_index=False, open_files_max=8))
     assert all(drain(store, store.queue(f"T{n}", 0)) == [b"x"] for n in range(0, 2000, 97))
+
+
+async def missing_keys(disk: FakeDisk, count: int) -> list[int]:
+    """Which of the keys k0, k1, ... a start on *disk* does not find."""
+    store = await Store.open(Path("/data"), small_config(), ManualClock(), disk)
+    missing = [number for number in range(count) if found(store, f"k{number}") != [b"%d" % number]]
+    store.crash()
+    return missing
+
+
+async def test_a_torn_checkpoint_makes_the_key_index_anew() -> None:
+    """Nothing says then how much of the index is durable: its header may be ahead of its slots."""
+    disk = FakeDisk()
+    store = await Store.open(Path("/data"), small_config(), ManualClock(), disk)
+    put(store, *(message(str(number), keys=f"k{number}") for number in range(30)))
+    await store.close()
+    store = await Store.open(Path("/data"), small_config(), ManualClock(), disk)
+    store.crash()
+    files = Files(disk, 8)
+    (name,) = disk.names("/data/index")
+    files.write(f"/data/index/{name}", bytes(64 * 4), 40)
+    files.write("/data/checkpoint", bytes(8), 0)
+    files.close()
+    assert await missing_keys(disk, 30) == []
+
+
+async def test_a_power_cut_while_an_index_file_is_finished_loses_no_key(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """No slot of it is written before the entry that it names is durable."""
+    disk = FakeDisk()
+    store = await Store.open(Path("/data"), small_config(), ManualClock(), disk)
+    put(store, *(message(str(number), keys=f"k{number}") for number in range(30)))
+    await trio.sleep(3600)
+    await store.checkpoint()
+    cuts: list[FakeDisk] = []
+    sync = Files.sync
+
+    def cut_before(files: Files, path: str) -> None:
+        if path.startswith("/data/index/"):
+            cuts.extend(disk.after_power_cut(Cut.TORN, random.Random(seed)) for seed in range(10))
+        sync(files, path)
+
+    put(store, *(message(str(number), keys=f"k{number}") for number in range(30, 140)))
+    monkeypatch.setattr(Files, "sync", cut_before)
+    found(store, "k139")
+    monkeypatch.undo()
+    store.crash()
+    assert len(cuts) >= 10
+    assert [await missing_keys(cut, 140) for cut in cuts] == [[]] * len(cuts)

@@ -262,6 +262,8 @@ class KeyIndex:
     def _begin_file(self, position: int, store_ms: int) -> IndexFile:
         if self.active is not None:
             self.save_entries()
+            # What a slot names must be there after a power cut.
+            self.files.sync(self.active.path)
             self.write_slots(self.active.path, self.take_slots())
         taken = {item.path for item in self.items}
         at = store_ms

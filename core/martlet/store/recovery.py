@@ -345,9 +345,12 @@ class Recovery:
     def _load_keys(self, keys: KeyIndex, checkpoint: Checkpoint | None, *, clean: bool) -> None:
         """Load the key index; its ``position`` says from where the log has to be read for it."""
         loaded = keys.load()
-        if checkpoint is not None and checkpoint.position < 0 and loaded and keys.items:
+        # After a crash nothing but a checkpoint of ours tells how much of the index is durable: a failed write can
+        # leave a page of which only the times count, and a power cut can leave a header ahead of its slots.
+        if clean and checkpoint is not None and checkpoint.position < 0 and loaded and keys.items:
             keys.reopen(clean=False)
-            keys.position = keys.items[-1].end_position
+            newest = max(item.end_position for item in keys.items)
+            keys.position = min(max(newest, self.segments.start), self.end)
             return
         if not loaded or checkpoint is None or checkpoint.position < 0 or keys.total() < checkpoint.index_entries:
             if checkpoint is not None and (self.end or keys.items):
