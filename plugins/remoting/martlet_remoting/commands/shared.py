@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
@@ -63,13 +64,38 @@ def talking(work: Work | None = None) -> Callable[[Any], int]:
         arguments.name_server = arguments.name_server or os.environ.get(VARIABLE) or NAME_SERVER
         chosen: Work = work or arguments.work
         try:
-            return trio.run(chosen, arguments)
+            return trio.run(_until_interrupted, chosen, arguments)
         except (NameServerUnreachable, ConnectionLost, RequestTimeout) as error:
             raise Unreachable(f"{error}; `martlet run` starts a broker, --name-server says where one is") from error
         except ValueError as error:
             raise ClientError(str(error)) from error
 
     return run
+
+
+async def _until_interrupted(work: Work, arguments: Any) -> int:
+    """Do *work*; the first Ctrl-C cancels it, so that it ends between two steps, the second ends it at once.
+
+    Raises:
+      KeyboardInterrupt: it was interrupted, in a group with whatever failed because of it.
+    """
+    token = trio.lowlevel.current_trio_token()
+    with trio.CancelScope() as scope:
+
+        def interrupt(*_: object) -> None:
+            signal.signal(signal.SIGINT, at_once)
+            token.run_sync_soon(scope.cancel)
+
+        at_once = signal.signal(signal.SIGINT, interrupt)
+        try:
+            return await work(arguments)
+        except Exception as error:
+            if scope.cancel_called:
+                raise BaseExceptionGroup("interrupted", [KeyboardInterrupt(), error]) from None
+            raise
+        finally:
+            signal.signal(signal.SIGINT, at_once)
+    raise KeyboardInterrupt
 
 
 def moment_ms(text: str) -> int:
