@@ -9,6 +9,7 @@ Members may speak different protocols. What a group has settled above its commit
 offset is forgotten by a restart: those messages are delivered once more.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Final, final
@@ -17,16 +18,18 @@ import trio
 
 from martlet.contracts import Peer
 from martlet.encoded import EVERYTHING, Encoding, Selection, encode_result
-from martlet.errors import Reason, Refused
+from martlet.errors import CorruptRecord, Reason, Refused, StoreError
 from martlet.groups import Groups
 from martlet.leases import Leases
-from martlet.message import Message, Record, decode_properties, encode_properties
+from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.codec import decode_record
 from martlet.subscriptions import Delivery, DeliveryConfig, Start, from_tail, readable, unwatch, watch
 from martlet.topics import DLQ_PREFIX, Topic, Topics
 
 __all__ = ["Member", "Share", "Shares"]
+
+log = logging.getLogger("martlet.shares")
 
 MESSAGES_A_READ: Final = 256
 RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may begin there
@@ -340,22 +343,42 @@ class Share:
         end = lane.graves.get(offset)
         if end is None:
             result = owner.store.read(lane.queue, offset, 1, 1, None, None)
-            if result.count and result.next_offset == offset + 1:
-                try:
-                    end = owner.put_dead_letter(self.group, decode_record(b"".join(result.pieces)))
-                except Refused:
-                    owner.alarm(owner.now() + BURY_AGAIN_S)
-                    return
-                lane.graves[offset] = end
-            else:
-                end = 0
+            if not result.count or result.next_offset != offset + 1:
+                self._settle_dead(lane, offset)  # retention removed it
+                return
+            try:
+                end = owner.put_dead_letter(self.group, decode_record(b"".join(result.pieces)))
+            except (Refused, StoreError) as error:
+                self._not_buried(lane, offset, error)
+                return
+            lane.graves[offset] = end
         if end > owner.store.readable:
             return  # `Shares.run` is called again when the log is flushed
+        owner.buried += 1
+        self._settle_dead(lane, offset)
+
+    def _not_buried(self, lane: _Lane, offset: int, error: Refused | StoreError) -> None:
+        """Try it again, unless it would be the same each time: then the group goes on, and the message stays unread."""
+        owner = self._owner
+        if not (isinstance(error, CorruptRecord) or (isinstance(error, Refused) and error.reason is Reason.ILLEGAL)):
+            owner.alarm(owner.now() + BURY_AGAIN_S)
+            return
+        owner.unburied += 1
+        log.error(
+            "message %d of queue %d of topic[%s] is dead in group %r and has no dead letter, read it where it is; %s",
+            offset,
+            lane.queue.queue_id,
+            self.topic.name,
+            self.group,
+            error,
+        )
+        self._settle_dead(lane, offset)
+
+    def _settle_dead(self, lane: _Lane, offset: int) -> None:
         lane.graves.pop(offset, None)
         before = lane.leases.size
         lane.leases.bury(offset)
-        owner.settled(before - lane.leases.size)
-        owner.buried += 1
+        self._owner.settled(before - lane.leases.size)
         self._commit(lane)
         self.wake()
 
@@ -378,6 +401,7 @@ class Shares:
         self.now = now
         self.unsettled = 0
         self.buried = 0
+        self.unburied = 0  # dead messages that no dead letter can hold
         self._topics = topics
         self._shares: dict[tuple[str, str], Share] = {}
         self._wanted = math.inf
@@ -428,18 +452,17 @@ class Shares:
     def put_dead_letter(self, group: str, record: Record) -> int:
         """Store a copy of *record* in the dead letter topic of *group*; return the log position behind it.
 
-        Property names as RocketMQ's SendMessageBackHook has them. Raises `Refused`.
+        Property names as RocketMQ's SendMessageBackHook has them.
+
+        Raises:
+          Refused: not now, or (Reason.ILLEGAL) never.
+          StoreError: the store has failed.
         """
-        properties = decode_properties(record.properties)
-        properties.setdefault("DLQ_ORIGIN_TOPIC", record.topic)
-        properties.setdefault(
-            "DLQ_ORIGIN_MESSAGE_ID", (record.store_host + record.position.to_bytes(8, "big")).hex().upper()
-        )
         topic = self._topics.ensure(DLQ_PREFIX + group, 1)
         message = Message(
             topic.name,
             record.body,
-            encode_properties(properties),
+            _letter_properties(record),
             0,
             record.flag,
             record.sys_flag,
@@ -510,4 +533,17 @@ class Shares:
             "members": sum(map(len, self._shares.values())),
             "unsettled": self.unsettled,
             "dead_letters": self.buried,
+            "dead_without_letter": self.unburied,
         }
+
+
+def _letter_properties(record: Record) -> bytes:
+    """The properties of *record*'s dead letter: its own, and where it was as far as there is room for that."""
+    # The store takes no U+0000, which a log that RocketMQ wrote may hold.
+    properties = record.properties.replace(b"\x00", b"")
+    origin_id = (record.store_host + record.position.to_bytes(8, "big")).hex().upper()
+    for name, value in ((b"DLQ_ORIGIN_TOPIC", record.topic), (b"DLQ_ORIGIN_MESSAGE_ID", origin_id)):
+        longer = properties if find_property(properties, name) else put_property(properties, name, value.encode())
+        if len(longer) <= PROPERTIES_BYTES_MAX:
+            properties = longer
+    return properties

@@ -1,6 +1,8 @@
 """Groups whose members compete: each message is with one member, comes back when it must, and is not forgotten."""
 
+import errno
 import math
+from dataclasses import replace
 
 import pytest
 import trio
@@ -13,7 +15,7 @@ from martlet.broker import Broker
 from martlet.encoded import Selection
 from martlet.errors import Reason, Refused
 from martlet.groups import Group
-from martlet.message import Message, decode_properties
+from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties
 from martlet.shares import Member
 from martlet.store.codec import decode_records, tags_code
 from martlet.subscriptions import DeliveryConfig, Start, from_earliest
@@ -265,6 +267,75 @@ async def test_a_dead_message_that_was_tried_as_often_as_a_record_can_say_is_bur
         await trio.sleep(1)
         assert committed(broker) == 1
         assert broker.shares.statistics()["dead_letters"] == 1
+
+
+def dead_letters(broker: Broker) -> list[Record]:
+    queue = broker.store.queue("%DLQ%G", 0)
+    return list(decode_records(b"".join(broker.store.read(queue, 0, 9, 1 << 20).pieces)))
+
+
+@pytest.mark.parametrize(
+    ("room", "named"),
+    [
+        (0, set()),
+        (30, {"DLQ_ORIGIN_TOPIC"}),
+        (200, {"DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"}),
+    ],
+)
+async def test_a_dead_message_without_room_for_more_properties_is_buried_with_its_own(
+    autojump_clock: MockClock, room: int, named: set[str]
+) -> None:
+    async with broker_in_memory(segment_bytes=1 << 18) as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.update(Group("G", retry_max_times=0))
+        one = Competitor(broker)
+        own = {"k": "v" * (PROPERTIES_BYTES_MAX - 3 - room)}
+        publish(broker, "t", 0, b"a", properties=encode_properties(own))
+        await one.drain()
+        one.member.nack(0, 0)
+        await trio.sleep(1)
+        assert committed(broker) == 1
+        (letter,) = dead_letters(broker)
+        found = decode_properties(letter.properties)
+        assert {name: found.pop(name, "") != "" for name in named} == dict.fromkeys(named, True)
+        assert (letter.body, found) == (b"a", own)
+
+
+async def test_a_full_disk_delays_a_dead_letter_and_neither_loses_nor_doubles_it(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk) as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.update(Group("G", retry_max_times=0))
+        one = Competitor(broker, lease_s=1000)
+        publish(broker, "t", 0, b"a", b"b")
+        one.turn()
+        disk.fail_next("write", errno.ENOSPC)
+        one.member.nack(0, 0)
+        await trio.sleep(1)
+        assert committed(broker) == 0
+        await trio.sleep(100)
+        assert committed(broker) == 1
+        assert [letter.body for letter in dead_letters(broker)] == [b"a"]
+        assert one.member.ack(0, 1)
+        assert committed(broker) == 2
+
+
+async def test_a_group_goes_on_past_a_dead_message_that_no_dead_letter_can_hold(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.update(Group("G", retry_max_times=0))
+        one = Competitor(broker)
+        publish(broker, "t", 0, b"large", b"small")
+        one.turn()
+        broker.store.config = replace(broker.store.config, message_bytes_max=4)
+        one.member.nack(0, 0)
+        await trio.sleep(1)
+        assert committed(broker) == 1
+        assert dead_letters(broker) == []
+        assert "message 0 of queue 0 of topic[t] is dead in group 'G' and has no dead letter" in caplog.text
+        assert broker.shares.statistics()["dead_without_letter"] == 1
 
 
 async def test_what_retention_removed_is_not_waited_for() -> None:
