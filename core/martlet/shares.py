@@ -40,21 +40,22 @@ BURY_AGAIN_S: Final = 5.0  # when the dead letter topic refuses a message
 class _Lane:
     """One queue as one group shares it."""
 
-    __slots__ = ("_share", "ahead", "ahead_from", "due", "graves", "leases", "queue", "reading_far")
+    __slots__ = ("ahead", "ahead_from", "due", "graves", "leases", "queue", "reading_far", "share")
 
     def __init__(self, share: "Share", queue: Queue, leases: Leases) -> None:
-        self._share = share
+        self.share = share
         self.queue = queue
         self.leases = leases
         self.due = True
         self.ahead: ReadResult | None = None
         self.ahead_from = 0
         self.reading_far = False
-        self.graves: dict[int, int] = {}  # offset -> log position behind its dead letter
+        # Offset -> log position behind its dead letter, which is not flushed yet; positions ascend.
+        self.graves: dict[int, int] = {}
 
     def arrived(self, queue: Queue) -> None:
         self.due = True
-        self._share.wake()
+        self.share.wake()
 
 
 @final
@@ -124,11 +125,6 @@ class Share:
             return False
         return now >= self._forget_at or not any(lane.leases.size for lane in self._lanes.values())
 
-    @property
-    def has_graves(self) -> bool:
-        """Whether a dead letter waits for the log to be flushed."""
-        return any(lane.graves for lane in self._lanes.values())
-
     def follow(self, topic: Topic, *, new: bool = False) -> None:
         """Share all queues that *topic* has now."""
         self.topic = topic
@@ -180,6 +176,7 @@ class Share:
         for lane in self._lanes.values():
             unwatch(lane.queue, lane.arrived)
             self._owner.settled(lane.leases.size)
+            self._owner.mourned.pop(lane, None)
         self._lanes.clear()
 
     # messages to members
@@ -282,6 +279,7 @@ class Share:
             owner.settled(lane.leases.size)
             lane.leases = self._make_leases(lane.queue, new=False)
             lane.graves.clear()
+            owner.mourned.pop(lane, None)
             lane.due = True
 
     # messages from members
@@ -340,22 +338,32 @@ class Share:
     def _bury(self, lane: _Lane, offset: int) -> None:
         """Copy a dead message to the dead letter topic; settle it once the copy is as safe as the flush mode says."""
         owner = self._owner
-        end = lane.graves.get(offset)
-        if end is None:
-            result = owner.store.read(lane.queue, offset, 1, 1, None, None)
-            if not result.count or result.next_offset != offset + 1:
-                self._settle_dead(lane, offset)  # retention removed it
+        if offset in lane.graves:
+            return
+        result = owner.store.read(lane.queue, offset, 1, 1, None, None)
+        if not result.count or result.next_offset != offset + 1:
+            self._settle_dead(lane, offset)  # retention removed it
+            return
+        try:
+            end = owner.put_dead_letter(self.group, decode_record(b"".join(result.pieces)))
+        except (Refused, StoreError) as error:
+            self._not_buried(lane, offset, error)
+            return
+        lane.graves[offset] = end
+        owner.mourned[lane] = None
+        self.settle_flushed(lane)
+
+    def settle_flushed(self, lane: _Lane) -> None:
+        """Settle the dead of *lane* whose letters are flushed; `Shares.run` asks again at the next flush."""
+        owner, graves = self._owner, lane.graves
+        while graves:
+            offset, end = next(iter(graves.items()))
+            if end > owner.store.readable:
                 return
-            try:
-                end = owner.put_dead_letter(self.group, decode_record(b"".join(result.pieces)))
-            except (Refused, StoreError) as error:
-                self._not_buried(lane, offset, error)
-                return
-            lane.graves[offset] = end
-        if end > owner.store.readable:
-            return  # `Shares.run` is called again when the log is flushed
-        owner.buried += 1
-        self._settle_dead(lane, offset)
+            del graves[offset]
+            owner.buried += 1
+            self._settle_dead(lane, offset)
+        owner.mourned.pop(lane, None)
 
     def _not_buried(self, lane: _Lane, offset: int, error: Refused | StoreError) -> None:
         """Try it again, unless it would be the same each time: then the group goes on, and the message stays unread."""
@@ -375,7 +383,6 @@ class Share:
         self._settle_dead(lane, offset)
 
     def _settle_dead(self, lane: _Lane, offset: int) -> None:
-        lane.graves.pop(offset, None)
         before = lane.leases.size
         lane.leases.bury(offset)
         self._owner.settled(before - lane.leases.size)
@@ -402,6 +409,8 @@ class Shares:
         self.unsettled = 0
         self.buried = 0
         self.unburied = 0  # dead messages that no dead letter can hold
+        self.mourned: dict[_Lane, None] = {}  # those with a dead letter that waits for a flush
+        self._log_moved = False
         self._topics = topics
         self._shares: dict[tuple[str, str], Share] = {}
         self._wanted = math.inf
@@ -503,8 +512,15 @@ class Shares:
             share.wake()
 
     def _flushed(self) -> None:
-        if any(share.has_graves for share in self._shares.values()):
-            self.alarm(-math.inf)
+        if self.mourned:
+            self._log_moved = True
+            self._rung.set()
+
+    def _settle_flushed(self) -> None:
+        self._log_moved = False
+        for lane in list(self.mourned):
+            lane.share.settle_flushed(lane)
+            self.forget_idle(lane.share)
 
     def alarm(self, at: float) -> None:
         """Let `run` look at the shares by *at*."""
@@ -515,10 +531,12 @@ class Shares:
     async def run(self) -> None:
         """Take back what silent members hold too long, until cancelled."""
         while True:
-            if self._wanted > self.now():
+            if self._wanted > self.now() and not self._log_moved:
                 with trio.move_on_at(self._wanted):
                     await self._rung.wait()
             self._rung = trio.Event()
+            if self._log_moved:
+                self._settle_flushed()
             now = self.now()
             if self._wanted <= now:
                 self._wanted = math.inf

@@ -1,8 +1,8 @@
 """Groups whose members compete: each message is with one member, comes back when it must, and is not forgotten."""
 
 import errno
-import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
@@ -16,7 +16,7 @@ from martlet.encoded import Selection
 from martlet.errors import Reason, Refused
 from martlet.groups import Group
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties
-from martlet.shares import Member
+from martlet.shares import Member, Share
 from martlet.store.codec import decode_records, tags_code
 from martlet.subscriptions import DeliveryConfig, Start, from_earliest
 from martlet.testing.disk import FakeDisk
@@ -214,7 +214,7 @@ async def test_a_dead_message_is_settled_only_when_its_copy_is_durable() -> None
         broker.shares._shares["t", "G"].tick(0)
         letter_end = broker.store.appended
         while committed(broker) == 0:
-            assert broker.store.readable < letter_end or broker.shares._wanted == -math.inf
+            assert broker.store.readable < letter_end or broker.shares._log_moved
             await trio.lowlevel.checkpoint()
         assert broker.store.readable >= letter_end
         queue = broker.store.queue("%DLQ%G", 0)
@@ -336,6 +336,39 @@ async def test_a_group_goes_on_past_a_dead_message_that_no_dead_letter_can_hold(
         assert dead_letters(broker) == []
         assert "message 0 of queue 0 of topic[t] is dead in group 'G' and has no dead letter" in caplog.text
         assert broker.shares.statistics()["dead_without_letter"] == 1
+
+
+class Unwalked(dict[tuple[str, str], Share]):
+    """Counts how often somebody looked at all shares."""
+
+    walks = 0
+
+    def values(self) -> Any:
+        self.walks += 1
+        return super().values()
+
+
+async def test_a_flush_looks_only_at_queues_whose_dead_letters_wait_for_it() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.update(Group("G", retry_max_times=0))
+        publish(broker, "t", 0, b"a")
+        await broker.store.wait_flushed(broker.store.appended)
+        one, _ = Competitor(broker), Competitor(broker, group="H")
+        shares = broker.shares
+        shares._shares = watched = Unwalked(shares._shares)
+        publish(broker, "t", 0, b"b")
+        await broker.store.wait_flushed(broker.store.appended)
+        await wait_all_tasks_blocked()
+        assert watched.walks == 0
+        one.turn()
+        one.member.nack(0, 0)
+        while not shares.mourned:
+            await trio.lowlevel.checkpoint()
+        walks = watched.walks
+        while committed(broker) == 0:
+            await trio.lowlevel.checkpoint()
+        assert (watched.walks, shares.mourned, shares.buried) == (walks, {}, 1)
 
 
 async def test_what_retention_removed_is_not_waited_for() -> None:
