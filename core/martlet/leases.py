@@ -94,6 +94,19 @@ class Leases:
         """How many messages can be handed out again now."""
         return len(self._waiting)
 
+    def returned(self, count: int) -> list[int]:
+        """The first *count* offsets that `hand_again` would give, oldest first."""
+        return self._waiting[:1] if count == 1 else heapq.nsmallest(count, self._waiting)
+
+    def is_waiting(self, offset: int) -> bool:
+        """Whether the message at *offset* can be handed out again now."""
+        lease = self._slots.get(offset)
+        return lease is not None and lease.holder is None and not lease.dead and lease.until == -math.inf
+
+    def is_dead(self, offset: int) -> bool:
+        """Whether the message at *offset* waits to be buried."""
+        return offset in self._dead
+
     def held(self, holder: Hashable) -> list[int]:
         """The offsets that *holder* holds."""
         return list(self._held.get(holder, ()))

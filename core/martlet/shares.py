@@ -32,6 +32,8 @@ __all__ = ["Member", "Share", "Shares"]
 log = logging.getLogger("martlet.shares")
 
 MESSAGES_A_READ: Final = 256
+RETURNED_A_READ: Final = 32  # of those that came back and are far; each is read by itself
+DEAD_A_TURN: Final = 64  # far ones that are read before the clock is looked at again
 RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may begin there
 BURY_AGAIN_S: Final = 5.0  # when the dead letter topic refuses a message
 
@@ -40,7 +42,18 @@ BURY_AGAIN_S: Final = 5.0  # when the dead letter topic refuses a message
 class _Lane:
     """One queue as one group shares it."""
 
-    __slots__ = ("ahead", "ahead_from", "due", "graves", "leases", "queue", "reading_far", "share")
+    __slots__ = (
+        "ahead",
+        "ahead_from",
+        "back",
+        "due",
+        "graves",
+        "leases",
+        "queue",
+        "reading_back",
+        "reading_far",
+        "share",
+    )
 
     def __init__(self, share: "Share", queue: Queue, leases: Leases) -> None:
         self.share = share
@@ -50,12 +63,20 @@ class _Lane:
         self.ahead: ReadResult | None = None
         self.ahead_from = 0
         self.reading_far = False
+        # What came back and is far behind the tail, read in a thread: only of offsets that wait.
+        self.back: dict[int, ReadResult] = {}
+        self.reading_back = False
         # Offset -> log position behind its dead letter, which is not flushed yet; positions ascend.
         self.graves: dict[int, int] = {}
 
     def arrived(self, queue: Queue) -> None:
         self.due = True
         self.share.wake()
+
+    def forget_read(self) -> None:
+        """Drop what threads have read: nobody is there for it, or others want something else."""
+        self.ahead = None
+        self.back.clear()
 
 
 @final
@@ -150,6 +171,12 @@ class Share:
         # The first delivery is no retry.
         return Leases(offset, window=owner.config.lease_window, deliveries_max=retries + 1 if retries >= 0 else 0)
 
+    def select(self, selection: Selection) -> None:
+        """Hand out what *selection* wants from now on."""
+        self.selection = selection
+        for lane in self._lanes.values():
+            lane.forget_read()
+
     def join(self, member: Member) -> None:
         self._members[member] = None
         member.peer.wake()
@@ -158,6 +185,8 @@ class Share:
         if self._members.pop(member, self) is None:
             for lane in self._lanes.values():
                 lane.leases.drop(member)
+                if not self._members:
+                    lane.forget_read()
             self._forget_at = self._owner.now() + self._owner.config.share_memory_s
             self._owner.alarm(-math.inf)
             self.wake()
@@ -204,10 +233,12 @@ class Share:
     def _again(self, lane: _Lane, member: Member, budget_bytes: int, until: float) -> list[Delivery]:
         """Messages that came back."""
         found: list[Delivery] = []
-        leases, store, selection = lane.leases, self._owner.store, self.selection
+        leases = lane.leases
         while leases.waiting and member.credit > 0 and budget_bytes > 0:
+            result = self._read_again(lane, member, budget_bytes)
+            if result is None:
+                break
             offset, deliveries = leases.hand_again(member, 1, until)[0]
-            result = store.read(lane.queue, offset, 1, budget_bytes, selection.codes, selection.predicate)
             if not result.count or result.next_offset != offset + 1:
                 self._settle(lane, member, offset)  # retention removed it
                 continue
@@ -216,6 +247,39 @@ class Share:
             member.credit -= 1
             budget_bytes -= len(batch.data)
         return found
+
+    def _read_again(self, lane: _Lane, member: Member, budget_bytes: int) -> ReadResult | None:
+        """Read the first message that came back; None when a thread has to read it, which wakes the members."""
+        store, selection = self._owner.store, self.selection
+        (offset,) = lane.leases.returned(1)
+        result = lane.back.pop(offset, None)
+        if result is not None:
+            return result
+        if store.read_is_near(lane.queue, offset):
+            return store.read(lane.queue, offset, 1, budget_bytes, selection.codes, selection.predicate)
+        if not lane.reading_back:
+            try:
+                member.peer.start(self._read_back, lane, min(member.credit, RETURNED_A_READ), budget_bytes)
+                lane.reading_back = True
+            except Refused:
+                pass  # other reads of this peer are under way; they wake it when they are done
+        return None
+
+    async def _read_back(self, lane: _Lane, count: int, budget_bytes: int) -> None:
+        leases, selection, store = lane.leases, self.selection, self._owner.store
+        try:
+            for offset in leases.returned(count):
+                result = await store.read_far(lane.queue, offset, 1, 1, selection.codes, selection.predicate)
+                if lane.leases is not leases or self.selection is not selection or not self._members:
+                    return
+                if leases.is_waiting(offset):
+                    lane.back[offset] = result
+                budget_bytes -= result.size
+                if budget_bytes <= 0:
+                    return
+        finally:
+            lane.reading_back = False
+            self.wake()
 
     def _new(self, lane: _Lane, member: Member, budget_bytes: int, until: float) -> list[Delivery]:
         """Messages that nobody had before."""
@@ -264,10 +328,11 @@ class Share:
     async def _read_far(self, lane: _Lane, start: int, count: int, budget_bytes: int) -> None:
         selection = self.selection
         try:
-            lane.ahead = await self._owner.store.read_far(
+            result = await self._owner.store.read_far(
                 lane.queue, start, count, budget_bytes, selection.codes, selection.predicate
             )
-            lane.ahead_from = start
+            if self.selection is selection and self._members:
+                lane.ahead, lane.ahead_from = result, start
         finally:
             lane.reading_far = False
             self.wake()
@@ -279,6 +344,7 @@ class Share:
             owner.settled(lane.leases.size)
             lane.leases = self._make_leases(lane.queue, new=False)
             lane.graves.clear()
+            lane.forget_read()
             owner.mourned.pop(lane, None)
             lane.due = True
 
@@ -340,7 +406,21 @@ class Share:
         owner = self._owner
         if offset in lane.graves:
             return
-        result = owner.store.read(lane.queue, offset, 1, 1, None, None)
+        if owner.store.read_is_near(lane.queue, offset):
+            self._bury_read(lane, offset, owner.store.read(lane.queue, offset, 1, 1, None, None))
+        else:
+            owner.far_dead[lane, offset] = None
+
+    async def bury_far(self, lane: _Lane, offset: int) -> None:
+        """As `_bury`, read in a thread."""
+        leases = lane.leases
+        result = await self._owner.store.read_far(lane.queue, offset, 1, 1)
+        alive = self._lanes.get(lane.queue.queue_id) is lane and lane.leases is leases
+        if alive and leases.is_dead(offset) and offset not in lane.graves:
+            self._bury_read(lane, offset, result)
+
+    def _bury_read(self, lane: _Lane, offset: int, result: ReadResult) -> None:
+        owner = self._owner
         if not result.count or result.next_offset != offset + 1:
             self._settle_dead(lane, offset)  # retention removed it
             return
@@ -410,6 +490,7 @@ class Shares:
         self.buried = 0
         self.unburied = 0  # dead messages that no dead letter can hold
         self.mourned: dict[_Lane, None] = {}  # those with a dead letter that waits for a flush
+        self.far_dead: dict[tuple[_Lane, int], None] = {}
         self._log_moved = False
         self._topics = topics
         self._shares: dict[tuple[str, str], Share] = {}
@@ -450,7 +531,7 @@ class Shares:
                     f"group {group!r} selects {share.selection.name!r} of topic {topic!r}; members must want the same"
                 )
                 raise Refused(Reason.ILLEGAL, text)
-            share.selection = selection
+            share.select(selection)
         limit = self.config.share_members_max
         if len(share) >= limit:
             raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
@@ -531,7 +612,7 @@ class Shares:
     async def run(self) -> None:
         """Take back what silent members hold too long, until cancelled."""
         while True:
-            if self._wanted > self.now() and not self._log_moved:
+            if self._wanted > self.now() and not (self._log_moved or self.far_dead):
                 with trio.move_on_at(self._wanted):
                     await self._rung.wait()
             self._rung = trio.Event()
@@ -544,6 +625,23 @@ class Shares:
                     share.tick(now)
                     self.forget_idle(share)
                 self.alarm(min((share.deadline() for share in self._shares.values()), default=math.inf))
+            await self._bury_far()
+
+    async def _bury_far(self) -> None:
+        """Bury some of the dead that are far behind the tail: for these the disk may have to be waited for."""
+        for _ in range(min(DEAD_A_TURN, len(self.far_dead))):
+            lane, offset = next(iter(self.far_dead))
+            del self.far_dead[lane, offset]
+            try:
+                await lane.share.bury_far(lane, offset)
+            except (OSError, StoreError) as error:
+                log.error(
+                    "a dead message of group %r cannot be read, again in %g s; %s",
+                    lane.share.group,
+                    BURY_AGAIN_S,
+                    error,
+                )
+                self.alarm(self.now() + BURY_AGAIN_S)
 
     def statistics(self) -> dict[str, object]:
         return {

@@ -52,6 +52,19 @@ def test_a_message_of_a_dead_holder_goes_to_another() -> None:
     assert leases.ack("bob", 10)
 
 
+def test_it_says_what_would_be_handed_out_again_and_what_is_dead() -> None:
+    leases = handed_out(4, deliveries_max=2)
+    assert leases.returned(9) == []
+    for offset in (12, 10):
+        leases.give_back("ada", offset)
+    leases.give_back("ada", 11, 100.0)
+    assert (leases.returned(1), leases.returned(9)) == ([10], [10, 12])
+    assert [leases.is_waiting(offset) for offset in (10, 11, 12, 13, 99)] == [True, False, True, False, False]
+    assert leases.hand_again("bob", 9, 60.0) == [(10, 2), (12, 2)]
+    leases.give_back("bob", 10)
+    assert (leases.is_dead(10), leases.is_waiting(10), leases.is_dead(12)) == (True, False, False)
+
+
 def test_a_silent_holder_loses_its_message_at_the_deadline_and_not_before() -> None:
     leases = handed_out(1)
     assert leases.deadline() == 30.0

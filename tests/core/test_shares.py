@@ -1,6 +1,8 @@
 """Groups whose members compete: each message is with one member, comes back when it must, and is not forgotten."""
 
 import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from martlet.errors import Reason, Refused
 from martlet.groups import Group
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties
 from martlet.shares import Member, Share
+from martlet.store import Queue, ReadResult, Store
 from martlet.store.codec import decode_records, tags_code
 from martlet.subscriptions import DeliveryConfig, Start, from_earliest
 from martlet.testing.disk import FakeDisk
@@ -167,7 +170,8 @@ async def test_what_does_not_fit_into_one_turn_comes_in_the_next() -> None:
         two = Competitor(broker, credit=5000)
         one.member.leave()
         came: list[str] = []
-        while two.peer.wakes:
+        while two.peer.wakes or two.peer.started:
+            await two.peer.run_started()
             came += two.turn(100)
         assert len(came) == 3000
         assert two.deliveries == [2] * len(two.deliveries)
@@ -271,7 +275,8 @@ async def test_a_dead_message_that_was_tried_as_often_as_a_record_can_say_is_bur
 
 def dead_letters(broker: Broker) -> list[Record]:
     queue = broker.store.queue("%DLQ%G", 0)
-    return list(decode_records(b"".join(broker.store.read(queue, 0, 9, 1 << 20).pieces)))
+    pieces = [broker.store.read(queue, offset, 1, 1).pieces for offset in range(queue.next_offset)]
+    return list(decode_records(b"".join(piece for found in pieces for piece in found)))
 
 
 @pytest.mark.parametrize(
@@ -391,6 +396,76 @@ async def test_far_behind_the_tail_members_wait_without_stopping_others() -> Non
         assert one.turn() == []
         assert one.peer.started
         assert len(await one.drain()) == 60
+
+
+@asynccontextmanager
+async def broker_with_far_messages(count: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
+    """A broker whose first messages are on the disk only; that they are not read on the event loop is checked."""
+    async with broker_in_memory(cache_bytes=0) as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, *(b"%0200d" % n for n in range(count)))
+        read = Store.read
+
+        def checked(store: Store, queue: Queue, offset: int, *more: Any) -> ReadResult:
+            assert store.read_is_near(queue, offset), f"offset {offset} is read on the event loop"
+            return read(store, queue, offset, *more)
+
+        monkeypatch.setattr(Store, "read", checked)
+        yield broker
+
+
+async def test_what_comes_back_from_far_behind_the_tail_is_read_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with broker_with_far_messages(60, monkeypatch) as broker:
+        one, two = Competitor(broker, credit=60, lease_s=1000), Competitor(broker, credit=0)
+        came = await one.drain()
+        assert len(came) == 60
+        for offset in (5, 2, 40):
+            assert one.member.nack(0, offset)
+        assert one.turn() == []
+        (work,) = one.peer.started
+        assert one.turn() == []
+        assert one.peer.started == [work]
+        assert await one.drain() == [came[2], came[5], came[40]]
+        assert one.deliveries == [2, 2, 2]
+        assert one.member.ack(0, 2)
+        assert not two.member.ack(0, 5)
+        # Its reader goes, and the other member gets what was read.
+        assert one.member.nack(0, 5)
+        assert one.turn() == []
+        two.member.add_credit(1)
+        one.member.leave()
+        await one.peer.run_started()
+        assert await two.drain() == [came[0]]
+
+
+async def test_what_a_thread_read_is_forgotten_with_the_last_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker_with_far_messages(60, monkeypatch) as broker:
+        one = Competitor(broker, credit=60, lease_s=1000)
+        came = await one.drain()
+        one.member.nack(0, 1)
+        assert one.turn() == []
+        one.member.leave()
+        await one.peer.run_started()
+        (lane,) = one.member.share._lanes.values()
+        assert (lane.back, lane.ahead, lane.reading_back) == ({}, None, False)
+        assert sorted(await Competitor(broker, credit=60).drain()) == sorted(came)
+
+
+async def test_a_dead_message_far_behind_the_tail_is_read_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with broker_with_far_messages(60, monkeypatch) as broker:
+        broker.groups.update(Group("G", retry_max_times=0))
+        one = Competitor(broker, credit=60, lease_s=1000)
+        await one.drain()
+        for offset in range(3):
+            assert one.member.nack(0, offset)
+        await trio.sleep(1)
+        assert committed(broker) == 3
+        monkeypatch.undo()
+        assert [int(letter.body) for letter in dead_letters(broker)] == [0, 1, 2]
 
 
 async def test_a_reset_of_the_group_begins_anew() -> None:
