@@ -284,6 +284,7 @@ async def test_a_oneway_pull_is_not_answered(harness: Harness) -> None:
     assert client.answers == {}
 
 
+@pytest.mark.usefixtures("nothing_cached")
 async def test_what_is_far_behind_is_read_beside_the_loop(open_harness: OpenHarness) -> None:
     harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
     topic = harness.topic("T")
@@ -301,6 +302,7 @@ async def test_what_is_far_behind_is_read_beside_the_loop(open_harness: OpenHarn
         assert [record.queue_offset for record in decode_records(answer.body)] == list(range(offset, offset + 4))
 
 
+@pytest.mark.usefixtures("nothing_cached")
 async def test_what_a_slow_client_does_not_take_is_not_read_for_it(open_harness: OpenHarness) -> None:
     harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
     topic = harness.topic("T")

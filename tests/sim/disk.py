@@ -43,6 +43,9 @@ class SlowDisk:
     def read(self, fd: int, size: int, position: int) -> bytes:
         return self.disk.read(fd, size, position)
 
+    def read_now(self, fd: int, size: int, position: int) -> bytes | None:
+        return self.disk.read(fd, size, position) if self._chance.random() < 0.5 else None
+
     def write(self, fd: int, data: Bytes, position: int) -> None:
         self.disk.write(fd, data, position)
 

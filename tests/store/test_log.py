@@ -10,6 +10,7 @@ from martlet.errors import Reason, Refused, StoreLocked
 from martlet.message import Message, Record
 from martlet.store import Queue, ReadStatus, Store
 from martlet.store.codec import Buffer, decode_record, tags_code
+from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
 
 OpenStore = Callable[..., Awaitable[Store]]
@@ -200,6 +201,33 @@ async def test_a_predicate_sees_whole_records(open_store: OpenStore) -> None:
     assert result.next_offset == 9
 
 
+async def test_a_near_read_ends_where_the_disk_would_have_to_be_waited_for() -> None:
+    disk = FakeDisk()
+    store = await Store.open(Path("/data"), small_config(flush="async", chunk_bytes=1024), ManualClock(), disk)
+    sent = fill(store, 40)
+    await store.close()
+    disk.cached = True
+    store = await Store.open(Path("/data"), small_config(flush="async", chunk_bytes=1024), ManualClock(), disk)
+    queue = store.queue("T", 0)
+    assert store.read_is_near(queue, 0)
+    disk.cached = False
+    some = store.read(queue, 0, 40, 10**6)
+    assert 0 < some.count < 10
+    assert not store.read_is_near(queue, some.next_offset)
+    rest = await store.read_far(queue, some.next_offset, 40, 10**6)
+    assert bodies(some.pieces) + bodies(rest.pieces) == sent
+    store.crash()
+
+
+async def test_what_the_page_cache_holds_is_near(open_store: OpenStore) -> None:
+    store = await open_store(small_config(chunk_bytes=1024, cache_bytes=1024))
+    sent = fill(store, 200)
+    queue = store.queue("T", 0)
+    assert all(store.read_is_near(queue, offset) for offset in range(200))
+    assert drain(store, queue) == sent
+
+
+@pytest.mark.usefixtures("nothing_cached")
 async def test_far_reads_are_the_same_as_near_ones(open_store: OpenStore) -> None:
     store = await open_store()
     sent = fill(store, 200)

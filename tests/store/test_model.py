@@ -108,8 +108,15 @@ class StoreMachine(RuleBasedStateMachine):
     def search(self, topic: str, queue_id: int, tag: str) -> None:
         wanted = [m.body for m in self.stored.get((topic, queue_id), []) if m.property("TAGS") == tag]
         codes = frozenset((tags_code(tag),))
-        result = self.store.read(self.store.queue(topic, queue_id), 0, 10_000, 10**9, codes)
-        assert [r.body for r in decode_records(b"".join(result.pieces))] == wanted
+        queue = self.store.queue(topic, queue_id)
+        found: list[bytes] = []
+        offset = 0
+        while offset < self.store.end_offset(queue):
+            result = self.store.read(queue, offset, 10_000, 10**9, codes)
+            assert result.next_offset > offset
+            found += [r.body for r in decode_records(b"".join(result.pieces))]
+            offset = result.next_offset
+        assert found == wanted
 
     @invariant()
     def everything_is_there(self) -> None:

@@ -81,6 +81,22 @@ class Chunks:
         self.hold(chunk)
         return chunk
 
+    def load_now(self, position: int) -> Chunk | None:
+        """As `load`, without waiting for the disk: None as well where it is neither in memory nor in the page cache."""
+        chunk = self.find(position)
+        if chunk is not None:
+            return chunk if position < chunk.end else None
+        segment = self.segments.find(position)
+        if segment is None:
+            return None
+        base = self.base_of(segment, position)
+        data = self.segments.read_now(base, self.chunk_bytes)
+        if data is None or position >= base + len(data):
+            return None
+        chunk = Chunk(base, data, base >= self.trusted_from)
+        self.hold(chunk)
+        return chunk
+
     def hold(self, chunk: Chunk) -> None:
         """Keep *chunk* until room is needed."""
         with self._lock:

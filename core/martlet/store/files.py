@@ -57,6 +57,10 @@ class Disk(Protocol):
         """Return up to *size* bytes; fewer only at the end of the file."""
         ...
 
+    def read_now(self, fd: int, size: int, position: int) -> bytes | bytearray | None:
+        """Return *size* bytes, fewer only at the end of the file; None where the disk would have to be waited for."""
+        ...
+
     def write(self, fd: int, data: Bytes, position: int) -> None:
         """Write all of *data*, or raise; a part may have been written then."""
         ...
@@ -137,6 +141,19 @@ class RealDisk:
             parts.append(data)
             got += len(data)
         return b"".join(parts)
+
+    def read_now(self, fd: int, size: int, position: int) -> bytes | bytearray | None:
+        data = bytearray(size)
+        try:
+            got = os.preadv(fd, [data], position, os.RWF_NOWAIT)
+        except OSError:
+            # It is not in the page cache (EAGAIN), or this file system cannot tell (EOPNOTSUPP); `read` names errors.
+            return None
+        if got < size:
+            if position + got < os.fstat(fd).st_size:
+                return None
+            del data[got:]
+        return data
 
     def write(self, fd: int, data: Bytes, position: int) -> None:
         done = os.pwrite(fd, data, position)
@@ -289,6 +306,14 @@ class Files:
         held = self._take(path)
         try:
             return self.disk.read(held.fd, size, position)
+        finally:
+            self._give(held)
+
+    def read_now(self, path: str, size: int, position: int) -> bytes | bytearray | None:
+        """As `read`, but None where the disk would have to be waited for."""
+        held = self._take(path)
+        try:
+            return self.disk.read_now(held.fd, size, position)
         finally:
             self._give(held)
 

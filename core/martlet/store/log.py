@@ -735,15 +735,17 @@ class Store:
     ) -> ReadResult:
         """Return readable records of *queue* from *offset* on, as they are stored.
 
-        The first message comes whatever its size; then as many as fit both limits. *codes* are compared with
-        the tags' codes of the entries, *predicate* is shown whole records. Looks at a bounded number of
-        entries, so ``next_offset`` may move though nothing matched. Damaged records are left out.
+        The first message comes whatever its size; then as many as fit both limits and are at hand (`read_is_near`).
+        *codes* are compared with the tags' codes of the entries, *predicate* is shown whole records. Looks at a bounded
+        number of entries, so ``next_offset`` may move though nothing matched. Damaged records are left out.
         """
         end = self.end_offset(queue)
         outside = bounds(queue, offset, end)
         if outside is not None:
             return outside
-        return self.reader.read(queue, offset, end, max_messages, budget_bytes, codes, predicate, self.queues.entries)
+        return self.reader.read(
+            queue, offset, end, max_messages, budget_bytes, codes, predicate, self.queues.entries, self.chunks.load_now
+        )
 
     def next_match(self, queue: Queue, offset: int, codes: frozenset[int], entries_max: int) -> tuple[int, bool]:
         """Where the next readable message with one of *codes* may be, and whether one is among *entries_max* entries.
@@ -762,11 +764,15 @@ class Store:
         return offset, False
 
     def read_is_near(self, queue: Queue, offset: int) -> bool:
-        """Whether `read` would find its first record in memory."""
+        """Whether `read` would find its first record without waiting for the disk."""
         if not queue.first_offset <= offset < self.end_offset(queue):
             return True
-        position = self.queues.position_at(queue, offset)
-        return position < 0 or self.chunks.find(position) is not None
+        entry = self.queues.entries(queue, offset, 1)
+        if len(entry) < ENTRY_BYTES:
+            return True
+        position, size, _ = ENTRY.unpack(entry)
+        chunk = self.chunks.load_now(position)
+        return chunk is not None and (position + size <= chunk.end or self.chunks.load_now(chunk.end) is not None)
 
     async def read_far(
         self,
@@ -792,7 +798,9 @@ class Store:
             return held[(at - offset) * ENTRY_BYTES : (at - offset + count) * ENTRY_BYTES]
 
         result = await self.disk.off_loop(
-            lambda: self.reader.read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries)
+            lambda: self.reader.read(
+                queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, self.chunks.load
+            )
         )
         result.end_offset = self.end_offset(queue)
         return result

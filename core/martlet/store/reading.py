@@ -26,6 +26,7 @@ SIZE: Final = Struct(">i")
 
 Predicate = Callable[[Buffer], bool]
 Entries = Callable[[Queue, int, int], bytes]
+Load = Callable[[int], Chunk | None]
 
 
 @unique
@@ -128,8 +129,12 @@ class Reader:
         codes: frozenset[int] | None,
         predicate: Predicate | None,
         entries: Entries,
+        load: Load,
     ) -> ReadResult:
-        """Read *queue* from *offset*, which is below *end*; *entries* gives bytes of entries."""
+        """Read *queue* from *offset*, which is below *end*; *entries* gives bytes of entries, *load* chunks.
+
+        Once something was found, what *load* does not have ends the read.
+        """
         result = ReadResult(ReadStatus.NO_MATCH, offset, queue.first_offset, end)
         filtered = codes is not None or predicate is not None
         scan = max(SCAN_BYTES // ENTRY_BYTES, max_messages) if filtered else max_messages
@@ -147,7 +152,7 @@ class Reader:
             else:
                 found, covered = matching(data, codes, max_messages)
                 data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in found])
-            taken = self._collect(result, queue, offset, found, data, max_messages, budget_bytes, predicate)
+            taken = self._collect(result, queue, offset, found, data, max_messages, budget_bytes, predicate, load)
             if taken >= 0:
                 offset += taken
                 break
@@ -174,6 +179,7 @@ class Reader:
         max_messages: int,
         budget_bytes: int,
         predicate: Predicate | None,
+        load: Load,
     ) -> int:
         """Add the records of the entries in *data*; return the index to go on from when *result* is full, else -1."""
         pieces = result.pieces
@@ -191,7 +197,12 @@ class Reader:
                 if run >= 0:
                     pieces.append(view[run - low : run_end - low])
                     run = run_end = -1
-                chunk = self._chunk(position, size)
+                chunk = self._chunk(position, size, load)
+                if chunk is None and count:
+                    full = index  # whoever begins there looks again
+                    break
+                if chunk is None:
+                    chunk = self._chunk(position, size, self.chunks.load)
                 if chunk is None:
                     if size != BLANK_SIZE and size != 0 and not self._gone(result, position):
                         self.on_damage(position, queue, offset + index)
@@ -225,13 +236,15 @@ class Reader:
             result.status = ReadStatus.REMOVED
         return True
 
-    def _chunk(self, position: int, size: int) -> Chunk | None:
+    def _chunk(self, position: int, size: int, load: Load) -> Chunk | None:
         """The chunk of *position*, or a copy of the one record if that crosses a border; None if none is there."""
         if size <= 0 or size == BLANK_SIZE:
             return None
-        chunk = self.chunks.load(position)
+        chunk = load(position)
         if chunk is None or position + size <= chunk.end:
             return chunk
+        if load(position + size - 1) is None:
+            return None
         head = self.chunks.read(position, 4)
         if len(head) < 4 or SIZE.unpack(head)[0] != size:
             return None

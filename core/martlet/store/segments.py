@@ -126,3 +126,13 @@ class Segments:
             if self.find(position) is segment:
                 raise
             return b""  # it was removed since
+
+    def read_now(self, position: int, size: int) -> bytes | bytearray | None:
+        """As `read`; None where the disk would have to be waited for, or there is nothing."""
+        segment = self.find(position)
+        if segment is None:
+            return None
+        try:
+            return self.files.read_now(segment.path, min(size, segment.end - position), position - segment.start)
+        except FileNotFoundError:
+            return None  # `read` says whether that is as it should be

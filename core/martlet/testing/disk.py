@@ -117,6 +117,7 @@ class FakeDisk:
       failures: errno by (name of the call, its number counted from 0), raised once instead of the call.
       free_bytes: space for new blocks; None for any amount. A write that needs more writes what fits.
       used_ratio: what `usage` reports, when ``free_bytes`` is None.
+      cached: whether files are in the page cache, so that `read_now` finds them.
     """
 
     def __init__(self) -> None:
@@ -134,6 +135,7 @@ class FakeDisk:
         self.free_bytes: int | None = None
         self.total_bytes = 1 << 30
         self.used_ratio = 0.1
+        self.cached = False
         self._next_fd = 3
 
     # ---- faults
@@ -231,6 +233,9 @@ class FakeDisk:
         self.calls["read"] = number + 1
         self._fail("read", number)
         return bytes(self._file(fd).data[position : position + size])
+
+    def read_now(self, fd: int, size: int, position: int) -> bytes | None:
+        return self.read(fd, size, position) if self.cached else None
 
     def write(self, fd: int, data: Bytes, position: int) -> None:
         file = self._file(fd)
