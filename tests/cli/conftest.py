@@ -81,6 +81,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         process.end()
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C means what it does in a terminal, for child processes too, even where a script's background job tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name server address of a broker that the tests of a module share."""

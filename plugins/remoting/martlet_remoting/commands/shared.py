@@ -79,22 +79,26 @@ async def _until_interrupted(work: Work, arguments: Any) -> int:
     Raises:
       KeyboardInterrupt: it was interrupted, in a group with whatever failed because of it.
     """
+    at_once = signal.getsignal(signal.SIGINT)
+    if at_once == signal.SIG_IGN:
+        return await work(arguments)  # a script's background job, which the Ctrl-C of the script is not for
     token = trio.lowlevel.current_trio_token()
-    with trio.CancelScope() as scope:
+    scope = trio.CancelScope()
 
-        def interrupt(*_: object) -> None:
-            signal.signal(signal.SIGINT, at_once)
-            token.run_sync_soon(scope.cancel)
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, at_once)
+        token.run_sync_soon(scope.cancel)
 
-        at_once = signal.signal(signal.SIGINT, interrupt)
-        try:
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        with scope:
             return await work(arguments)
-        except Exception as error:
-            if scope.cancel_called:
-                raise BaseExceptionGroup("interrupted", [KeyboardInterrupt(), error]) from None
-            raise
-        finally:
-            signal.signal(signal.SIGINT, at_once)
+    except Exception as error:  # outside the scope, which takes its own cancellation out of a group
+        if scope.cancel_called:
+            raise BaseExceptionGroup("interrupted", [KeyboardInterrupt(), error]) from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, at_once)
     raise KeyboardInterrupt
 
 
