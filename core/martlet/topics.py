@@ -126,6 +126,11 @@ class Topics:
     def get(self, name: str) -> Topic | None:
         return self._table.get(name)
 
+    def has_queue(self, name: str, queue_id: int) -> bool:
+        """Whether topic *name* has a queue *queue_id*, to read or to write."""
+        topic = self._table.get(name)
+        return topic is not None and 0 <= queue_id < max(topic.read_queues, topic.write_queues)
+
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._table.values()))
 

@@ -1,8 +1,11 @@
+import math
+
 import orjson
 import pytest
 import trio
 
 from martlet.groups import Group
+from martlet_remoting import members
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command
 
@@ -291,23 +294,34 @@ async def test_a_consumer_learns_at_its_start_whether_its_expression_is_served(
 # locks
 
 
-def queues(*numbers: int) -> list[dict[str, object]]:
-    return [{"brokerName": "martlet", "queueId": number, "topic": "T"} for number in numbers]
+def queues(*numbers: int, topic: str = "T", broker: str = "martlet") -> list[dict[str, object]]:
+    return [{"brokerName": broker, "queueId": number, "topic": topic} for number in numbers]
 
 
-async def lock(client: FakeClient, client_id: str, *numbers: int, code: int = RequestCode.LOCK_BATCH_MQ) -> Command:
-    body = {"clientId": client_id, "consumerGroup": "G", "mqSet": queues(*numbers)}
+async def lock(
+    client: FakeClient,
+    client_id: str,
+    *numbers: int,
+    code: int = RequestCode.LOCK_BATCH_MQ,
+    group: str = "G",
+    topic: str = "T",
+    broker: str = "martlet",
+) -> Command:
+    body = {"clientId": client_id, "consumerGroup": group, "mqSet": queues(*numbers, topic=topic, broker=broker)}
     return await client.ask(code, body=orjson.dumps(body))
 
 
-async def held(client: FakeClient, client_id: str, *numbers: int) -> list[int]:
-    answer = await lock(client, client_id, *numbers)
+async def held(
+    client: FakeClient, client_id: str, *numbers: int, topic: str = "T", broker: str = "martlet"
+) -> list[int]:
+    answer = await lock(client, client_id, *numbers, topic=topic, broker=broker)
     found = orjson.loads(answer.body)["lockOKMQSet"]
     assert all(queue.keys() == {"brokerName", "queueId", "topic"} for queue in found)
     return sorted(queue["queueId"] for queue in found)
 
 
 async def test_a_queue_is_held_by_one_client_until_it_is_given_back(harness: Harness) -> None:
+    harness.topic("T")
     client = harness.client()
     fast = harness.client(fast=True)
     assert await held(client, "a", 0, 1) == [0, 1]
@@ -319,6 +333,7 @@ async def test_a_queue_is_held_by_one_client_until_it_is_given_back(harness: Har
 
 
 async def test_a_lock_ends_when_it_is_not_renewed(harness: Harness, autojump_clock: trio.testing.MockClock) -> None:
+    harness.topic("T")
     client = harness.client()
     assert await held(client, "a", 0, 1) == [0, 1]
     await trio.sleep(40)
@@ -331,6 +346,70 @@ async def test_a_lock_ends_when_it_is_not_renewed(harness: Harness, autojump_clo
     assert locks.any_held("G", harness.parts.now()) is False
     locks.expire(harness.parts.now())
     assert len(locks) == 0
+
+
+async def test_made_up_queues_are_had_by_everybody_and_cost_nothing(harness: Harness) -> None:
+    harness.topic("T", 2)
+    one, two = harness.client(), harness.client()
+    numbers = list(range(16_384))
+    assert await held(one, "a", *numbers) == numbers
+    assert await held(two, "b", *numbers) == numbers[2:]
+    assert await held(one, "a", *numbers, topic="Unknown") == numbers
+    assert await held(two, "b", *numbers, topic="Unknown") == numbers
+    assert len(harness.parts.locks) == 2
+
+
+async def test_a_queue_is_the_same_under_every_name_of_the_broker(harness: Harness) -> None:
+    harness.topic("T", 2)
+    one, two = harness.client(), harness.client()
+    assert await held(one, "a", 0, broker="before-it-was-renamed") == [0]
+    assert await held(two, "b", 0, 1) == [1]
+    await lock(one, "a", 0, code=RequestCode.UNLOCK_BATCH_MQ)
+    assert await held(two, "b", 0, 1) == [0, 1]
+
+
+async def test_one_connection_holds_a_bounded_number_of_queues(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, locks_peer_max=4)
+    harness.topic("T", 6)
+    one, two = harness.client(), harness.client()
+    assert await held(one, "a", 0, 1, 2) == [0, 1, 2]
+    for group in ("G", "H"):
+        answer = await lock(one, "a", 3, 4, group=group)
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert "remoting.locks_peer_max is 4" in str(answer.remark)
+    assert await held(one, "a", 0, 1, 2, 3) == [0, 1, 2, 3]
+    assert await held(two, "b", 3, 4, 5) == [4, 5]
+    # The client comes by another connection: its locks count for that one.
+    assert await held(two, "a", 0, 1) == [0, 1]
+    assert await held(one, "a", 0) == [0]
+    await lock(one, "a", 2, 3, code=RequestCode.UNLOCK_BATCH_MQ)
+    assert await held(one, "a", 2, 3) == [2, 3]
+
+
+async def test_at_the_limit_locks_of_closed_connections_make_room(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "LOCKS_MAX", 3)
+    harness.topic("T", 4)
+    gone, there, late = harness.client(), harness.client(), harness.client()
+    assert await held(gone, "a", 0) == [0]
+    assert await held(there, "b", 1, 2) == [1, 2]
+    assert (await lock(late, "c", 3)).code == ResponseCode.SYSTEM_BUSY
+    gone.close()
+    # It may come back: without need nobody gets its queue.
+    assert await held(late, "c", 0) == []
+    assert await held(late, "c", 3) == [3]
+    assert await held(there, "b", 1, 2) == [1, 2]
+    for client in (there, late):
+        client.close()
+    harness.parts.locks.expire(math.inf)
+    assert len(harness.parts.locks) == 0
+
+
+async def test_who_asks_for_locks_has_a_name_of_reasonable_length(harness: Harness) -> None:
+    client = harness.client()
+    for client_id, group in (("c" * 1025, "G"), ("c", "g" * 256)):
+        assert (await lock(client, client_id, group=group)).code == ResponseCode.INVALID_PARAMETER
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"clientId":"c"}', b'{"consumerGroup":"G"}', b"x"])

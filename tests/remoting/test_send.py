@@ -395,6 +395,7 @@ async def test_without_its_own_limit_the_groups_rules(harness: Harness) -> None:
 
 
 async def test_an_ordered_consumer_gives_up_at_once(harness: Harness) -> None:
+    harness.topic("T")
     client = harness.client()
     lock = b'{"clientId":"c","consumerGroup":"G","mqSet":[{"topic":"T","brokerName":"b","queueId":0}]}'
     assert (await client.ask(RequestCode.LOCK_BATCH_MQ, body=lock)).code == 0

@@ -64,6 +64,9 @@ class RemotingConfig:
     lock_s: int = setting(
         60, "an ordered consumer's queue lock ends so long after its last renewal", unit="s", low=1, high=3600
     )
+    locks_peer_max: int = setting(
+        16_384, "queues that the ordered consumers of one connection hold; more are refused", unit="queues", low=1
+    )
     tls: Literal["disabled", "permissive", "enforcing"] = setting(
         "permissive", "with a certificate: TLS refused, TLS beside plain on the same port, or TLS only"
     )

@@ -85,7 +85,7 @@ class Parts:
         self.clock = broker.clock
         self.deadlines = Deadlines()
         self.members = Members(broker.groups, config.groups_peer_max)
-        self.locks = QueueLocks(config.lock_s)
+        self.locks = QueueLocks(config.lock_s, config.locks_peer_max, broker.topics.has_queue)
         self.parked = ParkedPulls(self.deadlines, config.parked_max)
         self.contexts: set[Context] = set()
         self.rates = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
@@ -222,6 +222,7 @@ class Context:
         """The connection is gone: leave all groups, drop held pulls, fail what waits for the client."""
         self.parts.contexts.discard(self)
         self.parts.members.drop(self)
+        self.parts.locks.drop(self)
         self.parts.parked.drop(self.pulls)
         for opaque in list(self._asked):
             self.finish(opaque, None)

@@ -5,7 +5,8 @@ word, by silence or by a closed connection, is told to the rest of its group at 
 that they share out its queues (NOTIFY_CONSUMER_IDS_CHANGED).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Final, Protocol, final
 
 from martlet.contracts import Peer
@@ -28,7 +29,7 @@ __all__ = [
 
 BROADCASTING: Final = "BROADCASTING"
 CLUSTERING: Final = "CLUSTERING"
-LOCKS_MAX: Final = 200_000  # over all groups; 16 B of state each would be a thousand busy ordered groups
+LOCKS_MAX: Final = 200_000  # over all groups and connections: a thousand busy ordered groups
 
 
 class Line(Protocol):
@@ -206,54 +207,125 @@ class Members:
 
 
 @final
-class QueueLocks:
-    """Which ordered consumer holds which queue; a lock ends *lock_s* seconds after its last renewal."""
+class _Lock:
+    """One queue that one client of a group holds; ``line`` None: the connection it was taken on is gone."""
 
-    def __init__(self, lock_s: float) -> None:
+    __slots__ = ("client_id", "group", "key", "line", "until")
+
+    def __init__(self, group: str, key: tuple[str, int]) -> None:
+        self.group = group
+        self.key = key
+        self.client_id = ""
+        self.line: Line | None = None
+        self.until = 0.0
+
+
+@final
+class QueueLocks:
+    """Which ordered consumer holds which queue; a lock ends *lock_s* seconds after its last renewal.
+
+    A queue is its topic and number: whoever calls the broker by an old name means the same one. One that is
+    not there can be had by everybody, as nothing comes from it, and costs nothing.
+    """
+
+    def __init__(self, lock_s: float, line_max: int, exists: Callable[[str, int], bool]) -> None:
         self._lock_s = lock_s
-        self._table: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
+        self._line_max = line_max
+        self._exists = exists
+        self._table: dict[str, dict[tuple[str, int], _Lock]] = {}
+        self._of_line: dict[Line, dict[_Lock, None]] = {}
+        # Of connections that are gone: clients come back for theirs, but at the limit these make room, oldest first.
+        self._left: dict[_Lock, None] = {}
         self._count = 0
 
-    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now: float) -> list[MessageQueue]:
-        """Return those of *queues* that *client_id* holds from now on."""
-        table = self._table.setdefault(group, {})
+    def lock(
+        self, line: Line, group: str, client_id: str, queues: Sequence[MessageQueue], now: float
+    ) -> list[MessageQueue]:
+        """Return those of *queues* that *client_id*, speaking on *line*, holds from now on.
+
+        Raises:
+          Refused: this connection, or all together, would hold too many (BUSY); nothing has changed.
+        """
+        table = self._table.get(group, {})
         held: list[MessageQueue] = []
+        taken: dict[tuple[str, int], _Lock | None] = {}
         for queue in queues:
-            owner = table.get(queue)
-            if owner is not None and owner[0] != client_id and owner[1] > now:
+            key = queue.topic, queue.queue_id
+            found = table.get(key)
+            if found is not None and found.client_id != client_id and found.until > now:
                 continue
-            if owner is None:
-                self._grow()
-            table[queue] = (client_id, now + self._lock_s)
             held.append(queue)
+            if self._exists(*key):
+                taken[key] = found
+        self._check_room(line, taken)
+        for key, found in taken.items():
+            self._take(line, found or self._new(group, key), client_id, now)
         return held
 
-    def _grow(self) -> None:
-        if self._count >= LOCKS_MAX:
+    def _check_room(self, line: Line, taken: Mapping[tuple[str, int], _Lock | None]) -> None:
+        mine = len(self._of_line.get(line, ()))
+        more = sum(lock is None or lock.line is not line for lock in taken.values())
+        if mine + more > self._line_max:
+            text = f"connection holds {mine} locked queues and wants {more} more; remoting.locks_peer_max is"
+            raise Refused(Reason.BUSY, f"{text} {self._line_max}")
+        beyond = self._count + sum(lock is None for lock in taken.values()) - LOCKS_MAX
+        if beyond <= 0:
+            return
+        spare = list(islice((lock for lock in self._left if taken.get(lock.key) is not lock), beyond))
+        if len(spare) < beyond:
             raise Refused(Reason.BUSY, f"{self._count} queues are locked; at most {LOCKS_MAX}, wait for some to end")
+        for lock in spare:
+            self._forget(lock)
+
+    def _new(self, group: str, key: tuple[str, int]) -> _Lock:
+        lock = self._table.setdefault(group, {})[key] = _Lock(group, key)
         self._count += 1
+        return lock
+
+    def _take(self, line: Line, lock: _Lock, client_id: str, now: float) -> None:
+        self._disown(lock)
+        lock.line, lock.client_id, lock.until = line, client_id, now + self._lock_s
+        self._of_line.setdefault(line, {})[lock] = None
+
+    def _disown(self, lock: _Lock) -> None:
+        """*lock* is no connection's any more."""
+        self._left.pop(lock, None)
+        line = lock.line
+        if line is not None:
+            mine = self._of_line[line]
+            del mine[lock]
+            if not mine:
+                del self._of_line[line]
+
+    def _forget(self, lock: _Lock) -> None:
+        self._disown(lock)
+        table = self._table[lock.group]
+        del table[lock.key]
+        if not table:
+            del self._table[lock.group]
+        self._count -= 1
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Give back those of *queues* that *client_id* holds."""
-        table = self._table.get(group, {})
         for queue in queues:
-            owner = table.get(queue)
-            if owner is not None and owner[0] == client_id:
-                del table[queue]
-                self._count -= 1
+            lock = self._table.get(group, {}).get((queue.topic, queue.queue_id))
+            if lock is not None and lock.client_id == client_id:
+                self._forget(lock)
+
+    def drop(self, line: Line) -> None:
+        """The connection is gone; its locks last until they end, for its client may come again."""
+        for lock in self._of_line.pop(line, ()):
+            lock.line = None
+            self._left[lock] = None
 
     def any_held(self, group: str, now: float) -> bool:
         """Whether *group* holds a lock that has not ended."""
-        return any(until > now for _, until in self._table.get(group, {}).values())
+        return any(lock.until > now for lock in self._table.get(group, {}).values())
 
     def expire(self, now: float) -> None:
         """Forget locks that have ended."""
-        for group, table in list(self._table.items()):
-            for queue in [queue for queue, (_, until) in table.items() if until <= now]:
-                del table[queue]
-                self._count -= 1
-            if not table:
-                del self._table[group]
+        for lock in [lock for table in self._table.values() for lock in table.values() if lock.until <= now]:
+            self._forget(lock)
 
     def __len__(self) -> int:
         return self._count

@@ -182,7 +182,7 @@ def lock_queues(context: Context, command: Command) -> bytes:
         text_ = f"request locks {len(wanted)} queues; at most {QUEUES_LOCKED_AT_ONCE_MAX}"
         raise Refused(Reason.PARAMETER, text_)
     group, client_id = _owner(body)
-    held = parts.locks.lock(group, client_id, wanted, parts.now())
+    held = parts.locks.lock(context, group, client_id, wanted, parts.now())
     found = [{"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in held]
     return reply(command, body=dumps({"lockOKMQSet": found}))
 
@@ -199,6 +199,9 @@ def _owner(body: dict[object, object]) -> tuple[str, str]:
     group, client_id = text(body, "consumerGroup"), text(body, "clientId")
     if not group or not client_id:
         raise Refused(Reason.MALFORMED, "lock request lacks consumerGroup or clientId")
+    if len(group) > TOPIC_CHARS_MAX or len(client_id) > CLIENT_ID_CHARS_MAX:
+        text_ = f"consumerGroup of {len(group)} or clientId of {len(client_id)} characters is too long"
+        raise Refused(Reason.PARAMETER, f"{text_}; at most {TOPIC_CHARS_MAX} and {CLIENT_ID_CHARS_MAX}")
     return group, client_id
 
 
