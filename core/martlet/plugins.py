@@ -8,7 +8,10 @@ requires: without it the broker does not start.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar, final
@@ -170,10 +173,27 @@ def load_class(name: str, entry: EntryPoint) -> type[Hooks]:
     Raises:
       PluginError: it is not one.
     """
-    kind = entry.load()
+    with _interrupted_later():
+        kind = entry.load()
     if not (isinstance(kind, type) and issubclass(kind, Hooks)):
         raise PluginError(f"plugin {name!r} is {entry.value}, which is not a subclass of martlet.hookspecs.Hooks")
     return kind
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Keep Ctrl-C until the block ends: extension modules crash, or forget it, when it comes while they are loaded."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _make(name: str, entry: EntryPoint, table: object) -> Hooks:

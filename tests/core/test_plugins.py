@@ -1,7 +1,9 @@
 """Plugins: found by name, configured, and left out alone when they fail."""
 
 import logging
+import signal
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 
 import pytest
 import trio
@@ -48,6 +50,25 @@ def test_a_plugin_is_known_by_the_hooks_that_it_overrides() -> None:
     plugins = {plugin.name: plugin for plugin in load(["full", "late"], {})}
     assert set(plugins["full"].hooks) == set(HOOKS)
     assert plugins["late"].hooks == ("martlet_stages",)
+
+
+def test_ctrl_c_waits_until_a_plugin_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = []
+
+    def load_slowly(entry: EntryPoint) -> type[Hooks]:
+        signal.raise_signal(signal.SIGINT)
+        imported.append(entry.name)
+        return Full
+
+    monkeypatch.setattr(EntryPoint, "load", load_slowly)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            load(["full"], {})
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert imported == ["full"]
 
 
 def test_a_plugin_that_is_not_installed_is_named_with_those_that_are() -> None:
