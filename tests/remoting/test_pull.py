@@ -505,14 +505,25 @@ async def test_a_reset_ends_the_wait(waiting: Harness) -> None:
     assert (client.answers[number].code, offsets(client.answers[number])[0]) == (MOVED, 1)
 
 
-async def test_a_held_pull_of_a_deleted_topic_says_so(waiting: Harness, autojump_clock: MockClock) -> None:
-    topic = waiting.topic("T")
+async def test_a_held_pull_of_a_deleted_topic_says_so_at_once(waiting: Harness) -> None:
+    deleted, kept = waiting.topic("T"), waiting.topic("U")
     client = waiting.client()
-    number = client.send(PULL, wait_ext(topic, 0))
-    waiting.broker.topics.delete(topic)
-    await trio.sleep(16)
+    numbers = [client.send(PULL, wait_ext(deleted, 0, queue_id)) for queue_id in (0, 1)]
+    client.send(PULL, wait_ext(kept, 0))
+    admin = waiting.client()
+    assert (await admin.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": deleted})).code == 0
+    assert [client.answers.pop(number).code for number in numbers] == [ResponseCode.TOPIC_NOT_EXIST] * 2
+    assert (client.answers, parked(client), len(waiting.parts.parked)) == ({}, 1, 1)
+
+
+async def test_a_pull_does_not_wait_for_a_topic_that_took_the_name_of_its_own(waiting: Harness) -> None:
+    client = waiting.client()
+    number = client.send(PULL, wait_ext(waiting.topic("T"), 0))
+    waiting.broker.topics.delete("T")
+    await fill(waiting, waiting.topic("T"), "A")
     await waiting.step()
-    assert client.answers[number].code == ResponseCode.TOPIC_NOT_EXIST
+    assert client.answers.pop(number).code == ResponseCode.TOPIC_NOT_EXIST
+    assert bodies(await client.ask(PULL, wait_ext("T", 0))) == [b"x"]
 
 
 async def test_at_the_end_every_held_pull_is_answered_and_none_held_any_more(waiting: Harness) -> None:

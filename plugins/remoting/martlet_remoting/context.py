@@ -15,6 +15,7 @@ import trio
 from martlet.broker import Broker
 from martlet.contracts import Peer
 from martlet.errors import MartletError, Reason, Refused
+from martlet.topics import Topic
 
 from .codec import encode_command, encode_response, pull_response_template, send_response_template
 from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, ResponseCode
@@ -100,6 +101,7 @@ class Parts:
         # Every answer to a send has these, refusals too.
         self.send_ext = {"TRACE_ON": str(config.trace).lower(), "MSG_REGION": config.region}
         self.publish = broker.publish
+        broker.topics.changed.append(self._topic_changed)
         self.set_store_host(broker.store.store_host)
         cluster = f"CLUSTER\x01{broker.config.cluster}\x02"
         self.stamp = f"{cluster}MSG_REGION\x01{config.region}\x02TRACE_ON\x01{str(config.trace).lower()}\x02".encode()
@@ -112,6 +114,10 @@ class Parts:
         self.stopping = False
         self.requests = 0
         self.refusals: dict[int, int] = {}  # by response code
+
+    def _topic_changed(self, topic: Topic | None) -> None:
+        if topic is None:  # one was deleted
+            self.parked.wake_gone(self.topics)
 
     def set_store_host(self, host: bytes) -> None:
         """*host* is where clients find this broker; from here on records and message ids carry it."""

@@ -11,6 +11,7 @@ from typing import final
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
 from martlet.store import Queue, ReadResult
+from martlet.topics import Topics
 
 from .deadlines import Deadlines
 from .subscriptions import Filter
@@ -144,6 +145,11 @@ class ParkedPulls:
     def wake_topic(self, topic: str) -> None:
         """Let every held pull of *topic* look again; for what is no record, such as an offset reset."""
         for queue in [queue for queue in self._waiting if queue.topic == topic]:
+            self._arrived(queue)
+
+    def wake_gone(self, topics: Topics) -> None:
+        """Let every held pull of a topic that *topics* has no more look again."""
+        for queue in [queue for queue in self._waiting if topics.get(queue.topic) is None]:
             self._arrived(queue)
 
     def take(self, pull: Pull) -> None:

@@ -193,7 +193,8 @@ def _run(context: Context, pull: Pull) -> int:
     """Read for *pull*, and answer or hold it; return the bytes of the answer's body."""
     parts = context.parts
     queue = pull.queue
-    if parts.topics.get(queue.topic) is None:
+    topic = parts.topics.get(queue.topic)
+    if topic is None or topic.queues.get(queue.queue_id) is not queue:  # one of the same name may be there since
         raise Refused(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, apply first please! It was deleted")
     reset = parts.groups.pending_reset(pull.group, queue.topic, queue.queue_id)
     if reset >= 0:
