@@ -508,7 +508,7 @@ async def test_a_reset_ends_the_wait(waiting: Harness) -> None:
 async def test_a_held_pull_of_a_deleted_topic_says_so_at_once(waiting: Harness) -> None:
     deleted, kept = waiting.topic("T"), waiting.topic("U")
     client = waiting.client()
-    numbers = [client.send(PULL, wait_ext(deleted, 0, queue_id)) for queue_id in (0, 1)]
+    numbers = [client.send(PULL, wait_ext(deleted, 0, queueId=queue_id)) for queue_id in (0, 1)]
     client.send(PULL, wait_ext(kept, 0))
     admin = waiting.client()
     assert (await admin.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": deleted})).code == 0
