@@ -19,6 +19,7 @@ from martlet.store import Queue, Store, log, reading, recovery
 from martlet.store.files import Disk, Files
 from martlet.store.flush import Flusher
 from martlet.store.reading import Reader
+from martlet.store.upkeep import Upkeep
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.packets import Command
@@ -158,9 +159,9 @@ def _any_sum(right: Any) -> Any:
 def _claim_more(right: Any) -> Any:
     """A checkpoint does not wait for the files that it speaks of."""
 
-    def take_checkpoint(self: Store, *args: Any, **options: Any) -> Callable[[], None]:
+    def take_checkpoint(self: Upkeep, *args: Any, **options: Any) -> Callable[[], None]:
         self._dirty_paths.clear()
-        self.queues.files.new_directories.clear()
+        self._store.queues.files.new_directories.clear()
         work: Callable[[], None] = right(self, *args, **options)
         return work
 
@@ -281,7 +282,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("group offset lost at a crash", (persistence, "_changed", _keep_offsets)),
     bug("appended twice", (Store, "append", _append_twice)),
     bug("torn record served", (recovery, "crc32", _any_sum), (reading, "check_record", _believe_record)),
-    bug("checkpoint claims more than is on disk", (Store, "_take_checkpoint", _claim_more)),
+    bug("checkpoint claims more than is on disk", (Upkeep, "_take_checkpoint", _claim_more)),
     bug("rename without directory sync", (log, "atomic_write", _rename_unsynced)),
     bug("segment's name is not synced", (Flusher, "created", _ignored)),
     bug("failed sync ignored", (Files, "sync", _ignore_sync_error)),

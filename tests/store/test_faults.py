@@ -183,7 +183,7 @@ async def test_a_failing_index_write_is_a_failure_too(autojump_clock: trio.testi
 
 @pytest.mark.parametrize("number", range(8))
 async def test_a_checkpoint_that_found_no_space_is_made_up_for(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet.store.log.INDEX_SECONDS", 0.0)
+    monkeypatch.setattr("martlet.store.upkeep.INDEX_SECONDS", 0.0)
     disk = FakeDisk()
     config = small_config(index_slots=8192)  # several pages of slots
     store = await open_on(disk, config)
@@ -206,7 +206,7 @@ async def test_a_checkpoint_that_found_no_space_is_made_up_for(number: int, monk
 async def test_a_checkpoint_whose_sync_failed_for_want_of_space_is_the_last(
     number: int, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("martlet.store.log.INDEX_SECONDS", 0.0)
+    monkeypatch.setattr("martlet.store.upkeep.INDEX_SECONDS", 0.0)
     disk = FakeDisk()
     store = await open_on(disk)
     assert send(store, b"x")

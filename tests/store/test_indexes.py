@@ -184,8 +184,8 @@ async def test_the_key_index_is_made_anew_beside_other_work(
     await store.close()
     for path in (name for name in store.disk.names(f"{store.directory}/index")):
         store.disk.unlink(f"{store.directory}/index/{path}")
-    monkeypatch.setattr("martlet.store.log.FOLLOW_AT_ONCE_BYTES", 0)
-    monkeypatch.setattr("martlet.store.log.FOLLOW_BYTES", 500)
+    monkeypatch.setattr("martlet.store.upkeep.FOLLOW_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("martlet.store.upkeep.FOLLOW_BYTES", 500)
     store = await open_store()
     assert found(store, "U1") == []
     await nursery.start(store.run)

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from martlet.errors import Reason, Refused, StoreLocked
-from martlet.message import Message, Record
+from martlet.message import Message
 from martlet.store import Queue, ReadStatus, Store
 from martlet.store.codec import Buffer, decode_record, tags_code
 from martlet.testing.disk import FakeDisk
@@ -306,14 +306,6 @@ async def test_prepared_and_rolled_back_records_are_in_no_queue(open_store: Open
     assert [p.queue_offset for p in placed] == [0, 0, 0, 1]
     assert drain(store, store.queue("T", 0)) == [b"8", b"0"]
     assert store.record_at(placed[0].position) is not None
-
-
-async def test_dispatchers_are_shown_each_record(tmp_path: Path, clock: ManualClock) -> None:
-    seen: list[Record] = []
-    store = await Store.open(tmp_path / "s", small_config(), clock, dispatchers=[seen.append])
-    placed = store.append(message("a"), 2)
-    assert [(r.body, r.queue_id, r.position) for r in seen] == [(b"a", 2, placed.position)]
-    await store.close()
 
 
 async def test_an_orderly_stop_loses_nothing_and_reads_nothing_again(open_store: OpenStore) -> None:

@@ -2,10 +2,11 @@
 
 from martlet.store.config import StoreConfig
 from martlet.store.files import Disk, RealDisk, Usage, atomic_write, read_generation
-from martlet.store.log import Found, Store, StoreStatistics
+from martlet.store.log import Found, Store
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadResult, ReadStatus
 from martlet.store.recovery import Progress
+from martlet.store.statistics import StoreStatistics
 
 __all__ = [
     "Disk",

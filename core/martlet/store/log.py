@@ -6,11 +6,9 @@ readable when they are durable, with ``"async"`` when they are written. Everythi
 `open`, `run`, `close`, `wait_flushed` and `read_far` is synchronous, hence atomic.
 """
 
-import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, final
@@ -19,14 +17,8 @@ import trio
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused, StoreFailed, StoreLocked
-from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed, Record
-from martlet.store.checkpoint import (
-    Checkpoint,
-    read_checkpoint,
-    read_queue_list,
-    write_checkpoint,
-    write_queue_list,
-)
+from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
+from martlet.store.checkpoint import QueueList, read_checkpoint, read_queue_list
 from martlet.store.chunks import Chunks, Tail
 from martlet.store.codec import (
     BORN_V6,
@@ -38,7 +30,6 @@ from martlet.store.codec import (
     ROLLBACK,
     TRANSACTION_MASK,
     check_record,
-    decode_record,
     encode_into,
     encode_record,
     record_size,
@@ -49,96 +40,26 @@ from martlet.store.flush import Flusher
 from martlet.store.keys import KeyIndex
 from martlet.store.queues import Queue, QueueFiles, Queues
 from martlet.store.reading import Predicate, Reader, ReadResult, bounds, matching
-from martlet.store.recovery import Follower, Progress, Recovery
+from martlet.store.recovery import Progress, Recovery
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
+from martlet.store.statistics import StoreStatistics
 from martlet.store.tags import TagCodes
+from martlet.store.upkeep import Upkeep
 
-__all__ = ["Dispatcher", "Found", "Store", "StoreStatistics"]
+__all__ = ["Found", "Store"]
 
 logger = logging.getLogger("martlet.store")
-
-Dispatcher = Callable[[Record], None]
 
 NO_HOST: Final = bytes(8)
 # Messages that wait for the key index before appends help with it.
 UNINDEXED_MAX: Final = 20_000
-# Messages that are indexed before the event loop gets its turn.
-INDEX_BATCH: Final = 256
 # Of a record, with its store time wherever that is.
 HEAD_BYTES_READ: Final = 76
 # Entries that a read in a worker thread takes along.
 SCAN_ENTRIES: Final = 4096
-# A key index that is this far behind is completed while the store opens, else in the background,
-# in blocks that take less than a millisecond each.
-FOLLOW_AT_ONCE_BYTES: Final = 16 * 1024 * 1024
-FOLLOW_BYTES: Final = 128 * 1024
-# The slots of the key index, 20 MB, are written at most this often.
-INDEX_SECONDS: Final = 15.0
-# With more files than this to sync, one sync of the whole file system is quicker.
-SYNC_EACH_MAX: Final = 100
-# Queues that are saved before the event loop gets its turn.
-SAVE_BATCH: Final = 16
 # Positions of damaged records that are remembered, so that each is reported once.
 DAMAGED_MAX: Final = 10_000
-
-
-@final
-class StoreStatistics:
-    """Counters of one store, since it was opened."""
-
-    __slots__ = (
-        "appended_bytes",
-        "appended_messages",
-        "commits",
-        "cut_bytes",
-        "damaged_records",
-        "disk_used_ratio",
-        "durable",
-        "fsync_seconds",
-        "fsync_seconds_max",
-        "fsyncs",
-        "log_end",
-        "log_start",
-        "open_files",
-        "queues",
-        "readable",
-        "recovered_records",
-        "recovery_seconds",
-        "refused",
-        "segments",
-        "unindexed_bytes",
-        "unindexed_messages",
-        "written",
-    )
-
-    def __init__(self, store: "Store") -> None:
-        self.appended_messages = store.appended_messages
-        self.appended_bytes = store.appended_bytes
-        self.commits = store.commits
-        self.fsyncs = store.flusher.fsyncs
-        self.fsync_seconds = store.flusher.fsync_seconds
-        self.fsync_seconds_max = store.flusher.fsync_seconds_max
-        self.damaged_records = store.damaged_records
-        self.cut_bytes = store.cut_bytes
-        self.recovery_seconds = store.recovery_seconds
-        self.recovered_records = store.recovered_records
-        self.refused = store.refusal
-        self.log_start = store.first_position
-        self.log_end = store.appended
-        self.written = store.written
-        self.durable = store.durable
-        self.readable = store.readable
-        self.segments = len(store.segments.items)
-        self.queues = sum(map(len, store.queues.topics.values()))
-        self.open_files = len(store.files)
-        self.disk_used_ratio = store.retention.used_ratio
-        self.unindexed_messages = len(store.keys.pending) if store.keys else 0
-        self.unindexed_bytes = store.written - store.keys.position if store.keys else 0
-
-    def as_dict(self) -> dict[str, object]:
-        """The counters by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @final
@@ -160,23 +81,14 @@ class Store:
     __slots__ = (
         "_clock",
         "_codes",
-        "_deleted",
-        "_dirty_paths",
-        "_dispatchers",
-        "_follower",
-        "_index_saved",
-        "_index_saved_at",
-        "_listed",
         "_lock_fd",
         "_lost",
         "_now_ms",
         "_pending",
         "_sync",
         "_touched",
-        "_work",
         "appended_bytes",
         "appended_messages",
-        "checkpointed",
         "chunks",
         "commits",
         "config",
@@ -200,6 +112,7 @@ class Store:
         "segments",
         "store_host",
         "tail",
+        "upkeep",
     )
 
     def __init__(self, directory: Path, config: StoreConfig, clock: Clock, disk: Disk) -> None:
@@ -220,6 +133,7 @@ class Store:
         self.reader = Reader(self.chunks, self._found_damage, verify=config.verify_reads)
         self.flusher = Flusher(self.files, self.tail, self.segments.directory, self._durable_moved)
         self.retention = Retention(self, clock)
+        self.upkeep = Upkeep(self)
         self.store_host = NO_HOST
         self.on_flushed: list[Callable[[], None]] = []
         self.readable = 0
@@ -236,7 +150,6 @@ class Store:
         self.last_store_ms = 0
         self._sync = config.flush == "sync"
         self._codes = TagCodes()
-        self._dispatchers: tuple[Dispatcher, ...] = ()
         # Appended and not yet committed, in order.
         self._pending: list[tuple[Queue, int, int, int, bytes]] = []
         # Why what was appended since the last commit will never be stored, though its appends returned.
@@ -245,18 +158,6 @@ class Store:
         self._touched: dict[Queue, None] = {}
         self._now_ms = 0
         self._lock_fd = -1
-        self._work = trio.Event()
-        self._dirty_paths: set[str] = set()
-        # Below this log position consume queues and checkpoint are durable.
-        self.checkpointed = 0
-        self._deleted: dict[str, int] = {}
-        # The queues file is up to date with this many messages.
-        self._listed = -1
-        # Makes up for what the key index lacks; None when it lacks nothing but `keys.pending`.
-        self._follower: Follower | None = None
-        # Up to where the key index was durable when its slots were last written, with how many entries.
-        self._index_saved = (0, 0)
-        self._index_saved_at = 0.0
 
     # ---- opening and closing
 
@@ -268,20 +169,17 @@ class Store:
         clock: Clock,
         disk: Disk | None = None,
         report: Progress | None = None,
-        dispatchers: Sequence[Dispatcher] = (),
     ) -> "Store":
         """Lock *directory*, recover what is in it, and return a store that takes appends.
 
         Args:
           report: called a few times a second with bytes done, bytes in all, and records so far.
-          dispatchers: called with each record after its append; not replayed here.
 
         Raises:
           StoreLocked: another process has it open; the text says which.
           OSError: the directory cannot be used.
         """
         store = cls(directory, config, clock, disk if disk is not None else RealDisk())
-        store._dispatchers = tuple(dispatchers)
         store._take_lock()
         try:
             await store._recover(report)
@@ -316,10 +214,9 @@ class Store:
         checkpoint = read_checkpoint(self.files, f"{root}/checkpoint")
         listed = read_queue_list(self.files, f"{root}/queues")
         self._mark_running()
-        recovery = Recovery(self.segments, self.queues, self.keys, report, lambda: self._distrust(checkpoint))
+        recovery = Recovery(self.segments, self.queues, self.keys, report, partial(self.upkeep.distrust, checkpoint))
         await recovery.run(checkpoint, listed, clean=clean)
-        self._deleted = listed.deleted if listed else {}
-        self._begin_at(recovery)
+        self._begin_at(recovery, listed)
         self.last_store_ms = max(recovery.last_store_ms, checkpoint.log_ms if checkpoint else 0)
         self.damaged_records = recovery.damaged
         self.cut_bytes = recovery.cut_bytes
@@ -329,7 +226,7 @@ class Store:
             if segment.end > recovery.start:
                 self.files.sync(segment.path)
         self.disk.sync_directory(self.segments.directory)
-        self._write_checkpoint()
+        self.upkeep.write_checkpoint()
         self.recovery_seconds = trio.current_time() - began
 
     def _mark_running(self) -> None:
@@ -342,25 +239,12 @@ class Store:
         self.files.forget(path)
         self.disk.sync_directory(self.directory)
 
-    def _distrust(self, checkpoint: Checkpoint | None) -> None:
-        """Queues are to be made anew: should this start not come to its end, the next reads the whole log as well."""
-        if checkpoint is not None:
-            changed = replace(checkpoint, position=self.segments.start)
-            write_checkpoint(self.files, f"{self.directory}/checkpoint", changed)
-
-    def _begin_at(self, recovery: Recovery) -> None:
+    def _begin_at(self, recovery: Recovery, listed: QueueList | None) -> None:
         end = recovery.end
         self.chunks.trusted_from = end
         self.tail.open_at(end)
         self.flusher.durable = self.readable = end
-        keys = self.keys
-        if keys is not None:
-            self._follower = Follower(self.segments, self.queues, keys)
-            if end - keys.position <= FOLLOW_AT_ONCE_BYTES:
-                wanted = FOLLOW_BYTES
-                while keys.position < end:
-                    wanted = self._follower.take(self._follower.read(end, wanted), end, wanted) or FOLLOW_BYTES
-                self._follower = None
+        self.upkeep.open_at(end, listed)
 
     async def close(self) -> None:
         """Make everything durable and leave the directory as after an orderly stop; idempotent."""
@@ -370,7 +254,7 @@ class Store:
             if self.flusher.failed is None:
                 self._commit_last()
                 self.flusher.flush_now()
-                self._write_checkpoint()
+                self.upkeep.write_checkpoint()
                 self.disk.unlink(f"{self.directory}/abort")
                 self.disk.sync_directory(self.directory)
         except OSError as error:
@@ -429,12 +313,11 @@ class Store:
     def delete_topic(self, topic: str) -> None:
         """Remove the queues of *topic*; its records are void from now on and go with their segments."""
         self.commit()
-        self._deleted[topic] = self.tail.written
         queues = self.queues.topics.get(topic, {})
         for queue in queues.values():
             self._touched.pop(queue, None)
         try:
-            self._write_list(without=topic)
+            self.upkeep.delete_topic(topic)
             self.queues.remove_topic(topic)
         except OSError as error:
             raise self._disk_refused(error) from error
@@ -513,8 +396,6 @@ class Store:
                 self.queues.touch(queue)
         # Keys of rollback records are not indexed.
         self._pending.append((queue, position, end, now, properties if kind != ROLLBACK else b""))
-        if self._dispatchers:
-            self._dispatch(position, size)
         return Placed(queue_id, offset, position, end, now)
 
     def append_batch(self, messages: Sequence[Message], queue_id: int) -> list[Placed]:
@@ -597,12 +478,6 @@ class Store:
         self._accept_pending()
         self.flusher.created()
 
-    def _dispatch(self, position: int, size: int) -> None:
-        data = self.chunks.read(position, size)
-        record = decode_record(data, 0, position, check_body=False)
-        for dispatcher in self._dispatchers:
-            dispatcher(record)
-
     # ---- committing
 
     def commit(self) -> None:
@@ -646,17 +521,14 @@ class Store:
             if self._sync or item[0].watchers:
                 touched[item[0]] = None
         keys = self.keys
-        if keys is not None and self._follower is None:
+        if keys is not None and self.upkeep.follower is None:
             keys.pending.extend(pending)
             if len(keys.pending) > UNINDEXED_MAX:
                 self._help_index(keys)
         self._pending = []
-        if not self._work.is_set():
-            self._work.set()
-        if self._sync:
-            self.flusher.ask()
-        else:
-            self.flusher.ask()
+        self.upkeep.stir()
+        self.flusher.ask()
+        if not self._sync:
             self._became_readable(self.tail.written)
 
     def _help_index(self, keys: KeyIndex) -> None:
@@ -907,8 +779,8 @@ class Store:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.flusher.run, interval)
-                nursery.start_soon(self._maintain)
-                nursery.start_soon(self._follow)
+                nursery.start_soon(self.upkeep.maintain)
+                nursery.start_soon(self.upkeep.follow)
                 nursery.start_soon(self.retention.run)
                 task_status.started()
         except BaseExceptionGroup as group:
@@ -917,159 +789,9 @@ class Store:
                 raise
             raise self.flusher.failed from None
 
-    async def _follow(self) -> None:
-        """Complete the key index after a start that found it far behind."""
-        follower, wanted = self._follower, FOLLOW_BYTES
-        while follower is not None:
-            end = self.tail.written
-            if follower.keys.position >= end:
-                self._follower = follower = None
-                break
-            follower.keys.position = max(follower.keys.position, self.segments.start)
-            data = await self.disk.off_loop(partial(follower.read, end, wanted))
-            try:
-                wanted = follower.take(data, end, wanted) or FOLLOW_BYTES
-            except OSError as error:
-                if not self.retention.is_full_error(error):
-                    raise self.flusher.fail(error) from error
-                await trio.sleep(1)
-
-    async def _maintain(self) -> None:
-        interval = self.config.persist_interval_ms / 1000
-        checkpoint_seconds = self.config.checkpoint_interval_ms / 1000
-        last = trio.current_time()
-        while True:
-            await self._work.wait()
-            self._work = trio.Event()
-            await trio.sleep(interval)
-            try:
-                await self._drain_keys()
-                await self._save_queues()
-                behind = self.flusher.durable - self.checkpointed
-                if behind >= self.config.checkpoint_bytes or trio.current_time() - last >= checkpoint_seconds:
-                    await self.checkpoint()
-                    last = trio.current_time()
-            except OSError as error:
-                if not self.retention.is_full_error(error):
-                    raise self.flusher.fail(error) from error
-                self.refusal = self.retention.refusal_for(error)
-            if self.queues.dirty or self.checkpointed < self.tail.written:
-                self._work.set()
-
-    async def _drain_keys(self) -> None:
-        keys = self.keys
-        while keys is not None and keys.drain(INDEX_BATCH):
-            await trio.lowlevel.checkpoint()
-
-    async def _save_queues(self) -> None:
-        """Write the entries of durable records, and of the key index, to their files."""
-        limit = self.flusher.durable
-        for index, queue in enumerate(list(self.queues.dirty)):
-            self._dirty_paths |= self.queues.save(queue, limit)
-            if index % SAVE_BATCH == SAVE_BATCH - 1:
-                await trio.lowlevel.checkpoint()
-        if self.keys is not None:
-            self.keys.save_entries()
-
     async def checkpoint(self) -> None:
         """Make the indexes durable and note how far they are, so that a start reads only what is behind."""
-        position = self.flusher.durable
-        await self._drain_keys()
-        await self._save_queues()
-        # Nothing was appended below `position` since, so all its entries are in files now.
-        due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
-        work = self._take_checkpoint(position, with_index=due)
-        # A stop must not come between: what is to be synced is known to `work` alone.
-        with trio.CancelScope(shield=True):
-            await self.disk.off_loop(work)
-        self.checkpointed = max(self.checkpointed, position)
-
-    def _take_checkpoint(self, position: int, *, with_index: bool) -> Callable[[], None]:
-        """Return the blocking part of a checkpoint at *position*, whose entries are all in their files."""
-        paths, self._dirty_paths = sorted(self._dirty_paths), set()
-        directories, self.queues.files.new_directories = sorted(self.queues.files.new_directories), set()
-        keys = self.keys if with_index else None
-        made = Checkpoint(self.last_store_ms, self.last_store_ms, self.last_store_ms, position=position)
-        made.confirmed_position = position
-        parts: list[tuple[int, bytes]] = []
-        index_path = ""
-        before = self._index_saved, self._index_saved_at
-        if keys is not None:
-            keys.save_entries()
-            parts = keys.take_slots()
-            index_path = keys.active.path if keys.active is not None else ""
-            self._index_saved = min(keys.position, position), keys.total()
-            self._index_saved_at = trio.current_time()
-            if index_path:
-                paths.append(index_path)
-            if keys.new_names:
-                directories.append(keys.directory)
-                keys.new_names = False
-            keys.saving = True
-        made.index_position, made.index_entries = self._index_saved
-
-        def work() -> None:
-            try:
-                self._sync_all(paths, directories)
-                if keys is not None and index_path and parts:
-                    keys.write_slots(index_path, parts)
-                write_checkpoint(self.files, f"{self.directory}/checkpoint", made)
-            except OSError:
-                self._index_saved, self._index_saved_at = before
-                raise
-            finally:
-                if keys is not None:
-                    keys.saving = False
-
-        return work
-
-    def _sync_all(self, paths: list[str], directories: list[str]) -> None:
-        try:
-            if len(paths) + len(directories) > SYNC_EACH_MAX:
-                self.disk.sync_everything(self.directory)
-                return
-            for path in paths:
-                self._sync_if_there(path)
-            for directory in directories:
-                self._sync_directory_if_there(directory)
-        except OSError as error:
-            # Also for want of space: what was to be synced may be gone, and the next sync would not say so.
-            raise OSError(errno.EIO, f"a sync failed: {error.strerror}") from error
-
-    def _sync_if_there(self, path: str) -> None:
-        try:
-            self.files.sync(path)
-        except FileNotFoundError:
-            logger.debug("%s was removed before it was synced", path)
-
-    def _sync_directory_if_there(self, path: str) -> None:
-        try:
-            self.disk.sync_directory(path)
-        except FileNotFoundError:
-            logger.debug("%s was removed before it was synced", path)
-
-    def _write_checkpoint(self) -> None:
-        """As `checkpoint`, blocking, with the list of queues; for the start and the end."""
-        keys = self.keys
-        if keys is not None:
-            keys.drain(len(keys.pending))
-        position = self.flusher.durable
-        for queue in list(self.queues.dirty):
-            self._dirty_paths |= self.queues.save(queue, position)
-        self._take_checkpoint(position, with_index=True)()
-        self._write_list()
-        self.checkpointed = position
-
-    def _write_list(self, without: str = "") -> None:
-        """Write what the queues hold in durable files."""
-        topics = {
-            topic: {queue_id: (queue.first_offset, queue.saved) for queue_id, queue in of_topic.items()}
-            for topic, of_topic in self.queues.topics.items()
-            if topic != without
-        }
-        start = self.segments.start
-        self._deleted = {topic: position for topic, position in self._deleted.items() if position > start}
-        write_queue_list(self.files, f"{self.directory}/queues", topics, self._deleted, start)
+        await self.upkeep.checkpoint()
 
     def statistics(self) -> StoreStatistics:
         """Counters of this moment."""

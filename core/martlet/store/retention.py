@@ -98,7 +98,7 @@ class Retention:
         a queue of which nothing is left would begin again at 0.
         """
         store = self._store
-        if len(store.segments.items) < 2 or store.segments.items[0].end > store.checkpointed:
+        if len(store.segments.items) < 2 or store.segments.items[0].end > store.upkeep.checkpointed:
             return False
         return forced or self._last_store_ms() < self._clock.now_ms() - store.config.file_reserved_hours * 3_600_000
 
