@@ -1,8 +1,15 @@
 """Options and fixtures of the whole suite."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from martlet.store.files import RealDisk
+
+# A test says the same of the same code wherever it runs: its examples are drawn alike, and no time limit is set, for a
+# busy machine keeps none. With ``--hypothesis-profile explore`` others are drawn each time.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("steady", settings.get_profile("explore"), derandomize=True)
+settings.load_profile("steady")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
