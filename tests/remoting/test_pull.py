@@ -3,12 +3,13 @@ import trio
 from trio.testing import MockClock
 
 from martlet.contracts import Predicate
-from martlet.errors import Reason, Refused
+from martlet.errors import Reason, Refused, StoreError
 from martlet.groups import Group
 from martlet.message import Message, Record
 from martlet.store import ReadResult, ReadStatus, Store
 from martlet.store.codec import decode_records
 from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.handlers.pull import finish
 from martlet_remoting.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
@@ -535,6 +536,62 @@ async def test_at_the_end_every_held_pull_is_answered_and_none_held_any_more(wai
     await waiting.step()
     assert client.answers.pop(number).code == NOT_FOUND
     assert (await client.ask(PULL, wait_ext(topic, 0))).code == NOT_FOUND
+
+
+def stop(harness: Harness, client: FakeClient) -> None:
+    harness.parts.parked.answer_all()
+    finish(client.handler.context)
+    client.receive()
+
+
+async def test_at_the_end_a_pull_that_was_just_woken_is_answered_and_not_held_again(waiting: Harness) -> None:
+    topic = waiting.topic("T")
+    client = waiting.client()
+    number = client.send(PULL, wait_ext(topic, 0, subscription="B"))
+    assert parked(client) == 1
+    waiting.broker.publish(Message(topic, b"x", b"TAGS\x01A\x02", 0))
+    waiting.store.commit()
+    assert (parked(client), len(client.handler.context.pulls.ready)) == (0, 1)
+    stop(waiting, client)
+    answer = client.answers.pop(number)
+    assert (answer.code, offsets(answer)) == (RETRY, (1, 0, 1))
+    assert len(waiting.parts.parked) == 0
+
+
+@pytest.mark.usefixtures("nothing_cached")
+async def test_at_the_end_pulls_that_a_thread_reads_for_are_answered(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * 40, body=bytes(1000))
+    client = harness.client()
+    numbers = [client.send(PULL, pull_ext(topic, offset)) for offset in (0, 4, 8)]
+    desk = client.handler.context.pulls
+    assert len(desk.reading) == 3
+    stop(harness, client)
+    for number, offset in zip(numbers, (0, 4, 8), strict=True):
+        answer = client.answers.pop(number)
+        assert (answer.code, offsets(answer), answer.body) == (RETRY, (offset, 0, 40), b"")
+    with trio.fail_after(10):
+        while desk.is_read:
+            await trio.lowlevel.checkpoint()
+    await harness.step()
+    assert (len(desk.ready), client.answers) == (0, {})
+    assert (await client.ask(PULL, pull_ext(topic, 2))).code == RETRY
+
+
+async def test_at_the_end_a_damaged_log_leaves_no_pull_unanswered(
+    waiting: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = waiting.topic("T")
+    client = waiting.client()
+    numbers = [client.send(PULL, wait_ext(topic, 0)) for _ in range(2)]
+
+    def damaged(*arguments: object) -> ReadResult:
+        raise StoreError("the log is damaged")
+
+    monkeypatch.setattr(Store, "read", damaged)
+    stop(waiting, client)
+    assert [client.answers.pop(number).code for number in numbers] == [ResponseCode.SYSTEM_ERROR] * 2
 
 
 async def test_a_small_budget_answers_the_rest_later(waiting: Harness) -> None:

@@ -1,7 +1,6 @@
 """The remoting plugin: the broker's port for RocketMQ clients, the VIP port beside it, and registration."""
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, cast
 
@@ -19,7 +18,7 @@ from .connection import RemotingConnection
 from .context import Parts
 from .handler import RemotingHandler
 from .handlers.groups import make_retry_topic
-from .handlers.pull import collect
+from .handlers.pull import finish
 from .nameserver.server import NameServer
 from .registration import Registrar, create_standard_topics
 from .tls import Tls
@@ -161,7 +160,7 @@ class RemotingPlugin(Hooks):
             self.stop()
 
     def stop(self) -> None:
-        """Leave the name servers, answer every held pull now, and hold none any more."""
+        """Leave the name servers, answer every pull that waits now, and let none wait any more."""
         if self._parts is None:
             return
         if self._registrar is not None:
@@ -169,7 +168,8 @@ class RemotingPlugin(Hooks):
         self._parts.stopping = True
         self._parts.parked.answer_all()
         for context in list(self._parts.contexts):
-            collect(context, budget_bytes=math.inf)
+            finish(context)
+            context.peer.wake()
 
     def martlet_reload(self) -> None:
         """Read the certificates again."""

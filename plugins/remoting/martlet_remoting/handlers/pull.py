@@ -4,9 +4,10 @@ Order of the checks, codes and offset corrections: RocketMQ PullMessageProcessor
 DefaultPullMessageResultHandler. The records of an answer are pieces of the log, sent as they are.
 """
 
+import math
 from typing import Final
 
-from martlet.errors import Reason, Refused
+from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.store import ReadResult, ReadStatus
 from martlet.topics import READ, RETRY_PREFIX, Topic
 from martlet_remoting.codec import encode_pull_prefix
@@ -18,7 +19,7 @@ from martlet_remoting.packets import Command
 from martlet_remoting.parked import Pull
 from martlet_remoting.subscriptions import TAG, Filter
 
-__all__ = ["TABLE", "collect", "pull_message"]
+__all__ = ["TABLE", "collect", "finish", "pull_message"]
 
 OFFSET_RESET: Final = "OFFSET_RESET"
 # What stopped the store -> code and remark; RocketMQ GetMessageStatus.
@@ -162,7 +163,7 @@ def collect(context: Context, budget_bytes: float) -> None:
         pull = ready.popleft()
         try:
             budget_bytes -= _run(context, pull)
-        except Refused as error:
+        except (Refused, StoreError) as error:
             _drop(context, pull, error)
         if budget_bytes <= 0:
             break
@@ -170,6 +171,14 @@ def collect(context: Context, budget_bytes: float) -> None:
         context.peer.wake()
     elif context.pulls.reading:
         _read_on(context)
+
+
+def finish(context: Context) -> None:
+    """We stop: answer every pull of this connection that is not held any more, with what is at hand."""
+    collect(context, math.inf)
+    reading = context.pulls.reading
+    while reading:
+        _answer_nothing(context, reading.popleft())
 
 
 def _read_on(context: Context) -> None:
@@ -182,11 +191,17 @@ def _read_on(context: Context) -> None:
             _drop(context, reading.popleft(), error)
 
 
-def _drop(context: Context, pull: Pull, error: Refused) -> None:
+def _drop(context: Context, pull: Pull, error: Refused | StoreError) -> None:
     parts = context.parts
     parts.parked.done(pull)
     command = Command(RequestCode.PULL_MESSAGE, opaque=pull.opaque)
-    context.peer.send(refuse(command, REASON_CODES[error.reason], str(error)))
+    if isinstance(error, Refused):
+        code = REASON_CODES[error.reason]
+    else:
+        failed = isinstance(error, StoreFailed)
+        code = ResponseCode.SERVICE_NOT_AVAILABLE if failed else ResponseCode.SYSTEM_ERROR
+    parts.count_refusal(code)
+    context.peer.send(refuse(command, code, str(error)))
 
 
 def _run(context: Context, pull: Pull) -> int:
@@ -230,6 +245,9 @@ def _pass_over(parts: Parts, pull: Pull) -> ReadResult | None:
 
 def _read_far(context: Context, pull: Pull) -> None:
     """Let a thread read it: far behind the end the disk may have to be waited for."""
+    if context.parts.parked.stopping:
+        _answer_nothing(context, pull)
+        return
     desk = context.pulls
     desk.reading.append(pull)
     try:
@@ -253,11 +271,12 @@ async def _read_in_thread(context: Context) -> None:
         while desk.reading and len(desk.ready) < READ_AHEAD_MAX:
             pull = desk.reading[0]
             wanted = pull.filter
-            pull.result = await parts.store.read_far(
+            result = await parts.store.read_far(
                 pull.queue, pull.offset, pull.max_messages, parts.config.pull_bytes_max, wanted.codes, wanted.predicate
             )
-            if desk.reading:
+            if desk.reading and desk.reading[0] is pull:  # else it was answered meanwhile
                 desk.reading.popleft()
+                pull.result = result
                 desk.queue_up(pull)
     finally:
         desk.is_read = False
@@ -269,18 +288,19 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
     status = result.status
     code, remark = STATUS[status]
     next_offset = result.next_offset
+    last = pull.last or parts.parked.stopping
     if status is ReadStatus.FOUND:
         parts.rates.got(pull.queue.topic, pull.group, result.count, result.size)
     elif code == ResponseCode.PULL_NOT_FOUND and status in NOTHING_YET and pull.offset != 0:
         code, next_offset = ResponseCode.PULL_OFFSET_MOVED, 0
     elif code == ResponseCode.PULL_NOT_FOUND:
         next_offset = pull.offset
-        if not pull.last:
+        if not last:
             _hold(context, pull)
             return 0
         if pull.offset != pull.asked_offset:
             code, remark = STATUS[ReadStatus.NO_MATCH]
-    elif status is ReadStatus.NO_MATCH and pull.bucket >= 0 and not pull.last and next_offset >= result.end_offset:
+    elif status is ReadStatus.NO_MATCH and pull.bucket >= 0 and not last and next_offset >= result.end_offset:
         # It was woken by records that it does not want.
         pull.offset = next_offset
         _hold(context, pull)
@@ -309,6 +329,16 @@ def _hold(context: Context, pull: Pull) -> None:
         pull.desk.queue_up(pull)
     else:
         parts.parked.park(pull)
+
+
+def _answer_nothing(context: Context, pull: Pull) -> None:
+    """The client asks again from where it is; that may be another broker by then."""
+    parts = context.parts
+    parts.parked.done(pull)
+    parts.rates.missed += 1
+    first, end = pull.queue.first_offset, parts.store.end_offset(pull.queue)
+    code, remark = STATUS[ReadStatus.NO_MATCH]
+    context.peer.send(encode_pull_prefix(parts.pull_template, pull.opaque, code, pull.offset, first, end, remark))
 
 
 def _answer_reset(context: Context, pull: Pull, offset: int) -> int:
