@@ -25,3 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def nothing_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is read from the disk has to be waited for."""
     monkeypatch.setattr(RealDisk, "read_now", lambda *_: None)
+
+
+@pytest.fixture
+def all_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is read from the disk has to be waited for; tmpfs, for one, cannot tell that of what it holds."""
+    monkeypatch.setattr(RealDisk, "read_now", RealDisk.read)

@@ -219,6 +219,7 @@ async def test_a_near_read_ends_where_the_disk_would_have_to_be_waited_for() -> 
     store.crash()
 
 
+@pytest.mark.usefixtures("all_cached")
 async def test_what_the_page_cache_holds_is_near(open_store: OpenStore) -> None:
     store = await open_store(small_config(chunk_bytes=1024, cache_bytes=1024))
     sent = fill(store, 200)

@@ -1,0 +1,52 @@
+"""The real disk, where it is more than one system call."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from martlet.store.files import RealDisk
+
+SIZE = 10_000
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[tuple[int, bytes]]:
+    """A file of SIZE bytes: its descriptor, and what is in it."""
+    data = os.urandom(SIZE)
+    (tmp_path / "file").write_bytes(data)
+    fd = os.open(tmp_path / "file", os.O_RDWR)
+    yield fd, data
+    os.close(fd)
+
+
+@pytest.mark.parametrize(("position", "size"), [(0, SIZE), (100, 50), (SIZE - 10, 10), (SIZE - 10, 20), (SIZE, 1)])
+def test_what_is_read_at_once_is_what_is_there_or_nothing(position: int, size: int, written: tuple[int, bytes]) -> None:
+    fd, data = written
+    # Only the kernel knows what it holds, and some file systems do not ask it.
+    assert RealDisk().read_now(fd, size, position) in (None, data[position : position + size])
+
+
+def test_a_file_system_that_cannot_tell_is_waited_for(
+    written: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    assert RealDisk().read_now(written[0], 10, 0) is None
+
+
+@pytest.mark.parametrize(("held", "answer"), [(40, True), (30, False)])
+def test_a_short_answer_counts_only_at_the_end(
+    held: int, answer: bool, written: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd, data = written
+
+    def give(fd: int, buffers: list[bytearray], position: int, flags: int) -> int:
+        buffers[0][:held] = data[position : position + held]
+        return held
+
+    monkeypatch.setattr(os, "preadv", give)
+    assert RealDisk().read_now(fd, 100, SIZE - 40) == (data[SIZE - 40 :] if answer else None)
