@@ -1,6 +1,8 @@
-"""What one SEND_MESSAGE_V2 costs inside the process: frames in, answers out, the log written, no socket.
+"""What one message costs inside the process: frames in, answers out, the log written, no socket.
 
     python benchmarks/sends.py [--rounds 40]
+
+Sent by itself (SEND_MESSAGE_V2), and in batches of 32 (SEND_BATCH_MESSAGE).
 
 Prints the least and the median of many rounds, in microseconds a message: the least
 is what the code costs, the median what this machine made of it just now.
@@ -10,6 +12,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
@@ -17,6 +20,7 @@ import trio
 from martlet.message import encode_properties
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
+from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codec import encode_command
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.connection import RemotingConnection
@@ -25,6 +29,8 @@ from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.packets import Command
 
 FRAMES_AT_ONCE = 40  # what a read of 64 KiB brings of 1 KiB messages
+BATCHES_AT_ONCE = 2
+BATCH = 32
 
 
 class Sink:
@@ -48,21 +54,34 @@ class Sink:
         raise SystemExit(reason)
 
 
+def properties_of(number: int, i: int) -> bytes:
+    key = f"7F00000100002A139B4700000000{number:06d}{i:02d}".ljust(32, "0")[:32]
+    return encode_properties({"UNIQ_KEY": key, "WAIT": "true", "TAGS": "TagA"})
+
+
+def request(code: int, properties: bytes, body: bytes, i: int, batch: bool) -> bytes:
+    ext = {"a": "g", "b": "T", "c": "TBW102", "d": "4", "e": str(i % 8), "f": "0", "g": "1732000000000", "h": "0"}
+    ext |= {"i": properties.decode(), "j": "0", "k": "false", "m": "true" if batch else "false"}
+    return encode_command(Command(code, ext, body, opaque=i))
+
+
 def frames(body_bytes: int, number: int) -> bytes:
     """One read's worth of requests."""
+    body = b"x" * body_bytes
+    return b"".join(request(310, properties_of(number, i), body, i, False) for i in range(FRAMES_AT_ONCE))
+
+
+def batches(body_bytes: int, number: int) -> bytes:
+    """One read's worth of batches."""
+    body = b"x" * body_bytes
     made = []
-    for i in range(FRAMES_AT_ONCE):
-        key = f"7F00000100002A139B4700000000{number:06d}{i:02d}".ljust(32, "0")[:32]
-        properties = encode_properties({"UNIQ_KEY": key, "WAIT": "true", "TAGS": "TagA"}).decode()
-        ext = {"a": "g", "b": "T", "c": "TBW102", "d": "4", "e": str(i % 8), "f": "0", "g": "1732000000000", "h": "0"}
-        request = Command(
-            310, {**ext, "i": properties, "j": "0", "k": "false", "m": "false"}, b"x" * body_bytes, opaque=i
-        )
-        made.append(encode_command(request))
+    for i in range(BATCHES_AT_ONCE):
+        members = [BatchMessage(body, properties_of(number * BATCHES_AT_ONCE + i, j)) for j in range(BATCH)]
+        made.append(request(320, properties_of(number, 99), encode_batch(members), i, True))
     return b"".join(made)
 
 
-async def run(rounds: int, body_bytes: int) -> None:
+async def run(rounds: int, body_bytes: int, make: Callable[[int, int], bytes], messages: int) -> None:
     reads = 60
     with tempfile.TemporaryDirectory() as folder:
         async with serving(Path(folder), store=StoreConfig(flush="async")) as served:
@@ -73,25 +92,27 @@ async def run(rounds: int, body_bytes: int) -> None:
             handler = RemotingHandler(parts, sink, connection)
             costs = []
             for number in range(rounds):
-                data = [frames(body_bytes, number * reads + i) for i in range(reads)]
+                data = [make(body_bytes, number * reads + i) for i in range(reads)]
                 began = time.process_time()
                 for part in data:
                     connection.receive_data(part, 0.0)
                     for command in connection.events():
                         handler.handle(command)
                     served.broker.store.commit()
-                costs.append((time.process_time() - began) * 1e6 / (reads * FRAMES_AT_ONCE))
+                costs.append((time.process_time() - began) * 1e6 / (reads * messages))
                 await trio.sleep(0.02)
-            assert sink.sent == rounds * reads * FRAMES_AT_ONCE
-            print(f"{body_bytes:5} B: least {min(costs):6.2f} us, median {statistics.median(costs):6.2f} us a message")
+            assert sink.sent
+            least, median = min(costs), statistics.median(costs)
+            print(f"{make.__name__} of {body_bytes:5} B: least {least:6.2f} us, median {median:6.2f} us a message")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     words = parser.parse_args()
-    for body_bytes in (128, 1024):
-        trio.run(run, words.rounds, body_bytes)
+    for make, messages in ((frames, FRAMES_AT_ONCE), (batches, BATCHES_AT_ONCE * BATCH)):
+        for body_bytes in (128, 1024):
+            trio.run(run, words.rounds, body_bytes, make, messages)
 
 
 if __name__ == "__main__":

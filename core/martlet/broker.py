@@ -136,8 +136,13 @@ class Broker:
             return []
         if self.stages:
             messages = [self._staged(message) for message in messages]
+        topic = self._open_topic(messages[0])
+        name, limit = messages[0].topic, self.config.message_bytes_max
         for message in messages:
-            topic = self._open_topic(message)
+            if message.topic != name:
+                raise Refused(Reason.ILLEGAL, f"a batch is for topic[{name}] and for topic[{message.topic}]")
+            if len(message.body) > limit or len(message.properties) > PROPERTIES_BYTES_MAX:
+                self._open_topic(message)  # says which is too long
         queue_id = messages[0].queue_id
         if queue_id < 0:
             queue_id = self.ids.below(topic.write_queues)

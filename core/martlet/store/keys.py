@@ -28,7 +28,6 @@ SLOT: Final = Struct(">i")
 SLOT_BYTES: Final = 4
 ITEM: Final = Struct(">iqii")  # hash, position, seconds since begin, entry before
 ITEM_BYTES: Final = 20
-BLOCK: Final = 256 * 1024
 PAGE_SLOTS: Final = 1024  # a page of slots is written when one of them changed
 PAGE_BYTES: Final = PAGE_SLOTS * SLOT_BYTES
 SECONDS_MAX: Final = 2**31 - 1
@@ -103,7 +102,8 @@ class KeyIndex:
         # A thread is writing what `take_slots` returned.
         self.saving = False
         self.pending: deque[tuple[Queue, int, int, int, bytes]] = deque()
-        self._slots = bytearray()
+        # In this machine's byte order.
+        self._slots = memoryview(array("i"))
         self._dirty_pages = bytearray()
         self._entries = bytearray()
         self._saved = 1
@@ -154,7 +154,7 @@ class KeyIndex:
         self.items.clear()
         self.active = None
         self.new_names = True
-        self._slots = bytearray()
+        self._slots = memoryview(array("i"))
         self._entries = bytearray()
         self._saved = 1
 
@@ -164,11 +164,11 @@ class KeyIndex:
             return
         last = self.items[-1]
         self.active = last
-        self._slots = bytearray(self.files.read(last.path, self.slots * SLOT_BYTES, HEADER.size))
+        self._slots = memoryview(_swapped(self.files.read(last.path, self.slots * SLOT_BYTES, HEADER.size)))
         self._dirty_pages = bytearray(self.slots // PAGE_SLOTS + 1)
         if not clean:
             # A crash in the middle of writing the slots: they may name entries behind the header's count.
-            newest = max(map(_newest, (self._slots[at : at + BLOCK] for at in range(0, len(self._slots), BLOCK))))
+            newest = max(self._slots)
             last.count = max(last.count, min(newest, self.entries_max - 1) + 1)
         self._saved = last.count
         self._entries = bytearray()
@@ -245,15 +245,17 @@ class KeyIndex:
         if item is None or item.count >= self.entries_max:
             item = self._begin_file(position, store_ms)
         slot = key % self.slots
-        at = slot * SLOT_BYTES
-        (before,) = SLOT.unpack_from(self._slots, at)
+        before: int = self._slots[slot]
         seconds = (store_ms - item.begin_ms) // 1000
         if seconds < 0:
             seconds = 0
-        self._entries += ITEM.pack(key, position, min(SECONDS_MAX, seconds), before)
-        SLOT.pack_into(self._slots, at, item.count)
+        elif seconds > SECONDS_MAX:
+            seconds = SECONDS_MAX
+        self._entries += ITEM.pack(key, position, seconds, before)
+        count = item.count
+        self._slots[slot] = count
         self._dirty_pages[slot // PAGE_SLOTS] = 1
-        item.count += 1
+        item.count = count + 1
         if not before:
             item.used_slots += 1
         item.end_ms = store_ms
@@ -275,7 +277,7 @@ class KeyIndex:
         made.begin_ms, made.begin_position = store_ms, position
         self.items.append(made)
         self.active = made
-        self._slots = bytearray(self.slots * SLOT_BYTES)
+        self._slots = memoryview(bytearray(self.slots * SLOT_BYTES)).cast("i")
         self._dirty_pages = bytearray(self.slots // PAGE_SLOTS + 1)
         self._entries = bytearray()
         self._saved = 1
@@ -310,8 +312,8 @@ class KeyIndex:
         while first >= 0:
             last = self._dirty_pages.find(0, first)
             last = len(self._dirty_pages) if last < 0 else last
-            low, high = first * PAGE_BYTES, last * PAGE_BYTES
-            parts.append((HEADER.size + low, bytes(memoryview(self._slots)[low:high])))
+            changed = self._slots[first * PAGE_SLOTS : last * PAGE_SLOTS]
+            parts.append((HEADER.size + first * PAGE_BYTES, _swapped(changed.tobytes()).tobytes()))
             first = self._dirty_pages.find(1, last)
         self._dirty_pages = bytearray(len(self._dirty_pages))
         if parts:
@@ -357,11 +359,11 @@ class KeyIndex:
         return list(found)
 
     def _chain(self, item: IndexFile, code: int) -> Iterator[tuple[int, int]]:
-        at = code % self.slots * SLOT_BYTES
+        slot = code % self.slots
         if item is self.active:
-            (number,) = SLOT.unpack_from(self._slots, at)
+            number = self._slots[slot]
         else:
-            (number,) = SLOT.unpack(self.files.read(item.path, SLOT_BYTES, HEADER.size + at))
+            (number,) = SLOT.unpack(self.files.read(item.path, SLOT_BYTES, HEADER.size + slot * SLOT_BYTES))
         for _ in range(CHAIN_MAX):
             if not 0 < number < item.count:
                 return
@@ -379,12 +381,12 @@ class KeyIndex:
         return self.files.read(item.path, ITEM_BYTES, self._item_at(number))
 
 
-def _newest(slots: bytearray) -> int:
-    """The highest number in *slots*, big-endian i32s."""
-    numbers = array("i", bytes(slots))
+def _swapped(data: bytes) -> "array[int]":
+    """The i32s in *data*, from big-endian to this machine's order or back."""
+    numbers = array("i", data)
     if sys.byteorder == "little":
         numbers.byteswap()
-    return max(numbers)
+    return numbers
 
 
 def _name(ms: int) -> str:

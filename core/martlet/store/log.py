@@ -406,20 +406,58 @@ class Store:
         """
         if not messages:
             return []
-        topic = messages[0].topic.encode()
-        total = 0
+        queue = self.queues.find(messages[0].topic, queue_id) or self._new_queue(messages[0].topic, queue_id)
+        host_bytes = len(self.store_host)
+        body_max = self.config.message_bytes_max
+        total, usual = 0, queue.narrow and host_bytes == 8 and not queue.timed
         for message in messages:
+            body_bytes, properties_bytes = len(message.body), len(message.properties)
             if (
                 self.refusal
-                or len(message.body) > self.config.message_bytes_max
-                or len(message.properties) > PROPERTIES_BYTES_MAX
+                or body_bytes > body_max
+                or properties_bytes > PROPERTIES_BYTES_MAX
                 or b"\x00" in message.properties
             ):
                 self._refuse(message)
-            total += record_size(message, topic, self.store_host)
-        if self.tail.position + total + 24 + FILLER_BYTES > self.tail.segment.end:
+            total += queue.overhead + body_bytes + properties_bytes + host_bytes + len(message.born_host) - 16
+            if len(message.born_host) != 8 or message.sys_flag & TRANSACTION_MASK:
+                usual = False
+        tail = self.tail
+        if tail.position + total + 24 + FILLER_BYTES > tail.segment.end:
             self._roll_for(total + 24, f"a batch of {len(messages)} messages")
-        return [self.append(message, queue_id) for message in messages]
+        if not usual or tail.position + total > tail.chunk_end:
+            return [self.append(message, queue_id) for message in messages]
+        return self._append_usual(messages, queue)
+
+    def _append_usual(self, messages: Sequence[Message], queue: Queue) -> list[Placed]:
+        """Append *messages*, which have IPv4 hosts, are no transactions, and fit into the chunk."""
+        tail, queue_id, topic_part, overhead = self.tail, queue.queue_id, queue.topic_part, queue.overhead
+        data, base, host = tail.data, tail.chunk_base, self.store_host
+        now = self._now_ms
+        if not now:
+            now = self._now_ms = self._clock.now_ms()
+        position, offset = tail.position, queue.next_offset
+        placed: list[Placed] = []
+        entries: list[bytes] = []
+        pending: list[tuple[Queue, int, int, int, bytes]] = []
+        code_of = self._codes.of
+        for message in messages:
+            properties = message.properties
+            size = overhead + len(message.body) + len(properties)
+            encode_into(data, position - base, size, message, topic_part, queue_id, offset, position, now, host)
+            entries.append(ENTRY.pack(position, size, code_of(properties)))
+            end = position + size
+            pending.append((queue, position, end, now, properties))
+            placed.append(Placed(queue_id, offset, position, end, now))
+            position = end
+            offset += 1
+        tail.position = queue.last_end = position
+        queue.tail += b"".join(entries)
+        queue.next_offset = offset
+        if not queue.dirty:
+            self.queues.touch(queue)
+        self._pending += pending
+        return placed
 
     def _new_queue(self, topic: str, queue_id: int) -> Queue:
         if not topic or "/" in topic or "\x00" in topic or topic in (".", "..") or len(topic.encode()) > 255:

@@ -11,11 +11,12 @@ from typing import Final, final
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX
 
-__all__ = ["BATCH_MESSAGES_MAX", "BatchMessage", "decode_batch", "encode_batch"]
+__all__ = ["BATCH_MESSAGES_MAX", "BatchMessage", "decode_batch", "encode_batch", "split_batch"]
 
-_HEAD: Final = Struct(">iiiii")
-_TAIL: Final = Struct(">h")
-_OVERHEAD: Final = _HEAD.size + _TAIL.size
+HEAD: Final = Struct(">iiiii")
+HEAD_BYTES: Final = 20
+TAIL: Final = Struct(">h")
+OVERHEAD: Final = 22
 # Each member costs an answer id of 32 characters and an index entry; Java's limit is the body size alone.
 BATCH_MESSAGES_MAX: Final = 32_768
 
@@ -54,8 +55,8 @@ def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
         body, properties = message.body, message.properties
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise ValueError(f"properties of {len(properties)} bytes are over the limit of {PROPERTIES_BYTES_MAX}")
-        size = _OVERHEAD + len(body) + len(properties)
-        parts += (_HEAD.pack(size, 0, 0, message.flag, len(body)), body, _TAIL.pack(len(properties)), properties)
+        size = OVERHEAD + len(body) + len(properties)
+        parts += (HEAD.pack(size, 0, 0, message.flag, len(body)), body, TAIL.pack(len(properties)), properties)
     return b"".join(parts)
 
 
@@ -65,32 +66,37 @@ def decode_batch(data: bytes) -> list[BatchMessage]:
     Raises:
       Refused: a length contradicts another or the end of the body, or there are too many members.
     """
-    messages: list[BatchMessage] = []
+    return [BatchMessage(body, properties, flag) for body, properties, flag in split_batch(data)]
+
+
+def split_batch(data: bytes) -> list[tuple[bytes, bytes, int]]:
+    """As `decode_batch`, as plain tuples of body, properties and flag: the broker makes its own of them."""
+    members: list[tuple[bytes, bytes, int]] = []
     position, end = 0, len(data)
     while position < end:
-        message, position = _decode_member(data, position, len(messages))
-        messages.append(message)
-        if len(messages) > BATCH_MESSAGES_MAX:
+        if end - position < OVERHEAD:
+            raise _illegal(f"batch message {len(members)} is cut short; {end - position} bytes are left")
+        size, _, _, flag, body_bytes = HEAD.unpack_from(data, position)
+        stop = position + size
+        body_start = position + HEAD_BYTES
+        body_end = body_start + body_bytes
+        if size < OVERHEAD or stop > end or body_bytes < 0 or body_end + 2 > stop:
+            raise _wrong_lengths(len(members), size, body_bytes, end - position)
+        properties_bytes = data[body_end] << 8 | data[body_end + 1]
+        if body_end + 2 + properties_bytes != stop or properties_bytes > PROPERTIES_BYTES_MAX:
+            text = f"claims properties of {properties_bytes} bytes in {size} bytes"
+            raise _illegal(f"batch message {len(members)} {text}")
+        members.append((data[body_start:body_end], data[body_end + 2 : stop], flag))
+        position = stop
+        if len(members) > BATCH_MESSAGES_MAX:
             raise _illegal(f"batch has more than {BATCH_MESSAGES_MAX} messages; send smaller batches")
-    return messages
+    return members
 
 
-def _decode_member(data: bytes, position: int, number: int) -> tuple[BatchMessage, int]:
-    if len(data) - position < _OVERHEAD:
-        raise _illegal(f"batch message {number} is cut short; {len(data) - position} bytes are left")
-    size, _magic, _crc, flag, body_length = _HEAD.unpack_from(data, position)
-    stop = position + size
-    if size < _OVERHEAD or stop > len(data):
-        raise _illegal(f"batch message {number} claims {size} bytes; {len(data) - position} are left")
-    body_start = position + _HEAD.size
-    body_end = body_start + body_length
-    if body_length < 0 or body_end + _TAIL.size > stop:
-        raise _illegal(f"batch message {number} claims a body of {body_length} bytes in {size} bytes")
-    properties_length: int = _TAIL.unpack_from(data, body_end)[0]
-    properties_start = body_end + _TAIL.size
-    if properties_length < 0 or properties_start + properties_length != stop:
-        raise _illegal(f"batch message {number} claims properties of {properties_length} bytes in {size} bytes")
-    return BatchMessage(data[body_start:body_end], data[properties_start:stop], flag), stop
+def _wrong_lengths(number: int, size: int, body_bytes: int, left: int) -> Refused:
+    if size < OVERHEAD or size > left:
+        return _illegal(f"batch message {number} claims {size} bytes; {left} are left")
+    return _illegal(f"batch message {number} claims a body of {body_bytes} bytes in {size} bytes")
 
 
 def _illegal(text: str) -> Refused:

@@ -9,7 +9,7 @@ from typing import Final
 from martlet.errors import Reason, Refused
 from martlet.message import Message, find_property, put_property, remove_property
 from martlet.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, check_name
-from martlet_remoting.batches import BatchMessage, decode_batch
+from martlet_remoting.batches import split_batch
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts
@@ -130,7 +130,7 @@ def make_message(
     context: Context, header: SendHeader, body: bytes, properties: bytes, flag: int | None = None
 ) -> Message:
     if not body:
-        raise Declined(ResponseCode.SYSTEM_ERROR, "message body is empty; a message has at least one byte")
+        raise _no_body()
     flag = header.flag if flag is None else flag
     if not (I32_MIN <= flag <= I32_MAX and I32_MIN <= header.sys_flag <= I32_MAX):
         raise Refused(Reason.PARAMETER, f"flag {flag} or sysFlag {header.sys_flag} does not fit 32 bits")
@@ -145,6 +145,10 @@ def make_message(
         context.peer.host,
         min(max(header.reconsume_times, 0), I32_MAX),
     )
+
+
+def _no_body() -> Declined:
+    return Declined(ResponseCode.SYSTEM_ERROR, "message body is empty; a message has at least one byte")
 
 
 def _check_load(parts: Parts) -> None:
@@ -257,19 +261,30 @@ def no_transactions(parts: Parts) -> Refused:
 def _send_batch(context: Context, command: Command, header: SendHeader, topic: Topic) -> bytes:
     parts = context.parts
     _check_batch(parts, command, header)
-    members = decode_batch(command.body)
+    members = split_batch(command.body)
     if not members:
         raise Refused(Reason.ILLEGAL, "batch is empty; it has at least one message")
     if b"DELAY" in command.body or b"TIMER_" in command.body or b"TRAN_MSG" in command.body:
-        for member in members:
-            _check_member(parts, member)
-    messages = [make_message(context, header, m.body, m.properties, m.flag) for m in members]
+        for _, properties, _ in members:
+            _check_member(properties)
+    first = make_message(context, header, *members[0])
+    name, queue_id, sys_flag, born_ms = first.topic, first.queue_id, first.sys_flag, first.born_ms
+    host, times = first.born_host, first.reconsume_times
+    messages = [
+        Message(name, body, properties, queue_id, flag, sys_flag, born_ms, host, times)
+        for body, properties, flag in members
+        if body
+    ]
+    if len(messages) < len(members):
+        raise _no_body()
     placed = parts.broker.publish_batch(messages)
     context.peer.hold_until(placed[-1].end)
-    ids = ",".join([parts.message_id(p.position) for p in placed])
+    host_text = parts.host_text
+    ids = ",".join([f"{host_text}{p.position:016X}" for p in placed])
     unique = find_property(header.properties, b"UNIQ_KEY").decode("utf-8", "replace")
-    first = placed[0]
-    return encode_send_response(parts.send_template, command.opaque, 0, ids, first.queue_id, first.queue_offset, unique)
+    return encode_send_response(
+        parts.send_template, command.opaque, 0, ids, placed[0].queue_id, placed[0].queue_offset, unique
+    )
 
 
 def _check_batch(parts: Parts, command: Command, header: SendHeader) -> None:
@@ -285,8 +300,7 @@ def _check_batch(parts: Parts, command: Command, header: SendHeader) -> None:
         raise Refused(Reason.ILLEGAL, f"batch is {len(command.body)} bytes; broker.message_bytes_max is {limit}")
 
 
-def _check_member(parts: Parts, member: BatchMessage) -> None:
-    properties = member.properties
+def _check_member(properties: bytes) -> None:
     if any(find_property(properties, key) not in (b"", b"0") for key in (b"DELAY", *TIMER_KEYS)):
         raise Refused(Reason.ILLEGAL, "message of a batch cannot be delayed; send it by itself")
     if find_property(properties, b"TRAN_MSG").lower() == b"true":
