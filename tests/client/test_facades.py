@@ -20,7 +20,7 @@ from martlet_remoting.codes import RequestCode
 
 from .fake import Cluster, ThreadCluster
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def three_messages(cluster: Cluster) -> None:

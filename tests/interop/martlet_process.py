@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from .process import Process
+from .process import Process, free_port
 
 READY = re.compile(r"^martlet ready: .*$", re.MULTILINE)
 
@@ -18,8 +18,9 @@ class Martlet:
         self.folder = folder
         self.data = data or folder / "data"
         self.settings = {
-            "remoting.listen": "127.0.0.1:0",
-            "nameserver.listen": "127.0.0.1:0",
+            "remoting.listen": f"127.0.0.1:{free_port()}",
+            "remoting.vip": "false",
+            "nameserver.listen": f"127.0.0.1:{free_port()}",
             "store.flush": "async",
             **(settings or {}),
         }
@@ -29,7 +30,7 @@ class Martlet:
         self.start()
 
     def start(self) -> None:
-        """Start it and learn its ports; a later start asks for the same ones."""
+        """Start it, each time on the same ports, and learn its addresses."""
         self.starts += 1
         words = [sys.executable, "-m", "martlet", "run", "--data", str(self.data)]
         for key, value in self.settings.items():
@@ -38,10 +39,7 @@ class Martlet:
         line = self.process.wait_until(self._ready_line, "martlet")
         said = dict(word.split("=", 1) for word in line.split() if "=" in word)
         self.address = said["remoting"]
-        self.settings["remoting.listen"] = self.address
-        if "nameserver" in said:
-            self.name_server = said["nameserver"]
-            self.settings["nameserver.listen"] = self.name_server
+        self.name_server = said.get("nameserver", "")
 
     def _ready_line(self) -> str | None:
         found = READY.search(self.process.output())

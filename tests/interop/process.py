@@ -105,10 +105,13 @@ _asked = itertools.count()
 def free_ports(offsets: Sequence[int]) -> int:
     """Return a port P with P + each of *offsets* free now, below the range the kernel gives to clients.
 
+    So it stays free while nobody listens on it, as between the end of a broker and its next start.
     Workers that run side by side begin their search at different places, and two calls never begin at one.
     """
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     first, last = 12000, low - 10
+    if last < first + 1000:  # the kernel gives nearly every port to clients
+        last = 32000
     start = (os.getpid() * 37 + next(_asked) * 11) % (last - first)
     for step in range(0, last - first, 3):
         port = first + (start + step) % (last - first)

@@ -18,7 +18,7 @@ def martlet(target: Target) -> Run:
 
     def run(*words: str, said: str = "") -> str:
         command = [sys.executable, "-m", "martlet", *words, "--name-server", target.name_server]
-        done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

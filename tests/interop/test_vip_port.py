@@ -16,12 +16,12 @@ COUNT = 20
 
 @pytest.fixture(scope="module")
 def target(target_kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ | Martlet]:
-    """A broker on a port that was chosen for it: with port 0 Martlet opens no second one."""
+    """A broker on a port with a free one two below it."""
     folder = tmp_path_factory.mktemp("vip")
     if target_kind == "rocketmq":
         broker: RocketMQ | Martlet = RocketMQ(folder)
     else:
-        broker = Martlet(folder, {"remoting.listen": f"127.0.0.1:{free_ports((0, -2))}"})
+        broker = Martlet(folder, {"remoting.listen": f"127.0.0.1:{free_ports((0, -2))}", "remoting.vip": "true"})
     yield broker
     broker.close()
 

@@ -22,7 +22,7 @@ class Answer:
 
 
 def ask(
-    address: str, code: int, fields: Mapping[str, str] | None = None, body: bytes = b"", limit_s: float = 5.0
+    address: str, code: int, fields: Mapping[str, str] | None = None, body: bytes = b"", limit_s: float = 20.0
 ) -> Answer | None:
     """Send one request and return its answer, or None when nobody answers or the connection is closed."""
     host, _, port = address.rpartition(":")

@@ -12,6 +12,7 @@ import orjson
 import pytest
 import trio
 import trustme
+from tests.interop.process import free_ports
 
 from martlet.errors import ConfigError
 from martlet.run import read_config, run
@@ -27,6 +28,7 @@ from martlet_remoting.tls import Tls
 from .conftest import Harness, pull_ext, send_ext
 
 SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
+PATIENCE_S = 120.0
 
 
 class Caller:
@@ -44,7 +46,7 @@ class Caller:
         return self._opaque
 
     async def receive(self) -> Command:
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             while (command := self._frames.next_command()) is None:
                 data = await self.stream.receive_some(65536)
                 assert data, "the broker closed the connection"
@@ -73,7 +75,7 @@ class Running:
         if context is None:
             return Caller(stream)
         secured = trio.SSLStream(stream, context, server_hostname="localhost")
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             await secured.do_handshake()
         return Caller(secured)
 
@@ -101,7 +103,7 @@ async def broker(folder: Path, *plugins: str, **remoting: object) -> AsyncIterat
             await run(config, ready=is_ready, stop=running.stop)
 
         nursery.start_soon(serve)
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             await ready.wait()
         try:
             yield running
@@ -148,7 +150,7 @@ async def test_a_broker_that_stops_answers_held_pulls_first(tmp_path: Path) -> N
         running.stop.set()
         answer = await caller.receive()
         assert (answer.opaque, answer.code) == (number, ResponseCode.PULL_NOT_FOUND)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             assert await caller.stream.receive_some(1) == b""
 
 
@@ -170,7 +172,7 @@ async def test_garbage_closes_its_own_connection_alone(tmp_path: Path, caplog: p
         good, bad, browser = await running.connect(), await running.connect(), await running.connect()
         await bad.stream.send_all(b"\xff\xff\xff\xff" + bytes(100))
         await browser.stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             assert await bad.stream.receive_some(100) == b""
             told = bytes(await browser.stream.receive_some(1000))
         assert told.startswith(b"HTTP/1.1 400")
@@ -204,22 +206,11 @@ async def test_the_vip_port_is_two_below(harness: Harness, keys: dict[str, objec
     assert found.get("remoting-vip") == ((vip, True) if vip else None)
 
 
-def free_pair() -> tuple[socket.socket, int]:
-    """A socket that takes port P, where P + 2 is free."""
-    while True:
-        taken = socket.create_server(("127.0.0.1", 0))
-        try:
-            with socket.create_server(("127.0.0.1", taken.getsockname()[1] + 2)) as above:
-                return taken, above.getsockname()[1]
-        except OSError:
-            taken.close()
-
-
 async def test_without_its_vip_port_the_broker_starts_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    taken, port = free_pair()
-    with taken, caplog.at_level(logging.WARNING):
+    port = free_ports((0, -2))
+    with socket.create_server(("127.0.0.1", port - 2)), caplog.at_level(logging.WARNING):
         async with broker(tmp_path, listen=f"127.0.0.1:{port}") as running:
             assert list(running.addresses) == ["remoting"]
             caller = await running.connect()
@@ -228,9 +219,7 @@ async def test_without_its_vip_port_the_broker_starts_with_a_warning(
 
 
 async def test_both_ports_are_one_broker(tmp_path: Path) -> None:
-    taken, port = free_pair()
-    taken.close()
-    async with broker(tmp_path, listen=f"127.0.0.1:{port}") as running:
+    async with broker(tmp_path, listen=f"127.0.0.1:{free_ports((0, -2))}") as running:
         main, fast = await running.connect(), await running.connect("remoting-vip")
         assert (await fast.ask(SEND, send_ext("T"), b"x")).code == 0
         assert (await main.ask(PULL, pull_ext("T", 0))).code == 0
@@ -282,7 +271,7 @@ async def test_enforcing_takes_tls_alone(tmp_path: Path, certificates: Certifica
         secured, plain = await running.connect(context=certificates.client()), await running.connect()
         assert (await secured.ask(SEND, send_ext("T"), b"x")).code == 0
         await plain.send(SEND, send_ext("T"), b"x")
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             assert await plain.stream.receive_some(100) == b""
 
 
