@@ -20,10 +20,12 @@ import pluggy
 import trio
 
 from martlet.config import fill, unknown_key
-from martlet.errors import ConfigError, PluginError
+from martlet.contracts import Compile, Predicate
+from martlet.errors import ConfigError, PluginError, Reason, Refused
 from martlet.hookspecs import HOOKS, Hooks
+from martlet.message import Record
 
-__all__ = ["GROUP", "Plugin", "Plugins", "available", "load", "load_class"]
+__all__ = ["GROUP", "Plugin", "Plugins", "available", "guarded_filter", "load", "load_class"]
 
 log = logging.getLogger("martlet.plugins")
 
@@ -138,6 +140,43 @@ async def _bounded(function: Callable[..., T], values: list[object]) -> T:
     with trio.move_on_after(HOOK_TIMEOUT_S):
         return await trio.to_thread.run_sync(function, *values, abandon_on_cancel=True)
     raise PluginError(f"it did not return within {HOOK_TIMEOUT_S:g} s")
+
+
+def guarded_filter(plugin: str, language: str, compile_expression: Compile) -> Compile:
+    """Return *compile_expression* so that what it or a predicate of its raises is refused, and names the plugin.
+
+    The log is told once for each expression that was compiled.
+    """
+
+    def failed(error: Exception) -> Refused:
+        text = f"plugin {plugin!r} failed in its filter {language}; {type(error).__name__}: {error}"
+        return Refused(Reason.UNAVAILABLE, text)
+
+    def compile_guarded(expression: str) -> Predicate:
+        try:
+            predicate = compile_expression(expression)
+        except Refused:
+            raise
+        except Exception as error:
+            log.exception("plugin %r failed to compile %r for its filter %s", plugin, expression[:80], language)
+            raise failed(error) from error
+        told = False
+
+        def holds(record: Record) -> bool:
+            nonlocal told
+            try:
+                return predicate(record)
+            except Refused:
+                raise
+            except Exception as error:
+                if not told:
+                    told = True
+                    log.exception("plugin %r failed in its filter %s on %r", plugin, language, expression[:80])
+                raise failed(error) from error
+
+        return holds
+
+    return compile_guarded
 
 
 def load(names: Sequence[str], tables: Mapping[str, object], required: Collection[str] = ()) -> Plugins:

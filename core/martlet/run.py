@@ -26,7 +26,7 @@ from martlet.errors import ConfigError, MartletError
 from martlet.groups import Groups
 from martlet.ids import Ids
 from martlet.logs import LogConfig
-from martlet.plugins import Plugins, available, load
+from martlet.plugins import Plugins, available, guarded_filter, load
 from martlet.server import Server, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
@@ -235,7 +235,11 @@ async def _resolve(plugins: Plugins, broker: Broker) -> dict[str, list[tuple[str
 
 def _install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
     broker.capabilities = {kind: each for _, given in found["martlet_capabilities"] for kind, each in given.items()}
-    broker.filters = {language: each for _, given in found["martlet_filters"] for language, each in given.items()}
+    broker.filters = {
+        language: guarded_filter(plugin, language, each)
+        for plugin, given in found["martlet_filters"]
+        for language, each in given.items()
+    }
     broker.authorizers = tuple(authorizer for _, given in found["martlet_authorizers"] for authorizer in given)
     broker.stages = tuple((name, stage) for name, given in found["martlet_stages"] for stage in given)
 

@@ -47,6 +47,7 @@ class _Lane:
         "ahead_from",
         "back",
         "due",
+        "failure",
         "graves",
         "leases",
         "queue",
@@ -63,6 +64,7 @@ class _Lane:
         self.ahead: ReadResult | None = None
         self.ahead_from = 0
         self.reading_far = False
+        self.failure: Refused | None = None  # of a read in a thread, for the next member that collects
         # What came back and is far behind the tail, read in a thread: only of offsets that wait.
         self.back: dict[int, ReadResult] = {}
         self.reading_back = False
@@ -75,7 +77,7 @@ class _Lane:
 
     def forget_read(self) -> None:
         """Drop what threads have read: nobody is there for it, or others want something else."""
-        self.ahead = None
+        self.ahead = self.failure = None
         self.back.clear()
 
 
@@ -98,7 +100,11 @@ class Member:
         self.peer.wake()
 
     def collect(self, budget_bytes: int) -> list[Delivery]:
-        """Return messages that this member holds from now on, at most `credit` and about *budget_bytes*."""
+        """Return messages that this member holds from now on, at most `credit` and about *budget_bytes*.
+
+        Raises:
+          Refused: the filter failed; the member had better leave.
+        """
         return self.share.hand_out(self, budget_bytes) if self.credit > 0 else []
 
     def ack(self, queue_id: int, offset: int) -> bool:
@@ -220,15 +226,29 @@ class Share:
         for lane in lanes[first:] + lanes[:first]:
             if member.credit <= 0 or budget_bytes <= 0:
                 break
-            for take in (self._again, self._new):
-                deliveries = take(lane, member, budget_bytes, until)
-                budget_bytes -= sum(len(delivery.data) for delivery in deliveries)
-                found += deliveries
+            try:
+                for take in (self._fail, self._again, self._new):
+                    deliveries = take(lane, member, budget_bytes, until)
+                    budget_bytes -= sum(len(delivery.data) for delivery in deliveries)
+                    found += deliveries
+            except Refused as refused:
+                if not found:
+                    raise
+                lane.failure = refused  # first what is found already
+                member.peer.wake()
+                break
         if found:
             self._owner.alarm(until)
             if any(lane.due or lane.leases.waiting for lane in lanes):
                 self.wake()
         return found
+
+    def _fail(self, lane: _Lane, member: Member, budget_bytes: int, until: float) -> list[Delivery]:
+        """Raise what a read in a thread has raised."""
+        failure, lane.failure = lane.failure, None
+        if failure is not None:
+            raise failure
+        return []
 
     def _again(self, lane: _Lane, member: Member, budget_bytes: int, until: float) -> list[Delivery]:
         """Messages that came back."""
@@ -277,6 +297,8 @@ class Share:
                 budget_bytes -= result.size
                 if budget_bytes <= 0:
                     return
+        except Refused as refused:
+            lane.failure = refused
         finally:
             lane.reading_back = False
             self.wake()
@@ -333,6 +355,8 @@ class Share:
             )
             if self.selection is selection and self._members:
                 lane.ahead, lane.ahead_from = result, start
+        except Refused as refused:
+            lane.failure = refused
         finally:
             lane.reading_far = False
             self.wake()

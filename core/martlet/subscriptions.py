@@ -113,6 +113,7 @@ class Subscription:
 
     __slots__ = (
         "_due",
+        "_failure",
         "_lanes",
         "_owner",
         "_reading_far",
@@ -149,6 +150,7 @@ class Subscription:
         self._lanes: dict[int, _Lane] = {}
         self._due: deque[_Lane] = deque()
         self._reading_far = False
+        self._failure: Refused | None = None  # of a read in a thread
         self._stalled = False
 
     def cursor(self, queue_id: int) -> int:
@@ -166,14 +168,26 @@ class Subscription:
         """Return what is to be sent now, at most `credit` messages and about *budget_bytes*; their credit is spent.
 
         Wakes the peer again when more is there than that.
+
+        Raises:
+          Refused: the filter failed; the subscription is of no use any more.
         """
+        if self._failure is not None:
+            raise self._failure
         found: list[Delivery] = []
         due = self._due
         self._stalled = False
         fruitless = 0
         while fruitless < len(due) and self.credit > 0 and budget_bytes > 0:
             lane = due.popleft()
-            delivery = self._take(lane, budget_bytes)
+            try:
+                delivery = self._take(lane, budget_bytes)
+            except Refused as refused:
+                self._failure = refused
+                if not found:
+                    raise
+                self.peer.wake()
+                return found
             if lane.due:
                 due.append(lane)
                 fruitless += 1
@@ -276,6 +290,10 @@ class Subscription:
             result = await self._owner.store.read_far(
                 lane.queue, cursor, count, budget_bytes, selection.codes, selection.predicate
             )
+        except Refused as refused:
+            self._failure = refused
+            self.peer.wake()
+            return
         finally:
             self._reading_far = False
         if self.closed or lane.cursor != cursor:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
@@ -16,7 +17,7 @@ from martlet.broker import Broker, BrokerConfig
 from martlet.contracts import Identity
 from martlet.errors import Reason, Refused
 from martlet.hookspecs import HOOKS, Hooks
-from martlet.message import Message
+from martlet.message import Message, Record
 from martlet.run import Config, PluginsConfig, run
 from martlet.server import split_address
 from martlet.store.codec import decode_record
@@ -102,6 +103,8 @@ async def test_martlet_filters_are_found_by_name(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(Refused) as caught:
             compiler("x")
         assert caught.value.reason is Reason.ILLEGAL
+        with pytest.raises(Refused, match="plugin 'full' failed in its filter LONGER; AttributeError"):
+            predicate(cast(Record, None))
         assert made.broker.filter_compiler("SHORTER") is None
 
 

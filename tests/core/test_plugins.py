@@ -11,9 +11,11 @@ from tests.core.plugin_toys import Full, Hanging, installed
 from trio.testing import MockClock
 
 from martlet.broker import BrokerConfig
-from martlet.errors import ConfigError, PluginError
+from martlet.contracts import Predicate
+from martlet.errors import ConfigError, PluginError, Reason, Refused
 from martlet.hookspecs import HOOKS, Hooks
-from martlet.plugins import Plugins, available, load
+from martlet.message import Record
+from martlet.plugins import Plugins, available, guarded_filter, load
 from martlet.run import Config, PluginsConfig, run
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config
@@ -167,6 +169,28 @@ async def test_without_a_plugin_that_guards_access_nothing_starts() -> None:
     plugins = load(["failing_guard", "full"], {})
     with pytest.raises(PluginError, match="no table of users; it guards access, so the broker does not start"):
         await plugins.call("martlet_services", broker=None)
+
+
+def test_a_filter_that_raises_is_refused_and_named_in_the_log_once(logged: pytest.LogCaptureFixture) -> None:
+    def compile_dividing(expression: str) -> Predicate:
+        number = int(expression)
+        if number < 0:
+            raise Refused(Reason.ILLEGAL, "no numbers below 0")
+        return lambda record: record.queue_id // number > 0
+
+    compiled = guarded_filter("toys", "DIVIDE", compile_dividing)
+    record = Record("t", 4, 0, 0, 0, b"", b"", 0, 0, 0, b"", 0, b"", 0, 0, 0)
+    assert compiled("2")(record)
+    raising = compiled("0")
+    for _ in range(3):
+        with pytest.raises(Refused, match="plugin 'toys' failed in its filter DIVIDE; ZeroDivisionError") as caught:
+            raising(record)
+        assert caught.value.reason is Reason.UNAVAILABLE
+    assert len({id(line) for line in logged.records if "failed in its filter DIVIDE on '0'" in line.getMessage()}) == 1
+    with pytest.raises(Refused, match="plugin 'toys' failed in its filter DIVIDE; ValueError"):
+        compiled("x")
+    with pytest.raises(Refused, match="no numbers below 0"):
+        compiled("-1")
 
 
 def test_two_plugins_cannot_have_one_name() -> None:

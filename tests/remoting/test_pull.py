@@ -6,6 +6,7 @@ from martlet.contracts import Predicate
 from martlet.errors import Reason, Refused, StoreError
 from martlet.groups import Group
 from martlet.message import Message, Record
+from martlet.plugins import guarded_filter
 from martlet.store import ReadResult, ReadStatus, Store
 from martlet.store.codec import decode_records
 from martlet_remoting.codes import RequestCode, ResponseCode
@@ -322,6 +323,55 @@ async def test_what_a_slow_client_does_not_take_is_not_read_for_it(open_harness:
         assert [record.queue_offset for record in decode_records(client.answers[number].body)] == [offset]
 
 
+def compile_raising(expression: str) -> Predicate:
+    if expression == "never":
+        raise KeyError("grammar")
+
+    def wanted(record: Record) -> bool:
+        return record.property(expression)[0] == "A"  # fails where the property is missing
+
+    return wanted
+
+
+async def test_a_filter_that_raises_is_named_and_ends_no_connection(harness: Harness) -> None:
+    harness.broker.filters["LIKE"] = guarded_filter("toys", "LIKE", compile_raising)
+    topic = harness.topic("T")
+    await fill(harness, topic, "A", "")
+    client, other = harness.client(), harness.client()
+    like: dict[str, object] = {"expressionType": "LIKE", "subscription": "TAGS"}
+    answer = await client.ask(PULL, pull_ext(topic, 0) | like)
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert answer.remark == "plugin 'toys' failed in its filter LIKE; IndexError: string index out of range"
+    answer = await client.ask(PULL, pull_ext(topic, 0) | like | {"subscription": "never"})
+    assert (answer.code, "plugin 'toys' failed" in str(answer.remark)) == (
+        ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        True,
+    )
+    # One that waits is told when a message comes.
+    number = client.send(PULL, wait_ext(topic, 2) | like)
+    waiting = other.send(PULL, wait_ext(topic, 2))
+    await fill(harness, topic, "")
+    await harness.step()
+    assert client.answers.pop(number).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert (client.peer.closed_with, len(harness.parts.parked)) == (None, 0)
+    assert bodies(other.answers.pop(waiting)) == [b"x"]
+
+
+async def test_a_filter_that_raises_in_a_thread_is_answered(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "read_is_near", lambda *arguments: False)
+    harness.broker.filters["LIKE"] = guarded_filter("toys", "LIKE", compile_raising)
+    topic = harness.topic("T")
+    await fill(harness, topic, "", "A")
+    client = harness.client()
+    like: dict[str, object] = {"expressionType": "LIKE", "subscription": "TAGS"}
+    numbers = [client.send(PULL, pull_ext(topic, 0) | like), client.send(PULL, pull_ext(topic, 1) | like)]
+    with trio.fail_after(10):
+        while len(client.answers) < 2:
+            await harness.step()
+    assert client.answers[numbers[0]].code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert bodies(client.answers[numbers[1]]) == [b"x"]
+
+
 # waiting
 
 
@@ -570,13 +620,13 @@ async def test_at_the_end_pulls_that_a_thread_reads_for_are_answered(open_harnes
     stop(harness, client)
     for number, offset in zip(numbers, (0, 4, 8), strict=True):
         answer = client.answers.pop(number)
-        assert (answer.code, offsets(answer), answer.body) == (RETRY, (offset, 0, 40), b"")
+        assert (answer.code, offsets(answer), answer.body) == (NOT_FOUND, (offset, 0, 40), b"")
     with trio.fail_after(10):
         while desk.is_read:
             await trio.lowlevel.checkpoint()
     await harness.step()
     assert (len(desk.ready), client.answers) == (0, {})
-    assert (await client.ask(PULL, pull_ext(topic, 2))).code == RETRY
+    assert (await client.ask(PULL, pull_ext(topic, 2))).code == NOT_FOUND
 
 
 async def test_at_the_end_a_damaged_log_leaves_no_pull_unanswered(

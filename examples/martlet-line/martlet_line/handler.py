@@ -149,10 +149,19 @@ class LineHandler:
             elif not self._rooms.allowed(self._peer, "read", feed.topic):
                 self._end(number, f"reading topic[{feed.topic}] is not allowed any more")
             else:
-                for delivery in feed.source.collect(budget_bytes):
-                    self._peer.send(_batch_line(number, delivery), delivery.data)
-                    budget_bytes -= len(delivery.data)
-                    self._rooms.counters.delivered += delivery.count
+                budget_bytes -= self._deliver(number, feed, budget_bytes)
+
+    def _deliver(self, number: int, feed: _Feed, budget_bytes: int) -> int:
+        """Send what *feed* has, and return its bytes; one whose filter fails is over."""
+        try:
+            deliveries = feed.source.collect(budget_bytes)
+        except Refused as refused:
+            self._end(number, str(refused))
+            return 0
+        for delivery in deliveries:
+            self._peer.send(_batch_line(number, delivery), delivery.data)
+            self._rooms.counters.delivered += delivery.count
+        return sum(len(delivery.data) for delivery in deliveries)
 
     def closed(self, reason: str) -> None:
         for number in list(self._feeds):

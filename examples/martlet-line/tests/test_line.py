@@ -10,11 +10,12 @@ import pytest
 import trio
 from line_talk import Room, SocketPeer, Talk, room
 
-from martlet.contracts import Identity
+from martlet.contracts import Identity, Predicate
 from martlet.groups import Group
 from martlet.message import Message
+from martlet.plugins import guarded_filter
 from martlet.server import split_address
-from martlet.store import StoreConfig
+from martlet.store import Store, StoreConfig
 from martlet.subscriptions import DeliveryConfig
 from martlet.testing.peers import RecordingPeer, serving
 from martlet_line.config import LineConfig
@@ -273,6 +274,32 @@ async def test_a_subscription_can_use_any_filter_language_that_a_plugin_brings(t
             "ERR NOT_SUPPORTED no plugin brings the filter language 'SQL92'"
         )
         assert (await talk.ask("SUB t where PROPERTIES colour")).startswith("ERR ILLEGAL 'colour' is no property")
+
+
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("group", ["", " group G"])
+async def test_a_filter_that_raises_ends_its_subscription_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: bool, group: str
+) -> None:
+    def compile_short(expression: str) -> Predicate:
+        return lambda record: len(record.body) // (len(record.body) - int(expression)) > 0
+
+    async with room(tmp_path) as made:
+        made.broker.filters["SHORT"] = guarded_filter("toys", "SHORT", compile_short)
+        if not near:
+            monkeypatch.setattr(Store, "read_is_near", lambda *arguments: False)
+        talk, other = made.connect(), made.connect()
+        assert await talk.ask(f"SUB t{group} where SHORT 3") == "OK 1"
+        assert await talk.ask("SUB u") == "OK 2"
+        assert await other.ask("SUB t") == "OK 1"
+        assert await made.connect().ask("PUB t long") == "OK 0 0"
+        assert await talk.bodies(1) == ["long"]
+        assert await made.connect().ask("PUB t abc") == "OK 0 1"
+        reason = "plugin 'toys' failed in its filter SHORT; ZeroDivisionError: integer division or modulo by zero"
+        assert await talk.line() == f"END 1 {reason}"
+        assert await other.bodies(2) == ["long", "abc"]
+        assert await made.connect().ask("PUB u x") == "OK 0 0"
+        assert await talk.bodies(1, number=2) == ["x"]
 
 
 async def test_unsub_ends_a_subscription(tmp_path: Path) -> None:

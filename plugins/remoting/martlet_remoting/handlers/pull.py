@@ -271,13 +271,25 @@ async def _read_in_thread(context: Context) -> None:
         while desk.reading and len(desk.ready) < READ_AHEAD_MAX:
             pull = desk.reading[0]
             wanted = pull.filter
-            result = await parts.store.read_far(
-                pull.queue, pull.offset, pull.max_messages, parts.config.pull_bytes_max, wanted.codes, wanted.predicate
-            )
+            result: ReadResult | Refused | StoreError
+            try:
+                result = await parts.store.read_far(
+                    pull.queue,
+                    pull.offset,
+                    pull.max_messages,
+                    parts.config.pull_bytes_max,
+                    wanted.codes,
+                    wanted.predicate,
+                )
+            except (Refused, StoreError) as error:
+                result = error
             if desk.reading and desk.reading[0] is pull:  # else it was answered meanwhile
                 desk.reading.popleft()
-                pull.result = result
-                desk.queue_up(pull)
+                if isinstance(result, ReadResult):
+                    pull.result = result
+                    desk.queue_up(pull)
+                else:
+                    _drop(context, pull, result)
     finally:
         desk.is_read = False
 
@@ -337,7 +349,8 @@ def _answer_nothing(context: Context, pull: Pull) -> None:
     parts.parked.done(pull)
     parts.rates.missed += 1
     first, end = pull.queue.first_offset, parts.store.end_offset(pull.queue)
-    code, remark = STATUS[ReadStatus.NO_MATCH]
+    moved = pull.offset != pull.asked_offset
+    code, remark = STATUS[ReadStatus.NO_MATCH if moved else ReadStatus.AT_END]
     context.peer.send(encode_pull_prefix(parts.pull_template, pull.opaque, code, pull.offset, first, end, remark))
 
 
