@@ -182,19 +182,43 @@ async def test_a_port_in_use_is_an_error_that_names_it(world: World) -> None:
             world.server.bind(type(taken)("toy", world.addresses[0], taken.connect, taken.handle))
 
 
-async def test_ipv6_is_served_where_the_machine_has_it(world: World) -> None:
+def has_ipv6() -> bool:
+    """Whether this machine has the IPv6 loopback address; some containers do not."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            pass
-    except OSError as error:
-        pytest.skip(f"this machine has no IPv6 loopback: {error}")
-    protocol = world.protocol()
-    async with toy_server(protocol=type(protocol)("toy", "[::1]:0", protocol.connect, protocol.handle), world=world):
+            return True
+    except OSError:
+        return False
+
+
+async def test_ipv6_is_served_or_refused_by_name_where_the_machine_has_none(world: World) -> None:
+    made = world.protocol()
+    protocol = type(made)("toy", "[::1]:0", made.connect, made.handle)
+    if not has_ipv6():
+        async with toy_server(world=world):
+            with pytest.raises(ConfigError, match=r"toy cannot listen on '\[::1\]:0'"):
+                world.server.bind(protocol)
+        return
+    async with toy_server(protocol=protocol, world=world):
         port = world.server._listeners[0].getsockname()[1]
         async with await trio.open_tcp_stream("::1", port) as stream:
             await stream.send_all(b"echo six\n")
             assert await receive_exactly(stream, 4) == b"six\n"
+            assert world.toys[0].peer.address == f"[::1]:{stream.socket.getsockname()[1]}"
             assert len(world.toys[0].peer.host) == 20
+
+
+async def test_a_peer_is_known_by_its_ipv6_address(world: World) -> None:
+    """Also on a machine without IPv6: the connection is IPv4, but what accept says of it is not."""
+    async with toy_server(world=world):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            caller = socket.create_connection(listener.getsockname())
+            world.server._welcome(world.protocol(), listener.accept()[0], ("fe80::7%lo", 1234, 0, 1))
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(caller)) as stream:
+            await stream.send_all(b"echo six\n")
+            assert await receive_exactly(stream, 4) == b"six\n"
+            assert world.toys[0].peer.address == "[fe80::7%lo]:1234"
+            assert world.toys[0].peer.host == socket.inet_pton(socket.AF_INET6, "fe80::7") + (1234).to_bytes(4, "big")
 
 
 # TLS
