@@ -214,6 +214,13 @@ class Groups:
             table[queue_id] = offset
             self.offsets_dirty = True
 
+    def check_may_commit(self, group: str) -> None:
+        """Raise `Refused` unless offsets of *group*, which need not be there yet, can be kept."""
+        check_group_name(group)
+        if group not in self._table and group not in self._offsets and len(self._offsets) >= GROUPS_MAX:
+            text = f"there are offsets of {len(self._offsets)} groups, the most a broker keeps; delete some"
+            raise Refused(Reason.BUSY, text)
+
     def offsets_of(self, group: str) -> dict[str, dict[int, int]]:
         """What *group* has committed: topic -> queue id -> offset."""
         return {topic: dict(table) for topic, table in self._offsets.get(group, {}).items()}

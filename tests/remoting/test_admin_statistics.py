@@ -5,6 +5,7 @@ import pytest
 import trio
 import trio.testing
 
+from martlet import groups as core_groups
 from martlet.errors import Reason, Refused
 from martlet.groups import Group
 from martlet.store.codec import decode_record
@@ -386,6 +387,31 @@ async def test_reset_is_pushed_to_members_where_that_is_wanted(harness: Harness,
     member.requests.clear()
     await ask(client, RESET, **ext | {"isForce": "true"})
     assert fastjson.loads(member.requests[0].body) == {"offsetTable": {queue("T", 0): 1, queue("T", 1): 0}}
+
+
+@pytest.mark.parametrize("target", ["", " ", "a b", "../B", "x" * 121])
+async def test_offsets_are_cloned_only_to_what_can_be_a_group(harness: Harness, target: str) -> None:
+    harness.topic("T", 1)
+    harness.broker.groups.commit("A", "T", 0, 2)
+    request = {"srcGroup": "A", "destGroup": target, "topic": "T", "offline": "true"}
+    answer = await harness.client().ask(RequestCode.CLONE_GROUP_OFFSET, request)
+    assert (answer.code, "The specified group" in str(answer.remark)) == (ResponseCode.INVALID_PARAMETER, True)
+    assert harness.broker.groups.groups_of("T") == ["A"]
+
+
+async def test_offsets_are_cloned_to_a_bounded_number_of_groups(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.topic("T", 1)
+    harness.broker.groups.commit("A", "T", 0, 2)
+    monkeypatch.setattr(core_groups, "GROUPS_MAX", 2)
+    client = harness.client()
+    codes = []
+    for target in ("B", "C", "B"):
+        request = {"srcGroup": "A", "destGroup": target, "topic": "T", "offline": "true"}
+        codes.append((await client.ask(RequestCode.CLONE_GROUP_OFFSET, request)).code)
+    assert codes == [0, ResponseCode.SYSTEM_BUSY, 0]
+    assert harness.broker.groups.groups_of("T") == ["A", "B"]
 
 
 async def test_offsets_are_cloned_from_another_group(harness: Harness) -> None:

@@ -122,6 +122,7 @@ def clone(context: Context, command: Command) -> bytes:
     parts = context.parts
     source, target, topic = command.text("srcGroup"), command.text("destGroup"), command.text("topic", "")
     may_manage(context, target)
+    parts.groups.check_may_commit(target)
     offsets = parts.groups.offsets_of(source)
     live = parts.members.group(source)
     for name in [topic] if topic.strip() else list(offsets):
