@@ -27,41 +27,9 @@ from martlet_remoting.headers import decode_pull_header, decode_send_header
 from martlet_remoting.packets import Command
 
 from .fake import Cluster, Reply
+from .listening import Listener, wait_for
 
 GROUP = "G"
-PATIENCE_S = 200.0
-
-
-class Listener:
-    """Remembers what it was given; `outcome` decides what becomes of it."""
-
-    def __init__(self, outcome: Callable[[ReceivedMessage], Outcome | None] = lambda message: None) -> None:
-        self.messages: list[ReceivedMessage] = []
-        self.outcome = outcome
-        self.changed = trio.Event()
-
-    async def __call__(self, message: ReceivedMessage) -> Outcome | None:
-        self.messages.append(message)
-        self.changed.set()
-        self.changed = trio.Event()
-        return self.outcome(message)
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return [message.body for message in self.messages]
-
-    async def wait_count(self, count: int) -> None:
-        with trio.fail_after(PATIENCE_S):
-            while len(self.messages) < count:
-                await self.changed.wait()
-
-
-async def wait_for(condition: Callable[[], bool]) -> None:
-    """Return when *condition* holds; virtual time passes meanwhile."""
-    with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await trio.sleep(0.1)
-
 
 first = functools.partial(PushConsumer, consume_from=ConsumeFrom.FIRST)
 

@@ -11,7 +11,8 @@ from martlet_remoting.client import Message, Producer, PushConsumer, Settings
 from martlet_remoting.codes import RequestCode
 
 from .fake import NAME_SERVER, Cluster, Connection
-from .test_consumer import GROUP, Listener, first, wait_for
+from .listening import Listener, wait_for
+from .test_consumer import GROUP, first
 
 
 async def test_silent_broker_is_connected_anew(cluster: Cluster, autojump_clock: MockClock) -> None:

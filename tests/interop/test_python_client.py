@@ -2,10 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 import trio
+from tests.client.listening import PATIENCE_S, Listener, wait_for, wait_until
 
 from martlet_remoting.client import (
     Admin,
@@ -30,43 +31,6 @@ from .conftest import Target
 from .java import Java
 
 Name = Callable[[str], str]
-PATIENCE_S = 60.0
-
-
-class Listener:
-    """Remembers what it was given; `outcome` decides what becomes of it."""
-
-    def __init__(self, outcome: Callable[[ReceivedMessage], Outcome | None] = lambda message: None) -> None:
-        self.messages: list[ReceivedMessage] = []
-        self.outcome = outcome
-        self.changed = trio.Event()
-
-    async def __call__(self, message: ReceivedMessage) -> Outcome | None:
-        self.messages.append(message)
-        self.changed.set()
-        self.changed = trio.Event()
-        return self.outcome(message)
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return [message.body for message in self.messages]
-
-    async def wait_count(self, count: int) -> None:
-        with trio.fail_after(PATIENCE_S):
-            while len(self.messages) < count:
-                await self.changed.wait()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await trio.sleep(0.05)
-
-
-async def eventually_async(condition: Callable[[], Awaitable[bool]]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not await condition():  # noqa: ASYNC110
-            await trio.sleep(0.1)
 
 
 async def fill(target: Target, topic: str, count: int, queues: int = 4, tags: str = "") -> None:
@@ -135,13 +99,13 @@ async def test_members_share_and_inherit(target: Target, name: Name) -> None:
     async with PushConsumer(target.name_server, group, one, {topic: "*"}) as left:
         async with PushConsumer(target.name_server, group, two, {topic: "*"}) as right:
             for member in (left, right):
-                await eventually(lambda member=member: sum(q.topic == topic for q in member.assigned) == 2)  # type: ignore[misc]
+                await wait_for(lambda member=member: sum(q.topic == topic for q in member.assigned) == 2)  # type: ignore[misc]
             await fill(target, topic, 40)
-            await eventually(lambda: len(one.messages) + len(two.messages) == 40)
+            await wait_for(lambda: len(one.messages) + len(two.messages) == 40)
             assert min(len(one.messages), len(two.messages)) >= 10
-        await eventually(lambda: sum(q.topic == topic for q in left.assigned) == 4)
+        await wait_for(lambda: sum(q.topic == topic for q in left.assigned) == 4)
         await fill(target, topic, 4)
-        await eventually(lambda: len(one.messages) + len(two.messages) == 44)
+        await wait_for(lambda: len(one.messages) + len(two.messages) == 44)
 
 
 async def test_java_and_python_members_share_a_group(target: Target, newest: Java, name: Name) -> None:
@@ -156,11 +120,11 @@ async def test_java_and_python_members_share_a_group(target: Target, newest: Jav
             ours = {queue.queue_id for queue in python.assigned if queue.topic == topic}
             return len(ours) == len(theirs) == 2 and ours | theirs == {0, 1, 2, 3}
 
-        await eventually_async(halved)
+        await wait_until(halved)
         await fill(target, topic, 40)
-        await eventually(lambda: len(mine.messages) + len(java.seen) == 40)
+        await wait_for(lambda: len(mine.messages) + len(java.seen) == 40)
         await trio.to_thread.run_sync(java.stop)
-        await eventually(lambda: sum(queue.topic == topic for queue in python.assigned) == 4)
+        await wait_for(lambda: sum(queue.topic == topic for queue in python.assigned) == 4)
     assert Counter(mine.bodies + [message.body for message in java.seen]) == Counter(b"%d" % n for n in range(40))
 
 
@@ -200,7 +164,7 @@ async def test_retry_comes_back_and_ends_among_the_dead(target: Target, name: Na
             async def buried() -> bool:
                 return [message.body for message in await dead_letters(reader, group)] == [b"0"]
 
-            await eventually_async(buried)
+            await wait_until(buried)
 
 
 async def dead_letters(reader: PullConsumer, group: str) -> list[ReceivedMessage]:
@@ -274,7 +238,7 @@ async def test_messages_are_found_again(target: Target, name: Name) -> None:
         async def indexed() -> bool:
             return bool(await admin.messages_by_key(topic, "two"))
 
-        await eventually_async(indexed)
+        await wait_until(indexed)
         assert [message.body for message in await admin.messages_by_key(topic, "one")] == [b"found"]
         assert (await admin.message(result.message_id, topic)).queue == result.queue
         with pytest.raises(MessageNotFound):
@@ -292,7 +256,7 @@ async def test_offset_reset_reaches_a_running_consumer(target: Target, name: Nam
             async def caught_up() -> bool:
                 return sum(lag.lag for lag in await admin.group_lag(group, topic)) == 0
 
-            await eventually_async(caught_up)
+            await wait_until(caught_up)
             table = await admin.reset_offsets(group, topic, 0)
         assert sorted(table.values()) == [0, 0]
         await listener.wait_count(12)
