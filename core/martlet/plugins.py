@@ -2,7 +2,8 @@
 
 The only caller of pluggy. A plugin is found by its entry point in the group
 ``martlet.plugins``; only what the configuration enables is imported. A plugin that
-raises, or hangs, in a cold hook is named and left out as a whole; the others go on.
+raises, or hangs, when it is imported or in a cold hook is named and left out as a
+whole; the others go on.
 One that decides who may do what is different, and so is one that the configuration
 requires: without it the broker does not start.
 """
@@ -32,6 +33,8 @@ log = logging.getLogger("martlet.plugins")
 GROUP: Final = "martlet.plugins"
 # A cold hook reads config and builds objects; a second is long, and ten is a hang.
 HOOK_TIMEOUT_S: Final = 10.0
+# A large library on a cold, busy disk takes some seconds to import.
+IMPORT_TIMEOUT_S: Final = 30.0
 # Without these a broker would let in whom it should not.
 GUARDS: Final = frozenset({"martlet_authorizers"})
 
@@ -211,12 +214,34 @@ def load_class(name: str, entry: EntryPoint) -> type[Hooks]:
 
     Raises:
       PluginError: it is not one.
+      TimeoutError: the import hangs; its thread is left alone.
     """
-    with _interrupted_later():
-        kind = entry.load()
+    kind = _in_time(entry.load)
     if not (isinstance(kind, type) and issubclass(kind, Hooks)):
         raise PluginError(f"plugin {name!r} is {entry.value}, which is not a subclass of martlet.hookspecs.Hooks")
     return kind
+
+
+def _in_time(function: Callable[..., T], *values: object) -> T:
+    """Call *function*, which is a plugin's, in a thread, and give up waiting when it hangs."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(function(*values))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="martlet-plugin", daemon=True)
+    with _interrupted_later():
+        thread.start()
+        thread.join(IMPORT_TIMEOUT_S)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"it did not return within {IMPORT_TIMEOUT_S:g} s")
+    return results[0]
 
 
 @contextmanager
@@ -242,5 +267,5 @@ def _make(name: str, entry: EntryPoint, table: object) -> Hooks:
     if kind.config_class is None:
         if table:
             raise ConfigError(unknown_key(f"{name}.{next(iter(table))}", []) + "; this plugin has no settings")
-        return kind(None)
-    return kind(fill(kind.config_class, table, name))
+        return _in_time(kind, None)
+    return _in_time(kind, fill(kind.config_class, table, name))

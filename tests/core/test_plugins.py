@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import threading
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
@@ -10,6 +11,7 @@ import trio
 from tests.core.plugin_toys import Full, Hanging, installed
 from trio.testing import MockClock
 
+from martlet import plugins
 from martlet.broker import BrokerConfig
 from martlet.contracts import Predicate
 from martlet.errors import ConfigError, PluginError, Reason, Refused
@@ -96,6 +98,43 @@ def test_a_plugin_that_cannot_be_imported_is_named_and_left_out(logged: pytest.L
     assert [plugin.name for plugin in plugins] == ["full"]
     assert plugins.failed["gone"].startswith("plugin 'gone' cannot be imported; AttributeError")
     assert "it is left out, the others go on" in logged.text
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The plugin *late* is imported, and *hanging* is made, only when the test is over."""
+    over = threading.Event()
+    load_entry = EntryPoint.load
+
+    def load_late(entry: EntryPoint) -> object:
+        if entry.name == "late":
+            over.wait()
+        return load_entry(entry)
+
+    def make(plugin: Hooks, config: object) -> None:
+        over.wait()
+
+    monkeypatch.setattr(EntryPoint, "load", load_late)
+    monkeypatch.setattr(Hanging, "__init__", make)
+    monkeypatch.setattr(plugins, "IMPORT_TIMEOUT_S", 0.05)
+    yield
+    over.set()
+
+
+@pytest.mark.usefixtures("hung")
+@pytest.mark.parametrize("name", ["late", "hanging"])
+def test_a_plugin_whose_import_hangs_is_named_and_left_out(logged: pytest.LogCaptureFixture, name: str) -> None:
+    loaded = load([name, "guard"], {})
+    assert [plugin.name for plugin in loaded] == ["guard"]
+    text = f"plugin {name!r} cannot be imported; TimeoutError: it did not return within 0.05 s"
+    assert loaded.failed == {name: text}
+    assert f"{text}; it is left out, the others go on" in logged.text
+
+
+@pytest.mark.usefixtures("hung")
+def test_a_required_plugin_whose_import_hangs_stops_the_start() -> None:
+    with pytest.raises(PluginError, match="'late' cannot be imported; TimeoutError: it did not return within"):
+        load(["late", "guard"], {}, ["late"])
 
 
 def test_a_required_plugin_that_cannot_be_imported_stops_the_start() -> None:
