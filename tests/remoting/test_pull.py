@@ -18,6 +18,7 @@ from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
 PULL = RequestCode.PULL_MESSAGE
 FOUND, NOT_FOUND, RETRY, MOVED = 0, 19, 20, 21
 SUSPEND = "6"  # the pull carries its subscription and may wait
+PATIENCE_S = 120.0
 
 
 async def fill(harness: Harness, topic: str, *tags: str, queue_id: int = 0, body: bytes = b"x") -> None:
@@ -296,7 +297,7 @@ async def test_what_is_far_behind_is_read_beside_the_loop(open_harness: OpenHarn
     client = harness.client()
     numbers = [client.send(PULL, pull_ext(topic, offset, maxMsgNums="4")) for offset in (0, 4, 8)]
     assert client.peer.sent == []
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while len(client.answers) < 3:
             await harness.step()
     for number, offset in zip(numbers, (0, 4, 8), strict=True):
@@ -312,7 +313,7 @@ async def test_what_a_slow_client_does_not_take_is_not_read_for_it(open_harness:
     client = harness.client()
     numbers = [client.send(PULL, pull_ext(topic, offset, maxMsgNums="1")) for offset in range(40)]
     desk = client.handler.context.pulls
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while desk.is_read:
             await trio.lowlevel.checkpoint()
         assert len(desk.ready) == 4
@@ -365,7 +366,7 @@ async def test_a_filter_that_raises_in_a_thread_is_answered(harness: Harness, mo
     client = harness.client()
     like: dict[str, object] = {"expressionType": "LIKE", "subscription": "TAGS"}
     numbers = [client.send(PULL, pull_ext(topic, 0) | like), client.send(PULL, pull_ext(topic, 1) | like)]
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while len(client.answers) < 2:
             await harness.step()
     assert client.answers[numbers[0]].code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -475,7 +476,7 @@ async def test_what_arrives_after_a_thread_found_nothing_is_not_missed(
     await trio.testing.wait_all_tasks_blocked()
     assert (client.peer.woken, parked(client)) == (True, 0)
     await fill(waiting, topic, "A")  # before the next collect
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while not client.answers:
             await waiting.step()
     assert bodies(client.answers.pop(number)) == [b"x"]
@@ -621,7 +622,7 @@ async def test_at_the_end_pulls_that_a_thread_reads_for_are_answered(open_harnes
     for number, offset in zip(numbers, (0, 4, 8), strict=True):
         answer = client.answers.pop(number)
         assert (answer.code, offsets(answer), answer.body) == (NOT_FOUND, (offset, 0, 40), b"")
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while desk.is_read:
             await trio.lowlevel.checkpoint()
     await harness.step()
