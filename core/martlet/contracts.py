@@ -54,6 +54,11 @@ Authorizer: TypeAlias = Callable[[Identity, str, str], bool | None]
 class Connection(TypingProtocol):
     """One peer's protocol as a state machine; it does no I/O and sees no clock."""
 
+    @property
+    def buffered_bytes(self) -> int:
+        """How many received bytes no event has been made of yet: those of an incomplete request."""
+        ...
+
     def receive_data(self, data: bytes, now: float) -> None:
         """Take what the socket gave. Raises `RemoteProtocolError` when the peer broke the protocol."""
         ...

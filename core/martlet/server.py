@@ -58,6 +58,12 @@ class ServerConfig:
     unsent_total_bytes_max: int = setting(
         64 << 20, "the same over all peers; above, every peer with waiting answers pauses", unit="bytes", low=65536
     )
+    incomplete_total_bytes_max: int = setting(
+        256 << 20,
+        "incomplete requests of all peers; above, the peer that holds the most of it is closed",
+        unit="bytes",
+        low=65536,
+    )
     collect_bytes: int = setting(1 << 18, "what one wake-up delivers to a peer at most", unit="bytes", low=1024)
     peer_tasks_max: int = setting(64, "slow requests under way for one peer; more are refused as busy", low=1)
 
@@ -107,6 +113,7 @@ class _Peer:
         "held_bytes",
         "host",
         "identity",
+        "incomplete",
         "out_bytes",
         "protocol",
         "reason",
@@ -125,6 +132,7 @@ class _Peer:
         self.connection: Connection = protocol.connect()
         self._batch: list[Buffer] = []  # sent by the handler in this step
         self.step_bytes = 0
+        self.incomplete = 0  # bytes of a request of which more is to come
         self._hold_position = 0
         self._held: deque[tuple[int, list[Buffer], int]] = deque()  # (log position, pieces, bytes)
         self.held_bytes = 0
@@ -309,7 +317,8 @@ class _Peer:
         self.closed = self.closing = self.gone = True
         self.wire.close()
         self._server.unsent -= self.out_bytes + self.held_bytes
-        self.out_bytes = self.held_bytes = 0
+        self._server.incomplete -= self.incomplete
+        self.out_bytes = self.held_bytes = self.incomplete = 0
         self._out = []
         self._held.clear()
         self._batch = []
@@ -329,6 +338,7 @@ class Server:
         self._store = store
         self.holding: dict[_Peer, None] = {}
         self.unsent = 0
+        self.incomplete = 0
         self.bytes_in = 0
         self.bytes_out = 0
         self._accepted = 0
@@ -529,9 +539,24 @@ class Server:
                     return
         finally:
             self._finish_step(peer)
+        incomplete = peer.connection.buffered_bytes
+        if incomplete != peer.incomplete:
+            self.incomplete += incomplete - peer.incomplete
+            peer.incomplete = incomplete
+            if self.incomplete > self.config.incomplete_total_bytes_max:
+                self._close_largest()
         self._set_alarm(peer)
         if peer.over:
             await peer.wait_room()
+
+    def _close_largest(self) -> None:
+        """Too much is held of requests that are not complete: the peer with the most of it goes."""
+        peer = max(self._peers, key=lambda peer: 0 if peer.closing else peer.incomplete)
+        limit = self.config.incomplete_total_bytes_max
+        text = f"incomplete requests of all peers hold {self.incomplete} bytes, {peer.incomplete} of them this one's"
+        text = f"{text}; server.incomplete_total_bytes_max is {limit}"
+        log.warning("%s %s closed; %s", peer.protocol.name, peer.address, text)
+        self.lost(peer, OSError(text))
 
     def _finish_step(self, peer: _Peer) -> None:
         """Store what the step appended, then let its answers leave; without the first there is no second."""
@@ -761,4 +786,5 @@ class Server:
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             "unsent_bytes": self.unsent,
+            "incomplete_bytes": self.incomplete,
         }

@@ -649,3 +649,24 @@ async def test_what_waits_for_room_keeps_no_views(autojump_clock: MockClock) -> 
         toy.peer.wake()
         await trio.sleep(1)
         chunk.clear()  # raises BufferError while there is a view
+
+
+async def test_of_incomplete_requests_the_largest_goes_when_they_are_too_many(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with toy_server(ServerConfig(incomplete_total_bytes_max=1500)) as world:
+        greedy, _ = world.dial()
+        await greedy.send(b"x" * 900)
+        modest, _ = world.dial()
+        await modest.send(b"echo " + b"y" * 500)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (world.statistic("connections"), world.statistic("incomplete_bytes")) == (2, 1405)
+        third, _ = world.dial()
+        await third.send(b"echo " + b"z" * 200)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (world.statistic("connections"), world.statistic("incomplete_bytes")) == (2, 710)
+        assert "900 of them this one's; server.incomplete_total_bytes_max is 1500" in caplog.text
+        for caller, letter, count in ((modest, b"y", 500), (third, b"z", 200)):
+            await caller.send(b"\n")
+            assert await caller.receive_line() == letter * count
+        assert world.statistic("incomplete_bytes") == 0

@@ -22,6 +22,10 @@ class Words:
     def __init__(self) -> None:
         self._rest = b""
 
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._rest)
+
     def receive_data(self, data: bytes, now: float) -> None:
         self._rest += data
 

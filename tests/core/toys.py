@@ -45,6 +45,10 @@ class Lines:
         self._heard = trio.current_time()
         self.timeouts = 0
 
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._data)
+
     def receive_data(self, data: bytes, now: float) -> None:
         self._data += data
         self._heard = now

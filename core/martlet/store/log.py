@@ -505,13 +505,14 @@ class Store:
         try:
             self.tail.roll()
         except OSError as error:
-            refused = self._disk_refused(error)
-            if self.tail.written < before.end:
-                if self._pending:
-                    self._lost = refused
+            lost = bool(self._pending) and self.tail.written < before.end
+            if lost:
                 self._take_back()
             else:
                 self._accept_pending()
+            refused = self._disk_refused(error)
+            if lost:
+                self._lost = refused
             raise refused from error
         self._accept_pending()
         self.flusher.created()

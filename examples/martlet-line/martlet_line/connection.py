@@ -68,6 +68,10 @@ class LineConnection:
         self._heard = -math.inf
         self.state = State.OPEN
 
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._buffer)
+
     def receive_data(self, data: bytes, now: float) -> None:
         self._heard = now
         if self.state is State.ENDED:

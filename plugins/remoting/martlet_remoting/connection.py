@@ -35,6 +35,11 @@ class RemotingConnection:
         # What the peer waits for, such as held pulls; while there is any it is right to be silent.
         self.waiting: Sized = ()
 
+    @property
+    def buffered_bytes(self) -> int:
+        """How much is here of a command that is not complete."""
+        return self._frames.buffered_bytes
+
     def receive_data(self, data: bytes, now: float) -> None:
         """Take what the socket gave."""
         if len(self._beginning) < 4:
