@@ -3,6 +3,7 @@
 RocketMQ ClientManageProcessor, ConsumerManageProcessor and AdminBrokerProcessor (locks).
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import orjson
@@ -15,7 +16,8 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.members import CLUSTERING, Channel
-from martlet_remoting.packets import Command
+from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.permission import may_consume, may_read_group
 from martlet_remoting.subscriptions import EXPRESSION_CHARS_MAX, TAG, Filter, Subscription, split_tags
 
 __all__ = ["TABLE", "make_retry_topic"]
@@ -44,6 +46,8 @@ def heartbeat(context: Context, command: Command) -> bytes:
     client_id = text(body, "clientID")
     if not client_id or len(client_id) > CLIENT_ID_CHARS_MAX:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"heartbeat has no usable clientID; it is {len(client_id)} long")
+    if parts.broker.authorizers:
+        _check_heartbeat(context, body)
     channel = Channel(context, client_id, command.language, command.version, parts.now(), parts.clock.now_ms())
     fingerprint = integer(body, "heartbeatFingerprint")
     without_subscriptions = boolean(body, "withoutSub")
@@ -54,6 +58,14 @@ def heartbeat(context: Context, command: Command) -> bytes:
         if name := text(data, "groupName"):
             parts.members.join_producers(name, channel)
     return reply(command, {"IS_SUPPORT_HEART_BEAT_V2": True, "IS_SUB_CHANGE": changed})
+
+
+def _check_heartbeat(context: Context, body: dict[object, object]) -> None:
+    """Whoever may not consume one of the topics joins none of the groups; a producer says nothing by being there."""
+    for data in items(body, "consumerDataSet"):
+        if group := text(data, "groupName"):
+            topics = [text(item, "topic") for item in items(data, "subscriptionDataSet")]
+            may_consume(context, group, *filter(None, topics))
 
 
 def _consume(
@@ -145,6 +157,7 @@ def unregister(context: Context, command: Command) -> bytes:
 def consumer_list(context: Context, command: Command) -> bytes:
     """Answer every live member of a group, the asking one among them."""
     name = command.text("consumerGroup")
+    may_read_group(context, name)
     group = context.parts.members.group(name)
     if group is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
@@ -181,7 +194,7 @@ def lock_queues(context: Context, command: Command) -> bytes:
     if len(wanted) > QUEUES_LOCKED_AT_ONCE_MAX:
         text_ = f"request locks {len(wanted)} queues; at most {QUEUES_LOCKED_AT_ONCE_MAX}"
         raise Refused(Reason.PARAMETER, text_)
-    group, client_id = _owner(body)
+    group, client_id = _owner(context, body, wanted)
     held = parts.locks.lock(context, group, client_id, wanted, parts.now())
     found = [{"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in held]
     return reply(command, body=dumps({"lockOKMQSet": found}))
@@ -190,18 +203,22 @@ def lock_queues(context: Context, command: Command) -> bytes:
 def unlock_queues(context: Context, command: Command) -> bytes:
     """The client gives queues back; those of others stay theirs."""
     body = read_body(command)
-    group, client_id = _owner(body)
-    context.parts.locks.unlock(group, client_id, queues(items(body, "mqSet")))
+    given = queues(items(body, "mqSet"))
+    group, client_id = _owner(context, body, given)
+    context.parts.locks.unlock(group, client_id, given)
     return reply(command)
 
 
-def _owner(body: dict[object, object]) -> tuple[str, str]:
+def _owner(context: Context, body: dict[object, object], wanted: Iterable[MessageQueue]) -> tuple[str, str]:
+    """The group and the client that a lock request names; it may consume all topics of the *wanted* queues."""
     group, client_id = text(body, "consumerGroup"), text(body, "clientId")
     if not group or not client_id:
         raise Refused(Reason.MALFORMED, "lock request lacks consumerGroup or clientId")
     if len(group) > TOPIC_CHARS_MAX or len(client_id) > CLIENT_ID_CHARS_MAX:
         text_ = f"consumerGroup of {len(group)} or clientId of {len(client_id)} characters is too long"
         raise Refused(Reason.PARAMETER, f"{text_}; at most {TOPIC_CHARS_MAX} and {CLIENT_ID_CHARS_MAX}")
+    if context.parts.broker.authorizers:
+        may_consume(context, group, *(queue.topic for queue in wanted))
     return group, client_id
 
 

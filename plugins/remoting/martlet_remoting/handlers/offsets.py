@@ -9,6 +9,7 @@ from martlet.store import Queue
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.packets import Command
+from martlet_remoting.permission import may_consume, may_read
 
 __all__ = ["TABLE"]
 
@@ -32,21 +33,15 @@ def _queue(context: Context, command: Command) -> Queue | None:
     """The queue that a request names; None where no such queue was ever used."""
     topic = command.text("topic")
     queue_id = command.integer("queueId")
-    _check_readable(context, topic)
+    may_read(context, topic)
     return context.parts.store.find_queue(topic, queue_id)
-
-
-def _check_readable(context: Context, topic: str) -> None:
-    broker = context.parts.broker
-    if broker.authorizers and not broker.allowed(context.peer.identity, "read", topic):
-        raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not read topic[{topic}]")
 
 
 def query_consumer_offset(context: Context, command: Command) -> bytes:
     """Answer what the group has committed; a new group begins a young queue at 0."""
     parts = context.parts
     group, topic, queue_id = command.text("consumerGroup"), command.text("topic"), command.integer("queueId")
-    _check_readable(context, topic)
+    may_consume(context, group, topic)
     offset = parts.groups.pending_reset(group, topic, queue_id)
     if offset < 0:
         offset = parts.groups.offset(group, topic, queue_id)
@@ -81,13 +76,13 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
     parts = context.parts
     group, topic = command.text("consumerGroup"), command.text("topic")
     queue_id, offset = command.integer("queueId", -1), command.integer("commitOffset", -1)
+    may_consume(context, group, topic)
     if parts.groups.get(group) is None:
         text = f"subscription group [{group}] does not exist; it is made by its first heartbeat"
         raise Refused(Reason.NO_GROUP, text)
     found = parts.topics.get(topic)
     if found is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{topic}] not exist, apply first please!")
-    _check_readable(context, topic)
     if offset < 0 or not 0 <= queue_id < max(found.read_queues, found.write_queues):
         text = f"queue {queue_id} or offset {offset} of topic[{topic}] is illegal"
         raise Refused(Reason.PARAMETER, f"{text}; the topic has {found.read_queues} queues, and offsets begin at 0")

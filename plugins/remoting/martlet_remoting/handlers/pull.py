@@ -17,6 +17,7 @@ from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL
 from martlet_remoting.members import BROADCASTING
 from martlet_remoting.packets import Command
 from martlet_remoting.parked import Pull
+from martlet_remoting.permission import may_consume
 from martlet_remoting.subscriptions import TAG, Filter
 
 __all__ = ["TABLE", "collect", "finish", "pull_message"]
@@ -76,9 +77,8 @@ def pull_message(context: Context, command: Command) -> bytes | None:
 def _readable_topic(context: Context, header: PullHeader) -> Topic:
     """The topic of a pull that may be; the group is made if that is allowed."""
     parts = context.parts
-    broker = parts.broker
-    if broker.authorizers and not broker.allowed(context.peer.identity, "read", header.topic):
-        raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not read topic[{header.topic}]")
+    if parts.broker.authorizers:
+        may_consume(context, header.group, header.topic)
     policy = parts.groups.ensure(header.group)
     if policy is None:
         text = f"subscription group [{header.group}] does not exist; create it with updateSubGroup, or turn on"

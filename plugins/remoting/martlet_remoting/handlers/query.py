@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from martlet.errors import Reason, Refused
 from martlet.store.codec import decode_record
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, reply
 from martlet_remoting.handlers.sendback import find_record
 from martlet_remoting.packets import Command
+from martlet_remoting.permission import may_read
 
 __all__ = ["TABLE"]
 
@@ -23,14 +23,12 @@ def query_message(context: Context, command: Command) -> bytes:
     count_max = command.integer("maxNum")
     if command.boolean("_UNIQUE_KEY_QUERY"):
         count_max = FOUND_UNIQUE_MAX
-    broker = parts.broker
-    if broker.authorizers and not broker.allowed(context.peer.identity, "read", topic):
-        raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not read topic[{topic}]")
+    may_read(context, topic)
     count_max = min(max(count_max, 1), FOUND_MAX)
     begin_ms, end_ms = command.integer("beginTimestamp"), command.integer("endTimestamp")
     found = parts.store.query_keys(topic, key.encode(), count_max, begin_ms, end_ms)
     records = found.records
-    if broker.authorizers:
+    if parts.broker.authorizers:
         # The index knows hashes of topic and key: who may read this topic may not read what collides with it.
         records = [record for record in records if decode_record(record, check_body=False).topic == topic]
     if not records:
@@ -57,11 +55,8 @@ def view_message(context: Context, command: Command) -> bytes:
     data = parts.store.record_at(position) if position >= 0 else None
     if data is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {position}")
-    broker = parts.broker
-    if broker.authorizers:
-        topic = find_record(parts, position).topic
-        if not broker.allowed(context.peer.identity, "read", topic):
-            raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not read topic[{topic}]")
+    if parts.broker.authorizers:
+        may_read(context, find_record(parts, position).topic)
     return reply(command, body=data)
 
 

@@ -15,6 +15,7 @@ from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.handlers.groups import make_retry_topic
 from martlet_remoting.packets import Command
+from martlet_remoting.permission import may_consume
 
 __all__ = ["TABLE", "send_back"]
 
@@ -26,7 +27,8 @@ def send_back(context: Context, command: Command) -> bytes:
     """Store a copy of the record for its group, and answer when it is durable."""
     parts = context.parts
     name = command.text("group")
-    _check_allowed(context, RETRY_PREFIX + name)
+    if parts.broker.authorizers:
+        may_consume(context, name, find_record(parts, command.integer("offset")).topic)
     policy = parts.groups.ensure(name)
     if policy is None:
         text = f"subscription group [{name}] does not exist; create it with updateSubGroup, or turn on"
@@ -35,18 +37,10 @@ def send_back(context: Context, command: Command) -> bytes:
         return reply(command)
     make_retry_topic(parts, policy, unit=command.boolean("unitMode"))
     record = find_record(parts, command.integer("offset"))
-    _check_allowed(context, record.topic)
     placed = parts.broker.publish(_copy(parts, command, record, policy))
     parts.rates.came_back(record.topic, name)
     context.peer.hold_until(placed.end)
     return reply(command)
-
-
-def _check_allowed(context: Context, topic: str) -> None:
-    """A group's member reads the topic and the group's retries; nobody else sends anything back to it."""
-    broker, identity = context.parts.broker, context.peer.identity
-    if broker.authorizers and not broker.allowed(identity, "read", topic):
-        raise Refused(Reason.NO_PERMISSION, f"{identity.name!r} may not read topic[{topic}]")
 
 
 def find_record(parts: Parts, position: int) -> Record:

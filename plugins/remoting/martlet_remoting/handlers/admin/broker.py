@@ -13,10 +13,9 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command
+from martlet_remoting.permission import may_manage
 from martlet_remoting.properties import format_properties, parse_properties
 from martlet_remoting.rates import Rates
-
-from .common import may_manage
 
 __all__ = ["TABLE", "runtime_info"]
 

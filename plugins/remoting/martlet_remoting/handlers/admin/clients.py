@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Final, final
 
-from martlet.errors import Reason, Refused
+from martlet.errors import Refused
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, refuse, reply
@@ -11,8 +11,7 @@ from martlet_remoting.fastjson import dumps, loads
 from martlet_remoting.handlers.sendback import find_record
 from martlet_remoting.members import Channel
 from martlet_remoting.packets import Command
-
-from .common import may_manage
+from martlet_remoting.permission import may_manage_group, may_read
 
 __all__ = ["TABLE"]
 
@@ -111,22 +110,20 @@ def _pass_on(context: Context, command: Command, ext: dict[str, object], body: b
 
 def running_info(context: Context, command: Command) -> None:
     """Ask a consumer about its state."""
-    may_manage(context, command.text("consumerGroup"))
+    may_manage_group(context, command.text("consumerGroup"))
     _pass_on(context, command, dict(command.ext), command.body)
 
 
 def consume_directly(context: Context, command: Command) -> None:
     """Let one consumer consume one stored message, and answer what came of it."""
-    may_manage(context, command.text("consumerGroup"))
+    may_manage_group(context, command.text("consumerGroup"))
     message_id = command.text("msgId", "")
     ext = {**command.ext, "brokerName": context.parts.broker.config.name}
     if not message_id:
         _pass_on(context, command, ext, command.body)
         return
     record = find_record(context.parts, _position(message_id))
-    broker, identity = context.parts.broker, context.peer.identity
-    if broker.authorizers and not broker.allowed(identity, "read", record.topic):
-        raise Refused(Reason.NO_PERMISSION, f"{identity.name!r} may not read topic[{record.topic}]")
+    may_read(context, record.topic)
     _pass_on(context, command, ext, context.parts.store.record_at(record.position, record.size) or b"")
 
 
@@ -167,7 +164,7 @@ class _Gathering:
 def consumer_status(context: Context, command: Command) -> None:
     """Ask the members of a group, or one of them, how far they are in each queue."""
     topic, name, wanted = command.text("topic"), command.text("group"), command.text("clientAddr", "")
-    may_manage(context, name)
+    may_manage_group(context, name)
     group = context.parts.members.group(name)
     if group is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{name}]")

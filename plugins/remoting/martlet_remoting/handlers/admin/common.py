@@ -1,4 +1,4 @@
-"""What the administrative requests share: permission, look-ups, and work that takes a while."""
+"""What the administrative requests share: look-ups, and work that takes a while."""
 
 from collections.abc import Callable, Generator
 from typing import Final, TypeAlias, final
@@ -20,7 +20,6 @@ __all__ = [
     "Steps",
     "end_of",
     "existing_topic",
-    "may_manage",
     "message_queue",
     "slow",
     "stored_ms",
@@ -33,13 +32,6 @@ STEPS_AT_ONCE: Final = 16
 # Yields where others may run, and returns the frame of the answer.
 Steps: TypeAlias = Generator[None, None, bytes]
 Slow: TypeAlias = Callable[[Context, Command], Steps]
-
-
-def may_manage(context: Context, name: str = "") -> None:
-    """Raise `Refused` (NO_PERMISSION) unless the peer may administer the topic or group *name*."""
-    broker, identity = context.parts.broker, context.peer.identity
-    if broker.authorizers and not broker.allowed(identity, "manage", name):
-        raise Refused(Reason.NO_PERMISSION, f"{identity.name!r} may not manage {name or 'the broker'!r}")
 
 
 def existing_topic(parts: Parts, name: str) -> Topic:

@@ -13,9 +13,10 @@ from martlet_remoting.codes import RequestCode
 from martlet_remoting.context import Context, Handle, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command
+from martlet_remoting.permission import may_manage_group
 from martlet_remoting.routes import Version
 
-from .common import may_manage, version_of
+from .common import version_of
 
 __all__ = ["TABLE"]
 
@@ -27,7 +28,7 @@ def _group(context: Context, fields: Mapping[object, object]) -> Group:
     if isinstance(attributes, dict):
         table["attributes"] = {str(k).removeprefix("+"): str(v) for k, v in attributes.items() if str(k)[:1] != "-"}
     group = Group.from_json(table)
-    may_manage(context, group.name)
+    may_manage_group(context, group.name)
     check_group_name(group.name)
     return group
 
@@ -48,7 +49,7 @@ def update_groups(context: Context, command: Command) -> bytes:
 def delete_group(context: Context, command: Command) -> bytes:
     """Forget a group; 5.x tools say cleanOffset and 4.x tools removeOffset to forget what it has consumed too."""
     name = command.text("groupName")
-    may_manage(context, name)
+    may_manage_group(context, name)
     clean = command.boolean("cleanOffset") or command.boolean("removeOffset")
     context.parts.groups.delete(name, clean_offsets=clean)
     return reply(command)
@@ -81,7 +82,7 @@ def forbid(context: Context, command: Command) -> bytes:
     """Say whether a group may read a topic, after changing it where the request says so."""
     group, topic, groups = command.text("group"), command.text("topic"), context.parts.groups
     if command.ext.get("readable") is not None:
-        may_manage(context, group)
+        may_manage_group(context, group)
         groups.set_forbidden(group, topic, readable=command.boolean("readable"))
     readable = not groups.is_forbidden(group, topic)
     return reply(command, body=dumps({"group": group, "readable": readable, "topic": topic}))

@@ -8,9 +8,10 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.permission import may_manage_group, may_read_group
 
 from .clients import VERSION_3_0_7
-from .common import Pace, Steps, end_of, may_manage, message_queue, slow
+from .common import Pace, Steps, end_of, message_queue, slow
 
 __all__ = ["TABLE"]
 
@@ -22,7 +23,7 @@ def reset(context: Context, command: Command) -> Steps:
     ``useServerSideResetOffset``). With that switched off, live consumers are told at once.
     """
     parts = context.parts
-    may_manage(context, command.text("group"))
+    may_manage_group(context, command.text("group"))
     if parts.switches["useServerSideResetOffset"]:
         return (yield from _reset_here(parts, command))
     return (yield from _reset_clients(parts, command))
@@ -121,7 +122,8 @@ def clone(context: Context, command: Command) -> bytes:
     """Let one group begin where another stands."""
     parts = context.parts
     source, target, topic = command.text("srcGroup"), command.text("destGroup"), command.text("topic", "")
-    may_manage(context, target)
+    may_manage_group(context, target)
+    may_read_group(context, source)
     parts.groups.check_may_commit(target)
     offsets = parts.groups.offsets_of(source)
     live = parts.members.group(source)

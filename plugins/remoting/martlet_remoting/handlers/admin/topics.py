@@ -10,10 +10,11 @@ from martlet_remoting.codes import RequestCode
 from martlet_remoting.context import Context, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command
+from martlet_remoting.permission import may_manage
 from martlet_remoting.registration import standard_topics
 from martlet_remoting.routes import Version
 
-from .common import existing_topic, may_manage, version_of
+from .common import existing_topic, version_of
 
 __all__ = ["TABLE", "is_system", "system_topics"]
 
