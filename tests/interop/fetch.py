@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,10 @@ INSTALL = {
     "java": "default-jre-headless",
     "go": "golang-go",
 }
+
+
+# Seconds before a download is tried once more.
+PAUSES_S = (5.0, 30.0)
 
 
 class NotFetched(RuntimeError):
@@ -78,7 +83,7 @@ def go_program() -> Path:
     sources = sorted((HERE / "go").iterdir())
 
     def build(folder: Path) -> None:
-        run([tool("go"), "build", "-o", str(folder / "client"), "."], folder=HERE / "go")
+        download([tool("go"), "build", "-o", str(folder / "client"), "."], folder=HERE / "go")
 
     return product("go", sources, build) / "client"
 
@@ -88,7 +93,7 @@ def cpp_python() -> Path:
 
     def build(folder: Path) -> None:
         run([sys.executable, "-m", "venv", str(folder)])
-        run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", CPP_REQUIREMENT])
+        download([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", CPP_REQUIREMENT])
 
     # A virtual environment does not survive being moved, so it is made in its place.
     return product("cpp", [], build, salt=CPP_REQUIREMENT + sys.version, movable=False) / "bin" / "python"
@@ -128,12 +133,27 @@ def run(words: Sequence[str], folder: Path | None = None) -> None:
         raise NotFetched(f"{' '.join(words)} ended with {ended.returncode}:\n{last}")
 
 
+def download(words: Sequence[str], folder: Path | None = None) -> None:
+    """Run a step that needs the network, which may fail for a moment: it is tried a few times.
+
+    Raises:
+      NotFetched: it failed each time.
+    """
+    for pause_s in PAUSES_S:
+        try:
+            return run(words, folder)
+        except NotFetched as error:
+            print(f"again in {pause_s:g} s; {error}", file=sys.stderr)
+            time.sleep(pause_s)
+    run(words, folder)
+
+
 def _jars(kind: str, version: str) -> Path:
     pom = HERE / "driver" / f"{kind}.xml"
 
     def build(folder: Path) -> None:
         words = ["-q", "-B", "-f", str(pom), f"-Drocketmq.version={version}", f"-DoutputDirectory={folder}"]
-        run([tool("mvn"), *words, "-DincludeScope=runtime", "dependency:copy-dependencies"])
+        download([tool("mvn"), *words, "-DincludeScope=runtime", "dependency:copy-dependencies"])
 
     return product(f"{kind}-{version}", [pom], build, salt=version)
 

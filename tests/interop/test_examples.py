@@ -31,7 +31,7 @@ def go_words() -> Sequence[str]:
     sources = sorted((EXAMPLES / "go").iterdir())
 
     def build(target: Path) -> None:
-        fetch.run([fetch.tool("go"), "build", "-o", str(target / "consume"), "."], folder=EXAMPLES / "go")
+        fetch.download([fetch.tool("go"), "build", "-o", str(target / "consume"), "."], folder=EXAMPLES / "go")
 
     return [str(fetch.product("go-example", sources, build) / "consume")]
 
@@ -45,7 +45,7 @@ def node_words() -> Sequence[str]:
         npm = shutil.which("npm")
         if npm is None:
             raise fetch.NotFetched("'npm' is not installed, the interop tests need it; apt-get install npm")
-        fetch.run([npm, "install", "--silent", "--no-audit", "--no-fund"], folder=target)
+        fetch.download([npm, "install", "--silent", "--no-audit", "--no-fund"], folder=target)
 
     return ["node", str(fetch.product("node-example", sources, build) / "consume.js")]
 
