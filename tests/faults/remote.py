@@ -9,7 +9,7 @@ from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import Command
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 class Remote:

@@ -16,8 +16,8 @@ from . import fetch
 
 T = TypeVar("T")
 
-ANSWER_LIMIT_S = 60.0
-EVENT_LIMIT_S = 90.0  # the real broker's first retry of a young group takes up to 40 s
+ANSWER_LIMIT_S = 180.0
+EVENT_LIMIT_S = 180.0  # the real broker's first retry of a young group takes up to 40 s
 
 
 class Failed(Exception):
@@ -167,7 +167,7 @@ class Jvm:
         assert self._child.stdin is not None
         self._child.stdin.close()
         try:
-            self._child.wait(20)
+            self._child.wait(60)
         except subprocess.TimeoutExpired:
             self._child.kill()
         self._close()

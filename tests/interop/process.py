@@ -12,8 +12,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-START_LIMIT_S = 90.0  # a JVM on two busy cores has taken 20 s to open its port
-STOP_LIMIT_S = 60.0  # RocketMQ's orderly stop takes 14 to 18 s
+START_LIMIT_S = 180.0  # a JVM on two busy cores has taken 20 s to open its port
+STOP_LIMIT_S = 120.0  # RocketMQ's orderly stop takes 14 to 18 s
 
 
 class Process:
@@ -91,7 +91,7 @@ def until(ready: Callable[[], T | None], limit_s: float, pause_s: float = 0.02) 
         time.sleep(pause_s)
 
 
-def eventually(look: Callable[[], T | None], limit_s: float = 60.0) -> T:
+def eventually(look: Callable[[], T | None], limit_s: float = 180.0) -> T:
     """As `until`, for what must come: raises TimeoutError when it did not."""
     found = until(look, limit_s, pause_s=0.1)
     if found is None:

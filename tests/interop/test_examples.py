@@ -15,7 +15,7 @@ pytestmark = pytest.mark.interop
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clients"
 COUNT = 5
-LIMIT_S = 150
+LIMIT_S = 300
 
 
 def python_words() -> Sequence[str]:

@@ -19,7 +19,7 @@ Name = Callable[[str], str]
 Line = dict[str, Any]
 
 COUNT = 8
-LIMIT_S = 100
+LIMIT_S = 300
 
 
 class Run:
