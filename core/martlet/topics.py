@@ -13,7 +13,20 @@ from martlet.errors import Reason, Refused
 from martlet.store import Queue, Store
 from martlet.tables import DataVersion, parse, reading, render
 
-__all__ = ["DLQ_PREFIX", "INHERIT", "READ", "RETRY_PREFIX", "TEMPLATE_TOPIC", "WRITE", "Topic", "Topics", "check_name"]
+__all__ = [
+    "BROKER_TOPICS",
+    "DLQ_PREFIX",
+    "INHERIT",
+    "READ",
+    "RETRY_PREFIX",
+    "SYSTEM_TOPICS",
+    "TEMPLATE_TOPIC",
+    "WRITE",
+    "Topic",
+    "Topics",
+    "check_name",
+    "is_reserved",
+]
 
 READ: Final = 4
 WRITE: Final = 2
@@ -22,6 +35,32 @@ INHERIT: Final = 1
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 TEMPLATE_TOPIC: Final = "TBW102"
+
+# Topics that only the broker itself writes (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET).
+BROKER_TOPICS: Final = frozenset(
+    (
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    )
+)
+# Names that clients can neither change nor delete (TopicValidator).
+SYSTEM_TOPICS: Final = (
+    TEMPLATE_TOPIC,
+    "SCHEDULE_TOPIC_XXXX",
+    "BenchmarkTest",
+    "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRACE_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "SELF_TEST_TOPIC",
+    "OFFSET_MOVED_EVENT",
+    "CHECKPOINT_TOPIC",
+)
+SYSTEM_PREFIX: Final = "rmq_sys_"
 
 TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
@@ -46,6 +85,11 @@ def check_name(name: str) -> None:
         raise Refused(
             Reason.PARAMETER, f"The specified topic is {len(name)} characters long; the topic max length is {limit}."
         )
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a topic *name* is made by the broker alone: the system's, and groups' retries and dead letters."""
+    return name.startswith((SYSTEM_PREFIX, RETRY_PREFIX, DLQ_PREFIX)) or name in SYSTEM_TOPICS
 
 
 @final

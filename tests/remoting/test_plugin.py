@@ -17,13 +17,13 @@ from tests.interop.process import free_ports
 from martlet.errors import ConfigError
 from martlet.run import read_config, run
 from martlet.store.codec import decode_records
+from martlet.tls import Tls
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.handler import TABLE
 from martlet_remoting.packets import Command
 from martlet_remoting.plugin import RemotingPlugin
-from martlet_remoting.tls import Tls
 
 from .conftest import Harness, pull_ext, send_ext
 
@@ -294,7 +294,7 @@ async def test_a_client_certificate_can_be_asked_for(tmp_path: Path, certificate
 def tls(certificates: Certificates, **keys: object) -> Tls:
     from martlet.config import fill
 
-    return Tls(fill(RemotingConfig, {**certificates.keys, **keys}, "remoting"))
+    return Tls(fill(RemotingConfig, {**certificates.keys, **keys}, "remoting"), "remoting")
 
 
 def test_certificates_change_while_it_runs_and_bad_ones_change_nothing(

@@ -1,6 +1,7 @@
 """The keys of the ``[line]`` section: where it listens, and what a peer may ask for."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from martlet.config import setting
 
@@ -29,3 +30,11 @@ class LineConfig:
     nack_delay_max_ms: int = setting(3_600_000, "the longest delay that NACK may ask for", unit="ms", low=0)
     ack_range_max: int = setting(10_000, "messages that one ACK of a group may settle", low=1)
     new_topic_queues: int = setting(1, "queues of a topic that a client's first PUB or SUB creates", low=1, high=64)
+    tls: Literal["disabled", "permissive", "enforcing"] = setting(
+        "permissive", "with a certificate: TLS refused, TLS beside plain on the same port, or TLS only"
+    )
+    tls_cert: str = setting("", "PEM file with the certificate chain; empty for no TLS")
+    tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")
+    tls_client_ca: str = setting(
+        "", "PEM file with the authorities that client certificates must come from; empty asks none"
+    )

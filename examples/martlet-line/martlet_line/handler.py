@@ -18,7 +18,7 @@ from martlet.sessions import Session, Sessions
 from martlet.shares import Member, Shares
 from martlet.store.codec import decode_record, tags_code
 from martlet.subscriptions import Delivery, Start, Subscription, Subscriptions, from_earliest, from_offset, from_tail
-from martlet.topics import Topic, Topics
+from martlet.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
 from martlet_line.codec import HELP, encode_error, frames
 from martlet_line.config import LineConfig
 from martlet_line.connection import Event
@@ -80,6 +80,7 @@ class _Feed:
     """One subscription of this peer; *session* is there for a durable one."""
 
     topic: str
+    group: str  # empty where the messages are for this subscription alone
     source: Subscription | Member
     session: Session | None = None
 
@@ -146,7 +147,7 @@ class LineHandler:
             elif budget_bytes <= 0:
                 self._peer.wake()
                 return
-            elif not self._rooms.allowed(self._peer, "read", feed.topic):
+            elif not self._may_read(feed.topic, feed.group):
                 self._end(number, f"reading topic[{feed.topic}] is not allowed any more")
             else:
                 budget_bytes -= self._deliver(number, feed, budget_bytes)
@@ -162,6 +163,11 @@ class LineHandler:
             self._peer.send(_batch_line(number, delivery), delivery.data)
             self._rooms.counters.delivered += delivery.count
         return sum(len(delivery.data) for delivery in deliveries)
+
+    def _may_read(self, topic: str, group: str) -> bool:
+        """Whether this peer may read *topic*, as a member of *group* if it is named; as remoting asks it."""
+        allowed = self._rooms.allowed
+        return allowed(self._peer, "read", topic) and (not group or allowed(self._peer, "read", RETRY_PREFIX + group))
 
     def closed(self, reason: str) -> None:
         for number in list(self._feeds):
@@ -200,11 +206,15 @@ class LineHandler:
         rooms = self._rooms
         if not rooms.allowed(self._peer, action, name):
             raise Refused(Reason.NO_PERMISSION, f"topic[{name}]: {action} is not allowed")
+        if name in BROKER_TOPICS or (action == "publish" and name.startswith((RETRY_PREFIX, DLQ_PREFIX))):
+            raise Refused(Reason.NO_PERMISSION, f"topic[{name}]: {action} is for the broker itself; take another topic")
         topic = rooms.topics.get(name)
-        if topic is None and rooms.topics.auto_create_enabled:
+        if topic is None and rooms.topics.auto_create_enabled and not is_reserved(name):
             topic = rooms.topics.ensure(name, rooms.config.new_topic_queues)
         if topic is None:
-            raise Refused(Reason.NO_TOPIC, f"topic[{name}] does not exist; create it, or set broker.auto_create_topics")
+            text = f"topic[{name}] does not exist; "
+            own = "only the broker makes it" if is_reserved(name) else "create it, or set broker.auto_create_topics"
+            raise Refused(Reason.NO_TOPIC, text + own)
         return topic
 
     # subscribing
@@ -215,14 +225,16 @@ class LineHandler:
         if len(self._feeds) >= limit:
             raise Refused(Reason.BUSY, f"{limit} subscriptions of this connection; line.subscriptions_max is {limit}")
         topic = self._topic(packet.topic, "read")
+        if not self._may_read(packet.topic, packet.group):
+            raise Refused(Reason.NO_PERMISSION, f"group[{packet.group}]: read is not allowed")
         number = self._last_id + 1
         credit = rooms.config.credit_default if packet.credit < 0 else packet.credit
         if packet.group:
-            feed = _Feed(packet.topic, self._join(packet, credit))
+            feed = _Feed(packet.topic, packet.group, self._join(packet, credit))
         elif packet.name:
             feed = self._open_durable(packet, topic, credit)
         else:
-            feed = _Feed(packet.topic, self._open(packet, _start(packet), credit))
+            feed = _Feed(packet.topic, "", self._open(packet, _start(packet), credit))
         self._last_id = number
         self._feeds[number] = feed
         rooms.counters.subscriptions += 1
@@ -242,7 +254,7 @@ class LineHandler:
                 raise Refused(Reason.ILLEGAL, f"{packet.name!r} is subscribed to topic[{topic.name}] here already")
             selection = self._selection(packet).name
             start = self._rooms.sessions.subscribe(attached.session, topic, _start(packet), selection)
-            return _Feed(packet.topic, self._open(packet, start, credit), attached.session)
+            return _Feed(packet.topic, "", self._open(packet, start, credit), attached.session)
         except Refused:
             self._detach_unused(packet.name)
             raise

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from martlet.broker import Broker
 from martlet.contracts import Compile, Handler, Peer, Protocol
 from martlet.hookspecs import Hooks
+from martlet.tls import Tls
 from martlet_line.codec import Limits
 from martlet_line.config import LineConfig
 from martlet_line.connection import LineConnection
@@ -21,15 +22,26 @@ class LinePlugin(Hooks):
 
     config_class: ClassVar[type | None] = LineConfig
 
+    def __init__(self, config: LineConfig) -> None:
+        super().__init__(config)
+        self._tls = Tls(config, "line")
+
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
-        return (protocol(self.config, broker),)
+        return (protocol(self.config, broker, tls=self._tls),)
+
+    def martlet_reload(self) -> None:
+        """Read the certificates again."""
+        self._tls.reload()
 
     def martlet_filters(self, broker: Broker) -> Mapping[str, Compile]:
         return {"PROPERTIES": compile_properties}
 
 
-def protocol(config: LineConfig, broker: Broker, bound: Callable[[str], None] = lambda address: None) -> Protocol:
-    """Return the line protocol over the topics of *broker*."""
+def protocol(
+    config: LineConfig, broker: Broker, bound: Callable[[str], None] = lambda address: None, tls: Tls | None = None
+) -> Protocol:
+    """Return the line protocol over the topics of *broker*; without *tls* with the certificates that *config* names."""
+    tls = tls or Tls(config, "line")
     counters = Counters()
     broker.stats.add("line", lambda: asdict(counters))
     rooms = Rooms(
@@ -50,4 +62,7 @@ def protocol(config: LineConfig, broker: Broker, bound: Callable[[str], None] = 
     def handle(peer: Peer, connection: Any) -> Handler:
         return LineHandler(peer, rooms)
 
-    return Protocol("line", config.listen, lambda: LineConnection(limits, config.idle_s), handle, bound=bound)
+    def connect() -> LineConnection:
+        return LineConnection(limits, config.idle_s)
+
+    return Protocol("line", config.listen, connect, handle, tls.context, tls.required, bound)

@@ -9,8 +9,8 @@ import trio
 
 from martlet.broker import Broker
 from martlet.contracts import Protocol as Served
+from martlet.settings import DeliveryConfig
 from martlet.store import StoreConfig
-from martlet.subscriptions import DeliveryConfig
 from martlet.testing.peers import MemoryPeer, Serving, serving
 from martlet_line.codec import Received, decode_batch
 from martlet_line.config import LineConfig
@@ -34,7 +34,7 @@ class Wire(Protocol):
 class SocketPeer:
     """The same over a real socket."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
         self._stream = stream
         self._rest = b""
 
@@ -60,7 +60,8 @@ class SocketPeer:
         self._rest += data
 
     def close(self) -> None:
-        self._stream.socket.close()
+        stream = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
+        stream.socket.close()
 
 
 class Talk:

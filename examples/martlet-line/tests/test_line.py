@@ -2,22 +2,26 @@
 
 import contextlib
 import random
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import trio
+import trustme
 from line_talk import Room, SocketPeer, Talk, room
 
+from martlet.config import fill
 from martlet.contracts import Identity, Predicate
 from martlet.groups import Group
 from martlet.message import Message
 from martlet.plugins import guarded_filter
 from martlet.server import split_address
+from martlet.settings import DeliveryConfig
 from martlet.store import Store, StoreConfig
-from martlet.subscriptions import DeliveryConfig
 from martlet.testing.peers import RecordingPeer, serving
+from martlet.topics import BROKER_TOPICS
 from martlet_line.config import LineConfig
 from martlet_line.connection import LineConnection
 from martlet_line.filters import compile_properties
@@ -208,6 +212,78 @@ async def test_who_may_not_publish_or_read_is_refused_on_every_path(tmp_path: Pa
             "END 1 reading topic[open] is not allowed any more",
             "OK 0 0",
         ]
+
+
+async def test_a_group_is_asked_about_by_its_retry_topic(tmp_path: Path) -> None:
+    async with room(tmp_path) as made:
+        denied: set[str] = {"%RETRY%G"}
+        made.broker.authorizers = (lambda identity, action, topic: topic not in denied,)
+        talk = made.connect()
+        assert await talk.ask("SUB t group G") == "ERR NO_PERMISSION group[G]: read is not allowed"
+        assert made.broker.groups.get("G") is None
+        assert await talk.ask("SUB t group H") == "OK 1"
+        denied.add("%RETRY%H")
+        assert await made.connect().ask("PUB t x") == "OK 0 0"
+        assert await talk.line() == "END 1 reading topic[t] is not allowed any more"
+
+
+@pytest.mark.parametrize("topic", sorted(BROKER_TOPICS))
+async def test_what_only_the_broker_writes_is_not_to_be_had(tmp_path: Path, topic: str) -> None:
+    async with room(tmp_path) as made:
+        talk = made.connect()
+        for there in (False, True):
+            if there:
+                made.broker.topics.ensure(topic, 1)
+            for line, action in (
+                (f"PUB {topic} x", "publish"),
+                (f"SUB {topic}", "read"),
+                (f"SUB {topic} as N", "read"),
+            ):
+                text = f"ERR NO_PERMISSION topic[{topic}]: {action} is for the broker itself; take another topic"
+                assert await talk.ask(line) == text
+        assert made.broker.store.appended == 0
+
+
+@pytest.mark.parametrize("topic", ["%RETRY%G", "%DLQ%G", "TBW102", "rmq_sys_x", "BenchmarkTest"])
+async def test_topics_of_the_system_and_of_groups_are_not_made_by_naming_them(tmp_path: Path, topic: str) -> None:
+    async with room(tmp_path) as made:
+        for line in (f"PUB {topic} x", f"SUB {topic}", f"SUB {topic} group N"):
+            assert (await made.connect().ask(line)).split()[1] in ("NO_TOPIC", "NO_PERMISSION")
+        assert len(made.broker.topics) == 0
+
+
+async def test_dead_letters_are_read_and_not_written(tmp_path: Path) -> None:
+    async with room(tmp_path) as made:
+        made.broker.topics.ensure("%DLQ%G", 1)
+        talk = made.connect()
+        assert (await talk.ask("PUB %DLQ%G x")).startswith("ERR NO_PERMISSION topic[%DLQ%G]: publish is for the broker")
+        assert await talk.ask("SUB %DLQ%G") == "OK 1"
+
+
+# TLS
+
+
+@pytest.mark.parametrize("mode", ["permissive", "enforcing", "disabled"])
+async def test_the_port_takes_tls_as_it_is_told(tmp_path: Path, mode: str) -> None:
+    authority, cert = trustme.CA(), tmp_path / "cert.pem"
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(cert))
+    config = fill(LineConfig, {"listen": "127.0.0.1:0", "tls": mode, "tls_cert": str(cert)}, "line")
+    addresses: list[str] = []
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    async with serving(tmp_path / "data", ports=lambda broker: [protocol(config, broker, addresses.append)]):
+        for wanted in ("plain", "tls"):
+            async with await trio.open_tcp_stream(*split_address(addresses[0])) as plain:
+                stream = plain if wanted == "plain" else trio.SSLStream(plain, context, server_hostname="localhost")
+                talk = Talk(SocketPeer(stream))
+                if (mode, wanted) == ("disabled", "tls"):
+                    with pytest.raises(trio.BrokenResourceError):
+                        await talk.say("PING")
+                elif (mode, wanted) == ("enforcing", "plain"):
+                    await talk.say("PING")
+                    assert "peer speaks plain text; this port takes TLS only" in await talk.line()
+                else:
+                    assert await talk.ask("PING x") == "PONG x"
 
 
 # subscribing

@@ -11,6 +11,7 @@ from martlet.contracts import Command, Handler, Peer, Protocol, Service
 from martlet.errors import Refused
 from martlet.hookspecs import Hooks
 from martlet.server import pack_host, split_address
+from martlet.tls import Tls
 from martlet.topics import RETRY_PREFIX
 
 from .config import RemotingConfig
@@ -21,7 +22,6 @@ from .handlers.groups import make_retry_topic
 from .handlers.pull import finish
 from .nameserver.server import NameServer
 from .registration import Registrar, create_standard_topics
-from .tls import Tls
 
 __all__ = ["RemotingPlugin"]
 
@@ -41,7 +41,7 @@ class RemotingPlugin(Hooks):
     def __init__(self, config: RemotingConfig) -> None:
         super().__init__(config)
         self._config = config
-        self._tls = Tls(config)
+        self._tls = Tls(config, "remoting")
         self._parts: Parts | None = None
         self._registrar: Registrar | None = None
 

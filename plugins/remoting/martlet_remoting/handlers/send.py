@@ -8,7 +8,7 @@ from typing import Final
 
 from martlet.errors import Reason, Refused
 from martlet.message import Message, find_property, put_property, remove_property
-from martlet.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, check_name
+from martlet.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, check_name
 from martlet_remoting.batches import split_batch
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
@@ -16,19 +16,8 @@ from martlet_remoting.context import Context, Declined, Handle, Parts
 from martlet_remoting.headers import SendHeader, decode_send_header
 from martlet_remoting.packets import Command
 
-__all__ = ["SEND_FORBIDDEN", "TABLE", "make_message", "open_topic", "send_message", "stamp"]
+__all__ = ["TABLE", "make_message", "open_topic", "send_message", "stamp"]
 
-# Topics that only the broker itself writes (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET).
-SEND_FORBIDDEN: Final = frozenset(
-    (
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-    )
-)
 TOPIC_CHARS_MAX: Final = 127
 MULTI_TAG: Final = 0x2
 TRANSACTION_MASK: Final = 0xC
@@ -66,7 +55,7 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         topic is None
         or topic.filter_type != "SINGLE_TAG"
         or name[0] == "%"
-        or name in SEND_FORBIDDEN
+        or name in BROKER_TOPICS
         or parts.broker.authorizers
         or at < 0
         or (at and properties[at - 1] != "\x02")
@@ -167,7 +156,7 @@ def open_topic(context: Context, header: SendHeader) -> Topic:
     """The topic of a send, made if that is allowed."""
     parts = context.parts
     name = header.topic
-    if name in SEND_FORBIDDEN:
+    if name in BROKER_TOPICS:
         raise Refused(Reason.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
     broker = parts.broker
     if broker.authorizers and not broker.allowed(context.peer.identity, "publish", name):

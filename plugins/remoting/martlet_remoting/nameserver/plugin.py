@@ -8,8 +8,8 @@ from martlet.broker import Broker
 from martlet.contracts import Connection, Handler, Peer, Protocol, Service
 from martlet.errors import MartletError
 from martlet.hookspecs import Hooks
+from martlet.tls import Tls
 from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.tls import Tls
 
 from .config import NameServerConfig
 from .handler import NameServerHandler

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from martlet.errors import Reason, Refused
-from martlet.topics import Topic, check_name
+from martlet.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, Topic, check_name
 from martlet_remoting.bodies import boolean, integer, items, read_body
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.context import Context, Handle, Parts, reply
@@ -17,21 +17,6 @@ from martlet_remoting.routes import Version
 from .common import existing_topic, version_of
 
 __all__ = ["TABLE", "is_system", "system_topics"]
-
-# TopicValidator; the standard topics of this broker come on top.
-SYSTEM_TOPICS: Final = (
-    "TBW102",
-    "SCHEDULE_TOPIC_XXXX",
-    "BenchmarkTest",
-    "RMQ_SYS_TRANS_HALF_TOPIC",
-    "RMQ_SYS_TRACE_TOPIC",
-    "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-    "TRANS_CHECK_MAX_TIME_TOPIC",
-    "SELF_TEST_TOPIC",
-    "OFFSET_MOVED_EVENT",
-    "CHECKPOINT_TOPIC",
-)
-SYSTEM_PREFIX: Final = "rmq_sys_"
 
 # What each attribute of a topic may be (TopicAttributes); None for a number.
 ATTRIBUTES: Final[Mapping[str, tuple[str, ...] | None]] = {

@@ -1,4 +1,4 @@
-"""The TLS context of the port: made of the configured files, made again when told to."""
+"""The TLS context of a plugin's port: made of the configured files, made again when told to."""
 
 import logging
 import ssl
@@ -8,7 +8,7 @@ from martlet.errors import ConfigError
 
 __all__ = ["Tls", "TlsConfig"]
 
-log = logging.getLogger("martlet.remoting")
+log = logging.getLogger("martlet.tls")
 
 
 class TlsConfig(Protocol):
@@ -28,7 +28,7 @@ class TlsConfig(Protocol):
 class Tls:
     """Certificates in force. A reload that fails leaves the old ones in force. *section* names the keys in errors."""
 
-    def __init__(self, config: TlsConfig, section: str = "remoting") -> None:
+    def __init__(self, config: TlsConfig, section: str) -> None:
         self._config = config
         self._section = section
         self._context = self._load()
