@@ -6,59 +6,25 @@ server's business, after a whole socket read was handled.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar, final
+from typing import TypeVar, final
 
 from martlet.clock import Clock
-from martlet.config import setting
 from martlet.contracts import Authorizer, Compile, Identity, Stage
 from martlet.errors import MartletError, Reason, Refused
 from martlet.groups import Groups
 from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.sessions import Sessions
+from martlet.settings import BrokerConfig, DeliveryConfig
 from martlet.shares import Shares
 from martlet.stats import Stats
 from martlet.store import Store
-from martlet.subscriptions import DeliveryConfig, Subscriptions
+from martlet.subscriptions import Subscriptions
 from martlet.topics import WRITE, Topic, Topics
 
-__all__ = ["Broker", "BrokerConfig"]
+__all__ = ["Broker"]
 
 T = TypeVar("T")
-
-KIB: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerConfig:
-    """``[broker]``: who this broker is and what it accepts."""
-
-    data: str = setting("martlet-data", "the folder that holds everything; relative to where the broker is started")
-    name: str = setting("martlet", "the broker's name in routes; brokers that share topics need different names")
-    cluster: str = setting("DefaultCluster", "the cluster's name in routes")
-    advertise: str = setting(
-        "",
-        "the host clients shall connect to, where it is not the listening one (NAT, containers); name or address",
-    )
-    message_bytes_max: int = setting(
-        4 * KIB * KIB, "the largest body; RocketMQ's maxMessageSize", unit="bytes", low=1, high=12 * KIB * KIB
-    )
-    auto_create_topics: bool = setting(
-        True, "create a topic when the first message for it comes (autoCreateTopicEnable)"
-    )
-    auto_create_queues: int = setting(
-        8, "queues of the template TBW102; a topic gets at most so many", low=1, high=1024
-    )
-    auto_create_groups: bool = setting(
-        True, "create a consumer group when it first appears (autoCreateSubscriptionGroup)"
-    )
-    offsets_persist_ms: int = setting(
-        5000,
-        "how often changed topics, groups and offsets go to the disk; RocketMQ's flushConsumerOffsetInterval",
-        unit="ms",
-        low=100,
-    )
 
 
 @final

@@ -18,7 +18,7 @@ from typing import Any, Final
 import trio
 
 from martlet import persistence
-from martlet.broker import Broker, BrokerConfig
+from martlet.broker import Broker
 from martlet.clock import Clock, SystemClock
 from martlet.config import fill, setting, unknown_key
 from martlet.contracts import Protocol, Service
@@ -27,10 +27,10 @@ from martlet.groups import Groups
 from martlet.ids import Ids
 from martlet.logs import LogConfig
 from martlet.plugins import Plugins, available, guarded_filter, load
-from martlet.server import Server, ServerConfig
+from martlet.server import Server
+from martlet.settings import BrokerConfig, DeliveryConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
-from martlet.subscriptions import DeliveryConfig
 from martlet.topics import Topics
 
 __all__ = ["Config", "PluginsConfig", "read_config", "run"]

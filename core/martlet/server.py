@@ -16,20 +16,19 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final, final
 
 import trio
 
-from martlet.config import setting
 from martlet.contracts import Buffer, Connection, Handler, Identity, Protocol
 from martlet.errors import ConfigError, MartletError, Reason, Refused, RemoteProtocolError
+from martlet.settings import ServerConfig
 from martlet.stats import Stats
 from martlet.store import Store
 from martlet.wires import SocketWire, TlsWire, Wire
 
-__all__ = ["Server", "ServerConfig", "pack_host", "split_address"]
+__all__ = ["Server", "pack_host", "split_address"]
 
 log = logging.getLogger("martlet.server")
 
@@ -45,27 +44,6 @@ FAREWELL_S: Final = 5.0
 COLLECT_LESS: Final = 16
 # Others may send a peer that is not read from any more so often its `unsent_bytes_max`; then it is given up.
 PUSHED_MOST: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class ServerConfig:
-    """``[server]``: limits of what peers may hold."""
-
-    connections_max: int = setting(20_000, "connections at once, over all ports; more are closed at once", low=1)
-    unsent_bytes_max: int = setting(
-        1 << 20, "answers waiting for one slow peer; above, it is not read from", unit="bytes", low=4096
-    )
-    unsent_total_bytes_max: int = setting(
-        64 << 20, "the same over all peers; above, every peer with waiting answers pauses", unit="bytes", low=65536
-    )
-    incomplete_total_bytes_max: int = setting(
-        256 << 20,
-        "incomplete requests of all peers; above, the peer that holds the most of it is closed",
-        unit="bytes",
-        low=65536,
-    )
-    collect_bytes: int = setting(1 << 18, "what one wake-up delivers to a peer at most", unit="bytes", low=1024)
-    peer_tasks_max: int = setting(64, "slow requests under way for one peer; more are refused as busy", low=1)
 
 
 def split_address(text: str) -> tuple[str, int]:

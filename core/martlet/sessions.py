@@ -18,8 +18,9 @@ import trio
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused, StoreError
 from martlet.groups import Groups
+from martlet.settings import DeliveryConfig
 from martlet.store import Queue
-from martlet.subscriptions import DeliveryConfig, Start
+from martlet.subscriptions import Start
 from martlet.topics import Topic
 
 __all__ = ["Session", "Sessions"]

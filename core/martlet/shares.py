@@ -22,9 +22,10 @@ from martlet.errors import CorruptRecord, Reason, Refused, StoreError
 from martlet.groups import Groups
 from martlet.leases import Leases
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
+from martlet.settings import DeliveryConfig
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.codec import decode_record
-from martlet.subscriptions import Delivery, DeliveryConfig, Start, from_tail, readable, unwatch, watch
+from martlet.subscriptions import Delivery, Start, from_tail, readable, unwatch, watch
 from martlet.topics import DLQ_PREFIX, Topic, Topics
 
 __all__ = ["Member", "Share", "Shares"]

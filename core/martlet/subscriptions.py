@@ -8,45 +8,20 @@ log in batches and shares the encoded bytes with the others at the tail (encoded
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, final
 
-from martlet.config import setting
 from martlet.contracts import Buffer, Peer
 from martlet.encoded import EVERYTHING, Batch, Encoding, Encodings, Selection, Tail
 from martlet.errors import Reason, Refused
+from martlet.settings import DeliveryConfig
 from martlet.store import Queue, Store
 from martlet.topics import READ, Topic, Topics
 
-__all__ = ["Delivery", "DeliveryConfig", "Subscription", "Subscriptions", "from_earliest", "from_offset", "from_tail"]
+__all__ = ["Delivery", "Subscription", "Subscriptions", "from_earliest", "from_offset", "from_tail"]
 
 MESSAGES_A_READ: Final = 2048
 
 Start = Callable[[Queue], int]
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryConfig:
-    """``[delivery]``: limits of pushing messages, whatever the protocol."""
-
-    encoded_bytes: int = setting(
-        8 << 20, "encoded batches that subscribers at the tail of a queue share", unit="bytes", low=0
-    )
-    subscriptions_max: int = setting(100_000, "subscriptions at once, over all peers", low=1)
-    shares_max: int = setting(1000, "topics times groups whose members compete for messages", low=1)
-    share_members_max: int = setting(1000, "members of one shared group on one topic", low=1)
-    lease_window: int = setting(
-        1000, "messages of one queue that are out with a shared group's members, or acknowledged behind one", low=1
-    )
-    leases_max: int = setting(200_000, "the same over all queues and groups", low=1)
-    share_memory_s: int = setting(
-        600, "how long a group without members remembers what was settled above its committed offset", unit="s", low=0
-    )
-    sessions_max: int = setting(10_000, "named sessions that outlive their sockets", low=1)
-    session_subscriptions_max: int = setting(100, "durable subscriptions of one session", low=1)
-    session_expiry_s: int = setting(
-        7 * 86_400, "a session whose peer stays away so long is forgotten, with its cursors", unit="s", low=1
-    )
 
 
 def from_tail(queue: Queue) -> int:

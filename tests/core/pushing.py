@@ -9,7 +9,8 @@ from martlet.broker import Broker
 from martlet.contracts import Buffer
 from martlet.encoded import Encoding, parts
 from martlet.message import Message
-from martlet.subscriptions import Delivery, DeliveryConfig, Subscription
+from martlet.settings import DeliveryConfig
+from martlet.subscriptions import Delivery, Subscription
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer, serving
 from martlet.testing.stores import ManualClock, small_config

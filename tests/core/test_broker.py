@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from martlet.broker import Broker, BrokerConfig
+from martlet.broker import Broker
 from martlet.contracts import Identity
 from martlet.errors import MartletError, Reason, Refused
 from martlet.groups import Group
 from martlet.message import Message
+from martlet.settings import BrokerConfig
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import ManualClock, small_config

@@ -13,13 +13,14 @@ import trio
 from tests.core.plugin_toys import Full, Greeting, installed
 
 from martlet import cli
-from martlet.broker import Broker, BrokerConfig
+from martlet.broker import Broker
 from martlet.contracts import Identity
 from martlet.errors import Reason, Refused
 from martlet.hookspecs import HOOKS, Hooks
 from martlet.message import Message, Record
 from martlet.run import Config, PluginsConfig, run
 from martlet.server import split_address
+from martlet.settings import BrokerConfig
 from martlet.store.codec import decode_record
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config

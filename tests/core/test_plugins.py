@@ -12,13 +12,13 @@ from tests.core.plugin_toys import Full, Hanging, installed
 from trio.testing import MockClock
 
 from martlet import plugins
-from martlet.broker import BrokerConfig
 from martlet.contracts import Predicate
 from martlet.errors import ConfigError, PluginError, Reason, Refused
 from martlet.hookspecs import HOOKS, Hooks
 from martlet.message import Record
 from martlet.plugins import Plugins, available, guarded_filter, load
 from martlet.run import Config, PluginsConfig, run
+from martlet.settings import BrokerConfig
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config
 

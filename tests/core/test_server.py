@@ -7,7 +7,8 @@ from trio.testing import MockClock
 
 from martlet.contracts import Connection, Handler, Peer
 from martlet.errors import ConfigError
-from martlet.server import ServerConfig, pack_host, split_address
+from martlet.server import pack_host, split_address
+from martlet.settings import ServerConfig
 from martlet.testing.links import Caller, Conditions, Link
 
 from .toys import Lines, Toy, toy_server

@@ -16,7 +16,7 @@ import trio.testing
 import trustme
 
 from martlet.errors import ConfigError
-from martlet.server import ServerConfig
+from martlet.settings import ServerConfig
 
 from .toys import Lines, World, toy_server
 

@@ -11,7 +11,8 @@ from trio.testing import MockClock
 from martlet.errors import Reason, Refused, StoreError
 from martlet.groups import Group, Groups
 from martlet.sessions import Session, Sessions
-from martlet.subscriptions import DeliveryConfig, from_earliest, from_tail
+from martlet.settings import DeliveryConfig
+from martlet.subscriptions import from_earliest, from_tail
 from martlet.testing.clock import TrioClock
 from martlet.testing.stores import ManualClock
 

@@ -18,10 +18,11 @@ from martlet.encoded import Selection
 from martlet.errors import Reason, Refused
 from martlet.groups import Group
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties
+from martlet.settings import DeliveryConfig
 from martlet.shares import Member, Share
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.codec import decode_records, tags_code
-from martlet.subscriptions import DeliveryConfig, Start, from_earliest
+from martlet.subscriptions import Start, from_earliest
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer
 

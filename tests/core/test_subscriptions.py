@@ -10,8 +10,9 @@ from tests.core.pushing import Collector, broker_in_memory, publish, subscribe
 
 from martlet.encoded import Selection
 from martlet.errors import Reason, Refused
+from martlet.settings import DeliveryConfig
 from martlet.store.codec import decode_record, tags_code
-from martlet.subscriptions import DeliveryConfig, from_earliest, from_offset, from_tail
+from martlet.subscriptions import from_earliest, from_offset, from_tail
 from martlet.testing.disk import FakeDisk
 
 

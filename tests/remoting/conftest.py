@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import trio
 
-from martlet.broker import Broker, BrokerConfig
+from martlet.broker import Broker
 from martlet.clock import Clock
 from martlet.config import fill
 from martlet.contracts import Buffer, Identity
 from martlet.groups import Groups
 from martlet.ids import Ids
+from martlet.settings import BrokerConfig
 from martlet.stats import Stats
 from martlet.store import RealDisk, Store, StoreConfig
 from martlet.topics import Topics

@@ -10,7 +10,8 @@ import trio
 from trio.testing import MockClock
 
 from martlet.contracts import Handler, Peer, Protocol
-from martlet.server import Server, ServerConfig
+from martlet.server import Server
+from martlet.settings import ServerConfig
 from martlet.stats import Stats
 from martlet.store.codec import decode_records
 from martlet.testing.links import Caller, Conditions, Link

@@ -19,11 +19,12 @@ import trio
 import trio.testing
 
 from martlet import persistence
-from martlet.broker import Broker, BrokerConfig
+from martlet.broker import Broker
 from martlet.errors import StoreFailed
 from martlet.groups import Groups
 from martlet.ids import Ids
-from martlet.server import Server, ServerConfig, pack_host
+from martlet.server import Server, pack_host
+from martlet.settings import BrokerConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Store, StoreConfig
 from martlet.testing.clock import TrioClock

@@ -16,15 +16,15 @@ from typing import Any, Final, final
 import trio
 
 from martlet import persistence
-from martlet.broker import Broker, BrokerConfig
+from martlet.broker import Broker
 from martlet.clock import Clock, SystemClock
 from martlet.contracts import Buffer, Connection, Identity, Protocol
 from martlet.groups import Groups
 from martlet.ids import Ids
-from martlet.server import Server, ServerConfig, pack_host
+from martlet.server import Server, pack_host
+from martlet.settings import BrokerConfig, DeliveryConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
-from martlet.subscriptions import DeliveryConfig
 from martlet.topics import Topics
 
 __all__ = ["MemoryPeer", "MemoryWire", "RecordingPeer", "Serving", "check_connection", "memory_wire", "serving"]

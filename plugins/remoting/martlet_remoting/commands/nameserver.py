@@ -3,10 +3,10 @@
 import argparse
 from dataclasses import replace
 
-from martlet.broker import BrokerConfig
 from martlet.commands import run
 from martlet.contracts import Command
 from martlet.run import PluginsConfig
+from martlet.settings import BrokerConfig
 
 __all__ = ["COMMAND"]
 

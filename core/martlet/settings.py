@@ -1,0 +1,90 @@
+"""What can be set of the core itself; each part of the store and each plugin has a record of its own.
+
+Apart from the modules that use them, because these are compiled where that is wanted, and the compiler knows no
+dataclass whose defaults are descriptors.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from martlet.config import setting
+
+__all__ = ["BrokerConfig", "DeliveryConfig", "ServerConfig"]
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """``[broker]``: who this broker is and what it accepts."""
+
+    data: str = setting("martlet-data", "the folder that holds everything; relative to where the broker is started")
+    name: str = setting("martlet", "the broker's name in routes; brokers that share topics need different names")
+    cluster: str = setting("DefaultCluster", "the cluster's name in routes")
+    advertise: str = setting(
+        "",
+        "the host clients shall connect to, where it is not the listening one (NAT, containers); name or address",
+    )
+    message_bytes_max: int = setting(
+        4 * MIB, "the largest body; RocketMQ's maxMessageSize", unit="bytes", low=1, high=12 * MIB
+    )
+    auto_create_topics: bool = setting(
+        True, "create a topic when the first message for it comes (autoCreateTopicEnable)"
+    )
+    auto_create_queues: int = setting(
+        8, "queues of the template TBW102; a topic gets at most so many", low=1, high=1024
+    )
+    auto_create_groups: bool = setting(
+        True, "create a consumer group when it first appears (autoCreateSubscriptionGroup)"
+    )
+    offsets_persist_ms: int = setting(
+        5000,
+        "how often changed topics, groups and offsets go to the disk; RocketMQ's flushConsumerOffsetInterval",
+        unit="ms",
+        low=100,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """``[server]``: limits of what peers may hold."""
+
+    connections_max: int = setting(20_000, "connections at once, over all ports; more are closed at once", low=1)
+    unsent_bytes_max: int = setting(
+        1 << 20, "answers waiting for one slow peer; above, it is not read from", unit="bytes", low=4096
+    )
+    unsent_total_bytes_max: int = setting(
+        64 << 20, "the same over all peers; above, every peer with waiting answers pauses", unit="bytes", low=65536
+    )
+    incomplete_total_bytes_max: int = setting(
+        256 << 20,
+        "incomplete requests of all peers; above, the peer that holds the most of it is closed",
+        unit="bytes",
+        low=65536,
+    )
+    collect_bytes: int = setting(1 << 18, "what one wake-up delivers to a peer at most", unit="bytes", low=1024)
+    peer_tasks_max: int = setting(64, "slow requests under way for one peer; more are refused as busy", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryConfig:
+    """``[delivery]``: limits of pushing messages, whatever the protocol."""
+
+    encoded_bytes: int = setting(
+        8 << 20, "encoded batches that subscribers at the tail of a queue share", unit="bytes", low=0
+    )
+    subscriptions_max: int = setting(100_000, "subscriptions at once, over all peers", low=1)
+    shares_max: int = setting(1000, "topics times groups whose members compete for messages", low=1)
+    share_members_max: int = setting(1000, "members of one shared group on one topic", low=1)
+    lease_window: int = setting(
+        1000, "messages of one queue that are out with a shared group's members, or acknowledged behind one", low=1
+    )
+    leases_max: int = setting(200_000, "the same over all queues and groups", low=1)
+    share_memory_s: int = setting(
+        600, "how long a group without members remembers what was settled above its committed offset", unit="s", low=0
+    )
+    sessions_max: int = setting(10_000, "named sessions that outlive their sockets", low=1)
+    session_subscriptions_max: int = setting(100, "durable subscriptions of one session", low=1)
+    session_expiry_s: int = setting(
+        7 * 86_400, "a session whose peer stays away so long is forgotten, with its cursors", unit="s", low=1
+    )
