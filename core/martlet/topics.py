@@ -233,10 +233,16 @@ class Topics:
         return self.update(name, queues, queues, base.perm & ~INHERIT, filter_type=base.filter_type)
 
     def delete(self, name: str) -> bool:
-        """Forget *name* and its queues; False when it was not there."""
-        if self._table.pop(name, None) is None:
+        """Forget *name* and its queues; False when it was not there.
+
+        Raises:
+          Refused: the disk is full; the topic is still there.
+          StoreFailed: the disk failed.
+        """
+        if name not in self._table:
             return False
         self._store.delete_topic(name)
+        del self._table[name]
         self._moved(None)
         return True
 

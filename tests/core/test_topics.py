@@ -54,11 +54,14 @@ class NoStore:
 
     def __init__(self) -> None:
         self.deleted: list[str] = []
+        self.full = False
 
     def queue(self, topic: str, queue_id: int) -> Queue:
         return Queue(topic, queue_id)
 
     def delete_topic(self, name: str) -> None:
+        if self.full:
+            raise Refused(Reason.UNAVAILABLE, "the disk is full")
         self.deleted.append(name)
 
 
@@ -181,6 +184,21 @@ def test_every_change_is_told_and_counted_and_no_change_is_not() -> None:
     assert topics.delete("T")
     assert not topics.delete("T")
     assert told == [topic, changed, None]
+
+
+def test_a_topic_that_the_store_cannot_delete_now_stays_whole() -> None:
+    store = NoStore()
+    topics = Topics(cast(Store, store), ManualClock(), auto_create=True, auto_create_queues=8)
+    topic = topics.update("T", 4, 4)
+    told: list[Topic | None] = []
+    topics.changed.append(told.append)
+    store.full = True
+    with pytest.raises(Refused, match="the disk is full"):
+        topics.delete("T")
+    assert (topics.get("T"), told) == (topic, [])
+    store.full = False
+    assert topics.delete("T")
+    assert (topics.get("T"), told, store.deleted) == (None, [None], ["T"])
 
 
 def test_a_changed_topic_keeps_its_queues() -> None:
