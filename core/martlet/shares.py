@@ -37,6 +37,9 @@ RETURNED_A_READ: Final = 32  # of those that came back and are far; each is read
 DEAD_A_TURN: Final = 64  # far ones that are read before the clock is looked at again
 RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may begin there
 BURY_AGAIN_S: Final = 5.0  # when the dead letter topic refuses a message
+# Why a dead letter is refused each time: the record, or a group name too long for a dead letter topic,
+# which a table that RocketMQ wrote may hold.
+NEVER: Final = frozenset((Reason.ILLEGAL, Reason.PARAMETER))
 
 
 @final
@@ -473,7 +476,7 @@ class Share:
     def _not_buried(self, lane: _Lane, offset: int, error: Refused | StoreError) -> None:
         """Try it again, unless it would be the same each time: then the group goes on, and the message stays unread."""
         owner = self._owner
-        if not (isinstance(error, CorruptRecord) or (isinstance(error, Refused) and error.reason is Reason.ILLEGAL)):
+        if not (isinstance(error, CorruptRecord) or (isinstance(error, Refused) and error.reason in NEVER)):
             owner.alarm(owner.now() + BURY_AGAIN_S)
             return
         owner.unburied += 1
@@ -570,7 +573,7 @@ class Shares:
         Property names as RocketMQ's SendMessageBackHook has them.
 
         Raises:
-          Refused: not now, or (Reason.ILLEGAL) never.
+          Refused: not now, or (`NEVER`) never.
           StoreError: the store has failed.
         """
         topic = self._topics.ensure(DLQ_PREFIX + group, 1)

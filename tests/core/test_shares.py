@@ -1,6 +1,7 @@
 """Groups whose members compete: each message is with one member, comes back when it must, and is not forgotten."""
 
 import errno
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -375,6 +376,21 @@ async def test_a_flush_looks_only_at_queues_whose_dead_letters_wait_for_it() -> 
         while committed(broker) == 0:
             await trio.lowlevel.checkpoint()
         assert (watched.walks, shares.mourned, shares.buried) == (walks, {}, 1)
+
+
+async def test_a_group_goes_on_whose_name_has_no_room_for_a_dead_letter_topic(autojump_clock: MockClock) -> None:
+    name = "g" * 255
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        table = {"subscriptionGroupTable": {name: {"groupName": name, "retryMaxTimes": 0}}}
+        broker.groups.load(json.dumps(table).encode())
+        one = Competitor(broker, group=name)
+        publish(broker, "t", 0, b"a")
+        one.turn()
+        one.member.nack(0, 0)
+        await trio.sleep(1)
+        assert committed(broker, group=name) == 1
+        assert broker.shares.statistics()["dead_without_letter"] == 1
 
 
 async def test_what_retention_removed_is_not_waited_for() -> None:
