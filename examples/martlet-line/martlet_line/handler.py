@@ -208,14 +208,21 @@ class LineHandler:
             raise Refused(Reason.NO_PERMISSION, f"topic[{name}]: {action} is not allowed")
         if name in BROKER_TOPICS or (action == "publish" and name.startswith((RETRY_PREFIX, DLQ_PREFIX))):
             raise Refused(Reason.NO_PERMISSION, f"topic[{name}]: {action} is for the broker itself; take another topic")
-        topic = rooms.topics.get(name)
-        if topic is None and rooms.topics.auto_create_enabled and not is_reserved(name):
-            topic = rooms.topics.ensure(name, rooms.config.new_topic_queues)
+        topic = rooms.topics.get(name) or self._made(name)
         if topic is None:
             text = f"topic[{name}] does not exist; "
             own = "only the broker makes it" if is_reserved(name) else "create it, or set broker.auto_create_topics"
             raise Refused(Reason.NO_TOPIC, text + own)
         return topic
+
+    def _made(self, name: str) -> Topic | None:
+        """A new topic *name*, where naming it makes it; one for dead letters is there as soon as the group is."""
+        rooms = self._rooms
+        if not rooms.topics.auto_create_enabled:
+            return None
+        if name.startswith(DLQ_PREFIX) and rooms.shares.groups.get(name.removeprefix(DLQ_PREFIX)) is not None:
+            return rooms.topics.ensure(name, 1)
+        return None if is_reserved(name) else rooms.topics.ensure(name, rooms.config.new_topic_queues)
 
     # subscribing
 

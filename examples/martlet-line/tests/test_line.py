@@ -254,10 +254,14 @@ async def test_topics_of_the_system_and_of_groups_are_not_made_by_naming_them(tm
 
 async def test_dead_letters_are_read_and_not_written(tmp_path: Path) -> None:
     async with room(tmp_path) as made:
-        made.broker.topics.ensure("%DLQ%G", 1)
         talk = made.connect()
+        assert (await talk.ask("SUB %DLQ%G")).startswith("ERR NO_TOPIC topic[%DLQ%G] does not exist")
+        made.broker.groups.ensure("G")
         assert (await talk.ask("PUB %DLQ%G x")).startswith("ERR NO_PERMISSION topic[%DLQ%G]: publish is for the broker")
         assert await talk.ask("SUB %DLQ%G") == "OK 1"
+        topic = made.broker.topics.get("%DLQ%G")
+        assert topic is not None
+        assert (topic.read_queues, topic.write_queues) == (1, 1)
 
 
 # TLS
