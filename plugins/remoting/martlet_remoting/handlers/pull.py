@@ -209,7 +209,7 @@ def _run(context: Context, pull: Pull) -> int:
     parts = context.parts
     queue = pull.queue
     topic = parts.topics.get(queue.topic)
-    if topic is None or topic.queues.get(queue.queue_id) is not queue:  # one of the same name may be there since
+    if topic is None or topic.queue(queue.queue_id) is not queue:  # one of the same name may be there since
         raise Refused(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, apply first please! It was deleted")
     reset = parts.groups.pending_reset(pull.group, queue.topic, queue.queue_id)
     if reset >= 0:
