@@ -19,24 +19,35 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SHELVES = {"martlet": "core", "martlet_remoting": "plugins/remoting"}
 
-# The way of a message. A module that declares settings stays as it is (mypyc knows no dataclass whose defaults
-# are descriptors), and so do those whose parts tests replace while they run.
+# The way of a message. A module that declares settings stays as it is: mypyc knows no dataclass whose defaults are
+# descriptors. So do those whose parts tests replace while they run.
 HOT = (
+    "martlet/broker.py",
+    "martlet/encoded.py",
+    "martlet/leases.py",
     "martlet/message.py",
+    "martlet/server.py",
+    "martlet/subscriptions.py",
     "martlet/wires.py",
     "martlet/store/chunks.py",
     "martlet/store/codec.py",
+    "martlet/store/flush.py",
     "martlet/store/keys.py",
+    "martlet/store/log.py",
     "martlet/store/queues.py",
     "martlet/store/reading.py",
     "martlet/store/segments.py",
     "martlet/store/tags.py",
+    "martlet_remoting/batches.py",
     "martlet_remoting/codec.py",
     "martlet_remoting/connection.py",
+    "martlet_remoting/context.py",
     "martlet_remoting/handler.py",
+    "martlet_remoting/handlers/pull.py",
     "martlet_remoting/handlers/send.py",
     "martlet_remoting/headers.py",
     "martlet_remoting/packets.py",
+    "martlet_remoting/parked.py",
 )
 
 SCRIPT = """

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
 from typing import Any, Final, final
+from typing import Protocol as TypingProtocol
 
 import trio
 
@@ -25,7 +26,6 @@ from martlet.contracts import Buffer, Connection, Handler, Identity, Protocol
 from martlet.errors import ConfigError, MartletError, Reason, Refused, RemoteProtocolError
 from martlet.settings import ServerConfig
 from martlet.stats import Stats
-from martlet.store import Store
 from martlet.wires import SocketWire, TlsWire, Wire
 
 __all__ = ["Server", "pack_host", "split_address"]
@@ -44,6 +44,21 @@ FAREWELL_S: Final = 5.0
 COLLECT_LESS: Final = 16
 # Others may send a peer that is not read from any more so often its `unsent_bytes_max`; then it is given up.
 PUSHED_MOST: Final = 32
+
+
+class Log(TypingProtocol):
+    """What the server asks of the store."""
+
+    on_flushed: list[Callable[[], None]]
+
+    @property
+    def readable(self) -> int:
+        """The log position up to which answers may leave."""
+        ...
+
+    def commit(self) -> None:
+        """Hand what was appended to the disk; raises `MartletError`, and then none of it is stored."""
+        ...
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -309,7 +324,7 @@ class _Peer:
 class Server:
     """Serves the protocols of plugins; owns every socket that others connect to."""
 
-    def __init__(self, config: ServerConfig, store: Store | None, stats: Stats) -> None:
+    def __init__(self, config: ServerConfig, store: Log | None, stats: Stats) -> None:
         self.config = config
         # Answers of one read before we look whether the peer can take them.
         self._look_bytes = config.unsent_bytes_max // 8

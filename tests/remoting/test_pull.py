@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -12,6 +14,8 @@ from martlet.store.codec import decode_records
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers.pull import finish
 from martlet_remoting.packets import Command
+from martlet_remoting.parked import Pull
+from martlet_remoting.subscriptions import Filter
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
 
@@ -28,6 +32,15 @@ async def fill(harness: Harness, topic: str, *tags: str, queue_id: int = 0, body
         properties = f"TAGS\x01{tag}\x02" if tag else ""
         assert (await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext(topic, queue_id, properties), body)).code == 0
     client.close()
+
+
+def pull_that_was_read(client: FakeClient, topic: str, offset: int, result: ReadResult) -> Pull:
+    """A pull of queue 0 for which a thread has read *result*; it is answered at the next collect."""
+    context = client.handler.context
+    pull = Pull(context.pulls, 4711, "G", context.parts.store.queue(topic, 0), offset, 32, Filter())
+    pull.result = result
+    context.pulls.queue_up(pull)
+    return pull
 
 
 def offsets(answer: Command) -> tuple[int, int, int]:
@@ -77,21 +90,12 @@ async def test_every_offset_is_answered_with_where_to_go_on(
     ],
 )
 async def test_rare_findings_of_the_store_have_their_codes(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, status: ReadStatus, code: int, remark: str
+    harness: Harness, status: ReadStatus, code: int, remark: str
 ) -> None:
-    topic = harness.topic("T")
-
-    class RareStore:
-        readable = 0
-
-        def read_is_near(self, *arguments: object) -> bool:
-            return True
-
-        def read(self, *arguments: object) -> ReadResult:
-            return ReadResult(status, 9, 2, 20)
-
-    monkeypatch.setattr(harness.parts, "store", RareStore())
-    answer = await harness.client().ask(PULL, pull_ext(topic, 5))
+    client = harness.client()
+    pull = pull_that_was_read(client, harness.topic("T"), 5, ReadResult(status, 9, 2, 20))
+    await harness.step()
+    answer = client.answers[pull.opaque]
     assert (answer.code, answer.remark) == (code, remark)
     assert offsets(answer) == ((0 if code == MOVED else 9), 2, 20)
 
@@ -466,20 +470,18 @@ async def test_messages_that_are_not_wanted_do_not_end_the_wait(waiting: Harness
     assert (answer.code, answer.remark, offsets(answer)) == (RETRY, "NO_MATCHED_MESSAGE", (5, 0, 5))
 
 
-async def test_what_arrives_after_a_thread_found_nothing_is_not_missed(
-    waiting: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Store, "read_is_near", lambda *arguments: False)
+async def test_what_arrives_after_a_thread_found_nothing_is_not_missed(waiting: Harness) -> None:
     topic = waiting.topic("T")
     client = waiting.client()
-    number = client.send(PULL, wait_ext(topic, 0))
-    await trio.testing.wait_all_tasks_blocked()
+    pull = pull_that_was_read(client, topic, 0, ReadResult(ReadStatus.EMPTY, 0, 0, 0))
+    pull.last = False
+    pull.suspend_until = math.inf
     assert (client.peer.woken, parked(client)) == (True, 0)
     await fill(waiting, topic, "A")  # before the next collect
     with trio.fail_after(PATIENCE_S):
         while not client.answers:
             await waiting.step()
-    assert bodies(client.answers.pop(number)) == [b"x"]
+    assert bodies(client.answers.pop(pull.opaque)) == [b"x"]
     assert len(waiting.parts.parked) == 0
 
 
@@ -630,6 +632,7 @@ async def test_at_the_end_pulls_that_a_thread_reads_for_are_answered(open_harnes
     assert (await client.ask(PULL, pull_ext(topic, 2))).code == NOT_FOUND
 
 
+@pytest.mark.plain
 async def test_at_the_end_a_damaged_log_leaves_no_pull_unanswered(
     waiting: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

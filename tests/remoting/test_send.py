@@ -8,6 +8,7 @@ from martlet.message import Message, Record, decode_properties
 from martlet.store.codec import decode_record, decode_records
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Parts
 from martlet_remoting.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
@@ -215,7 +216,7 @@ async def test_delays_and_transactions_pass_where_a_plugin_understands_them(harn
         return message
 
     harness.broker.stages = (("timer", stage), ("tx", stage))
-    harness.parts.__init__(harness.broker, harness.config)
+    harness.parts = Parts(harness.broker, harness.config)
     topic = harness.topic("T")
     client = harness.client()
     assert (await client.ask(V2, send_ext(topic, 0, "DELAY\x013\x02"), b"x")).code == 0

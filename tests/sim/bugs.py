@@ -4,11 +4,9 @@ They are here to show that the simulation finds what it is for. A bug is a pair 
 a function that replaces one of its own.
 """
 
-import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Final, final
 
 from martlet import persistence, server
@@ -40,14 +38,6 @@ class Bug:
 
     name: str
     patches: tuple[Patch, ...]
-
-    @property
-    def plantable(self) -> bool:
-        """Whether its places are plain Python; what was compiled cannot be replaced piece by piece."""
-        modules = [
-            owner if isinstance(owner, ModuleType) else sys.modules[owner.__module__] for owner, *_ in self.patches
-        ]
-        return all((module.__file__ or "").endswith(".py") for module in modules)
 
 
 def bug(name: str, *patches: Patch) -> Bug:

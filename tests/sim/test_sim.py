@@ -56,10 +56,9 @@ def test_another_process_makes_the_same_trace() -> None:
     assert digests == {simulate(4).digest + "\n"}
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
 def test_a_planted_bug_is_found(bug: Bug) -> None:
-    if not bug.plantable:
-        pytest.skip("the modules are compiled; a bug is planted in plain Python")
     with planted(bug):
         found = any(simulate(seed).failure for seed in range(SEEDS_TO_FIND))
     assert found, f"{SEEDS_TO_FIND} seeds have not found it"
