@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -52,6 +53,19 @@ def jars() -> Path:
         )
         (folder / "complete").touch()
     return folder
+
+
+@cache
+def python_with(wheel: str) -> str:
+    """Return a Python in which this checkout is installed, as the "pure" or the "compiled" wheel."""
+    folder = WORK / f"venv-{wheel}"
+    if not folder.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = str(folder / "bin" / "python")
+    compile_it = "1" if wheel == "compiled" else "0"
+    command = [python, "-m", "pip", "install", "--quiet", "--force-reinstall", str(HERE.parent)]
+    subprocess.run(command, check=True, env={**os.environ, "MARTLET_COMPILE": compile_it})
+    return python
 
 
 def driver() -> str:
@@ -172,9 +186,10 @@ class Martlet:
 
     name = "Martlet"
 
-    def __init__(self, data: Path, flush: str) -> None:
+    def __init__(self, data: Path, flush: str, python: str) -> None:
         self.data = data
         self.flush = flush
+        self.python = python
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.name_server = f"127.0.0.1:{free_port()}"
@@ -187,7 +202,7 @@ class Martlet:
             f"store.flush={self.flush}",
         )
         words = [word for setting in settings for word in ("--set", setting)]
-        command = [sys.executable, "-m", "martlet", "run", "--data", str(self.data / "store"), *words]
+        command = [self.python, "-m", "martlet", "run", "--data", str(self.data / "store"), *words]
         self.process = Process(command, self.data / "broker.log")
         wait_port(self.port)
 

@@ -1,10 +1,11 @@
-"""Martlet beside RocketMQ on the same machine in one run, as ratios.
+"""Martlet, pure and compiled, beside RocketMQ on the same machine in one run, as ratios.
 
     python benchmarks/compare.py                      every series, the table on stdout and in the work folder
     python benchmarks/compare.py send pull --runs 5   some series
 
-Each load runs on one broker, then on the other, in turn, `--runs` times; a row shows
-the medians and their ratio. Both brokers share the machine's cores with the driver.
+Wheels of this checkout are built and installed first. Each load runs on one broker, then on
+the next, in turn, `--runs` times; a row shows the medians, and their ratios to RocketMQ's.
+All brokers share the machine's cores with the driver; those that are not asked are idle.
 """
 
 import argparse
@@ -17,31 +18,36 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from brokers import WORK, Broker, Martlet, Process, RocketMQ, driver, java
+from brokers import WORK, Broker, Martlet, Process, RocketMQ, driver, java, python_with
 
-Row = tuple[str, str, float, float]
 EXAMPLE = "org.apache.rocketmq.example.benchmark."
 
 
 class Table:
-    """Rows of load, figure, RocketMQ, Martlet; printed as they come."""
+    """Rows of load, figure, and the value of each broker, RocketMQ's first; printed as they come."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[tuple[str, str, tuple[float, ...]]] = []
 
-    def add(self, load: str, figure: str, theirs: float, ours: float) -> None:
-        self.rows.append((load, figure, theirs, ours))
-        print(f"{load:44} {figure:18} {theirs:14,.1f} {ours:14,.1f} {ours / theirs if theirs else 0:8.2f}", flush=True)
+    def add(self, load: str, figure: str, *values: float) -> None:
+        self.rows.append((load, figure, values))
+        shown = "".join(f"{value:12,.1f}{_ratio(value, values[0])}" for value in values)
+        print(f"{load:44} {figure:18}{shown}", flush=True)
 
     def markdown(self) -> str:
-        lines = ["| load | figure | RocketMQ | Martlet | ratio |", "|---|---|---|---|---|"]
-        for load, figure, theirs, ours in self.rows:
-            lines.append(f"| {load} | {figure} | {theirs:,.1f} | {ours:,.1f} | {ours / theirs if theirs else 0:.2f} |")
+        lines = ["| load | figure | RocketMQ | Martlet | ratio | compiled | ratio |", "|---|---|---|---|---|---|---|"]
+        for load, figure, values in self.rows:
+            cells = [f"{values[0]:,.1f}", *(f"{value:,.1f} |{_ratio(value, values[0])}" for value in values[1:])]
+            lines.append(f"| {load} | {figure} | {' | '.join(cells)} |")
         return "\n".join(lines) + "\n"
+
+
+def _ratio(value: float, to: float) -> str:
+    return f"{value / to:7.2f}" if to else f"{'-':>7}"
 
 
 def drive(broker: Broker, command: str, **flags: object) -> dict[str, float]:
@@ -61,16 +67,16 @@ def drive(broker: Broker, command: str, **flags: object) -> dict[str, float]:
 
 
 @contextmanager
-def both(flush: str):
-    """Both brokers on fresh stores."""
+def all_brokers(flush: str) -> Iterator[list[Broker]]:
+    """The brokers on fresh stores, RocketMQ first."""
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=WORK))
-    pair: list[Broker] = []
+    brokers: list[Broker] = []
     try:
-        pair.append(RocketMQ(folder / "rocketmq", flush))
-        pair.append(Martlet(folder / "martlet", flush))
-        yield pair
+        brokers.append(RocketMQ(folder / "rocketmq", flush))
+        brokers += (Martlet(folder / wheel, flush, python_with(wheel)) for wheel in ("pure", "compiled"))
+        yield brokers
     finally:
-        for broker in pair:
+        for broker in brokers:
             broker.close()
         shutil.rmtree(folder)
 
@@ -80,17 +86,16 @@ def measure(
     runs: int,
     load: str,
     figures: dict[str, str],
-    pair: list[Broker],
+    brokers: list[Broker],
     work: Callable[[Broker], dict[str, float]],
 ) -> None:
-    """Run *work* on both in turn and add a row for each of *figures* (key -> title)."""
-    results: list[list[dict[str, float]]] = [[], []]
+    """Run *work* on each broker in turn and add a row for each of *figures* (key -> title)."""
+    results: list[list[dict[str, float]]] = [[] for _ in brokers]
     for _ in range(runs):
-        for side, broker in enumerate(pair):
+        for side, broker in enumerate(brokers):
             results[side].append(work(broker))
     for key, title in figures.items():
-        theirs, ours = (statistics.median(float(r.get(key, 0)) for r in side) for side in results)
-        table.add(load, title, theirs, ours)
+        table.add(load, title, *(statistics.median(float(r.get(key, 0)) for r in side) for side in results))
 
 
 def send_series(table: Table, runs: int) -> None:
@@ -103,8 +108,8 @@ def send_series(table: Table, runs: int) -> None:
         (1, 1, 128, 20_000),
     ]
     figures = {"rate": "messages/s", "us_p50": "p50 us", "us_p99": "p99 us"}
-    with both("async") as pair:
-        warm_up(pair)
+    with all_brokers("async") as brokers:
+        warm_up(brokers)
         for conns, window, body, count in loads:
             title = f"send {body} B, {conns} x {window} in flight, async"
             measure(
@@ -112,14 +117,14 @@ def send_series(table: Table, runs: int) -> None:
                 runs,
                 title,
                 figures,
-                pair,
+                brokers,
                 lambda b, c=conns, w=window, s=body, n=count: drive(b, "send", conns=c, window=w, body=s, count=n),
             )
 
 
 def sync_series(table: Table, runs: int) -> None:
-    with both("sync") as pair:
-        warm_up(pair, 20_000)
+    with all_brokers("sync") as brokers:
+        warm_up(brokers, 20_000)
         for window, count in ((1, 3_000), (64, 120_000)):
             title = f"send 1024 B, 1 x {window} in flight, sync flush"
             measure(
@@ -127,31 +132,36 @@ def sync_series(table: Table, runs: int) -> None:
                 runs,
                 title,
                 {"rate": "messages/s", "us_p99": "p99 us"},
-                pair,
+                brokers,
                 lambda b, w=window, n=count: drive(b, "send", window=w, count=n),
             )
 
 
 def rate_series(table: Table, runs: int) -> None:
     figures = {"us_p50": "p50 us", "us_p99": "p99 us", "us_p999": "p99.9 us"}
-    with both("async") as pair:
-        warm_up(pair)
+    with all_brokers("async") as brokers:
+        warm_up(brokers)
         measure(
-            table, runs, "2,000/s steady, 1024 B, async", figures, pair, lambda b: drive(b, "rate", rate=2000, secs=8)
+            table,
+            runs,
+            "2,000/s steady, 1024 B, async",
+            figures,
+            brokers,
+            lambda b: drive(b, "rate", rate=2000, secs=8),
         )
         measure(
             table,
             runs,
             "2,000/s, send to receive",
             figures,
-            pair,
+            brokers,
             lambda b: drive(b, "tail", rate=2000, secs=8, topic="Tail", queues=16),
         )
 
 
 def pull_series(table: Table, runs: int) -> None:
-    with both("async") as pair:
-        for broker in pair:
+    with all_brokers("async") as brokers:
+        for broker in brokers:
             drive(broker, "create", topic="Backlog", queues=16)
             drive(broker, "send", conns=4, window=16, count=1_000_000, topic="Backlog", secs=120)
             drive(broker, "create", topic="OneQueue", queues=1)
@@ -163,7 +173,7 @@ def pull_series(table: Table, runs: int) -> None:
                 runs,
                 title,
                 {"rate": "messages/s", "us_p99": "p99 us"},
-                pair,
+                brokers,
                 lambda b, w=window: drive(b, "pull", window=w, count=600_000, topic="Backlog"),
             )
         measure(
@@ -171,15 +181,15 @@ def pull_series(table: Table, runs: int) -> None:
             runs,
             "1 M of which no tag matches",
             {"scan_rate": "entries/s"},
-            pair,
+            brokers,
             lambda b: drive(b, "pull", window=1, count=1, topic="OneQueue", queues=1, tags="NoSuchTag"),
         )
-        java_consumer(table, pair, 1_000_000)
+        java_consumer(table, brokers, 1_000_000)
 
 
-def java_consumer(table: Table, pair: list[Broker], count: int) -> None:
+def java_consumer(table: Table, brokers: list[Broker], count: int) -> None:
     rates, costs = [], []
-    for broker in pair:
+    for broker in brokers:
         before = broker.process.cpu_s()
         samples = benchmark(
             broker,
@@ -216,26 +226,26 @@ def benchmark(
 
 
 def producer_series(table: Table, runs: int) -> None:
-    with both("async") as pair:
-        for broker in pair:
+    with all_brokers("async") as brokers:
+        for broker in brokers:
             drive(broker, "create", topic="BenchmarkTest2", queues=16)
         for threads in (1, 16, 64):
             words = ("-t", "BenchmarkTest2", "-w", str(threads), "-s", "1024", "-ri", "2000")
             java_rows(
-                table, runs, pair, "Producer", f"RocketMQ's Producer, {threads} threads", words, r"Send TPS: (\d+)"
+                table, runs, brokers, "Producer", f"RocketMQ's Producer, {threads} threads", words, r"Send TPS: (\d+)"
             )
         words = ("-t", "BenchmarkTest2", "-w", "16", "-s", "1024", "-b", "32", "-ri", "2000")
         java_rows(
-            table, runs, pair, "BatchProducer", "RocketMQ's BatchProducer, batches of 32", words, r"Send MPS: (\d+)"
+            table, runs, brokers, "BatchProducer", "RocketMQ's BatchProducer, batches of 32", words, r"Send MPS: (\d+)"
         )
 
 
 def java_rows(
-    table: Table, runs: int, pair: list[Broker], program: str, load: str, words: tuple[str, ...], figure: str
+    table: Table, runs: int, brokers: list[Broker], program: str, load: str, words: tuple[str, ...], figure: str
 ) -> None:
-    results: list[list[float]] = [[], []]
+    results: list[list[float]] = [[] for _ in brokers]
     for _ in range(max(1, runs // 2)):
-        for side, broker in enumerate(pair):
+        for side, broker in enumerate(brokers):
             samples = benchmark(broker, program, words, figure, lambda seen: len(seen) >= 7)
             results[side].append(statistics.mean(samples[2:] or [0]))
     table.add(load, "messages/s", *(statistics.median(r) for r in results))
@@ -243,8 +253,8 @@ def java_rows(
 
 def topics_series(table: Table, runs: int) -> None:
     for topics in (1, 1000, 10_000):
-        with both("async") as pair:
-            for broker in pair:
+        with all_brokers("async") as brokers:
+            for broker in brokers:
                 drive(broker, "create", topics=topics, queues=1, topic="Many")
             figures = {"rate": "messages/s"}
             title = f"send 1024 B, 1 x 64 in flight, {topics} topics"
@@ -253,20 +263,20 @@ def topics_series(table: Table, runs: int) -> None:
                 runs,
                 title,
                 figures,
-                pair,
+                brokers,
                 lambda b, t=topics: drive(b, "send", window=64, count=150_000, topics=t, queues=1, topic="Many"),
             )
-            table.add(title, "RSS MiB", *(broker.process.rss_mib() for broker in pair))
-            table.add(title, "open files", *(broker.process.open_files() for broker in pair))
+            table.add(title, "RSS MiB", *(broker.process.rss_mib() for broker in brokers))
+            table.add(title, "open files", *(broker.process.open_files() for broker in brokers))
 
 
 def memory_series(table: Table, runs: int) -> None:
-    with both("async") as pair:
+    with all_brokers("async") as brokers:
         time.sleep(10)
-        idle = [broker.process.rss_mib() for broker in pair]
+        idle = [broker.process.rss_mib() for broker in brokers]
         table.add("idle", "RSS MiB", *idle)
         grown = []
-        for broker in pair:
+        for broker in brokers:
             before = broker.process.rss_mib()
             holder = Process(
                 [driver(), "-addr", broker.address, "-cmd", "idle", "-conns", "2000", "-secs", "60"],
@@ -277,15 +287,15 @@ def memory_series(table: Table, runs: int) -> None:
             grown.append((broker.process.rss_mib() - before) * 1024 / 2000)
             holder.stop()
         table.add("2,000 idle connections", "KiB each", *grown)
-        warm_up(pair, 1_000_000)
-        table.add("after 1 M messages of 1 KiB", "RSS MiB", *(broker.process.rss_mib() for broker in pair))
+        warm_up(brokers, 1_000_000)
+        table.add("after 1 M messages of 1 KiB", "RSS MiB", *(broker.process.rss_mib() for broker in brokers))
 
 
 def start_series(table: Table, runs: int) -> None:
-    times: list[list[float]] = [[], []]
-    with both("async") as pair:
+    with all_brokers("async") as brokers:
+        times: list[list[float]] = [[] for _ in brokers]
         for _ in range(runs):
-            for side, broker in enumerate(pair):
+            for side, broker in enumerate(brokers):
                 broker.stop()
                 shutil.rmtree(broker.data / "store", ignore_errors=True)
                 began = time.monotonic()
@@ -305,12 +315,12 @@ def first_ack(broker: Broker) -> None:
 
 
 def recovery_series(table: Table, runs: int) -> None:
-    with both("async") as pair:
-        for broker in pair:
+    with all_brokers("async") as brokers:
+        for broker in brokers:
             drive(broker, "create", topic="Recover")
             drive(broker, "send", conns=4, window=16, count=4_200_000, topic="Recover", secs=400)
         killed, rebuilt = [], []
-        for broker in pair:
+        for broker in brokers:
             killed.append(crash(broker, ()))
             rebuilt.append(crash(broker, ("consumequeue", "index", "checkpoint")))
     table.add("kill -9 with 4.2 M messages, to first ack", "s", *killed)
@@ -328,8 +338,8 @@ def crash(broker: Broker, remove: tuple[str, ...]) -> float:
     return time.monotonic() - began
 
 
-def warm_up(pair: list[Broker], count: int = 100_000) -> None:
-    for broker in pair:
+def warm_up(brokers: list[Broker], count: int = 100_000) -> None:
+    for broker in brokers:
         drive(broker, "create")
         drive(broker, "send", conns=4, window=16, count=count)
 
