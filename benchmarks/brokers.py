@@ -124,6 +124,10 @@ class Process:
                 self._child.kill()
                 self._child.wait()
 
+    def send_signal(self, number: int) -> None:
+        if self._child.poll() is None:
+            self._child.send_signal(number)
+
     def cpu_s(self) -> float:
         """User and system seconds so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
@@ -173,6 +177,10 @@ class RocketMQ:
         self.process = Process(java(main, "-c", str(self.data / "broker.conf")), self.data / "broker.log")
         wait_port(self.port)
 
+    def send_signal(self, number: int) -> None:
+        self.process.send_signal(number)
+        self._names.send_signal(number)
+
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.process.stop(number)
 
@@ -205,6 +213,9 @@ class Martlet:
         command = [self.python, "-m", "martlet", "run", "--data", str(self.data / "store"), *words]
         self.process = Process(command, self.data / "broker.log")
         wait_port(self.port)
+
+    def send_signal(self, number: int) -> None:
+        self.process.send_signal(number)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.process.stop(number)

@@ -5,7 +5,7 @@
 
 Wheels of this checkout are built and installed first. Each load runs on one broker, then on
 the next, in turn, `--runs` times; a row shows the medians, and their ratios to RocketMQ's.
-All brokers share the machine's cores with the driver; those that are not asked are idle.
+A broker shares the machine's cores with the driver alone; the others are stopped meanwhile.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from brokers import WORK, Broker, Martlet, Process, RocketMQ, driver, java, python_with
+from brokers import HERE, WORK, Broker, Martlet, Process, RocketMQ, driver, java, python_with
 
 EXAMPLE = "org.apache.rocketmq.example.benchmark."
 
@@ -81,6 +81,19 @@ def all_brokers(flush: str) -> Iterator[list[Broker]]:
         shutil.rmtree(folder)
 
 
+@contextmanager
+def alone(broker: Broker, brokers: list[Broker]) -> Iterator[None]:
+    """Let all but *broker* stand still: an idle JVM takes its share of two cores."""
+    others = [other for other in brokers if other is not broker]
+    for other in others:
+        other.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for other in others:
+            other.send_signal(signal.SIGCONT)
+
+
 def measure(
     table: Table,
     runs: int,
@@ -93,7 +106,8 @@ def measure(
     results: list[list[dict[str, float]]] = [[] for _ in brokers]
     for _ in range(runs):
         for side, broker in enumerate(brokers):
-            results[side].append(work(broker))
+            with alone(broker, brokers):
+                results[side].append(work(broker))
     for key, title in figures.items():
         table.add(load, title, *(statistics.median(float(r.get(key, 0)) for r in side) for side in results))
 
@@ -163,7 +177,7 @@ def pull_series(table: Table, runs: int) -> None:
     with all_brokers("async") as brokers:
         for broker in brokers:
             drive(broker, "create", topic="Backlog", queues=16)
-            drive(broker, "send", conns=4, window=16, count=1_000_000, topic="Backlog", secs=120)
+            drive(broker, "send", conns=4, window=16, count=2_000_000, topic="Backlog", secs=180)
             drive(broker, "create", topic="OneQueue", queues=1)
             drive(broker, "send", conns=1, window=64, count=1_000_000, topic="OneQueue", queues=1, body=128, secs=120)
         for window in (1, 16):
@@ -184,25 +198,25 @@ def pull_series(table: Table, runs: int) -> None:
             brokers,
             lambda b: drive(b, "pull", window=1, count=1, topic="OneQueue", queues=1, tags="NoSuchTag"),
         )
-        java_consumer(table, brokers, 1_000_000)
+        java_consumer(table, brokers, 2_000_000)
 
 
 def java_consumer(table: Table, brokers: list[Broker], count: int) -> None:
     rates, costs = [], []
     for broker in brokers:
-        before = broker.process.cpu_s()
-        samples = benchmark(
-            broker,
-            "Consumer",
-            ("-t", "Backlog", "-g", f"bench{time.time_ns()}"),
-            r"Consume TPS: (\d+)",
-            lambda seen: sum(seen) >= count * 0.99,
-        )
-        middle = [s for s in samples if s > 0]
-        rates.append(statistics.mean(middle[1:-1] or middle or [0]))
-        costs.append((broker.process.cpu_s() - before) * 1e6 / max(1, sum(samples)))
-    table.add("RocketMQ's Consumer through a backlog", "messages/s", *rates)
-    table.add("RocketMQ's Consumer through a backlog", "broker us/message", *costs)
+        with alone(broker, brokers):
+            before = broker.process.cpu_s()
+            done = subprocess.run(
+                java(str(HERE / "Drain.java"), broker.name_server, "Backlog", str(count), heap="1g"),
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            rates.append(float(re.findall(r"drained ([\d.]+)", done.stdout)[0]))
+            costs.append((broker.process.cpu_s() - before) * 1e6 / count)
+    load = f"a stock Java push consumer through a backlog of {count:,}"
+    table.add(load, "messages/s", *rates)
+    table.add(load, "broker us/message", *costs)
 
 
 def benchmark(
@@ -246,7 +260,8 @@ def java_rows(
     results: list[list[float]] = [[] for _ in brokers]
     for _ in range(max(1, runs // 2)):
         for side, broker in enumerate(brokers):
-            samples = benchmark(broker, program, words, figure, lambda seen: len(seen) >= 7)
+            with alone(broker, brokers):
+                samples = benchmark(broker, program, words, figure, lambda seen: len(seen) >= 7)
             results[side].append(statistics.mean(samples[2:] or [0]))
     table.add(load, "messages/s", *(statistics.median(r) for r in results))
 
