@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from martlet.store.codec import decode_record, key_hash
 from martlet.store.files import Files
 from martlet.store.keys import KeyIndex
 from martlet.store.queues import Queue
+from martlet.store.upkeep import SAVE_OFTEN_MAX
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, drain, message, small_config
 
@@ -261,3 +263,22 @@ async def test_a_power_cut_while_an_index_file_is_finished_loses_no_key(
     store.crash()
     assert len(cuts) >= 10
     assert [await missing_keys(cut, 140) for cut in cuts] == [[]] * len(cuts)
+
+
+@pytest.mark.parametrize(("queues", "early"), [(50, True), (SAVE_OFTEN_MAX + 1, False)])
+async def test_very_many_changed_queues_are_saved_at_checkpoints_alone(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery, queues: int, early: bool
+) -> None:
+    config = small_config(flush="async", persist_interval_ms=1000, checkpoint_interval_ms=10_000)
+    store = await Store.open(Path("/data"), replace(config, checkpoint_bytes=1 << 30), ManualClock(), FakeDisk())
+    nursery.start_soon(store.run)
+    for number in range(queues):
+        store.append(message("x", f"T{number}"), 0)
+    store.commit()
+    await trio.sleep(3.5)
+    assert (store.queue("T0", 0).saved == 1) is early
+    await trio.sleep(20)
+    assert store.queue("T0", 0).saved == 1
+    assert store.upkeep.checkpointed == store.durable
+    nursery.cancel_scope.cancel()
+    store.crash()

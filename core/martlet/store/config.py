@@ -39,7 +39,10 @@ class StoreConfig:
         QUEUE_FILE_ENTRIES, "entries in a consume-queue file; RocketMQ opens no other number", unit="entries", low=1
     )
     persist_interval_ms: int = setting(
-        1000, "how often consume queues and the key index go to their files", unit="ms", low=1
+        1000,
+        "how often consume queues and the key index go to their files; of more than 1,000 queues, only at checkpoints",
+        unit="ms",
+        low=1,
     )
     checkpoint_interval_ms: int = setting(
         10_000, "how much of the log a start after a crash reads again", unit="ms", low=1
