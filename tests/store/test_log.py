@@ -220,6 +220,19 @@ async def test_a_near_read_ends_where_the_disk_would_have_to_be_waited_for() -> 
 
 
 @pytest.mark.usefixtures("all_cached")
+@pytest.mark.usefixtures("all_cached")
+async def test_what_is_still_to_be_written_is_not_taken_from_the_file(open_store: OpenStore) -> None:
+    """It holds zeros there; a chunk of them must not stay, whatever a damaged entry asked for."""
+    store = await open_store(small_config(chunk_bytes=1024, flush="async"))
+    sent = fill(store, 5)
+    behind = store.tail.chunk_end
+    assert behind < store.tail.segment.end
+    assert (store.chunks.load_now(behind), store.chunks.load(behind)) == (None, None)
+    sent += fill(store, 200)
+    assert drain(store, store.queue("T", 0)) == sent
+
+
+@pytest.mark.usefixtures("all_cached")
 async def test_what_the_page_cache_holds_is_near(open_store: OpenStore) -> None:
     store = await open_store(small_config(chunk_bytes=1024, cache_bytes=1024))
     sent = fill(store, 200)

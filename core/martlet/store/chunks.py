@@ -34,7 +34,7 @@ class Chunk:
 class Chunks:
     """Chunks by position over a bounded memory; safe to use from several threads."""
 
-    __slots__ = ("_held", "_held_bytes", "_lock", "cache_bytes", "chunk_bytes", "pinned", "segments", "trusted_from")
+    __slots__ = ("_held", "_held_bytes", "_lock", "cache_bytes", "chunk_bytes", "final_end", "pinned", "segments", "trusted_from")
 
     def __init__(self, segments: Segments, chunk_bytes: int, cache_bytes: int) -> None:
         self.segments = segments
@@ -42,6 +42,8 @@ class Chunks:
         self.cache_bytes = cache_bytes
         # What this process wrote from here on is not checked again.
         self.trusted_from = 0
+        # From here on only pinned chunks are to be believed: the file behind them is still to be written.
+        self.final_end = 1 << 63
         self.pinned: dict[int, Chunk] = {}
         self._held: OrderedDict[int, Chunk] = OrderedDict()
         self._held_bytes = 0
@@ -74,6 +76,8 @@ class Chunks:
         if segment is None:
             return None
         base = self.base_of(segment, position)
+        if base >= self.final_end:
+            return None
         data = self.segments.read(base, self.chunk_bytes)
         if position >= base + len(data):
             return None
@@ -90,6 +94,8 @@ class Chunks:
         if segment is None:
             return None
         base = self.base_of(segment, position)
+        if base >= self.final_end:
+            return None
         data = self.segments.read_now(base, self.chunk_bytes)
         if data is None or position >= base + len(data):
             return None
@@ -100,9 +106,9 @@ class Chunks:
     def hold(self, chunk: Chunk) -> None:
         """Keep *chunk* until room is needed."""
         with self._lock:
-            if chunk.base not in self._held:
-                self._held[chunk.base] = chunk
-                self._held_bytes += len(chunk.view)
+            before = self._held.pop(chunk.base, None)
+            self._held_bytes += len(chunk.view) - (len(before.view) if before is not None else 0)
+            self._held[chunk.base] = chunk
             while self._held_bytes > self.cache_bytes and self._held:
                 self._held_bytes -= len(self._held.popitem(last=False)[1].view)
 
@@ -171,7 +177,7 @@ class Tail:
         if isinstance(chunk.data, bytearray):
             self.data = chunk.data
         self.chunk = chunk
-        self.chunk_base = chunk.base
+        self.chunk_base = self.chunks.final_end = chunk.base
         self.chunk_end = chunk.end
 
     def put(self, data: bytes) -> None:
@@ -205,7 +211,7 @@ class Tail:
         for chunk in self.chunks.pinned.values():
             self.chunks.hold(chunk)
         self.chunks.pinned.clear()
-        self.position = self.written = self.segment.end
+        self.position = self.written = self.chunks.final_end = self.segment.end
 
     def write_out(self) -> None:
         """Write what was appended since the last call; all of it is in one segment.
