@@ -324,3 +324,23 @@ async def test_a_filler_that_is_damaged_loses_no_record(filled: FakeDisk, wanted
     assert same(contents(store), wanted)
     assert store.damaged_records == 1
     store.crash()
+
+
+async def test_a_record_between_two_damaged_places_stays_when_the_queues_are_made_anew() -> None:
+    """Neither its own offset nor the next record's follows what was there before (seeds 896 and 1958)."""
+    disk = FakeDisk()
+    store = await open_on(disk)
+    placed = [store.append(message(b"m%d" % number, "A"), 0) for number in range(12)]
+    store.commit()
+    await store.close()
+    (path,) = (path for path in disk.files if "/commitlog/" in path)
+    data = bytearray(disk.files[path].data)
+    for number in (3, 4, 5, 7, 8):
+        at = placed[number]
+        data[at.position : at.end] = bytes(at.end - at.position)
+    change(disk, path, bytes(data))
+    for prefix in ("consumequeue", "index", "checkpoint", "queues"):
+        remove(disk, prefix)
+    store = await open_on(disk)
+    assert sorted(offset for _, _, offset in contents(store)) == [0, 1, 2, 6, 9, 10, 11]
+    store.crash()

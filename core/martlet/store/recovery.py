@@ -574,6 +574,8 @@ class Recovery:
                 # The suspect had this place, its header is damaged.
                 self._lost(suspect.position)
                 queue.add_holes(1, suspect.position)
+            elif queue.next_offset < suspect.offset < offset and self._damage_hides(offset - queue.next_offset - 1):
+                self._jump(queue, suspect)
             else:
                 self._lost(suspect.position)
         if offset == queue.next_offset:
@@ -584,6 +586,10 @@ class Recovery:
             queue.add(position, size, code)
         else:
             self._suspects[queue] = _Suspect(offset, position, size, code)
+
+    def _damage_hides(self, count: int) -> bool:
+        """Whether so many records may have stood where no record was found."""
+        return count <= self.damaged_bytes // RECORD_BYTES_MIN
 
     def _jump(self, queue: Queue, suspect: _Suspect) -> None:
         """The suspect was right: fill the gap before it, or begin the queue anew there."""
@@ -599,7 +605,7 @@ class Recovery:
         for queue, suspect in self._suspects.items():
             gap = suspect.offset - queue.next_offset
             again = suspect.offset == 0 and queue.next_offset & (queue.next_offset - 1)
-            if 0 < gap <= max(self.damaged_bytes // RECORD_BYTES_MIN, SMALL_GAP) or again:
+            if 0 < gap <= SMALL_GAP or (gap > 0 and self._damage_hides(gap)) or again:
                 self._jump(queue, suspect)
             else:
                 self._lost(suspect.position)
