@@ -34,7 +34,17 @@ class Chunk:
 class Chunks:
     """Chunks by position over a bounded memory; safe to use from several threads."""
 
-    __slots__ = ("_held", "_held_bytes", "_lock", "cache_bytes", "chunk_bytes", "final_end", "pinned", "segments", "trusted_from")
+    __slots__ = (
+        "_held",
+        "_held_bytes",
+        "_lock",
+        "cache_bytes",
+        "chunk_bytes",
+        "final_end",
+        "pinned",
+        "segments",
+        "trusted_from",
+    )
 
     def __init__(self, segments: Segments, chunk_bytes: int, cache_bytes: int) -> None:
         self.segments = segments
