@@ -549,6 +549,8 @@ class Server:
         text = f"incomplete requests of all peers hold {self.incomplete} bytes, {peer.incomplete} of them this one's"
         text = f"{text}; server.incomplete_total_bytes_max is {limit}"
         log.warning("%s %s closed; %s", peer.protocol.name, peer.address, text)
+        self.incomplete -= peer.incomplete
+        peer.incomplete = 0
         self.lost(peer, OSError(text))
 
     def _finish_step(self, peer: _Peer) -> None:

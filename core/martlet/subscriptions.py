@@ -271,7 +271,10 @@ class Subscription:
             return
         finally:
             self._reading_far = False
-        if self.closed or lane.cursor != cursor:
+        if self.closed:
+            return
+        if lane.cursor != cursor:
+            self.peer.wake()
             return
         if result.count:
             lane.ahead = lane.tail.encode(result, cursor)

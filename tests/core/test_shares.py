@@ -26,6 +26,7 @@ from martlet.store.codec import decode_records, tags_code
 from martlet.subscriptions import Start, from_earliest
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer
+from martlet.testing.stores import message
 
 
 class Competitor:
@@ -689,3 +690,19 @@ async def test_published_messages_of_other_protocols_are_shared_as_well() -> Non
         broker.store.append(Message("t", b"by hand"), 0)
         broker.store.commit()
         assert one.turn() == ["0:0:by hand"]
+
+
+async def test_of_a_selection_what_comes_back_comes_again(autojump_clock: MockClock) -> None:
+    """Behind each message are others that nobody selects."""
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one = Competitor(broker, selection=Selection("A", frozenset((tags_code("A"),))))
+        for tag in ("A", "C", "A", "C"):
+            broker.store.append(message(tag, "t", tag), 0)
+        broker.store.commit()
+        await broker.store.wait_flushed(broker.store.appended)
+        first = await one.drain()
+        assert len(first) == 2
+        for offset in (0, 2):
+            one.member.nack(0, offset)
+        assert await one.drain() == first

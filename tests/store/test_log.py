@@ -9,7 +9,7 @@ import trio
 from martlet.errors import Reason, Refused, StoreLocked
 from martlet.message import Message
 from martlet.store import Queue, ReadStatus, Store
-from martlet.store.codec import Buffer, decode_record, tags_code
+from martlet.store.codec import Buffer, decode_record, decode_records, tags_code
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
 
@@ -396,3 +396,78 @@ async def test_a_topic_that_is_deleted_begins_anew_and_stays_deleted(open_store:
     store = await open_store()
     assert drain(store, store.queue("A", 0)) == again
     assert drain(store, store.queue("B", 0)) == kept
+
+
+@pytest.mark.parametrize("count_max", [1, 7, 32, 200])
+async def test_of_several_tags_none_is_passed_over(open_store: OpenStore, count_max: int) -> None:
+    """One tag fills the answer long before the next message of the other."""
+    store = await open_store(small_config(flush="async"))
+    tags = [*"A" * 100, "B", *"AC" * 20, "B"]
+    for tag in tags:
+        store.append(message(b"x", "T", tag), 0)
+    store.commit()
+    queue = store.queue("T", 0)
+    codes = frozenset((tags_code("A"), tags_code("B")))
+    found: list[int] = []
+    offset = 0
+    while offset < len(tags):
+        result = store.read(queue, offset, count_max, 10**6, codes)
+        assert result.count <= count_max
+        assert result.next_offset > offset
+        found += [record.queue_offset for piece in result.pieces for record in decode_records(piece)]
+        offset = result.next_offset
+    assert found == [offset for offset, tag in enumerate(tags) if tag != "C"]
+
+
+async def test_a_read_for_one_ends_behind_it(open_store: OpenStore) -> None:
+    store = await open_store(small_config(flush="async"))
+    for tag in "ACCA":
+        store.append(message(b"x", "T", tag), 0)
+    store.commit()
+    result = store.read(store.queue("T", 0), 0, 1, 1000, frozenset((tags_code("A"),)))
+    assert (result.count, result.next_offset) == (1, 1)
+
+
+def fill_up(disk: FakeDisk) -> None:
+    """No write succeeds from now on."""
+    disk.free_bytes = 0
+
+
+async def test_what_a_failed_delete_takes_back_is_told_to_its_sender() -> None:
+    """Sends and a delete of another topic in one socket read: the server's commit behind them must not succeed."""
+    disk = FakeDisk()
+    store = await Store.open(Path("/data"), small_config(flush="async", segment_bytes=65536), ManualClock(), disk)
+    for topic in "UV":
+        store.append(message(b"x", topic), 0)
+    store.commit()
+    store.append(message(b"y" * 6000, "T"), 0)
+    fill_up(disk)
+    with pytest.raises(Refused):
+        store.delete_topic("V")
+    with pytest.raises(Refused):
+        store.commit()
+    store.commit()
+    assert store.queue("T", 0).next_offset == 0
+    store.crash()
+
+
+async def test_a_topic_that_could_not_be_deleted_stays_whole_for_good() -> None:
+    disk = FakeDisk()
+    store = await Store.open(Path("/data"), small_config(flush="async"), ManualClock(), disk)
+    for topic in "TTTV":
+        store.append(message(b"x", topic), 0)
+    store.commit()
+    store.flusher.flush_now()
+    fill_up(disk)
+    with pytest.raises(Refused):
+        store.delete_topic("T")
+    disk.free_bytes = None
+    store.retention.look()
+    store.append(message(b"x", "T"), 0)
+    store.commit()
+    store.flusher.flush_now()
+    store.delete_topic("V")
+    store.crash()
+    store = await Store.open(Path("/data"), small_config(flush="async"), ManualClock(), disk)
+    assert len(drain(store, store.queue("T", 0))) == 4
+    store.crash()

@@ -38,7 +38,7 @@ from martlet.store.config import StoreConfig
 from martlet.store.files import Disk, Files, RealDisk, atomic_write, read_file
 from martlet.store.flush import Flusher
 from martlet.store.keys import KeyIndex
-from martlet.store.queues import Queue, QueueFiles, Queues
+from martlet.store.queues import BLANK_SIZE, Queue, QueueFiles, Queues
 from martlet.store.reading import Predicate, Reader, ReadResult, bounds, matching
 from martlet.store.recovery import Progress, Recovery
 from martlet.store.retention import Retention
@@ -60,6 +60,13 @@ HEAD_BYTES_READ: Final = 76
 SCAN_ENTRIES: Final = 4096
 # Positions of damaged records that are remembered, so that each is reported once.
 DAMAGED_MAX: Final = 10_000
+
+
+def _copied(result: ReadResult) -> ReadResult:
+    """*result* with its records copied: a view would keep a chunk for each while they wait to be sent."""
+    if result.pieces:
+        result.pieces = [b"".join(result.pieces)]
+    return result
 
 
 @final
@@ -312,7 +319,11 @@ class Store:
 
     def delete_topic(self, topic: str) -> None:
         """Remove the queues of *topic*; its records are void from now on and go with their segments."""
-        self.commit()
+        try:
+            self.commit()
+        except (Refused, StoreFailed) as error:
+            self._lost = error
+            raise
         queues = self.queues.topics.get(topic, {})
         for queue in queues.values():
             self._touched.pop(queue, None)
@@ -682,6 +693,8 @@ class Store:
         if len(entry) < ENTRY_BYTES:
             return True
         position, size, _ = ENTRY.unpack(entry)
+        if size <= 0 or size == BLANK_SIZE:
+            return True
         chunk = self.chunks.load_now(position)
         return chunk is not None and (position + size <= chunk.end or self.chunks.load_now(chunk.end) is not None)
 
@@ -709,8 +722,10 @@ class Store:
             return held[(at - offset) * ENTRY_BYTES : (at - offset + count) * ENTRY_BYTES]
 
         result = await self.disk.off_loop(
-            lambda: self.reader.read(
-                queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, self.chunks.load
+            lambda: _copied(
+                self.reader.read(
+                    queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, self.chunks.load
+                )
             )
         )
         result.end_offset = self.end_offset(queue)

@@ -104,7 +104,7 @@ def matching(data: bytes, codes: frozenset[int], count_max: int) -> tuple[list[i
                 covered = min(covered, index + 1)
                 break
             at = data.find(pattern, at + ENTRY_BYTES)
-    found.sort()
+    found = sorted(index for index in found if index < covered)
     return found, covered
 
 
@@ -133,7 +133,7 @@ class Reader:
     ) -> ReadResult:
         """Read *queue* from *offset*, which is below *end*; *entries* gives bytes of entries, *load* chunks.
 
-        Once something was found, what *load* does not have ends the read.
+        What *load* does not have ends the read, unless it is the first.
         """
         result = ReadResult(ReadStatus.NO_MATCH, offset, queue.first_offset, end)
         filtered = codes is not None or predicate is not None
@@ -157,6 +157,8 @@ class Reader:
                 offset += taken
                 break
             offset += covered
+            if result.count >= max_messages:
+                break
         result.next_offset = offset
         return result
 
@@ -198,7 +200,7 @@ class Reader:
                     pieces.append(view[run - low : run_end - low])
                     run = run_end = -1
                 chunk = self._chunk(position, size, load)
-                if chunk is None and count:
+                if chunk is None and (count or offset + index > result.next_offset):
                     full = index  # whoever begins there looks again
                     break
                 if chunk is None:

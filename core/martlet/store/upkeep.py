@@ -95,8 +95,13 @@ class Upkeep:
 
     def delete_topic(self, topic: str) -> None:
         """Note that what the log holds of *topic* is void; its queues go next."""
+        before = dict(self.deleted)
         self.deleted[topic] = self._store.tail.written
-        self._write_list(without=topic)
+        try:
+            self._write_list(without=topic)
+        except OSError:
+            self.deleted = before
+            raise
 
     async def follow(self) -> None:
         """Complete the key index after a start that found it far behind."""
