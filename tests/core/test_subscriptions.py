@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.pushing import Collector, broker_in_memory, publish, subscribe
+from tests.core.pushing import Collector, broker_in_memory, publish, subscribe, told
 
 from martlet.encoded import Selection
 from martlet.errors import Reason, Refused
@@ -327,3 +328,41 @@ def test_every_subscriber_gets_every_message_once_in_order_and_no_wake_up_is_los
     operations: list[tuple[str, int, int]], flush: str, cache_bytes: int
 ) -> None:
     trio.run(Model().run, operations, flush, cache_bytes)
+
+
+async def test_who_is_overtaken_while_the_disk_is_waited_for_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another's batch moves its cursor before its own read is done; what that read says is of no use then."""
+    gates: list[trio.Event] = []
+
+    async def off_loop(disk: FakeDisk, work: Callable[[], object]) -> object:
+        if gates:
+            await gates.pop().wait()
+        return work()
+
+    monkeypatch.setattr(FakeDisk, "off_loop", off_loop)
+    async with broker_in_memory(chunk_bytes=4096, cache_bytes=2 * 4096, segment_bytes=1 << 20) as broker:
+        broker.topics.ensure("t", 2)
+        broker.topics.ensure("other", 1)
+        for number in range(100):
+            publish(broker, "t", number // 50, bytes(300))
+        for _ in range(40):  # pushes the first ones out of the memory
+            publish(broker, "other", 0, bytes(1000))
+        slow = subscribe(broker, "t", start=from_earliest, credit=1000)
+        quick = subscribe(broker, "t", start=from_earliest, credit=1000)
+        await slow.turn()
+        await quick.turn()
+        gate = trio.Event()
+        gates.append(gate)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow.peer.run_started)
+            await trio.testing.wait_all_tasks_blocked()
+            await quick.turn()
+            slow.subscription.add_credit(1)
+            slow.got += told(slow.subscription.collect(1 << 20))
+            slow.peer.wakes = 0
+            gate.set()
+        assert 0 < len(slow.got) < 100
+        await slow.drain()
+        assert len(slow.got) == 100
