@@ -45,6 +45,7 @@ async def test_broker_that_asks_and_leaves_ends_nothing(cluster: Cluster, autoju
         await cluster.broker.drop_connections()
         cluster.broker.put("T", 0, b"x")
         await listener.wait_count(1)
+    assert [message.body for message in listener.messages] == [b"x"]
 
 
 async def test_typing_error_in_a_topic_does_not_flood_the_name_server(
@@ -63,6 +64,7 @@ async def test_topic_that_is_made_later_is_consumed(cluster: Cluster, autojump_c
         cluster.topics["Later"] = 1
         cluster.broker.put("Later", 0, b"x")
         await listener.wait_count(1)
+    assert [(message.topic, message.body) for message in listener.messages] == [("Later", b"x")]
 
 
 @pytest.mark.parametrize("trusted", [True, False])

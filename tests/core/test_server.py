@@ -649,6 +649,7 @@ async def test_what_waits_for_room_keeps_no_views(autojump_clock: MockClock) -> 
         toy.peer.send(memoryview(chunk)[:10])
         toy.peer.wake()
         await trio.sleep(1)
+        assert world.server.unsent > 0
         chunk.clear()  # raises BufferError while there is a view
 
 

@@ -680,7 +680,9 @@ class Model:
 @given(operations=OPERATIONS)
 def test_every_message_is_acknowledged_once_and_never_with_two_members(operations: list[tuple[str, int, int]]) -> None:
     clock = MockClock()
-    trio.run(Model(clock).run, operations, clock=clock)
+    model = Model(clock)
+    trio.run(model.run, operations, clock=clock)
+    assert len(model.acked) == sum(model.published)
 
 
 async def test_published_messages_of_other_protocols_are_shared_as_well() -> None:

@@ -327,7 +327,13 @@ class Model:
 def test_every_subscriber_gets_every_message_once_in_order_and_no_wake_up_is_lost(
     operations: list[tuple[str, int, int]], flush: str, cache_bytes: int
 ) -> None:
-    trio.run(Model().run, operations, flush, cache_bytes)
+    model = Model()
+    trio.run(model.run, operations, flush, cache_bytes)
+    assert sum(len(collector.got) for collector in model.collectors.values()) == sum(
+        len(queue) - start
+        for starts in model.starts.values()
+        for queue, start in zip(model.published, starts, strict=True)
+    )
 
 
 async def test_who_is_overtaken_while_the_disk_is_waited_for_goes_on(

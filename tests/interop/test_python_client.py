@@ -207,6 +207,9 @@ async def test_broadcast_reaches_every_member(target: Target, name: Name) -> Non
     ):
         await one.wait_count(3)
         await two.wait_count(3)
+    places = [{(m.queue, m.queue_offset) for m in member.messages} for member in (one, two)]
+    assert places[0] == places[1]
+    assert len(places[0]) == 3
 
 
 async def test_pull_seek_and_commit(target: Target, name: Name) -> None:

@@ -185,6 +185,26 @@ class Harness:
         return name
 
 
+def long_ext(topic: str, **more: object) -> dict[str, object]:
+    """The header of a send with long field names."""
+    return {
+        "producerGroup": "P",
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "4",
+        "queueId": "1",
+        "sysFlag": "0",
+        "bornTimestamp": "1700000000000",
+        "flag": "0",
+        "properties": "",
+        "reconsumeTimes": "0",
+        "unitMode": "false",
+        "maxReconsumeTimes": "0",
+        "batch": "false",
+        **more,
+    }
+
+
 def send_ext(topic: str, queue_id: int = 0, properties: str = "", **more: object) -> dict[str, object]:
     """The header of a SEND_MESSAGE_V2."""
     return {

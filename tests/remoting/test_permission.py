@@ -9,7 +9,7 @@ from martlet.contracts import Identity
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handler import TABLE
 
-from .conftest import NO_HEADER, Harness, pull_ext, send_ext
+from .conftest import NO_HEADER, Harness, long_ext, pull_ext, send_ext
 
 Asked = tuple[str, str]
 
@@ -21,19 +21,6 @@ MANAGE_BROKER: Asked = ("manage", "")
 MANAGE_TOPIC: Asked = ("manage", "T")
 MANAGE_GROUP: Asked = ("manage", "%RETRY%G")
 
-LONG_SEND: Mapping[str, object] = {
-    "producerGroup": "P",
-    "topic": "T",
-    "defaultTopic": "TBW102",
-    "defaultTopicQueueNums": "4",
-    "queueId": "0",
-    "sysFlag": "0",
-    "bornTimestamp": "1700000000000",
-    "flag": "0",
-    "properties": "",
-    "reconsumeTimes": "0",
-    "unitMode": "false",
-}
 PLACE: Mapping[str, object] = {
     "consumerGroup": "G",
     "topic": "T",
@@ -66,10 +53,10 @@ TG: Mapping[str, object] = {"topic": "T", "group": "G"}
 
 # code -> header, body, what is asked
 REQUESTS: Mapping[int, tuple[Mapping[str, object], object, list[Asked]]] = {
-    RequestCode.SEND_MESSAGE: (LONG_SEND, b"x", [PUBLISH]),
+    RequestCode.SEND_MESSAGE: (long_ext("T"), b"x", [PUBLISH]),
     RequestCode.SEND_MESSAGE_V2: (send_ext("T"), b"x", [PUBLISH]),
     RequestCode.SEND_BATCH_MESSAGE: (send_ext("T"), b"x", [PUBLISH]),
-    RequestCode.SEND_REPLY_MESSAGE: (LONG_SEND, b"x", [PUBLISH]),
+    RequestCode.SEND_REPLY_MESSAGE: (long_ext("T"), b"x", [PUBLISH]),
     RequestCode.SEND_REPLY_MESSAGE_V2: (send_ext("T"), b"x", [PUBLISH]),
     RequestCode.PULL_MESSAGE: (pull_ext("T", 0), b"", [GROUP, TOPIC]),
     RequestCode.LITE_PULL_MESSAGE: (pull_ext("T", 0), b"", [GROUP, TOPIC]),

@@ -34,6 +34,14 @@ async def fill(harness: Harness, topic: str, *tags: str, queue_id: int = 0, body
     client.close()
 
 
+async def with_backlog(open_harness: OpenHarness, count: int) -> tuple[Harness, str]:
+    """A harness whose store keeps nothing in memory but the end of the log, and its topic with *count* messages."""
+    harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * count, body=bytes(1000))
+    return harness, topic
+
+
 def pull_that_was_read(client: FakeClient, topic: str, offset: int, result: ReadResult) -> Pull:
     """A pull of queue 0 for which a thread has read *result*; it is answered at the next collect."""
     context = client.handler.context
@@ -293,9 +301,7 @@ async def test_a_oneway_pull_is_not_answered(harness: Harness) -> None:
 
 @pytest.mark.usefixtures("nothing_cached")
 async def test_what_is_far_behind_is_read_beside_the_loop(open_harness: OpenHarness) -> None:
-    harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
-    topic = harness.topic("T")
-    await fill(harness, topic, *["A"] * 40, body=bytes(1000))
+    harness, topic = await with_backlog(open_harness, 40)
     queue = harness.store.queue(topic, 0)
     assert not harness.store.read_is_near(queue, 0)
     client = harness.client()
@@ -311,9 +317,7 @@ async def test_what_is_far_behind_is_read_beside_the_loop(open_harness: OpenHarn
 
 @pytest.mark.usefixtures("nothing_cached")
 async def test_what_a_slow_client_does_not_take_is_not_read_for_it(open_harness: OpenHarness) -> None:
-    harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
-    topic = harness.topic("T")
-    await fill(harness, topic, *["A"] * 60, body=bytes(1000))
+    harness, topic = await with_backlog(open_harness, 60)
     client = harness.client()
     numbers = [client.send(PULL, pull_ext(topic, offset, maxMsgNums="1")) for offset in range(40)]
     desk = client.handler.context.pulls
@@ -613,9 +617,7 @@ async def test_at_the_end_a_pull_that_was_just_woken_is_answered_and_not_held_ag
 
 @pytest.mark.usefixtures("nothing_cached")
 async def test_at_the_end_pulls_that_a_thread_reads_for_are_answered(open_harness: OpenHarness) -> None:
-    harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
-    topic = harness.topic("T")
-    await fill(harness, topic, *["A"] * 40, body=bytes(1000))
+    harness, topic = await with_backlog(open_harness, 40)
     client = harness.client()
     numbers = [client.send(PULL, pull_ext(topic, offset)) for offset in (0, 4, 8)]
     desk = client.handler.context.pulls

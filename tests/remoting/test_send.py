@@ -11,7 +11,7 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Parts
 from martlet_remoting.packets import Command
 
-from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
+from .conftest import FakeClient, Harness, OpenHarness, long_ext, pull_ext, send_ext
 
 V2 = RequestCode.SEND_MESSAGE_V2
 
@@ -21,25 +21,6 @@ async def stored(harness: Harness, topic: str, queue_id: int = 0) -> list[Record
     client = harness.client()
     answer = await client.ask(RequestCode.PULL_MESSAGE, pull_ext(topic, 0, queue_id))
     return decode_records(answer.body) if answer.code == ResponseCode.SUCCESS else []
-
-
-def long_ext(topic: str, **more: object) -> dict[str, object]:
-    return {
-        "producerGroup": "P",
-        "topic": topic,
-        "defaultTopic": "TBW102",
-        "defaultTopicQueueNums": "4",
-        "queueId": "1",
-        "sysFlag": "0",
-        "bornTimestamp": "1700000000000",
-        "flag": "0",
-        "properties": "",
-        "reconsumeTimes": "0",
-        "unitMode": "false",
-        "maxReconsumeTimes": "0",
-        "batch": "false",
-        **more,
-    }
 
 
 async def test_a_sent_message_is_answered_with_its_place_and_can_be_pulled(harness: Harness) -> None:

@@ -227,7 +227,7 @@ class World:
         self.lossless = self.checker.sync or cut is Cut.KILLED
         self.disk = life.disk.after_power_cut(cut, self.chance)
         self.disk.free_bytes = None
-        life.disk.on_change = _nothing
+        life.disk.on_change = None
         for link in life.links.values():
             link.cut()
         life.scope.cancel()
@@ -429,7 +429,7 @@ class World:
         if life is not None:
             life.disk.free_bytes = None
             life.disk.failures.clear()
-            life.disk.on_change = _nothing
+            life.disk.on_change = None
         with trio.move_on_after(120) as patience:
             await self.idle.wait()
         if patience.cancelled_caught:
@@ -456,10 +456,6 @@ class World:
         self.idle_clients += 1
         if self.idle_clients == self.clients:
             self.idle.set()
-
-
-def _nothing(name: str) -> None:
-    pass
 
 
 @dataclass

@@ -179,7 +179,7 @@ async def check_after(
     if again and chance.random() < 0.1:
         found.on_change = lambda name: within.append(found.after_power_cut(chance.choice(list(Cut)), chance))
     store = await open_on(found, clock)
-    found.on_change = lambda name: None
+    found.on_change = None
     ledger.check(store, promised)
     before = contents(store)
     if again and chance.random() < 0.3:

@@ -7,6 +7,7 @@ for the longest time is dropped first; a view keeps its chunk alive until it is 
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
 from typing import final
 
@@ -79,24 +80,13 @@ class Chunks:
 
     def load(self, position: int) -> Chunk | None:
         """The chunk of *position*, read from disk if need be; None where the log holds nothing."""
-        chunk = self.find(position)
-        if chunk is not None:
-            return chunk if position < chunk.end else None
-        segment = self.segments.find(position)
-        if segment is None:
-            return None
-        base = self.base_of(segment, position)
-        if base >= self.final_end:
-            return None
-        data = self.segments.read(base, self.chunk_bytes)
-        if position >= base + len(data):
-            return None
-        chunk = Chunk(base, data, base >= self.trusted_from)
-        self.hold(chunk)
-        return chunk
+        return self._load(position, self.segments.read)
 
     def load_now(self, position: int) -> Chunk | None:
         """As `load`, without waiting for the disk: None as well where it is neither in memory nor in the page cache."""
+        return self._load(position, self.segments.read_now)
+
+    def _load(self, position: int, read: Callable[[int, int], bytes | bytearray | None]) -> Chunk | None:
         chunk = self.find(position)
         if chunk is not None:
             return chunk if position < chunk.end else None
@@ -106,7 +96,7 @@ class Chunks:
         base = self.base_of(segment, position)
         if base >= self.final_end:
             return None
-        data = self.segments.read_now(base, self.chunk_bytes)
+        data = read(base, self.chunk_bytes)
         if data is None or position >= base + len(data):
             return None
         chunk = Chunk(base, data, base >= self.trusted_from)

@@ -130,7 +130,7 @@ class FakeDisk:
         self.open_files: dict[int, tuple[str, _File, bool]] = {}
         self.locked: dict[int, str] = {}
         self.calls: dict[str, int] = {}
-        self.on_change: Callable[[str], None] = _nothing
+        self.on_change: Callable[[str], None] | None = None
         self.failures: dict[tuple[str, int], int] = {}
         self.free_bytes: int | None = None
         self.total_bytes = 1 << 30
@@ -141,7 +141,8 @@ class FakeDisk:
     # ---- faults
 
     def _changing(self, name: str) -> None:
-        self.on_change(name)
+        if self.on_change is not None:
+            self.on_change(name)
         number = self.calls.get(name, 0)
         self.calls[name] = number + 1
         self._fail(name, number)
@@ -362,10 +363,6 @@ class FakeDisk:
     async def off_loop(self, work: Callable[[], T]) -> T:
         await trio.lowlevel.checkpoint()
         return work()
-
-
-def _nothing(name: str) -> None:
-    pass
 
 
 def _concerns(change: tuple[str, str, str, _File | None], directory: str) -> bool:
