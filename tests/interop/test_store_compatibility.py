@@ -96,7 +96,6 @@ def consume_all(java: Java, data: Path) -> None:
     """Consume everything with a group, and wait until its offsets are on disk."""
     consumer = java.push(GROUP, TOPIC)
     consumer.wait(COUNT + 11)
-    consumer.stop()
 
     def written() -> bool | None:
         try:
@@ -107,6 +106,7 @@ def consume_all(java: Java, data: Path) -> None:
         return True if sum(offsets.values()) == COUNT + 11 else None
 
     eventually(written)
+    consumer.stop()
 
 
 def places(messages: list[Received]) -> dict[tuple[int, int], tuple[bytes, str, str | None, str | None]]:
