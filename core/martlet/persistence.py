@@ -17,7 +17,7 @@ from martlet.broker import Broker
 from martlet.errors import StoreError
 from martlet.groups import Groups
 from martlet.sessions import Sessions
-from martlet.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topics
+from martlet.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, Topics
 
 __all__ = ["load", "run", "save"]
 
@@ -63,10 +63,20 @@ def _make_topics_of_records(broker: Broker) -> None:
 
 
 def save(broker: Broker) -> None:
-    """Write what has changed, at once; for the end of a broker."""
+    """Write what has changed, at once; for the end of a broker.
+
+    Raises:
+      OSError: a table could not be written; the others were.
+    """
+    failed: OSError | None = None
     for table, name, data in _changed(broker, offsets=True):
-        broker.store.write_file(name, data)
-        table.clean()
+        try:
+            broker.store.write_file(name, data)
+            table.clean()
+        except OSError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def _changed(broker: Broker, *, offsets: bool) -> list[tuple["_Flag", str, bytes]]:
@@ -101,11 +111,18 @@ class _Flag:
 async def run(broker: Broker) -> None:
     """Save for ever: definitions soon after they change, offsets at their interval."""
     changed = [trio.Event()]
+    deleted = False
 
     def notice(_: object) -> None:
         changed[0].set()
 
-    broker.topics.changed.append(notice)
+    def notice_topic(topic: Topic | None) -> None:
+        nonlocal deleted
+        # Offsets of a deleted topic are wrong for one that is made again under its name: they go with it.
+        deleted = deleted or topic is None
+        changed[0].set()
+
+    broker.topics.changed.append(notice_topic)
     broker.groups.changed.append(notice)
     interval_s = broker.config.offsets_persist_ms / 1000
     due = trio.current_time() + interval_s
@@ -115,7 +132,8 @@ async def run(broker: Broker) -> None:
             await trio.sleep(TOGETHER_S)
         changed[0] = trio.Event()
         now = trio.current_time()
-        await _try_to_save(broker, offsets=now >= due)
+        offsets, deleted = deleted or now >= due, False
+        await _try_to_save(broker, offsets=offsets)
         if now >= due:
             due = now + interval_s
 
@@ -129,8 +147,10 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> None:
         # Not even a table that cannot be written as JSON may end the broker.
         log.error("topics, groups and offsets cannot be written, tried again; %s", error)
         return
-    for flag, name, data in changed:
+    # All of it is of this moment: what changes while one table is written is for the next time.
+    for flag, _, _ in changed:
         flag.clean()
+    for flag, name, data in changed:
         try:
             with trio.CancelScope(shield=True):
                 await store.disk.off_loop(partial(store.write_file, name, data))

@@ -1,0 +1,85 @@
+"""The tables beside the log: what changes while they are written is written too, and what one lacks keeps no other."""
+
+import errno
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+import trio
+from tests.core.pushing import broker_in_memory
+from trio.testing import MockClock
+
+from martlet import persistence
+from martlet.broker import Broker
+from martlet.testing.disk import FakeDisk
+
+T = TypeVar("T")
+
+
+def told_meanwhile(disk: FakeDisk, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]) -> None:
+    """Call *meanwhile* on the loop whenever a worker thread is at work."""
+
+    async def off_loop(work: Callable[[], T]) -> T:
+        await trio.lowlevel.checkpoint()
+        result = work()
+        meanwhile()
+        return result
+
+    monkeypatch.setattr(disk, "off_loop", off_loop)
+
+
+def offsets_on_disk(broker: Broker) -> str:
+    text = next(broker.store.read_generations("config/consumerOffset.json")).decode()
+    return text.replace(" ", "").replace("\n", "")
+
+
+async def test_what_changes_while_another_table_is_written_is_saved_by_the_next_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk) as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.ensure("G")
+        broker.groups.commit("G", "t", 0, 1)
+        with monkeypatch.context() as patch:
+            told_meanwhile(disk, patch, lambda: broker.groups.commit("G", "t", 0, 2))
+            await persistence._try_to_save(broker, offsets=True)
+        await persistence._try_to_save(broker, offsets=True)
+        assert '"t@G":{0:2}' in offsets_on_disk(broker)
+
+
+async def test_offsets_of_a_deleted_topic_leave_the_disk_with_it(autojump_clock: MockClock) -> None:
+    async with broker_in_memory() as broker, trio.open_nursery() as nursery:
+        nursery.start_soon(persistence.run, broker)
+        broker.topics.ensure("t", 1)
+        broker.groups.ensure("G")
+        broker.groups.commit("G", "t", 0, 1000)
+        await trio.sleep(6)
+        assert "t@G" in offsets_on_disk(broker)
+        broker.topics.delete("t")
+        broker.groups.forget_topic("t")
+        await trio.sleep(0.1)
+        assert "t@G" not in offsets_on_disk(broker)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_table_that_cannot_be_written_at_the_end_keeps_no_other_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk) as broker:
+        broker.topics.ensure("t", 1)
+        broker.groups.ensure("G")
+        broker.groups.commit("G", "t", 0, 7)
+        open_as_ever = disk.open
+
+        def refuse(path: str, *, create: bool = False, read_only: bool = False) -> int:
+            if path.endswith("topics.json.tmp") and create:
+                raise OSError(errno.ENOSPC, "no space left", path)
+            return open_as_ever(path, create=create, read_only=read_only)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "open", refuse)
+            with pytest.raises(OSError, match="no space"):
+                persistence.save(broker)
+        assert '"t@G":{0:7}' in offsets_on_disk(broker)
