@@ -20,7 +20,7 @@ from martlet.errors import Reason, Refused, StoreError
 from martlet.groups import Groups
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue
-from martlet.subscriptions import Start
+from martlet.subscriptions import Start, from_earliest
 from martlet.topics import Topic
 
 __all__ = ["Session", "Sessions"]
@@ -115,6 +115,8 @@ class Sessions:
         if topic.name not in session.topics and len(session.topics) >= limit:
             text = f"session {session.name!r} has {limit} subscriptions; delivery.session_subscriptions_max is {limit}"
             raise Refused(Reason.BUSY, text)
+        if topic.name in session.topics:
+            start = from_earliest  # of a queue that came, or of a topic that was made again, in the meantime
         if session.topics.get(topic.name) != note:
             session.topics[topic.name] = note
             self.dirty = True
@@ -175,10 +177,9 @@ class Sessions:
     # file
 
     def to_bytes(self) -> bytes:
-        """The whole table; a session that is attached now counts as left now."""
-        now = self._clock.now_ms()
+        """The whole table; a session that is attached now has left when the table is loaded."""
         rows = [
-            [s.protocol, s.owner, s.name, s.group, now if s.lost is not None else s.left_ms, s.topics]
+            [s.protocol, s.owner, s.name, s.group, 0 if s.lost is not None else s.left_ms, s.topics]
             for s in self._table.values()
         ]
         packed: bytes = msgpack.packb([FORMAT, rows])
@@ -199,6 +200,7 @@ class Sessions:
         table: dict[tuple[str, str], Session] = {}
         for row in rows:
             session = _from_row(row)
+            session.left_ms = session.left_ms or self._clock.now_ms()
             table[session.protocol, session.name] = session
         self._table = table
 

@@ -145,7 +145,8 @@ class Share:
         self._lanes: dict[int, _Lane] = {}
         self._turn = 0
         self._forget_at = math.inf
-        self.follow(topic, new=True)
+        # A queue that came while the group was away begins at its beginning, as for one that stayed.
+        self.follow(topic, new=not owner.groups.committed(group, topic.name))
 
     def __len__(self) -> int:
         return len(self._members)
@@ -602,7 +603,10 @@ class Shares:
 
     def forget_idle(self, share: Share) -> None:
         """Drop *share* when nothing is lost with it, or when nobody came back for long."""
-        if share.idle(self.now()) and self._shares.pop((share.topic.name, share.group), None) is not None:
+        key = share.topic.name, share.group
+        # A deleted topic may be there again by now, with a share of its own.
+        if self._shares.get(key) is share and share.idle(self.now()):
+            del self._shares[key]
             share.close()
 
     def _topic_changed(self, topic: Topic | None) -> None:

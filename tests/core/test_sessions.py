@@ -268,6 +268,7 @@ def test_a_restart_finds_the_sessions_again(rows: dict[tuple[str, str], tuple[st
             room.sessions.leave(session, callback)
     room.clock.ms += 500
     other = Room()
+    other.clock.ms = room.clock.ms
     other.sessions.load(room.sessions.to_bytes())
     assert len(other.sessions) == len(rows)
     for (protocol, name), (owner, attached, topics) in rows.items():
@@ -323,3 +324,33 @@ def test_statistics_tell_how_many_are_attached() -> None:
     session, _ = room.sessions.open("line", "", "b", callback)
     room.sessions.leave(session, callback)
     assert room.sessions.statistics() == {"sessions": 2, "attached": 1}
+
+
+async def test_a_queue_that_came_while_its_subscriber_was_away_is_read_from_its_beginning() -> None:
+    async with broker_in_memory() as broker:
+        topic = broker.topics.ensure("t", 1)
+        sessions = broker.sessions
+        session, _ = sessions.open("line", "", "N", lambda reason: None)
+        start = sessions.subscribe(session, topic, from_tail)
+        assert start(topic.queue(0)) == 0
+        topic = broker.topics.update("t", 2, 2)
+        publish(broker, "t", 1, b"a", b"b")
+        start = sessions.subscribe(session, topic, from_tail)
+        assert [start(topic.queue(n)) for n in range(2)] == [0, 0]
+
+
+def test_who_was_attached_when_the_broker_died_stayed_away_only_since_the_next_start() -> None:
+    room = Room(session_expiry_s=100)
+    session, _ = room.open()
+    session.topics["t"] = ""
+    gone, _ = room.open("gone")
+    gone.topics["t"] = ""
+    room.sessions.leave(gone, gone.lost or room.callback(""))
+    saved = room.sessions.to_bytes()
+    room.clock.ms += 101_000
+    after = Room(session_expiry_s=100)
+    after.clock.ms = room.clock.ms
+    after.sessions.load(saved)
+    assert after.sessions.expire() == ["gone"]
+    after.clock.ms += 100_000
+    assert after.sessions.expire() == ["N"]

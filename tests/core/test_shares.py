@@ -23,7 +23,7 @@ from martlet.settings import DeliveryConfig
 from martlet.shares import Member, Share
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.codec import decode_records, tags_code
-from martlet.subscriptions import Start, from_earliest
+from martlet.subscriptions import Start, from_earliest, from_tail
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import message
@@ -708,3 +708,28 @@ async def test_of_a_selection_what_comes_back_comes_again(autojump_clock: MockCl
         for offset in (0, 2):
             one.member.nack(0, offset)
         assert await one.drain() == first
+
+
+async def test_who_leaves_a_deleted_topic_does_not_end_the_share_of_its_successor() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        old = Competitor(broker)
+        broker.topics.delete("t")
+        broker.groups.forget_topic("t")
+        broker.topics.ensure("t", 1)
+        one = Competitor(broker)
+        old.member.leave()
+        two = Competitor(broker)
+        publish(broker, "t", 0, b"a", b"b", b"c")
+        assert one.turn() == ["0:0:a", "0:1:b", "0:2:c"]
+        assert two.turn() == []
+
+
+async def test_a_queue_that_came_while_a_group_was_away_is_read_from_its_beginning() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one = Competitor(broker, start=from_tail)
+        one.member.leave()
+        broker.topics.update("t", 2, 2)
+        publish(broker, "t", 1, b"a")
+        assert Competitor(broker, start=from_tail).turn() == ["1:0:a"]
