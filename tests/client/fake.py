@@ -82,7 +82,8 @@ class Connection:
             with trio.move_on_after(reply.hold_s):
                 await reply.hold.wait()
             # As a broker does: look once more, and then answer whatever there is.
-            command.ext = {**command.ext, "suspendTimeoutMillis": 0, "sysFlag": 0}
+            ext = {**command.ext, "suspendTimeoutMillis": 0, "sysFlag": 0}
+            command = Command(command.code, ext, command.body, command.opaque, command.flag)
             reply = self.answer(command, self)
         if reply is not None and not command.is_oneway:
             await self.send(encode_response(command.opaque, reply.code, reply.ext, reply.body, reply.remark))

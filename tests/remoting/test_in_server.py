@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import struct
 from typing import cast
 
 import orjson
@@ -128,6 +129,20 @@ async def test_a_broken_connection_makes_its_group_share_out_anew(harness: Harne
     assert (await first.receive()).code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
     answer = await first.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "G"})
     assert orjson.loads(answer.body) == {"consumerIdList": ["c1"]}
+
+
+@pytest.mark.parametrize("code", [SEND, PULL, RequestCode.GET_MIN_OFFSET])
+async def test_fields_that_cannot_be_read_end_their_connection_alone(
+    harness: Harness, autojump_clock: MockClock, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = await serve(harness)
+    hostile, other = served.dial(), served.dial()
+    header = b'{"code":%d,"extFields":{"b":"\xff","topic":"\xff"},"opaque":1}' % code
+    await hostile.caller.send(struct.pack(">ii", 4 + len(header), len(header)) + header)
+    assert await hostile.closed_after() == 0
+    assert [r.exc_info for r in caplog.records] == [None]
+    assert "extFields is not JSON" in caplog.text
+    assert (await other.ask(SEND, send_ext("T"), b"body")).code == 0
 
 
 async def test_bytes_cut_anywhere_and_late_come_to_the_same(harness: Harness, autojump_clock: MockClock) -> None:

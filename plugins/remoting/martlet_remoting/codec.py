@@ -15,10 +15,12 @@ from struct import error as struct_error
 from typing import Final, final
 
 import orjson
+from msgspec import ValidationError
 
 from martlet.errors import LocalProtocolError, RemoteProtocolError
 
-from .codes import ANSWER_LANGUAGE, FLAG_RESPONSE, LANGUAGE_NAMES, LANGUAGE_NUMBERS, VERSION
+from .codes import ANSWER_LANGUAGE, FLAG_RESPONSE, LANGUAGE_NAMES, LANGUAGE_NUMBERS, VERSION, RequestCode
+from .fields import REMARK_MAX, decode_envelope
 from .packets import NO_EXT, Command, ext_text
 
 __all__ = [
@@ -40,11 +42,10 @@ __all__ = [
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 # A property string of 32767 bytes, every one escaped as \\u0001, is 192 KiB of header.
 HEADER_BYTES_MAX: Final = 1024 * 1024
-REMARK_BYTES_MAX: Final = 64 * 1024
 JSON_HEADER: Final = 0
 BINARY_HEADER: Final = 1
-I32_MIN: Final = -(1 << 31)
-I32_MAX: Final = (1 << 31) - 1
+# The hot requests, whose handlers take their fields from the JSON (martlet_remoting.fields).
+READ_AS_RECORDS: Final = frozenset((RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE))
 
 _LENGTH: Final = Struct(">i")
 _LENGTHS: Final = Struct(">iI")
@@ -180,38 +181,26 @@ def _decode(data: bytes, start: int, end: int, header_bytes_max: int) -> Command
 
 def _decode_json(header: bytes, body: bytes) -> Command:
     try:
-        fields: object = orjson.loads(header)
-    except orjson.JSONDecodeError as error:
+        envelope = decode_envelope(header)
+    except ValidationError as error:
+        raise RemoteProtocolError(f"header is not that of a command: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"header is not JSON: {error}") from error
-    if type(fields) is not dict:
-        raise RemoteProtocolError("header is not a JSON object")
-    get = fields.get
-    code = get("code")
-    opaque = get("opaque", 0)
-    flag = get("flag", 0)
-    version = get("version", 0)
-    if type(code) is not int or type(opaque) is not int or type(flag) is not int or type(version) is not int:
-        raise RemoteProtocolError("header fields code, opaque, flag and version must be integers")
-    if not (I32_MIN <= code <= I32_MAX and I32_MIN <= opaque <= I32_MAX and I32_MIN <= flag <= I32_MAX):
-        raise RemoteProtocolError("header fields code, opaque and flag must fit 32 bits")
-    ext = get("extFields")
-    if ext is None:
-        ext = NO_EXT
-    elif type(ext) is not dict:
-        raise RemoteProtocolError("header field extFields is not a JSON object")
-    remark = get("remark")
-    if remark is not None:
-        remark = _remark(remark)
-    language = get("language", "")
-    return Command(code, ext, body, opaque, flag, remark, language if type(language) is str else "", version)
-
-
-def _remark(remark: object) -> str:
-    if type(remark) is not str:
-        raise RemoteProtocolError("header field remark is not a string")
-    if len(remark) > REMARK_BYTES_MAX:
-        raise RemoteProtocolError(f"remark of {len(remark)} characters is over the limit of {REMARK_BYTES_MAX}")
-    return remark
+    language = envelope.language
+    command = Command(
+        envelope.code,
+        NO_EXT,
+        body,
+        envelope.opaque,
+        envelope.flag,
+        envelope.remark,
+        language if type(language) is str else "",
+        envelope.version,
+        envelope.extFields,
+    )
+    if envelope.code not in READ_AS_RECORDS or envelope.flag & FLAG_RESPONSE:
+        command.read_ext()
+    return command
 
 
 def _decode_binary(header: bytes, body: bytes) -> Command:
@@ -225,8 +214,8 @@ def _decode_binary(header: bytes, body: bytes) -> Command:
         raise RemoteProtocolError(f"binary header of {len(header)} bytes is cut short") from error
     except UnicodeDecodeError as error:
         raise RemoteProtocolError("binary header is not UTF-8") from error
-    if remark_length > REMARK_BYTES_MAX:
-        raise RemoteProtocolError(f"remark of {remark_length} bytes is over the limit of {REMARK_BYTES_MAX}")
+    if remark_length > REMARK_MAX:
+        raise RemoteProtocolError(f"remark of {remark_length} bytes is over the limit of {REMARK_MAX}")
     name = LANGUAGE_NAMES[language] if 0 <= language < len(LANGUAGE_NAMES) else ""
     return Command(code, ext, body, opaque, flag, remark or None, name, version)
 

@@ -9,6 +9,7 @@ from typing import Final, final
 from martlet.errors import Reason, Refused
 
 from .codes import RequestCode
+from .fields import pull_fields
 from .packets import Command
 
 __all__ = [
@@ -177,6 +178,27 @@ def decode_pull_header(command: Command) -> PullHeader:
     Raises:
       Refused: a mandatory field is missing or is not a number.
     """
+    fields = pull_fields(command)
+    if fields is None:
+        return _odd_pull_header(command)
+    return PullHeader(
+        fields.consumerGroup,
+        fields.topic,
+        fields.queueId,
+        fields.queueOffset,
+        fields.maxMsgNums,
+        fields.sysFlag,
+        fields.commitOffset,
+        fields.suspendTimeoutMillis,
+        fields.subscription,
+        fields.subVersion,
+        fields.expressionType or "TAG",
+        fields.maxMsgBytes,
+        fields.bname,
+    )
+
+
+def _odd_pull_header(command: Command) -> PullHeader:
     return PullHeader(
         command.text("consumerGroup"),
         command.text("topic"),

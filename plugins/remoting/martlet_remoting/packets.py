@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from martlet.errors import Reason, Refused
+import orjson
+from msgspec import Raw
+
+from martlet.errors import Reason, Refused, RemoteProtocolError
 
 from .codes import CLIENT_LANGUAGE, FLAG_ONEWAY, FLAG_RESPONSE, VERSION
 
@@ -36,15 +39,29 @@ def ext_text(value: object) -> str:
     return str(value)
 
 
+def _fields(raw: Raw) -> Mapping[str, object]:
+    try:
+        fields: object = orjson.loads(memoryview(raw))
+    except orjson.JSONDecodeError as error:
+        raise RemoteProtocolError(f"header field extFields is not JSON: {error}") from error
+    if fields is None:
+        return NO_EXT
+    if type(fields) is not dict:
+        raise RemoteProtocolError("header field extFields is not a JSON object")
+    return fields
+
+
 @final
 class Command:
     """A request or a response: `flag` bit 0 says which, bit 1 that no answer is wanted.
 
     ``ext`` values are strings from most peers, but C++ clients send bare numbers and
     booleans; read them with `text`, `integer` and `boolean`, which accept all three.
+    ``raw`` is the JSON that ``ext`` is made of when it is first asked for; the hot
+    requests are read from it as records (`martlet_remoting.fields`), and nobody asks.
     """
 
-    __slots__ = ("body", "code", "ext", "flag", "language", "opaque", "remark", "version")
+    __slots__ = ("_ext", "body", "code", "flag", "language", "opaque", "raw", "remark", "version")
 
     def __init__(
         self,
@@ -56,9 +73,11 @@ class Command:
         remark: str | None = None,
         language: str = CLIENT_LANGUAGE,
         version: int = VERSION,
+        raw: Raw | None = None,
     ) -> None:
         self.code = code
-        self.ext = ext
+        self._ext = ext
+        self.raw = raw
         self.body = body
         self.opaque = opaque
         self.flag = flag
@@ -70,6 +89,23 @@ class Command:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
         ext = ", ".join(f"{name}={value!r:.80}" for name, value in self.ext.items())
         return f"<Command {kind} code={self.code} opaque={self.opaque} {{{ext}}} body={len(self.body)} B>"
+
+    @property
+    def ext(self) -> Mapping[str, object]:
+        """The header fields of the command's own kind (RocketMQ: extFields).
+
+        Raises:
+          RemoteProtocolError: they are not a JSON object.
+        """
+        if self.raw is not None:
+            self.read_ext()
+        return self._ext
+
+    def read_ext(self) -> None:
+        """Make ``ext`` now; raises as it does."""
+        if self.raw is not None:
+            self._ext = _fields(self.raw)
+            self.raw = None
 
     @property
     def is_response(self) -> bool:

@@ -13,6 +13,7 @@ from martlet_remoting.batches import split_batch
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts
+from martlet_remoting.fields import send_fields
 from martlet_remoting.headers import SendHeader, decode_send_header
 from martlet_remoting.packets import Command
 
@@ -24,7 +25,6 @@ TRANSACTION_MASK: Final = 0xC
 # Bits that do not only say how the body is compressed.
 UNUSUAL_SYS_FLAG: Final = ~0x701
 LENGTHS: Final = Struct(">ii")
-I64_MAX: Final = (1 << 63) - 1
 I32_MIN: Final = -(1 << 31)
 I32_MAX: Final = (1 << 31) - 1
 TIMER_KEYS: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
@@ -38,15 +38,11 @@ def send_usual(context: Context, command: Command) -> bytes | None:
     That is: short field names, a known topic, its own unique key, no batch, no retry, and no property
     that means something to the broker. Measured: half the time of `send_message`.
     """
-    ext = command.ext
+    fields = send_fields(command)
+    if fields is None:
+        return send_message(context, command)
     parts = context.parts
-    try:
-        name, properties, batch = ext["b"], ext["i"], ext.get("m")
-        queue_id, sys_flag, born_ms, flag = int(ext["e"]), int(ext["f"]), int(ext["g"]), int(ext["h"])  # type: ignore[call-overload]
-    except (KeyError, TypeError, ValueError):
-        return send_message(context, command)
-    if type(name) is not str or type(properties) is not str or (batch is not None and batch != "false"):
-        return send_message(context, command)
+    name, properties, sys_flag, born_ms, flag = fields.b, fields.i, fields.f, fields.g, fields.h
     topic = parts.topics.get(name)
     at = properties.find("UNIQ_KEY\x01")
     end = properties.find("\x02", at + 9)
@@ -56,13 +52,15 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         or topic.filter_type != "SINGLE_TAG"
         or name[0] == "%"
         or name in BROKER_TOPICS
+        or fields.m
+        or fields.j
         or parts.broker.authorizers
         or at < 0
         or (at and properties[at - 1] != "\x02")
         or not (unique.isalnum() and unique.isascii())
-        or ext.get("j") != "0"
         or sys_flag & UNUSUAL_SYS_FLAG
-        or not (0 <= flag <= I32_MAX and 0 <= born_ms <= I64_MAX)
+        or flag < 0
+        or born_ms < 0
         or "DELAY" in properties
         or "TIMER_" in properties
         or "TRAN_MSG" in properties
@@ -75,7 +73,7 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         return send_message(context, command)
     peer = context.peer
     stamped = properties.encode() + (parts.stamp if properties[-1] == "\x02" else parts.stamp_after)
-    placed = parts.publish(Message(name, command.body, stamped, queue_id, flag, sys_flag, born_ms, peer.host))
+    placed = parts.publish(Message(name, command.body, stamped, fields.e, flag, sys_flag, born_ms, peer.host))
     peer.hold_until(placed.end)
     text = parts.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
     header = text.encode()

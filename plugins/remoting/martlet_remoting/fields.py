@@ -1,0 +1,87 @@
+"""JSON headers as typed records, decoded in C: the envelope of every command, and the fields of the two hot requests.
+
+The records' names are those on the wire. Numbers may stand in quotes, as most clients
+write them, or bare, as the C++ client does. What does not fit such a record, an empty
+number among them, is not refused here: the handler reads field by field what it can.
+
+Not compiled with the rest: the records are made by msgspec from their annotations.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Raw, Struct, convert
+from msgspec.json import Decoder
+
+from .packets import Command
+
+__all__ = ["REMARK_MAX", "Envelope", "PullFields", "SendFields", "decode_envelope", "pull_fields", "send_fields"]
+
+REMARK_MAX: Final = 64 * 1024  # characters, or bytes in the binary header
+I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+I64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class Envelope(Struct, gc=False):
+    """What every command has (RocketMQ RemotingCommand); `extFields` is left as it came."""
+
+    code: I32
+    opaque: I32 = 0
+    flag: I32 = 0
+    version: int = 0
+    language: str | int | None = None
+    remark: Annotated[str, Meta(max_length=REMARK_MAX)] | None = None
+    extFields: Raw = Raw(b"null")
+
+
+class SendFields(Struct, gc=False):
+    """The fields of SEND_MESSAGE_V2 that say where a single message goes (RocketMQ SendMessageRequestHeaderV2)."""
+
+    b: str  # topic
+    e: I32  # queue id
+    i: str  # properties
+    f: I32 = 0  # sysFlag
+    g: I64 = 0  # born, ms
+    h: I32 = 0  # flag
+    j: I32 = 0  # reconsumeTimes
+    m: bool = False  # batch
+
+
+class PullFields(Struct, gc=False):
+    """The fields of PULL_MESSAGE (RocketMQ PullMessageRequestHeader)."""
+
+    consumerGroup: str
+    topic: str
+    queueId: I64
+    queueOffset: I64
+    maxMsgNums: I64
+    sysFlag: I64 = 0
+    commitOffset: I64 = 0
+    suspendTimeoutMillis: I64 = 0
+    subscription: str = ""
+    subVersion: I64 = 0
+    expressionType: str = "TAG"
+    maxMsgBytes: I64 = -1
+    bname: str = ""
+
+
+decode_envelope: Final = Decoder(Envelope).decode
+_decode_send: Final = Decoder(SendFields, strict=False).decode
+_decode_pull: Final = Decoder(PullFields, strict=False).decode
+
+
+def send_fields(command: Command) -> SendFields | None:
+    """Return the fields of a send; None when they do not fit the record."""
+    raw = command.raw
+    try:
+        return _decode_send(raw) if raw is not None else convert(command.ext, SendFields, strict=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def pull_fields(command: Command) -> PullFields | None:
+    """Return the fields of a pull; None when they do not fit the record."""
+    raw = command.raw
+    try:
+        return _decode_pull(raw) if raw is not None else convert(command.ext, PullFields, strict=False)
+    except (ValueError, RecursionError):
+        return None
