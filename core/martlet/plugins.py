@@ -117,6 +117,16 @@ class Plugins:
                 self._leave_out(name, hook, error)
         return results
 
+    async def tell(self, hook: str) -> None:
+        """Call *hook*, which returns nothing, of every plugin while the broker runs; who fails is named, and stays."""
+        for name in list(self._loaded):
+            implementation = self._implementation(name, hook)
+            if implementation is not None:
+                try:
+                    await _bounded(implementation.function, [])
+                except Exception as error:
+                    log.error("plugin %r failed in %s; %s: %s", name, hook, type(error).__name__, error)
+
     def _leave_out(self, name: str, hook: str, error: Exception) -> None:
         guards = GUARDS.intersection(self._loaded[name].hooks)
         self._pluggy.unregister(name=name)

@@ -271,7 +271,7 @@ async def _heed_signals(
         async for number in signals:
             if number == signal.SIGHUP:
                 log.info("SIGHUP; reading again what may change")
-                await plugins.call("martlet_reload")
+                await plugins.tell("martlet_reload")
                 continue
             if stop.is_set():
                 log.warning("second signal; exiting at once")
@@ -283,7 +283,7 @@ async def _heed_signals(
 
 async def _say_goodbye(plugins: Plugins, server: Server) -> None:
     server.stop_accepting()
-    await plugins.call("martlet_stopping")
+    await plugins.tell("martlet_stopping")
     server.close_peers("the broker stops")
     await server.wait_idle()
 

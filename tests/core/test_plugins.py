@@ -3,7 +3,7 @@
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -12,7 +12,8 @@ from tests.core.plugin_toys import Full, Hanging, installed
 from trio.testing import MockClock
 
 from martlet import plugins
-from martlet.contracts import Predicate
+from martlet.broker import Broker
+from martlet.contracts import Authorizer, Predicate
 from martlet.errors import ConfigError, PluginError, Reason, Refused
 from martlet.hookspecs import HOOKS, Hooks
 from martlet.message import Record
@@ -271,3 +272,26 @@ async def test_others_serve_when_one_plugin_fails() -> None:
 async def test_a_broker_without_its_guard_does_not_start() -> None:
     with pytest.raises(PluginError, match="guards access"):
         await running("full", "failing_guard")
+
+
+class Stumbling(Hooks):
+    """Decides who may do what, and cannot read its rules again."""
+
+    reloads = 0
+
+    def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
+        return ()
+
+    def martlet_reload(self) -> None:
+        type(self).reloads += 1
+        raise OSError("the rules are not there")
+
+
+async def test_a_plugin_that_cannot_reload_stays_and_is_asked_again(logged: pytest.LogCaptureFixture) -> None:
+    plugins = Plugins(required=["stumbling"])
+    plugins.add("stumbling", Stumbling(None))
+    for _ in range(2):
+        await plugins.tell("martlet_reload")
+    assert Stumbling.reloads == 2
+    assert [plugin.name for plugin in plugins] == ["stumbling"]
+    assert "plugin 'stumbling' failed in martlet_reload; OSError: the rules are not there" in logged.text
