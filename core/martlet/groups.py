@@ -17,6 +17,8 @@ __all__ = ["Group", "Groups", "check_group_name"]
 
 # Each may have a retry topic, and those count among the topics.
 GROUPS_MAX: Final = 40_000
+# Each a group that may not read a topic.
+FORBIDDEN_MAX: Final = 100_000
 GROUP_CHARS_MAX: Final = 120  # RocketMQ 5.x TopicValidator/GroupValidator
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
@@ -156,7 +158,7 @@ class Groups:
     def delete(self, name: str, *, clean_offsets: bool) -> bool:
         """Forget group *name*, with *clean_offsets* also what it has consumed; False when it was not there."""
         found = self._table.pop(name, None) is not None
-        if found:
+        if self._forbidden.pop(name, None) is not None or found:
             self._moved(name)
         if clean_offsets:
             self._offsets.pop(name, None)
@@ -164,10 +166,21 @@ class Groups:
         return found
 
     def set_forbidden(self, group: str, topic: str, *, readable: bool) -> None:
-        """Allow or forbid *group* to read *topic* (RocketMQ forbiddenTable, bit 2)."""
+        """Allow or forbid *group* to read *topic* (RocketMQ forbiddenTable, bit 2).
+
+        Raises:
+          Refused: so much is forbidden already (Reason.BUSY).
+        """
+        if readable == (not self.is_forbidden(group, topic)):
+            return
         if readable:
-            self._forbidden.get(group, {}).pop(topic, None)
+            self._forbidden[group].pop(topic)
+            if not self._forbidden[group]:
+                del self._forbidden[group]
         else:
+            count = sum(map(len, self._forbidden.values()))
+            if count >= FORBIDDEN_MAX:
+                raise Refused(Reason.BUSY, f"{count} groups are forbidden topics, the most a broker keeps; allow some")
             self._forbidden.setdefault(group, {})[topic] = 1 << 2
         self._moved(group)
 

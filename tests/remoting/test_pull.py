@@ -271,12 +271,12 @@ async def test_a_filter_language_of_a_plugin_is_used(harness: Harness) -> None:
     assert len(decode_records(answer.body)) == 1
 
 
-async def test_a_pull_that_may_wait_brings_the_commit_along(harness: Harness) -> None:
+async def test_a_pull_brings_the_commit_along(harness: Harness) -> None:
     topic = harness.topic("T")
     await fill(harness, topic, "A")
     client = harness.client()
-    for flags, committed in (("5", -1), ("6", -1), ("7", 12)):
-        await client.ask(PULL, pull_ext(topic, 0, sysFlag=flags, commitOffset="12"))
+    for flags, offset, committed in (("6", "11", -1), ("5", "11", 11), ("7", "12", 12), ("4", "13", 12)):
+        await client.ask(PULL, pull_ext(topic, 0, sysFlag=flags, commitOffset=offset))
         assert harness.broker.groups.offset("G", topic, 0) == committed
     await client.ask(PULL, pull_ext(topic, 0, sysFlag="7", commitOffset="-3"))
     assert harness.broker.groups.offset("G", topic, 0) == 12

@@ -11,6 +11,7 @@ from .packets import Command, MessageQueue
 __all__ = ["boolean", "enum_name", "integer", "items", "queues", "read_body", "text"]
 
 DIGITS_MAX: Final = 20  # of an i64
+WORD_CHARS_MAX: Final = 64  # of the name of an enum's value
 
 
 def read_body(command: Command) -> dict[object, object]:
@@ -54,11 +55,11 @@ def items(table: dict[object, object], name: str) -> list[dict[object, object]]:
 
 
 def enum_name(table: dict[object, object], name: str, names: Sequence[str], default: str) -> str:
-    """The name of an enum's value, which C++ clients write as its ordinal."""
+    """The name of an enum's value, which C++ clients write as its ordinal; *default* for what can be none."""
     value = table.get(name)
     if isinstance(value, int) and 0 <= value < len(names):
         return names[value]
-    return value if isinstance(value, str) and value else default
+    return value if isinstance(value, str) and 0 < len(value) <= WORD_CHARS_MAX else default
 
 
 def queues(found: Iterable[dict[object, object]]) -> list[MessageQueue]:

@@ -55,6 +55,12 @@ class RemotingConfig:
     groups_peer_max: int = setting(
         1024, "groups one connection may belong to; a heartbeat with more is refused", unit="groups", low=1
     )
+    subscribed_chars_peer_max: int = setting(
+        1_048_576,
+        "topics and expressions of the groups one connection may belong to; a heartbeat with more is refused",
+        unit="characters",
+        low=65_536,
+    )
     requests_peer_max: int = setting(
         256, "requests to one client that wait for its answer; more fail at once", unit="requests", low=1
     )

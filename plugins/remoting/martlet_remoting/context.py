@@ -85,7 +85,7 @@ class Parts:
         self.groups = broker.groups
         self.clock = broker.clock
         self.deadlines = Deadlines()
-        self.members = Members(broker.groups, config.groups_peer_max)
+        self.members = Members(broker.groups, config.groups_peer_max, config.subscribed_chars_peer_max)
         self.locks = QueueLocks(config.lock_s, config.locks_peer_max, broker.topics.has_queue)
         self.parked = ParkedPulls(self.deadlines, config.parked_max)
         self.contexts: set[Context] = set()

@@ -109,21 +109,31 @@ class ConsumerGroup:
 class Members:
     """The registry of all connections. `consumers` and `producers` may be read by everyone."""
 
-    def __init__(self, groups: Groups, groups_peer_max: int) -> None:
+    def __init__(self, groups: Groups, groups_peer_max: int, subscribed_chars_peer_max: int = 1 << 20) -> None:
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Line, Channel]] = {}
         self._groups = groups
         self._groups_peer_max = groups_peer_max
-        self._of_line: dict[Line, set[tuple[bool, str]]] = {}  # (consumer?, group)
+        self._subscribed_chars_peer_max = subscribed_chars_peer_max
+        # (consumer?, group) -> what it subscribes to, in characters
+        self._of_line: dict[Line, dict[tuple[bool, str], int]] = {}
 
     def group(self, name: str) -> ConsumerGroup | None:
         """The live consumer group *name*; None when nobody is there."""
         return self.consumers.get(name)
 
-    def join(self, name: str, channel: Channel) -> ConsumerGroup:
-        """Return the consumer group *name* for a heartbeat of *channel*'s connection; `enter` it then."""
-        self._note(channel.line, True, name)
+    def join(self, name: str, channel: Channel, subscriptions: Iterable[Subscription] | None = None) -> ConsumerGroup:
+        """Return the consumer group *name* for a heartbeat of *channel*'s connection; `enter` it then.
+
+        *subscriptions* are what it is going to subscribe to; None where that stays as it is.
+
+        Raises:
+          Refused: the connection is in too many groups, or these subscribe to too much (BUSY).
+        """
         group = self.consumers.get(name)
+        if subscriptions is None:
+            subscriptions = group.subscriptions.values() if group is not None else ()
+        self._note(channel.line, True, name, sum(subscription.weight for subscription in subscriptions))
         if group is None:
             group = self.consumers[name] = ConsumerGroup(name)
         return group
@@ -139,17 +149,21 @@ class Members:
         self._note(channel.line, False, name)
         self.producers.setdefault(name, {})[channel.line] = channel
 
-    def _note(self, line: Line, consumer: bool, name: str) -> None:
-        mine = self._of_line.setdefault(line, set())
+    def _note(self, line: Line, consumer: bool, name: str, chars: int = 0) -> None:
+        mine = self._of_line.setdefault(line, {})
         if len(mine) >= self._groups_peer_max and (consumer, name) not in mine:
             text = f"connection is in {len(mine)} groups; remoting.groups_peer_max is {self._groups_peer_max}"
             raise Refused(Reason.BUSY, text)
-        mine.add((consumer, name))
+        total, limit = sum(mine.values()) - mine.get((consumer, name), 0) + chars, self._subscribed_chars_peer_max
+        if chars and total > limit:
+            text = f"groups of this connection would subscribe to {total} characters of topics and expressions"
+            raise Refused(Reason.BUSY, f"{text}; remoting.subscribed_chars_peer_max is {limit}")
+        mine[consumer, name] = chars
 
     def leave(self, line: Line, name: str) -> None:
         """*line* has left the consumer group *name*; the others are told."""
         group = self.consumers.get(name)
-        self._of_line.get(line, set()).discard((True, name))
+        self._of_line.get(line, {}).pop((True, name), None)
         if group is None or group.channels.pop(line, None) is None:
             return
         if not group.channels:
@@ -158,7 +172,7 @@ class Members:
 
     def leave_producers(self, line: Line, name: str) -> None:
         """*line* has left the producer group *name*."""
-        self._of_line.get(line, set()).discard((False, name))
+        self._of_line.get(line, {}).pop((False, name), None)
         channels = self.producers.get(name)
         if channels is not None and channels.pop(line, None) is not None and not channels:
             del self.producers[name]

@@ -33,6 +33,7 @@ class Pull:
         "max_messages",
         "offset",
         "opaque",
+        "own_filter",
         "queue",
         "result",
         "suspend_until",
@@ -50,6 +51,7 @@ class Pull:
         self.offset = offset  # where to read on; beyond the asked one when all between was filtered
         self.max_messages = max_messages
         self.filter = wanted
+        self.own_filter = True  # that the pull brought along, else its group's
         self.suspend_until = 0.0  # in seconds of trio.current_time; 0 for a pull that may not wait
         self.last = True  # it is answered now, whatever there is
         self.result: ReadResult | None = None  # what a reader thread has found

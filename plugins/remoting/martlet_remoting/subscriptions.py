@@ -20,6 +20,8 @@ TAG: Final = "TAG"
 StoredPredicate: TypeAlias = Callable[[Buffer], bool]
 
 EXPRESSION_CHARS_MAX: Final = 16_384
+# What one costs beside its texts.
+SUBSCRIPTION_CHARS: Final = 64
 FILTERS_KEPT: Final = 1024
 # A longer expression is made anew each time: a thousand of the longest would take most of a GiB.
 KEPT_CHARS_MAX: Final = 512
@@ -50,18 +52,23 @@ class Subscription:
     kind: str
     version: int
     filter: Filter | None  # None: *expression* does not compile, or nothing here knows its *kind*
-    tags: tuple[str, ...] = ()
     class_filter: bool = False
+
+    @property
+    def weight(self) -> int:
+        """What it counts of the characters that a connection may subscribe to."""
+        return SUBSCRIPTION_CHARS + len(self.topic) + len(self.expression) + len(self.kind)
 
     def as_json(self) -> dict[str, object]:
         """RocketMQ's SubscriptionData."""
+        tags = split_tags(self.expression) if self.kind == TAG else ()
         return {
             "classFilterMode": self.class_filter,
-            "codeSet": [tags_code(tag) for tag in self.tags],
+            "codeSet": [tags_code(tag) for tag in tags],
             "expressionType": self.kind,
             "subString": self.expression,
             "subVersion": self.version,
-            "tagsSet": list(self.tags),
+            "tagsSet": list(tags),
             "topic": self.topic,
         }
 

@@ -18,7 +18,7 @@ from martlet_remoting.fastjson import dumps
 from martlet_remoting.members import CLUSTERING, Channel
 from martlet_remoting.packets import Command, MessageQueue
 from martlet_remoting.permission import may_consume, may_read_group
-from martlet_remoting.subscriptions import EXPRESSION_CHARS_MAX, TAG, Filter, Subscription, split_tags
+from martlet_remoting.subscriptions import EXPRESSION_CHARS_MAX, TAG, Filter, Subscription
 
 __all__ = ["TABLE", "make_retry_topic"]
 
@@ -37,6 +37,7 @@ SUBSCRIPTIONS_MAX: Final = 4096
 TOPIC_CHARS_MAX: Final = 255
 QUEUES_LOCKED_AT_ONCE_MAX: Final = 16_384
 CLIENT_ID_CHARS_MAX: Final = 1024
+LANGUAGE_CHARS_MAX: Final = 32
 
 
 def heartbeat(context: Context, command: Command) -> bytes:
@@ -48,7 +49,8 @@ def heartbeat(context: Context, command: Command) -> bytes:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"heartbeat has no usable clientID; it is {len(client_id)} long")
     if parts.broker.authorizers:
         _check_heartbeat(context, body)
-    channel = Channel(context, client_id, command.language, command.version, parts.now(), parts.clock.now_ms())
+    language = command.language[:LANGUAGE_CHARS_MAX]
+    channel = Channel(context, client_id, language, command.version, parts.now(), parts.clock.now_ms())
     fingerprint = integer(body, "heartbeatFingerprint")
     without_subscriptions = boolean(body, "withoutSub")
     changed = fingerprint == 0
@@ -56,6 +58,9 @@ def heartbeat(context: Context, command: Command) -> bytes:
         changed = _consume(parts, channel, data, fingerprint, without_subscriptions) or changed
     for data in items(body, "producerDataSet"):
         if name := text(data, "groupName"):
+            if len(name) > TOPIC_CHARS_MAX:
+                text_ = f"producer group {name!r:.80} has {len(name)} characters; at most {TOPIC_CHARS_MAX}"
+                raise Refused(Reason.PARAMETER, text_)
             parts.members.join_producers(name, channel)
     return reply(command, {"IS_SUPPORT_HEART_BEAT_V2": True, "IS_SUB_CHANGE": changed})
 
@@ -79,7 +84,7 @@ def _consume(
     make_retry_topic(parts, policy, unit=boolean(data, "unitMode"))
     # What cannot be taken is refused before there is a group, for one without members would stay for ever.
     subscriptions = [] if without_subscriptions else _subscriptions(parts, data)
-    group = parts.members.join(name, channel)
+    group = parts.members.join(name, channel, None if without_subscriptions else subscriptions)
     held = group.fingerprint
     if fingerprint:
         group.fingerprint = fingerprint
@@ -139,7 +144,6 @@ def _subscription(parts: Parts, data: dict[object, object]) -> Subscription:
         kind,
         integer(data, "subVersion"),
         made,
-        split_tags(expression) if kind == TAG else (),
         boolean(data, "classFilterMode"),
     )
 

@@ -5,6 +5,7 @@ DefaultPullMessageResultHandler. The records of an answer are pieces of the log,
 """
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
@@ -15,7 +16,7 @@ from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Parts, refuse
 from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, decode_pull_header
 from martlet_remoting.members import BROADCASTING
-from martlet_remoting.packets import Command
+from martlet_remoting.packets import NO_EXT, Command
 from martlet_remoting.parked import Pull
 from martlet_remoting.permission import may_consume
 from martlet_remoting.subscriptions import TAG, Filter
@@ -53,16 +54,17 @@ def pull_message(context: Context, command: Command) -> bytes | None:
         return None
     header = decode_pull_header(command)
     parts = context.parts
-    topic = _readable_topic(context, header)
+    topic = _readable_topic(context, header.group, header.topic, header.queue_id)
     wanted = _wanted(parts, header)
     desk = context.pulls
     desk.check_room()
     queue = topic.queue(header.queue_id)
     messages = min(max(header.messages_max, 1), parts.config.pull_messages_max)
     pull = Pull(desk, command.opaque, header.group, queue, header.offset, messages, wanted)
+    pull.own_filter = bool(header.sys_flag & PULL_SUBSCRIPTION)
+    if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
+        parts.groups.commit(header.group, header.topic, header.queue_id, header.commit_offset)
     if header.sys_flag & PULL_SUSPEND:
-        if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
-            parts.groups.commit(header.group, header.topic, header.queue_id, header.commit_offset)
         suspend_ms = min(header.suspend_ms, parts.config.suspend_ms_max)
         if suspend_ms > 0 and not parts.parked.stopping:
             pull.last = False
@@ -74,24 +76,24 @@ def pull_message(context: Context, command: Command) -> bytes | None:
 # checks
 
 
-def _readable_topic(context: Context, header: PullHeader) -> Topic:
+def _readable_topic(context: Context, group: str, name: str, queue_id: int) -> Topic:
     """The topic of a pull that may be; the group is made if that is allowed."""
     parts = context.parts
     if parts.broker.authorizers:
-        may_consume(context, header.group, header.topic)
-    policy = parts.groups.ensure(header.group)
+        may_consume(context, group, name)
+    policy = parts.groups.ensure(group)
     if policy is None:
-        text = f"subscription group [{header.group}] does not exist; create it with updateSubGroup, or turn on"
+        text = f"subscription group [{group}] does not exist; create it with updateSubGroup, or turn on"
         raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
     if not policy.consume_enable:
-        raise _forbidden(FORBIDDEN_GROUP, f"subscription group no permission, {header.group}: consumeEnable is false")
-    topic = parts.topics.get(header.topic)
+        raise _forbidden(FORBIDDEN_GROUP, f"subscription group no permission, {group}: consumeEnable is false")
+    topic = parts.topics.get(name)
     if topic is None:
-        raise Refused(Reason.NO_TOPIC, f"topic[{header.topic}] not exist, apply first please! Send to it or create it")
+        raise Refused(Reason.NO_TOPIC, f"topic[{name}] not exist, apply first please! Send to it or create it")
     if not topic.perm & READ:
-        raise _forbidden(FORBIDDEN_TOPIC, f"the topic[{header.topic}] pulling message is forbidden; its perm lacks 4")
-    if not 0 <= header.queue_id < topic.read_queues:
-        text = f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}]"
+        raise _forbidden(FORBIDDEN_TOPIC, f"the topic[{name}] pulling message is forbidden; its perm lacks 4")
+    if not 0 <= queue_id < topic.read_queues:
+        text = f"queueId[{queue_id}] is illegal, topic:[{name}]"
         text += f" topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{context.peer.address}]"
         raise Refused(Reason.PARAMETER, text)
     return topic
@@ -109,9 +111,7 @@ def _wanted(parts: Parts, header: PullHeader) -> Filter:
     if policy is not None and not policy.consume_broadcast_enable and live.model == BROADCASTING:
         text = f"the consumer group[{header.group}] can not consume by broadcast way"
         raise _forbidden(FORBIDDEN_BROADCAST, text)
-    if parts.groups.is_forbidden(header.group, header.topic):
-        text = f"the consumer group[{header.group}] is forbidden for topic[{header.topic}]"
-        raise _forbidden(FORBIDDEN_SUBSCRIPTION, text)
+    _check_allowed(parts, header.group, header.topic)
     subscription = live.subscriptions.get(header.topic)
     if subscription is None:
         text = f"the consumer's subscription not exist, group [{header.group}] topic [{header.topic}]"
@@ -125,6 +125,11 @@ def _wanted(parts: Parts, header: PullHeader) -> Filter:
         # Says code 1 when no plugin knows this kind of expression.
         return _compiled(parts, header, subscription.kind, subscription.expression)
     return _for_topic(header.topic, subscription.filter)
+
+
+def _check_allowed(parts: Parts, group: str, topic: str) -> None:
+    if parts.groups.is_forbidden(group, topic):
+        raise _forbidden(FORBIDDEN_SUBSCRIPTION, f"the consumer group[{group}] is forbidden for topic[{topic}]")
 
 
 def _own_filter(parts: Parts, header: PullHeader) -> Filter:
@@ -163,7 +168,7 @@ def collect(context: Context, budget_bytes: float) -> None:
         pull = ready.popleft()
         try:
             budget_bytes -= _run(context, pull)
-        except (Refused, StoreError) as error:
+        except (Refused, Declined, StoreError) as error:
             _drop(context, pull, error)
         if budget_bytes <= 0:
             break
@@ -191,17 +196,20 @@ def _read_on(context: Context) -> None:
             _drop(context, reading.popleft(), error)
 
 
-def _drop(context: Context, pull: Pull, error: Refused | StoreError) -> None:
+def _drop(context: Context, pull: Pull, error: Refused | Declined | StoreError) -> None:
     parts = context.parts
     parts.parked.done(pull)
     command = Command(RequestCode.PULL_MESSAGE, opaque=pull.opaque)
+    ext: Mapping[str, object] = NO_EXT
     if isinstance(error, Refused):
         code = REASON_CODES[error.reason]
+    elif isinstance(error, Declined):
+        code, ext = error.code, error.ext
     else:
         failed = isinstance(error, StoreFailed)
         code = ResponseCode.SERVICE_NOT_AVAILABLE if failed else ResponseCode.SYSTEM_ERROR
     parts.count_refusal(code)
-    context.peer.send(refuse(command, code, str(error)))
+    context.peer.send(refuse(command, code, str(error), ext))
 
 
 def _run(context: Context, pull: Pull) -> int:
@@ -211,6 +219,10 @@ def _run(context: Context, pull: Pull) -> int:
     topic = parts.topics.get(queue.topic)
     if topic is None or topic.queue(queue.queue_id) is not queue:  # one of the same name may be there since
         raise Refused(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, apply first please! It was deleted")
+    if pull.bucket >= 0:  # it was held, and what was allowed then may not be any more
+        _readable_topic(context, pull.group, queue.topic, queue.queue_id)
+        if not pull.own_filter:
+            _check_allowed(parts, pull.group, queue.topic)
     reset = parts.groups.pending_reset(pull.group, queue.topic, queue.queue_id)
     if reset >= 0:
         parts.groups.take_reset(pull.group, queue.topic, queue.queue_id)

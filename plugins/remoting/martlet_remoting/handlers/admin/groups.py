@@ -8,6 +8,7 @@ import orjson
 from martlet.errors import Reason, Refused
 from martlet.groups import Group, check_group_name
 from martlet.tables import parse
+from martlet.topics import check_name
 from martlet_remoting.bodies import items, read_body
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.context import Context, Handle, reply
@@ -83,6 +84,8 @@ def forbid(context: Context, command: Command) -> bytes:
     group, topic, groups = command.text("group"), command.text("topic"), context.parts.groups
     if command.ext.get("readable") is not None:
         may_manage_group(context, group)
+        check_group_name(group)
+        check_name(topic)
         groups.set_forbidden(group, topic, readable=command.boolean("readable"))
     readable = not groups.is_forbidden(group, topic)
     return reply(command, body=dumps({"group": group, "readable": readable, "topic": topic}))

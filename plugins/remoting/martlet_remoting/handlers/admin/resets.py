@@ -37,6 +37,9 @@ def _reset_here(parts: Parts, command: Command) -> Steps:
     if parts.groups.get(group) is None:
         raise Refused(Reason.NO_GROUP, f"Group {group} does not exist")
     queue_id, timestamp = command.integer("queueId", -1), command.integer("timestamp", -1)
+    if queue_id >= 0 and not parts.topics.has_queue(name, queue_id):
+        text = f"queue {queue_id} of topic[{name}] does not exist; it has queues 0 to"
+        raise Refused(Reason.PARAMETER, f"{text} {max(topic.read_queues, topic.write_queues) - 1}")
     offsets: dict[int, int] = {}
     pace = Pace()
     if queue_id >= 0 and (offset := command.integer("offset", -1)) != -1:

@@ -3,7 +3,8 @@
 from collections.abc import Generator
 from typing import Final
 
-from martlet.store.codec import decode_record, tags_code
+from martlet.store.codec import ENTRY, ENTRY_BYTES
+from martlet.store.queues import BLANK_SIZE
 from martlet.topics import Topic
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
@@ -204,15 +205,13 @@ def consume_queue(context: Context, command: Command) -> bytes:
     held = live.subscriptions.get(topic) if live is not None else None
     entries: list[dict[str, object]] = []
     end = end_of(parts, queue)
-    for offset in range(max(index, queue.first_offset), min(index + count, end)):
-        pieces = parts.store.read(queue, offset, 1, 1).pieces
-        if pieces:
-            record = decode_record(b"".join(pieces))
-            code = tags_code(record.property("TAGS"))
-            wanted = held is not None and _wants(held, code)
-            entries.append(
-                {"eval": wanted, "physicOffset": record.position, "physicSize": record.size, "tagsCode": code}
-            )
+    offset, stop = max(index, queue.first_offset), min(index + count, end)
+    while offset < stop and (data := parts.store.queues.entries(queue, offset, stop - offset)):
+        for position, size, code in ENTRY.iter_unpack(data):
+            if size > 0 and size != BLANK_SIZE:
+                wanted = held is not None and _wants(held, code)
+                entries.append({"eval": wanted, "physicOffset": position, "physicSize": size, "tagsCode": code})
+        offset += len(data) // ENTRY_BYTES
     body = {
         "maxQueueIndex": end,
         "minQueueIndex": queue.first_offset,
