@@ -187,6 +187,11 @@ class Groups:
     def is_forbidden(self, group: str, topic: str) -> bool:
         return bool(self._forbidden.get(group, {}).get(topic, 0) & 1 << 2)
 
+    def may_read(self, name: str, topic: str) -> bool:
+        """Whether an administrator lets group *name* consume *topic*; a group that is not there may."""
+        group = self._table.get(name)
+        return (group is None or group.consume_enable) and not self.is_forbidden(name, topic)
+
     def reader(self, name: str, topic: str) -> Group:
         """Return group *name*, made if that is allowed, which may consume *topic*.
 
@@ -198,7 +203,7 @@ class Groups:
             raise Refused(
                 Reason.NO_GROUP, f"group {name!r} does not exist; create it, or set broker.auto_create_groups"
             )
-        if not group.consume_enable or self.is_forbidden(name, topic):
+        if not self.may_read(name, topic):
             text = f"group {name!r} may not consume topic[{topic}]; an administrator said so"
             raise Refused(Reason.NO_PERMISSION, text)
         return group

@@ -25,7 +25,7 @@ from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.codec import decode_record
-from martlet.subscriptions import Delivery, Start, from_tail, readable, unwatch, watch
+from martlet.subscriptions import Delivery, Start, from_tail, is_readable, readable, unwatch, watch
 from martlet.topics import DLQ_PREFIX, Topic, Topics
 
 __all__ = ["Member", "Share", "Shares"]
@@ -130,7 +130,11 @@ class Member:
 
 @final
 class Share:
-    """One group on one topic."""
+    """One group on one topic.
+
+    ``gone`` is set when the topic was deleted, or may not be read by this group any more, and all members
+    are woken; their handlers then tell the peers and leave.
+    """
 
     __slots__ = ("_forget_at", "_lanes", "_members", "_owner", "_turn", "gone", "group", "selection", "start", "topic")
 
@@ -526,6 +530,7 @@ class Shares:
         self._wanted = math.inf
         self._rung = trio.Event()
         topics.changed.append(self._topic_changed)
+        groups.changed.append(self._group_changed)
         groups.was_reset.append(self._was_reset)
         store.on_flushed.append(self._flushed)
 
@@ -561,6 +566,7 @@ class Shares:
                 )
                 raise Refused(Reason.ILLEGAL, text)
             share.select(selection)
+        share.gone = False
         limit = self.config.share_members_max
         if len(share) >= limit:
             raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
@@ -613,11 +619,23 @@ class Shares:
         for key, share in list(self._shares.items()):
             if topic is not None and topic.name == key[0]:
                 share.follow(topic)
+                self._look(share)
             elif topic is None and self._topics.get(key[0]) is None:
                 del self._shares[key]
                 share.gone = True
                 share.wake()
                 share.close()
+
+    def _group_changed(self, group: str) -> None:
+        for share in self._shares.values():
+            if share.group == group:
+                self._look(share)
+
+    def _look(self, share: Share) -> None:
+        """Whether *share* may still be read; what it remembers stays, for it may be allowed again."""
+        share.gone = not (is_readable(share.topic) and self.groups.may_read(share.group, share.topic.name))
+        if share.gone:
+            share.wake()
 
     def _was_reset(self, group: str, topic: str) -> None:
         share = self._shares.get((topic, group))

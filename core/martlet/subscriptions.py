@@ -82,8 +82,8 @@ class _Lane:
 class Subscription:
     """One subscriber of one topic; made by `Subscriptions.open`.
 
-    ``credit`` is how many messages may still be sent. ``gone`` is set when the topic was deleted,
-    and the peer is woken; the handler then tells its peer and closes the subscription.
+    ``credit`` is how many messages may still be sent. ``gone`` is set when the topic was deleted or
+    may not be read any more, and the peer is woken; the handler then tells its peer and closes the subscription.
     """
 
     __slots__ = (
@@ -299,12 +299,17 @@ def unwatch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
             queue.watchers = None
 
 
+def is_readable(topic: Topic) -> bool:
+    """Whether *topic* is open to readers, and has queues for them."""
+    return bool(topic.perm & READ) and topic.read_queues > 0
+
+
 def readable(topics: Topics, name: str) -> Topic:
     """Return topic *name*, which may be read. Raises `Refused`."""
     topic = topics.get(name)
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{name}] does not exist; create it, or publish to it first")
-    if not topic.perm & READ or not topic.read_queues:
+    if not is_readable(topic):
         text = f"topic[{name}] is not readable; its perm is {topic.perm} with {topic.read_queues} read queues"
         raise Refused(Reason.NO_PERMISSION, text)
     return topic
@@ -360,7 +365,11 @@ class Subscriptions:
     def _topic_changed(self, topic: Topic | None) -> None:
         if topic is not None:
             for subscription in list(self._by_topic.get(topic.name, ())):
-                subscription.follow(topic)
+                if subscription.topic.queues is topic.queues:  # else that one was deleted, and is over
+                    subscription.follow(topic)
+                    subscription.gone = not is_readable(topic)
+                    if subscription.gone:
+                        subscription.peer.wake()
             return
         for name in [name for name in self._by_topic if self._topics.get(name) is None]:
             for subscription in self._by_topic[name]:

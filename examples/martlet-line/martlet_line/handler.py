@@ -86,7 +86,7 @@ class _Feed:
 
     @property
     def gone(self) -> bool:
-        """Whether the topic was deleted."""
+        """Whether the topic was deleted, or may not be read any more."""
         return self.source.gone if isinstance(self.source, Subscription) else self.source.share.gone
 
 
@@ -143,7 +143,7 @@ class LineHandler:
         self._turn = (self._turn + 1) % (len(feeds) or 1)
         for number, feed in feeds[self._turn :] + feeds[: self._turn]:
             if feed.gone:
-                self._end(number, "the topic was deleted")
+                self._end(number, self._end_of(feed.topic))
             elif budget_bytes <= 0:
                 self._peer.wake()
                 return
@@ -151,6 +151,10 @@ class LineHandler:
                 self._end(number, f"reading topic[{feed.topic}] is not allowed any more")
             else:
                 budget_bytes -= self._deliver(number, feed, budget_bytes)
+
+    def _end_of(self, topic: str) -> str:
+        there = self._rooms.topics.get(topic) is not None
+        return f"topic[{topic}] may not be read any more" if there else "the topic was deleted"
 
     def _deliver(self, number: int, feed: _Feed, budget_bytes: int) -> int:
         """Send what *feed* has, and return its bytes; one whose filter fails is over."""
