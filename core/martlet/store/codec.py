@@ -8,8 +8,8 @@ from array import array
 from operator import mul
 from struct import Struct
 from typing import Final
-from zlib import crc32
 
+from martlet.checksum import crc32
 from martlet.errors import CorruptRecord
 from martlet.message import Message, Record
 

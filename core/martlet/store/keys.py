@@ -206,11 +206,11 @@ class KeyIndex:
             if at and properties[at - 1] != 2:
                 unique = find_property(properties, b"UNIQ_KEY")
             else:
-                end = properties.find(b"\x02", at)
+                end = properties.find(2, at)
                 unique = properties[at + 9 : end] if end >= 0 else properties[at + 9 :]
             if unique:
                 self._insert(self._hash(queue, unique), position, store_ms)
-        if b"KEYS\x01" in properties:
+        if properties.find(b"KEYS\x01") >= 0:
             for key in find_property(properties, b"KEYS").split(b" "):
                 if key:
                     self._insert(self._hash(queue, key), position, store_ms)

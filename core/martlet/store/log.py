@@ -370,7 +370,7 @@ class Store:
             self.refusal
             or body_bytes > self.config.message_bytes_max
             or properties_bytes > PROPERTIES_BYTES_MAX
-            or b"\x00" in properties
+            or 0 in properties
         ):
             self._refuse(message)
         tail = self.tail
@@ -427,7 +427,7 @@ class Store:
                 self.refusal
                 or body_bytes > body_max
                 or properties_bytes > PROPERTIES_BYTES_MAX
-                or b"\x00" in message.properties
+                or 0 in message.properties
             ):
                 self._refuse(message)
             total += queue.overhead + body_bytes + properties_bytes + host_bytes + len(message.born_host) - 16
@@ -488,7 +488,7 @@ class Store:
                 Reason.ILLEGAL,
                 f"the properties have {len(message.properties)} bytes; the most is {PROPERTIES_BYTES_MAX}",
             )
-        if b"\x00" in message.properties:
+        if 0 in message.properties:
             raise Refused(Reason.ILLEGAL, "the properties hold U+0000; the store tells by it that a write was torn")
         raise Refused(
             Reason.ILLEGAL,

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from struct import Struct
 from typing import Final, final
-from zlib import crc32
 
 import trio
 
+from martlet.checksum import crc32
 from martlet.store.checkpoint import Checkpoint, QueueList
 from martlet.store.codec import (
     BLANK_MAGIC,
@@ -212,8 +212,7 @@ class Recovery:
             return segments.end  # of RocketMQ: lowered to what its queues hold
         limit = min(checkpoint.log_ms, checkpoint.queues_ms) - 3000
         for segment in reversed(segments.items):
-            head = segments.read(segment.start, 64)
-            if len(head) == 64 and 0 < STORE_MS.unpack_from(head, 56)[0] <= limit:
+            if 0 < segments.head_store_ms(segment) <= limit:
                 return segment.start
         return segments.start
 
@@ -452,7 +451,7 @@ class Recovery:
         of_topic = self._by_topic.get(data[topic_at + 1 : topic_end])
         queue = of_topic.get(queue_id) if of_topic is not None else None
         properties = data[topic_end + 2 : end]
-        if queue is None or queue.timed or self._suspects or self._void or b"\x00" in properties:
+        if queue is None or queue.timed or self._suspects or self._void or 0 in properties:
             return self._take_any(data, at, size, position, magic)
         if position >= self.start or queue in self.rebuild:
             if offset != queue.next_offset:
@@ -500,7 +499,7 @@ class Recovery:
         (store_ms,) = STORE_MS.unpack_from(data, store_at)
         topic = data[topic_at:properties_at]
         properties = data[properties_at + 2 : end]
-        if b"\x00" in topic or (b"\x00" in properties and self._torn_from <= position):
+        if 0 in topic or (0 in properties and self._torn_from <= position):
             # No CRC guards these two. Where a write may have been torn, what is missing reads as zeros.
             self._void_record(position)
             return False

@@ -40,7 +40,7 @@ class TagCodes:
         if at and properties[at - 1] != 2:
             tags = find_property(properties, b"TAGS")
         else:
-            end = properties.find(b"\x02", at)
+            end = properties.find(2, at)
             tags = properties[at + 5 : end] if end >= 0 else properties[at + 5 :]
         code = self._codes.get(tags)
         if code is None:

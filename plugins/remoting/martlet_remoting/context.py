@@ -45,12 +45,12 @@ REASON_CODES: Final = {
 }
 
 
-def stored_response_template(template: str, host_text: str) -> str:
+def stored_response_template(template: str, host_text: str) -> bytes:
     """Return *template* for the usual answer: code 0, one message with a unique key that needs no escaping."""
     for old, new in (('"code":%d', '"code":0'), ('%s"msgId":"%s"', f'"transactionId":"%s","msgId":"{host_text}%016X"')):
         assert old in template
         template = template.replace(old, new)
-    return template
+    return template.encode()
 
 
 @final

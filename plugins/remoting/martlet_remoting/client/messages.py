@@ -6,8 +6,8 @@ from enum import Enum, unique
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final, final
-from zlib import crc32
 
+from martlet.checksum import crc32
 from martlet.message import KEYS, TAGS, UNIQ_KEY, Record, decode_properties, encode_properties
 from martlet_remoting.codes import ResponseCode
 from martlet_remoting.compression import CompressionError, decompress

@@ -44,9 +44,10 @@ def send_usual(context: Context, command: Command) -> bytes | None:
     parts = context.parts
     name, properties, sys_flag, born_ms, flag = fields.b, fields.i, fields.f, fields.g, fields.h
     topic = parts.topics.get(name)
-    at = properties.find("UNIQ_KEY\x01")
-    end = properties.find("\x02", at + 9)
-    unique = properties[at + 9 : end] if end >= 0 else properties[at + 9 :]
+    stored = properties.encode()
+    at = stored.find(b"UNIQ_KEY\x01")
+    end = stored.find(2, at)
+    unique = stored[at + 9 : end] if end >= 0 else stored[at + 9 :]
     if (
         topic is None
         or topic.filter_type != "SINGLE_TAG"
@@ -56,8 +57,8 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         or fields.j
         or parts.broker.authorizers
         or at < 0
-        or (at and properties[at - 1] != "\x02")
-        or not (unique.isalnum() and unique.isascii())
+        or (at and stored[at - 1] != 2)
+        or not unique.isalnum()
         or sys_flag & UNUSUAL_SYS_FLAG
         or flag < 0
         or born_ms < 0
@@ -72,11 +73,10 @@ def send_usual(context: Context, command: Command) -> bytes | None:
     ):
         return send_message(context, command)
     peer = context.peer
-    stamped = properties.encode() + (parts.stamp if properties[-1] == "\x02" else parts.stamp_after)
-    placed = parts.publish(Message(name, command.body, stamped, fields.e, flag, sys_flag, born_ms, peer.host))
+    stored += parts.stamp if stored[-1] == 2 else parts.stamp_after
+    placed = parts.publish(Message(name, command.body, stored, fields.e, flag, sys_flag, born_ms, peer.host))
     peer.hold_until(placed.end)
-    text = parts.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
-    header = text.encode()
+    header = parts.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
     return LENGTHS.pack(4 + len(header), len(header)) + header
 
 
