@@ -103,11 +103,13 @@ class Retention:
         return forced or self._last_store_ms() < self._clock.now_ms() - store.config.file_reserved_hours * 3_600_000
 
     def _last_store_ms(self) -> int:
-        """A time at which the oldest segment was no longer written: the first record of the one behind it."""
-        head = self._store.segments.read(self._store.segments.items[1].start, 64)
-        if len(head) < 64 or not any(head):
-            return self._clock.now_ms()
-        return int.from_bytes(head[56:64], "big", signed=True)
+        """A time at which the oldest segment was no longer written: the first record of one behind it."""
+        segments = self._store.segments
+        for segment in segments.items[1:]:
+            stored_ms = segments.head_store_ms(segment)
+            if stored_ms > 0:
+                return stored_ms
+        return self._clock.now_ms()
 
     def _after_removal(self) -> None:
         store = self._store

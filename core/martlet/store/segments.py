@@ -1,13 +1,16 @@
 """The files of the log: ``commitlog/<20 digits>``, each named after its first byte's position."""
 
 from bisect import bisect_right
+from struct import Struct
 from typing import Final, final
 
+from martlet.store.codec import BORN_V6, MAGIC_V1, MAGIC_V2
 from martlet.store.files import Files
 
 __all__ = ["Segment", "Segments", "numbered_names"]
 
 NAME_DIGITS: Final = 20
+HEAD: Final = Struct(">4xI28xi16xq4xq")  # magic, sys flag, and the store time behind an IPv4 and an IPv6 born host
 
 
 def numbered_names(names: list[str]) -> list[int]:
@@ -126,6 +129,16 @@ class Segments:
             if self.find(position) is segment:
                 raise
             return b""  # it was removed since
+
+    def head_store_ms(self, segment: Segment) -> int:
+        """When the record at the head of *segment* was stored; 0 where none stands there."""
+        head = self.read(segment.start, HEAD.size)
+        if len(head) < HEAD.size:
+            return 0
+        magic, sys_flag, narrow_ms, wide_ms = HEAD.unpack(head)
+        if magic not in (MAGIC_V1, MAGIC_V2):
+            return 0
+        return int(wide_ms if sys_flag & BORN_V6 else narrow_ms)
 
     def read_now(self, position: int, size: int) -> bytes | bytearray | None:
         """As `read`; None where the disk would have to be waited for, or there is nothing."""
