@@ -18,7 +18,7 @@ from martlet.commands.terminal import Bar, print_json, table
 from martlet.contracts import Command
 from martlet_remoting.client import Admin, ClientError, Message, MessageQueue, Producer, PullConsumer
 
-from .shared import add_json, add_name_server, talking
+from .shared import ANSWER_S, add_json, add_name_server, talking
 
 __all__ = ["COMMAND"]
 
@@ -73,7 +73,8 @@ async def _send(arguments: Any) -> dict[str, Any]:
     latencies = array("d")
     left = arguments.messages
     bar = Bar("sending", "messages")
-    async with Producer(arguments.name_server, GROUP, compress_over_bytes=1 << 30) as producer:
+    name_server = arguments.name_server
+    async with Producer(name_server, GROUP, send_timeout_s=ANSWER_S, compress_over_bytes=1 << 30) as producer:
         for _ in range(min(WARM, arguments.messages)):
             await producer.send(Message(arguments.topic, body))
         async with PullConsumer(arguments.name_server, GROUP) as consumer:

@@ -22,7 +22,7 @@ from martlet_remoting.client import (
     ReceivedMessage,
 )
 
-from .shared import add_json, add_name_server, day_time, moment_ms, talking
+from .shared import ANSWER_S, add_json, add_name_server, day_time, moment_ms, talking
 
 __all__ = ["SEND", "SHOW", "TAIL"]
 
@@ -102,7 +102,7 @@ async def send(arguments: Any) -> int:
     properties = _properties(arguments.property)
     quiet = arguments.body is None and not arguments.json
     sent = 0
-    async with Producer(arguments.name_server, PRODUCER_GROUP) as producer:
+    async with Producer(arguments.name_server, PRODUCER_GROUP, send_timeout_s=ANSWER_S) as producer:
         limit = trio.CapacityLimiter(SENDS_AT_ONCE)
 
         async def send_one(body: bytes) -> None:

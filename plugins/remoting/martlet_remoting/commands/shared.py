@@ -11,13 +11,15 @@ import trio
 
 from martlet.clock import SystemClock
 from martlet.commands.outcome import Unreachable
-from martlet_remoting.client import ClientError, ConnectionLost, NameServerUnreachable, RequestTimeout
+from martlet_remoting.client import ClientError, ConnectionLost, NameServerUnreachable, RequestTimeout, Settings
 
-__all__ = ["NAME_SERVER", "add_json", "add_name_server", "day_time", "moment_ms", "subcommands", "talking"]
+__all__ = ["ANSWER_S", "NAME_SERVER", "add_json", "add_name_server", "day_time", "moment_ms", "subcommands", "talking"]
 
 NAME_SERVER: Final = "127.0.0.1:9876"
 # The variable that RocketMQ's own clients and tools read.
 VARIABLE: Final = "NAMESRV_ADDR"
+# Who waits for a command can end it. A machine that stands still for a moment must not fail it, nor let it send twice.
+ANSWER_S: Final = 30.0
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 Work: TypeAlias = Callable[[Any], Awaitable[int]]
@@ -61,7 +63,8 @@ def talking(work: Work | None = None) -> Callable[[Any], int]:
     """Return what a `Command` runs: *work*, or the work of the chosen subcommand, in trio."""
 
     def run(arguments: Any) -> int:
-        arguments.name_server = arguments.name_server or os.environ.get(VARIABLE) or NAME_SERVER
+        name_server = arguments.name_server or os.environ.get(VARIABLE) or NAME_SERVER
+        arguments.name_server = Settings(name_server, request_timeout_s=ANSWER_S, connect_timeout_s=ANSWER_S)
         chosen: Work = work or arguments.work
         try:
             return trio.run(_until_interrupted, chosen, arguments)

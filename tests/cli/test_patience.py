@@ -1,0 +1,57 @@
+"""A command is not failed by a broker, or by a machine of its own, that stands still for a moment."""
+
+import argparse
+from typing import Any
+
+import pytest
+import trio
+from tests.client.fake import Cluster, Reply
+from trio.testing import MockClock
+
+from martlet.commands.outcome import Exit
+from martlet_remoting.client import Settings
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.commands.messages import configure_send, send
+from martlet_remoting.commands.shared import talking
+from martlet_remoting.packets import Command
+
+STILL_S = 20.0
+
+
+class StandsStill:
+    """Answers of a broker that stands still when it is first asked, and then goes on."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.overrides = cluster.broker.overrides
+
+    def __call__(self, command: Command) -> Reply:
+        del self.overrides[command.code]
+        return Reply(hold=trio.Event(), hold_s=STILL_S)
+
+
+def test_commands_wait_for_answers() -> None:
+    seen: list[Settings] = []
+
+    async def look(arguments: Any) -> int:
+        seen.append(arguments.name_server)
+        return Exit.OK
+
+    assert talking(look)(argparse.Namespace(name_server="names:9876")) == Exit.OK
+    assert (seen[0].name_server, min(seen[0].request_timeout_s, seen[0].connect_timeout_s) > STILL_S) == (
+        "names:9876",
+        True,
+    )
+
+
+async def test_a_message_is_not_sent_twice(
+    nursery: trio.Nursery, autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(nursery)
+    cluster.broker.overrides[RequestCode.SEND_MESSAGE_V2] = StandsStill(cluster)
+    parser = argparse.ArgumentParser()
+    configure_send(parser)
+    arguments = parser.parse_args(["T", "x"])
+    arguments.name_server = cluster.settings()
+    assert await send(arguments) == Exit.OK
+    assert capsys.readouterr().out.startswith("stored on ")
+    assert len(cluster.broker.asked(RequestCode.SEND_MESSAGE_V2)) == 2, "once, and once more looked at"
