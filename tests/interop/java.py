@@ -30,6 +30,14 @@ class Failed(Exception):
         self.message: str = error["message"]
 
 
+def found(ask: Callable[[], T]) -> T | None:
+    """Return the answer, or None while there is none: an index may be behind the log, a route behind its topic."""
+    try:
+        return ask()
+    except Failed:
+        return None
+
+
 @dataclass(frozen=True)
 class Received:
     """A message as the Java client shows it."""
@@ -83,7 +91,8 @@ class Jvm:
             "rocketmq.home.dir": str(folder),
             "rocketmq.client.logRoot": str(folder / "logs"),
         }
-        said |= {"rocketmq.client.localOffsetStoreDir": str(folder / "offsets"), **(properties or {})}
+        said |= {"rocketmq.client.localOffsetStoreDir": str(folder / "offsets")}
+        said |= {"com.rocketmq.remoting.client.connect.timeout": "60000", **(properties or {})}
         words = [fetch.tool("java"), "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
         words += [f"-D{key}={value}" for key, value in said.items()]
         words += ["-cp", fetch.driver(version), "interop.Driver"]
@@ -325,10 +334,12 @@ class Producer(Client):
             more["to"] = vars(more["to"])
         return _sent(self._started.call("send", messages=list(messages), how=how, **more))
 
-    def begin_send(self, *messages: Mapping[str, Any]) -> Callable[[], list[Sent]]:
-        """Start to send message after message, up to the first failure; what is returned waits for the results."""
-        name = self._started.name
-        finish = self._started.jvm.begin("producer.send", name=name, messages=list(messages), how="until_failure")
+    def flood(self, topic: str, prefix: str) -> Callable[[], list[Sent]]:
+        """Start to send "*prefix* 0", "*prefix* 1" and so on, up to the first failure, whose result is the last.
+
+        What is returned waits for it.
+        """
+        finish = self._started.jvm.begin("producer.flood", name=self._started.name, topic=topic, prefix=prefix)
         return lambda: _sent(finish())
 
     def queues(self, topic: str) -> list[Queue]:
@@ -375,11 +386,19 @@ class LitePull(Client):
 
     def poll_until(self, count: int, limit_s: float = EVENT_LIMIT_S) -> list[Received]:
         """Poll until *count* messages came."""
+        return self._poll_while(lambda seen: len(seen) < count, limit_s)
+
+    def poll_bodies(self, bodies: Iterable[bytes], limit_s: float = EVENT_LIMIT_S) -> list[Received]:
+        """Poll until each of *bodies* came."""
+        wanted = set(bodies)
+        return self._poll_while(lambda seen: not wanted <= {m.body for m in seen}, limit_s)
+
+    def _poll_while(self, missing: Callable[[list[Received]], bool], limit_s: float) -> list[Received]:
         seen: list[Received] = []
         deadline = time.monotonic() + limit_s
-        while len(seen) < count:
+        while missing(seen):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(seen)} of {count} messages came: {[m.body[:40] for m in seen]}")
+                raise TimeoutError(f"too few messages came, {len(seen)}: {[m.body[:40] for m in seen]}")
             seen += self.poll()
         return seen
 

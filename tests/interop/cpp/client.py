@@ -2,7 +2,7 @@
 
     client.py produce NAME_SERVER TOPIC COUNT     sends in every way the client has, prints a JSON line a message
     client.py consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION [orderly|broadcasting]
-                                                      prints a JSON line a delivery, ends after COUNT of them
+                                                      prints a JSON line a delivery, ends after COUNT messages
 
 The client is a C library behind ctypes that can take its process down: nothing here shares one with the tests.
 """
@@ -35,7 +35,7 @@ def message(topic: str, how: str, number: int) -> Any:
 
 
 def produce(name_server: str, topic: str, count: str) -> None:
-    producer = Producer(f"{topic}_producer", timeout=10_000, max_message_size=4 << 20)
+    producer = Producer(f"{topic}_producer", timeout=120_000, max_message_size=4 << 20)
     producer.set_namesrv_addr(name_server)
     producer.start()
     for number in range(int(count)):
@@ -59,7 +59,7 @@ def consume(name_server: str, group: str, topic: str, count: str, expression: st
     model = MessageModel.BROADCASTING if how == "broadcasting" else MessageModel.CLUSTERING
     consumer = PushConsumer(group, orderly=how == "orderly", message_model=model)
     consumer.set_namesrv_addr(name_server)
-    left = [int(count)]
+    seen: set[tuple[int, int]] = set()
     done = threading.Event()
     turn = threading.Lock()
 
@@ -76,14 +76,14 @@ def consume(name_server: str, group: str, topic: str, count: str, expression: st
                 body=text(received.body)[:40],
                 reconsume_times=received.reconsume_times,
             )
-            left[0] -= 1
-            if left[0] == 0:
+            seen.add((received.queue_id, received.queue_offset))
+            if len(seen) == int(count):
                 done.set()
 
     consumer.subscribe(topic, deliver, expression)
     consumer.start()
     say(event="started")
-    done.wait(60)
+    done.wait()
     consumer.shutdown()
 
 

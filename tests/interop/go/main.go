@@ -1,8 +1,9 @@
 // A program over RocketMQ's Go client.
 //
-//	client produce NAME_SERVER TOPIC COUNT               sends in every way the client has, a JSON line a result
+//	client produce NAME_SERVER TOPIC COUNT               sends in every way the client has, a JSON line a result,
+//	                                                     and one {"event": "again"} for each send that was repeated
 //	client consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION concurrent|orderly|broadcasting FAILURES
-//	                                                     a JSON line a delivery, ends after COUNT accepted ones
+//	                                                     a JSON line a delivery, ends after COUNT accepted messages
 package main
 
 import (
@@ -13,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/apache/rocketmq-client-go/v2"
 	"github.com/apache/rocketmq-client-go/v2/consumer"
@@ -53,42 +53,71 @@ func result(how string, sent *primitive.SendResult) {
 	})
 }
 
+// again repeats a send that failed, and says so: a broker may have stored it all the same. The client waits 3 s for an answer,
+// which cannot be set and is over when a busy machine stands still for a moment.
+func again(how string, send func() error) {
+	err := send()
+	for tries := 1; err != nil && tries < 10; tries++ {
+		fmt.Fprintln(os.Stderr, err)
+		say(map[string]interface{}{"event": "again", "how": how})
+		err = send()
+	}
+	check(err)
+}
+
 func produce(nameServer, topic string, count int) {
 	client, err := rocketmq.NewProducer(
 		producer.WithNsResolver(primitive.NewPassthroughResolver([]string{nameServer})),
 		producer.WithGroupName(topic+"_producer"),
-		producer.WithSendMsgTimeout(10*time.Second),
+		producer.WithRetry(0),
 	)
 	check(err)
 	check(client.Start())
 	background := context.Background()
+	sendSync := func(how string, messages ...*primitive.Message) {
+		again(how, func() error {
+			sent, err := client.SendSync(background, messages...)
+			if err == nil {
+				result(how, sent)
+			}
+			return err
+		})
+	}
+	sendAsync := func(made *primitive.Message) {
+		again("async", func() error {
+			done := make(chan error, 1)
+			err := client.SendAsync(background, func(_ context.Context, sent *primitive.SendResult, err error) {
+				if err == nil {
+					result("async", sent)
+				}
+				done <- err
+			}, made)
+			if err != nil {
+				return err
+			}
+			return <-done
+		})
+	}
 	for number := 0; number < count; number++ {
-		sent, err := client.SendSync(background, message(topic, "sync", number))
-		check(err)
-		result("sync", sent)
+		sendSync("sync", message(topic, "sync", number))
 		check(client.SendOneWay(background, message(topic, "oneway", number)))
 		say(map[string]interface{}{"how": "oneway"})
 	}
 	var pending sync.WaitGroup
 	for number := 0; number < count; number++ {
 		pending.Add(1)
-		check(client.SendAsync(background, func(_ context.Context, sent *primitive.SendResult, err error) {
-			check(err)
-			result("async", sent)
-			pending.Done()
-		}, message(topic, "async", number)))
+		go func(made *primitive.Message) {
+			defer pending.Done()
+			sendAsync(made)
+		}(message(topic, "async", number))
 	}
 	pending.Wait()
 	var batch []*primitive.Message
 	for number := 0; number < count; number++ {
 		batch = append(batch, message(topic, "batch", number))
 	}
-	sent, err := client.SendSync(background, batch...)
-	check(err)
-	result("batch", sent)
-	sent, err = client.SendSync(background, primitive.NewMessage(topic, []byte(strings.Repeat("large ", 100000))))
-	check(err)
-	result("large", sent)
+	sendSync("batch", batch...)
+	sendSync("large", primitive.NewMessage(topic, []byte(strings.Repeat("large ", 100000))))
 	check(client.Shutdown())
 }
 
@@ -105,7 +134,7 @@ func consume(nameServer, group, topic string, count int, expression, how string,
 	client, err := rocketmq.NewPushConsumer(options...)
 	check(err)
 	done := make(chan bool, 1)
-	left := count
+	accepted := map[string]bool{}
 	deliver := func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
 		for _, got := range messages {
 			body := string(got.Body)
@@ -121,8 +150,9 @@ func consume(nameServer, group, topic string, count int, expression, how string,
 				return consumer.ConsumeRetryLater, nil
 			}
 			output.Lock()
-			left--
-			if left == 0 {
+			known := len(accepted)
+			accepted[got.MsgId] = true
+			if len(accepted) > known && len(accepted) == count {
 				done <- true
 			}
 			output.Unlock()
@@ -133,10 +163,7 @@ func consume(nameServer, group, topic string, count int, expression, how string,
 	check(client.Subscribe(topic, selector, deliver))
 	check(client.Start())
 	say(map[string]interface{}{"event": "started"})
-	select {
-	case <-done:
-	case <-time.After(80 * time.Second):
-	}
+	<-done
 	check(client.Shutdown())
 }
 

@@ -37,6 +37,7 @@ final class LitePulls {
             consumer.subscribe(said.getString("topic"), said.getString("expression"));
         }
         consumer.start();
+        Settings.bePatient(consumer);
         if (assigned) {
             consumer.assign(consumer.fetchMessageQueues(said.getString("topic")));
         }

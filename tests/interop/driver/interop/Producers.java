@@ -1,6 +1,7 @@
 package interop;
 
 import com.alibaba.fastjson.JSONObject;
+import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -27,6 +28,7 @@ final class Producers {
     void register(Map<String, Driver.Command> commands) {
         commands.put("producer.start", this::start);
         commands.put("producer.send", this::send);
+        commands.put("producer.flood", this::flood);
         commands.put("producer.queues", this::queues);
         commands.put("producer.stop", this::stop);
     }
@@ -34,7 +36,7 @@ final class Producers {
     private Object start(JSONObject said) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer(said.getString("group"));
         Settings.apply(producer, said);
-        producer.setSendMsgTimeout(said.containsKey("timeout_ms") ? said.getIntValue("timeout_ms") : 10000);
+        producer.setSendMsgTimeout(said.containsKey("timeout_ms") ? said.getIntValue("timeout_ms") : Settings.PATIENCE_MS);
         if (said.containsKey("queues")) {
             producer.setDefaultTopicQueueNums(said.getIntValue("queues"));
         }
@@ -49,6 +51,7 @@ final class Producers {
             producer.setRetryTimesWhenSendAsyncFailed(said.getIntValue("retries"));
         }
         producer.start();
+        Settings.bePatient(producer);
         producers.put(said.getString("name"), producer);
         return true;
     }
@@ -73,20 +76,22 @@ final class Producers {
             messages.forEach(message -> pending.add(sendAsync(producer, message, said)));
             pending.forEach(future -> results.add(future.join()));
         } else {
-            sendInTurn(producer, messages, said, results);
+            messages.forEach(message -> results.add(attempt(() -> sendOne(producer, message, said))));
         }
         return results;
     }
 
-    private static void sendInTurn(DefaultMQProducer producer, List<Message> messages, JSONObject said, List<Object> results) {
-        boolean untilFailure = said.getString("how").equals("until_failure");
-        for (Message message : messages) {
-            Object result = attempt(() -> sendOne(producer, message, said));
+    /** Send message after message until one fails, which happens when the broker dies. */
+    private Object flood(JSONObject said) {
+        DefaultMQProducer producer = producers.get(said.getString("name"));
+        List<Object> results = new ArrayList<>();
+        Object result;
+        do {
+            byte[] body = (said.getString("prefix") + " " + results.size()).getBytes(StandardCharsets.UTF_8);
+            result = attempt(() -> Messages.show(producer.send(new Message(said.getString("topic"), body))));
             results.add(result);
-            if (untilFailure && ((Map<?, ?>) result).containsKey("error")) {
-                return;
-            }
-        }
+        } while (!((Map<?, ?>) result).containsKey("error"));
+        return results;
     }
 
     private static Object attempt(Send send) {

@@ -74,6 +74,7 @@ final class PushConsumers {
         }
         consumers.put(running.name, running);
         consumer.start();
+        Settings.bePatient(consumer);
         return true;
     }
 

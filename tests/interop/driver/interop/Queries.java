@@ -27,9 +27,10 @@ final class Queries {
     }
 
     private Object start(JSONObject said) throws Exception {
-        DefaultMQAdminExt admin = new DefaultMQAdminExt();
+        DefaultMQAdminExt admin = new DefaultMQAdminExt((long) Settings.PATIENCE_MS);
         Settings.apply(admin, said);
         admin.start();
+        Settings.bePatient(admin);
         admins.put(said.getString("name"), admin);
         return true;
     }

@@ -3,9 +3,13 @@ package interop;
 import com.alibaba.fastjson.JSONObject;
 import java.lang.reflect.Method;
 import org.apache.rocketmq.client.ClientConfig;
+import org.apache.rocketmq.client.impl.MQClientManager;
 
 /** The settings that every client takes, and those whose types moved between the versions. */
 final class Settings {
+    /** How long a client waits for an answer: its own 3 to 6 s are over when a busy machine stands still for a moment. */
+    static final int PATIENCE_MS = 120_000;
+
     private Settings() {
     }
 
@@ -16,8 +20,14 @@ final class Settings {
         client.setPollNameServerInterval(1000);
         client.setPersistConsumerOffsetInterval(1000);
         client.setHeartbeatBrokerInterval(1000);
+        client.setMqClientApiTimeout(PATIENCE_MS);
         client.setUseTLS(said.getBooleanValue("tls"));
         client.setVipChannelEnabled(said.getBooleanValue("vip"));
+    }
+
+    /** Let a client that was started wait as long for what has a limit of its own: queues of a topic, and their offsets. */
+    static void bePatient(ClientConfig started) {
+        MQClientManager.getInstance().getOrCreateMQClientInstance(started).getMQAdminImpl().setTimeoutMillis(PATIENCE_MS);
     }
 
     /** Call setMessageModel: the enum lives in another package in 4.x than in 5.x. */
