@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.client import patient
 
 from martlet_remoting.client import Admin, PullConsumer
 
@@ -194,7 +195,7 @@ def test_the_python_of_the_readme_runs(broker: str, tmp_path: Path) -> None:
     (code,) = blocks("python")
     script = tmp_path / "readme.py"
     script.write_text(code.replace("127.0.0.1:9876", broker))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run(patient.command(script), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"\d+ \d+\n", done.stdout)
 

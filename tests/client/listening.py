@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from martlet_remoting.client import Outcome, ReceivedMessage
+from martlet_remoting.client import MessageQueue, Outcome, ReceivedMessage
 
 # Virtual time passes by itself, and a machine on which it does not may be slow.
 PATIENCE_S = 200.0
@@ -27,6 +27,11 @@ class Listener:
     @property
     def bodies(self) -> list[bytes]:
         return [message.body for message in self.messages]
+
+    @property
+    def places(self) -> set[tuple[MessageQueue, int]]:
+        """Where the messages stand: one that came twice counts once."""
+        return {(message.queue, message.queue_offset) for message in self.messages}
 
     async def wait_count(self, count: int) -> None:
         with trio.fail_after(PATIENCE_S):

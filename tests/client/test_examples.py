@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .patient import command
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DOC = Path(__file__).parents[2] / "docs" / "client.md"
 
@@ -29,7 +31,7 @@ def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def run(name: str, name_server: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), name_server], capture_output=True, text=True, timeout=300, check=False
+        command(EXAMPLES / name, name_server), capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()

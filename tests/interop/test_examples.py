@@ -2,11 +2,11 @@
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.client.patient import command
 
 from . import fetch
 from .martlet_process import Martlet
@@ -19,7 +19,7 @@ LIMIT_S = 300
 
 
 def python_words() -> Sequence[str]:
-    return [sys.executable, str(EXAMPLES / "python" / "consume.py")]
+    return command(EXAMPLES / "python" / "consume.py")
 
 
 def java_words() -> Sequence[str]:
@@ -74,7 +74,7 @@ def test_it_receives_what_the_python_example_sent(
 ) -> None:
     topic = f"Example-{request.node.callspec.id}"
     where = [broker.name_server, topic, str(COUNT)]
-    sent = run([sys.executable, str(EXAMPLES / "python" / "produce.py"), *where], tmp_path)
+    sent = run(command(EXAMPLES / "python" / "produce.py", *where), tmp_path)
     assert len(sent) == COUNT
     said = run([*words(), *where], tmp_path)
     received = [line for line in said if line.startswith("received: ")]

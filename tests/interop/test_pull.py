@@ -3,16 +3,15 @@
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 
+from . import wire
 from .conftest import Target
-from .java import Failed, Java, Queue, message
+from .java import Failed, Java, Queue, found, message
 from .process import eventually
 
 Name = Callable[[str], str]
-T = TypeVar("T")
 
 
 def bodies(count: int, prefix: str = "") -> list[bytes]:
@@ -23,7 +22,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def test_a_subscribed_lite_consumer_reads_and_commits(java: Java, name: Name) -> None:
+def test_a_subscribed_lite_consumer_reads_and_commits(java: Java, target: Target, name: Name) -> None:
     topic, group = name("lite"), name("group")
     java.producer(queues=2).send(*(message(topic, body) for body in bodies(20)))
     consumer = java.lite(group, topic)
@@ -31,6 +30,7 @@ def test_a_subscribed_lite_consumer_reads_and_commits(java: Java, name: Name) ->
     consumer.commit()
     assert sum(eventually(lambda: committed_all(consumer.queues(), consumer.committed, 20))) == 20
     consumer.stop()
+    wire.wait_committed(target.address, group, topic, 20, queues=2)
     java.producer().send(message(topic, "more"))
     assert [m.body for m in java.lite(group, topic).poll_until(1)] == [b"more"]
 
@@ -119,14 +119,6 @@ def test_a_message_is_found_by_either_id(java: Java, name: Name, target: Target)
     assert (by_offset.body, by_offset.queue, by_offset.offset) == (b"1", sent[1].queue, 1)
     by_unique = eventually(lambda: found(lambda: queries.view(topic, sent[2].msg_id)))
     assert (by_unique.body, by_unique.offset) == (b"2", 2)
-
-
-def found(ask: Callable[[], T]) -> T | None:
-    """Return the answer, or None while the broker's index is behind the log (RocketMQ's is, by some ms)."""
-    try:
-        return ask()
-    except Failed:
-        return None
 
 
 def test_messages_are_found_by_key(java: Java, name: Name) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from . import fetch, rocketmq
-from .java import Java, Jvm, Queue, Received, message
+from .java import Java, Jvm, Queue, Received, found, message
 from .martlet_process import Martlet
 from .process import eventually
 
@@ -119,11 +119,12 @@ def check(java: Java, before: list[Received], prefix: str) -> None:
     assert Counter(m.body for m in got) == everything(prefix)
     assert places(got) == places(before)
     queries = java.queries()
-    [by_key] = eventually(lambda: queries.by_key(TOPIC, f"{prefix}-17") or None)
+    [by_key] = eventually(lambda: found(lambda: queries.by_key(TOPIC, f"{prefix}-17")))
     assert by_key.body == f"{prefix} 17".encode()
-    assert len(queries.by_key(TOPIC, f"{prefix}-batch")) == 10
+    batch = eventually(lambda: found(lambda: queries.by_key(TOPIC, f"{prefix}-batch")))
+    assert len(batch) == 10
     [one] = [m for m in got if m.body == f"{prefix} 5".encode()]
-    assert queries.view(TOPIC, one.msg_id).body == one.body
+    assert eventually(lambda: found(lambda: queries.view(TOPIC, one.msg_id))).body == one.body
     assert queries.offset_at(Queue(TOPIC, "broker-a", one.queue), one.stored_ms) <= one.offset
     fill(java, "later")
     group = java.push(GROUP, TOPIC)

@@ -6,8 +6,11 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .process import eventually
+
 SEND_MESSAGE = 10
 PULL_MESSAGE = 11
+QUERY_CONSUMER_OFFSET = 14
 GET_BROKER_RUNTIME_INFO = 28
 GET_ROUTEINFO_BY_TOPIC = 105
 GET_BROKER_CLUSTER_INFO = 106
@@ -22,7 +25,7 @@ class Answer:
 
 
 def ask(
-    address: str, code: int, fields: Mapping[str, str] | None = None, body: bytes = b"", limit_s: float = 20.0
+    address: str, code: int, fields: Mapping[str, str] | None = None, body: bytes = b"", limit_s: float = 120.0
 ) -> Answer | None:
     """Send one request and return its answer, or None when nobody answers or the connection is closed."""
     host, _, port = address.rpartition(":")
@@ -39,6 +42,24 @@ def ask(
     end = 4 + (struct.unpack(">i", frame[:4])[0] & 0xFFFFFF)
     answer = json.loads(frame[4:end])
     return Answer(int(answer["code"]), answer.get("extFields") or {}, answer.get("remark") or "", frame[end:])
+
+
+def wait_committed(address: str, group: str, topic: str, count: int, queues: int = 4) -> None:
+    """Return when a group has told a broker that it consumed *count* messages of a topic.
+
+    A client that stops sends that on its way out and waits for no answer; what it does next may overtake it.
+    """
+
+    def look() -> bool | None:
+        return True if sum(_committed(address, group, topic, queue) for queue in range(queues)) == count else None
+
+    eventually(look)
+
+
+def _committed(address: str, group: str, topic: str, queue: int) -> int:
+    fields = {"consumerGroup": group, "topic": topic, "queueId": str(queue), "setZeroIfNotFound": "false"}
+    answer = ask(address, QUERY_CONSUMER_OFFSET, fields)
+    return int(answer.fields["offset"]) if answer is not None and answer.code == 0 else 0
 
 
 def _read(peer: socket.socket, count: int) -> bytes:
