@@ -100,13 +100,14 @@ def eventually(look: Callable[[], T | None], limit_s: float = 180.0) -> T:
 
 
 _asked = itertools.count()
+_taken: list[socket.socket] = []
 
 
 def free_ports(offsets: Sequence[int]) -> int:
     """Return a port P with P + each of *offsets* free now, below the range the kernel gives to clients.
 
-    So it stays free while nobody listens on it, as between the end of a broker and its next start.
-    Workers that run side by side begin their search at different places, and two calls never begin at one.
+    So it stays free while nobody listens on it, as before a broker's start, which may take its time, and between its
+    end and its next start; and no test that runs beside this one, here or in another process, gets it too.
     """
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     first, last = 12000, low - 10
@@ -115,9 +116,21 @@ def free_ports(offsets: Sequence[int]) -> int:
     start = (os.getpid() * 37 + next(_asked) * 11) % (last - first)
     for step in range(0, last - first, 3):
         port = first + (start + step) % (last - first)
-        if all(_bindable(port + offset) for offset in offsets):
+        if all(_bindable(port + offset) and _take(port + offset) for offset in offsets):
             return port
     raise RuntimeError("no free loopback port")
+
+
+def _take(port: int) -> bool:
+    """Make *port* this process's as long as it lives; False if it is another's."""
+    mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        mark.bind(f"\0martlet-test-port-{port}")
+    except OSError:
+        mark.close()
+        return False
+    _taken.append(mark)
+    return True
 
 
 def free_port() -> int:
