@@ -53,7 +53,7 @@ ONLINE = (
     Step("consumerProgress", f"consumerProgress -g {GROUP}", "lines", until=COMMITTED),
     Step("consumerProgress-all", "consumerProgress", "lines", integers=False),
     Step("consumerConnection", f"consumerConnection -g {GROUP}", "lines"),
-    Step("producerConnection", f"producerConnection -g interop_producer -t {TOPIC}"),
+    Step("producerConnection", f"producerConnection -g interop_producer -t {TOPIC}", until="<client>"),
     Step("topicList", "topicList", "lines"),
     Step("topicList-clusters", "topicList -c", "lines"),
     Step("topicRoute", f"topicRoute -t {TOPIC}"),
