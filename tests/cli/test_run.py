@@ -1,7 +1,7 @@
 """What `martlet run` promises to whoever starts it, and to systemd."""
 
 import json
-import os
+import random
 import signal
 import socket
 import ssl
@@ -103,7 +103,12 @@ def test_json_logs_are_objects(start: Start) -> None:
 def test_a_peers_error_is_one_line_without_a_traceback(start: Start) -> None:
     process = start("run")
     addresses = process.addresses()
-    for garbage in (b"\xff" * 64, b"\x00\x00\x00\x02\x00\x00", b"GET / HTTP/1.0\r\n\r\n", os.urandom(256)):
+    for garbage in (
+        b"\xff" * 64,
+        b"\x00\x00\x00\x02\x00\x00",
+        b"GET / HTTP/1.0\r\n\r\n",
+        random.Random(256).randbytes(256),
+    ):
         for address in addresses.values():
             with connect(address) as peer:
                 peer.sendall(garbage)

@@ -27,7 +27,7 @@ from martlet_remoting.headers import decode_pull_header, decode_send_header
 from martlet_remoting.packets import Command
 
 from .fake import Cluster, Reply
-from .listening import Listener, wait_for
+from .listening import PATIENCE_S, Listener, wait_for
 
 GROUP = "G"
 
@@ -363,7 +363,7 @@ async def test_plain_function_listens_in_a_thread(cluster: Cluster) -> None:
         token.run_sync_soon(seen.set)
 
     async with first(cluster.settings(), GROUP, listener, {"T": "*"}):
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             await seen.wait()
     assert got == [b"x"]
 
