@@ -22,12 +22,14 @@ async def test_a_young_segment_stays_whoever_wrote_the_one_behind_it(open_store:
     for number in range(100):
         store.append(from_far(b"%d" % number + b"x" * 100), 0)
     store.commit()
+    store.flusher.flush_now()
     await store.checkpoint()
     store.retention.look()
     assert store.first_position == 0
     clock.ms += 73 * 3_600_000
     store.append(from_far(b"new"), 0)
     store.commit()
+    store.flusher.flush_now()
     await store.checkpoint()
     store.retention.look()
     assert store.first_position > 0
