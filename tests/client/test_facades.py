@@ -32,7 +32,7 @@ def three_messages(cluster: Cluster) -> None:
 
 
 def test_blocking_producer_sends_and_raises() -> None:
-    with blocking.Producer(ThreadCluster().settings(), "P", retries=0) as producer:
+    with blocking.Producer(ThreadCluster().settings(), "P", send_timeout_s=PATIENCE_S, retries=0) as producer:
         result = producer.send(Message("T", b"x"))
         assert result.status is SendStatus.OK
         with pytest.raises(MessageRefused, match="no body"):
@@ -44,7 +44,7 @@ def test_blocking_producer_sends_and_raises() -> None:
 
 def test_blocking_client_is_used_from_many_threads() -> None:
     found: list[str] = []
-    with blocking.Producer(ThreadCluster().settings(), "P") as producer:
+    with blocking.Producer(ThreadCluster().settings(), "P", send_timeout_s=PATIENCE_S) as producer:
 
         def send() -> None:
             found.extend(producer.send(Message("T", b"x")).message_id for _ in range(20))
@@ -93,7 +93,7 @@ def test_blocking_admin_answers() -> None:
 
 
 def test_blocking_client_says_when_it_is_not_open() -> None:
-    producer = blocking.Producer(ThreadCluster().settings(), "P")
+    producer = blocking.Producer(ThreadCluster().settings(), "P", send_timeout_s=PATIENCE_S)
     with pytest.raises(ClientClosed, match="not open"):
         producer.send(Message("T", b"x"))
     with producer:
@@ -116,7 +116,7 @@ def test_name_server_that_is_no_address_is_refused() -> None:
 
 def test_asyncio_producer_sends_and_raises() -> None:
     async def main() -> None:
-        async with aio.Producer(ThreadCluster().settings(), "P") as producer:
+        async with aio.Producer(ThreadCluster().settings(), "P", send_timeout_s=PATIENCE_S) as producer:
             results = await asyncio.gather(*(producer.send(Message("T", b"x")) for _ in range(10)))
             assert len({result.message_id for result in results}) == 10
             with pytest.raises(MessageRefused, match="no body"):
@@ -183,7 +183,7 @@ def test_asyncio_pull_consumer_reads() -> None:
 
 def test_asyncio_error_of_the_body_comes_out_as_it_is() -> None:
     async def main() -> None:
-        async with aio.Producer(ThreadCluster().settings(), "P"):
+        async with aio.Producer(ThreadCluster().settings(), "P", send_timeout_s=PATIENCE_S):
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.interop import fetch
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -33,7 +34,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     martlet = os.environ.get("MARTLET_WHEEL") or str(ROOT)
     command = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", martlet]
     command += [str(EXAMPLES / name) for name in ("martlet-stamp", "martlet-freeze", "martlet-line")]
-    subprocess.run(command, check=True, cwd=home.parent, timeout=600)
+    fetch.download(command, home.parent)
     return interpreter
 
 
