@@ -89,11 +89,23 @@ func (t *template) appendTo(out []byte, opaque uint32, key, offset, born uint64)
 	if t.keyAt > 0 {
 		patch(out[start+t.keyAt:], keyDigits, key)
 	}
-	if t.offsetAt > 0 {
-		patch(out[start+t.offsetAt:], offsetDigits, offset)
-	}
 	if t.bornAt > 0 {
 		patch(out[start+t.bornAt:], bornDigits, born)
+	}
+	if t.offsetAt > 0 {
+		out = t.putOffset(out, start, offset)
+	}
+	return out
+}
+
+// putOffset writes an offset as clients do, without leading zeros, and shortens the frame at start by what that saves.
+func (t *template) putOffset(out []byte, start int, offset uint64) []byte {
+	at := start + t.offsetAt
+	out = strconv.AppendUint(out[:at], offset, 10)
+	saved := uint32(at + offsetDigits - len(out))
+	out = append(out, t.frame[t.offsetAt+offsetDigits:]...)
+	for _, length := range [][]byte{out[start:], out[start+4:]} {
+		binary.BigEndian.PutUint32(length, binary.BigEndian.Uint32(length)-saved)
 	}
 	return out
 }
@@ -110,7 +122,6 @@ func pullTemplate(topic string, queue, most int, tags string, suspendMs int) *te
 	if suspendMs > 0 {
 		flags |= pullSuspend
 	}
-	// An offset may have leading zeros: its value is a string in extFields.
 	fields := []field{{"consumerGroup", "bench"}, {"topic", topic}, {"queueId", strconv.Itoa(queue)},
 		{"queueOffset", strings.Repeat("7", offsetDigits)}, {"maxMsgNums", strconv.Itoa(most)}, {"sysFlag", strconv.Itoa(flags)},
 		{"commitOffset", "0"}, {"suspendTimeoutMillis", strconv.Itoa(suspendMs)}, {"subscription", tags}, {"subVersion", "0"},
