@@ -18,7 +18,7 @@ from martlet_remoting.packets import MessageQueue
 from . import admin, consumer, producer, puller
 from .admin import Cluster, Member, QueueLag, QueueStats
 from .consumer import PushConsumerOptions
-from .listening import Listener, Outcome
+from .listening import Listener, Outcome, is_coroutine_listener
 from .messages import Message, ReceivedMessage, SendResult
 from .network import Client, Settings
 from .portal import Portal
@@ -113,8 +113,7 @@ class PushConsumer(_Held[consumer.PushConsumer]):
     ) -> None:
         self._listener = listener
         self._loop: asyncio.AbstractEventLoop | None = None
-        is_async = inspect.iscoroutinefunction(listener)
-        bridged = self._listen if is_async else listener
+        bridged: Listener = self._listen if is_coroutine_listener(listener) else self._call_plain
         super().__init__(consumer.PushConsumer(name_server, group, bridged, subscriptions, **options))
 
     async def __aenter__(self) -> Self:
@@ -125,6 +124,14 @@ class PushConsumer(_Held[consumer.PushConsumer]):
         """Called in trio's thread: wait for the listener in asyncio's."""
         assert self._loop is not None
         return await _wait(asyncio.run_coroutine_threadsafe(_consumed(self._listener, message), self._loop))
+
+    def _call_plain(self, message: ReceivedMessage) -> Outcome | None:
+        """Called in a thread of its own; what turns out to be a coroutine goes to asyncio's loop all the same."""
+        result = self._listener(message)
+        if not inspect.isawaitable(result):
+            return result
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(_awaited(result), self._loop).result()
 
     @property
     def assigned(self) -> list[MessageQueue]:
@@ -305,6 +312,10 @@ class Admin(_Held[admin.Admin]):
 async def _consumed(listener: Listener, message: ReceivedMessage) -> Outcome | None:
     result = listener(message)
     return await result if inspect.isawaitable(result) else result
+
+
+async def _awaited(result: Awaitable[Outcome | None]) -> Outcome | None:
+    return await result
 
 
 async def _wait(future: "Future[T]") -> T:

@@ -126,6 +126,8 @@ class ConsumedQueue:
                     offset = await self._find_offset()
                 self._begin(offset)
                 offset = await self._pull_from(offset)
+                # Before it is written: a commit of where the old backlog stands must not come after it.
+                self._begin(offset)
                 await self._write(offset)
             if self._jump is not None:
                 offset, self._jump = self._jump, None
@@ -145,7 +147,8 @@ class ConsumedQueue:
         """Go on at *offset*, forward or back; the caller has committed it."""
         self._jump = offset
         self.backlog.dropped = True
-        self._committed = offset
+        # A commit of the old place may have come after the caller's: say the new one once more.
+        self._committed = None
         self._scope.cancel()
 
     def _begin(self, offset: int) -> None:

@@ -50,6 +50,7 @@ class ConnectionLost(ClientError):
     def __init__(self, address: str, text: str) -> None:
         super().__init__(f"connection to {address} {text}")
         self.address = address
+        self.why = text
 
 
 @final

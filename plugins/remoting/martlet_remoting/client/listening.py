@@ -11,7 +11,7 @@ import trio
 
 from .messages import ReceivedMessage
 
-__all__ = ["Listener", "Listening", "Outcome"]
+__all__ = ["Listener", "Listening", "Outcome", "is_coroutine_listener"]
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +30,19 @@ Listener: TypeAlias = (
 )
 
 
+def is_coroutine_listener(listener: Listener) -> bool:
+    """Whether *listener*, a function or an object, gives a coroutine when it is called."""
+    call = getattr(listener, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
+
+
 @final
 class Listening:
     """Calls a listener, at most *concurrency* at a time; plain functions in threads, so that they may block."""
 
     def __init__(self, listener: Listener, concurrency: int) -> None:
         self._listener = listener
-        self._is_async = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(
-            getattr(listener, "__call__", None)  # noqa: B004
-        )
+        self._is_async = is_coroutine_listener(listener)
         self._limiter = trio.CapacityLimiter(concurrency)
         self.running = 0
         self._idle = trio.Event()
@@ -75,9 +79,14 @@ class Listening:
             async with self._limiter:
                 outcome = await _resolved(self._listener(message))
         else:
-            result = await trio.to_thread.run_sync(partial(self._listener, message), limiter=self._limiter)
-            outcome = await _resolved(result)
+            call = partial(_called, self._listener, message)
+            outcome = await _resolved((await trio.to_thread.run_sync(call, limiter=self._limiter))[0])
         return outcome
+
+
+def _called(listener: Listener, message: ReceivedMessage) -> tuple[Outcome | Awaitable[Outcome | None] | None]:
+    """What *listener* returns, packed: trio lets no thread return the coroutine that a plain function may give."""
+    return (listener(message),)
 
 
 async def _resolved(result: Outcome | Awaitable[Outcome | None] | None) -> Outcome:

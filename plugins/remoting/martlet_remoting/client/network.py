@@ -98,6 +98,16 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 @final
+class _Opening:
+    """An attempt to open a connection, which several may wait for; *why* it failed when there is no link then."""
+
+    def __init__(self) -> None:
+        self.over = trio.Event()
+        self.link: Link | None = None
+        self.why = "cannot be opened: the client closes"
+
+
+@final
 class Network:
     """Connections by address, routes by topic; `run_tasks` keeps both fresh."""
 
@@ -110,7 +120,7 @@ class Network:
         self.routes_changed: Callable[[], None] = lambda: None
         self.routes: dict[str, Route] = {}
         self._links: dict[str, Link] = {}
-        self._locks: dict[str, trio.Lock] = {}
+        self._openings: dict[str, _Opening] = {}
         self._name_servers = settings.name_servers()
         self._nursery: trio.Nursery | None = None
 
@@ -176,7 +186,7 @@ class Network:
         ]
 
     async def link(self, address: str) -> Link:
-        """Return the connection to *address*, opened if need be.
+        """Return the connection to *address*, opened if need be; all who want it meanwhile share one attempt.
 
         Raises:
           ConnectionLost: it cannot be opened in time.
@@ -184,13 +194,27 @@ class Network:
         found = self._links.get(address)
         if found is not None and not found.closed:
             return found
-        async with self._locks.setdefault(address, trio.Lock()):
-            found = self._links.get(address)
-            if found is None or found.closed:
-                found = await self._open(address)
-                await self._introduce(found)
-                self._links[address] = found
-            return found
+        opening = self._openings.get(address)
+        if opening is None:
+            if self._nursery is None:
+                raise ClientClosed("client is not open; enter it with 'async with' first")
+            opening = self._openings[address] = _Opening()
+            self._nursery.start_soon(self._carry_out, address, opening)
+        await opening.over.wait()
+        if opening.link is None:
+            raise ConnectionLost(address, opening.why)
+        return opening.link
+
+    async def _carry_out(self, address: str, opening: "_Opening") -> None:
+        try:
+            link = await self._open(address)
+            await self._introduce(link)
+            opening.link = self._links[address] = link
+        except ClientError as error:
+            opening.why = error.why if isinstance(error, ConnectionLost) else str(error)
+        finally:
+            del self._openings[address]
+            opening.over.set()
 
     async def _introduce(self, link: Link) -> None:
         """Tell a broker who we are before anything else: it forgot us when the last connection ended."""
@@ -240,8 +264,16 @@ class Network:
         timeout_s: float | None = None,
     ) -> Command:
         """Return the answer of *address*, whatever its code."""
-        link = await self.link(address)
-        return await link.ask(code, ext, body, self.settings.request_timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
+        link = self._links.get(address)
+        if link is not None and not link.closed:
+            return await link.ask(code, ext, body, timeout_s)
+        deadline = trio.current_time() + timeout_s
+        with trio.move_on_at(deadline) as scope:
+            link = await self.link(address)
+        if link is None or scope.cancelled_caught:
+            raise ConnectionLost(address, f"was not opened within {timeout_s:g} s")
+        return await link.ask(code, ext, body, deadline - trio.current_time())
 
     async def ask(
         self,

@@ -51,10 +51,11 @@ class Portal(Generic[C]):
         """Close the client; the future is done when its thread has nothing left to do."""
         if self._thread is None:
             raise ClientClosed("client was never opened")
+        # First of all, for the thread may look for it just now.
+        self._close_wanted = True
         if self._token is not None and self._closing is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._closing.set)
-        self._close_wanted = True
         return self._closed
 
     def call(self, function: Callable[[], Awaitable[T]]) -> Future[T]:
