@@ -371,6 +371,10 @@ class PushConsumer(Client):
         """Return the queues that the consumer holds now."""
         return _queues(self._started.call("queues"))
 
+    def commit(self) -> None:
+        """Tell the brokers now what is consumed; no answer is waited for."""
+        self._started.call("commit")
+
     def heal(self) -> None:
         """Accept every message from now on."""
         self._started.call("heal")

@@ -36,8 +36,8 @@ def test_clients_that_use_it_work(version: str, jvms: Callable[[str], Jvm], targ
         group = f"group_{topic}_{orderly}"
         consumer = clients.push(group, topic, vip=True, orderly=orderly)
         assert Counter(m.body for m in consumer.wait_bodies(bodies)) == Counter(bodies)
+        wire.wait_committed(target.address, group, topic, len(bodies), queues=2, tell=consumer.commit)
         consumer.stop()
-        wire.wait_committed(target.address, group, topic, len(bodies), queues=2)
         again = clients.push(group, topic, vip=True, orderly=orderly)
         clients.producer(vip=True).send(message(topic, f"last {orderly}"))
         last = f"last {orderly}".encode()

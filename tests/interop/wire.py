@@ -3,7 +3,7 @@
 import json
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .process import eventually
@@ -44,13 +44,18 @@ def ask(
     return Answer(int(answer["code"]), answer.get("extFields") or {}, answer.get("remark") or "", frame[end:])
 
 
-def wait_committed(address: str, group: str, topic: str, count: int, queues: int = 4) -> None:
-    """Return when a group has told a broker that it consumed *count* messages of a topic.
+def wait_committed(
+    address: str, group: str, topic: str, count: int, queues: int, tell: Callable[[], object] | None = None
+) -> None:
+    """Return when a broker knows that a group consumed *count* messages of a topic; *tell* makes its client say so.
 
-    A client that stops sends that on its way out and waits for no answer; what it does next may overtake it.
+    A client that stops says so on its way out, but waits for no answer, and another of its threads may be about to say
+    what was true a moment before: what comes next may overtake the one, and the other may come last.
     """
 
     def look() -> bool | None:
+        if tell is not None:
+            tell()
         return True if sum(_committed(address, group, topic, queue) for queue in range(queues)) == count else None
 
     eventually(look)

@@ -45,6 +45,7 @@ final class PushConsumers {
         commands.put("push.start", this::start);
         commands.put("push.queues", this::queues);
         commands.put("push.heal", this::heal);
+        commands.put("push.commit", this::commit);
         commands.put("push.stop", this::stop);
     }
 
@@ -85,6 +86,11 @@ final class PushConsumers {
 
     private Object heal(JSONObject said) {
         consumers.get(said.getString("name")).failures = 0;
+        return true;
+    }
+
+    private Object commit(JSONObject said) {
+        consumers.get(said.getString("name")).consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
         return true;
     }
 
