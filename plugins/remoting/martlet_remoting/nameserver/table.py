@@ -28,8 +28,9 @@ SYNC_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 @final
 @dataclass(slots=True)
 class _Live:
-    """When a broker was last heard of, and over which connection."""
+    """When the broker *name* was last heard of, and over which connection."""
 
+    name: str
     seen: float
     timeout_ms: int
     version: Version
@@ -173,7 +174,7 @@ class RouteTable:
         if servers is None:
             old = self._live.get(key)
             servers = old.filter_servers if old is not None else ()
-        self._live[key] = _Live(now, timeout_ms, new.version, new.ha_address, connection, servers)
+        self._live[key] = _Live(new.name, now, timeout_ms, new.version, new.ha_address, connection, servers)
 
     def _answer(self, brokers: _Brokers, new: Registration) -> Registered:
         master = brokers.addresses.get(MASTER_ID)
@@ -211,9 +212,15 @@ class RouteTable:
             live.seen = now
 
     def version_of(self, cluster: str, address: str) -> Version | None:
-        """The version that the broker at *address* registered last; None when it is not known."""
+        """The version that the broker at *address* registered last.
+
+        None when it is not known, or another of its name took its place: then it has to register as a whole again.
+        """
         live = self._live.get((cluster, address))
-        return live.version if live is not None else None
+        brokers = self._brokers.get(live.name) if live is not None else None
+        if live is None or brokers is None or address not in brokers.addresses.values():
+            return None
+        return live.version
 
     def expire(self, now: float) -> list[object]:
         """Forget brokers that were silent for too long; return the connections of those."""
