@@ -258,6 +258,8 @@ class Upkeep:
     def _write_list(self, without: str = "") -> None:
         """Write what the queues hold in durable files."""
         store = self._store
+        while store.retention.advance(1 << 20):
+            pass
         topics = {
             topic: {queue_id: (queue.first_offset, queue.saved) for queue_id, queue in of_topic.items()}
             for topic, of_topic in store.queues.topics.items()
