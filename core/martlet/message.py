@@ -6,6 +6,7 @@ repeated, UTF-8; MessageDecoder.messageProperties2String), because most messages
 pass through without anyone looking inside.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final, final
 
@@ -78,11 +79,10 @@ def find_property(properties: bytes, name: bytes) -> bytes:
 
 def remove_property(properties: bytes, name: bytes) -> bytes:
     """Return *properties* without *name*, as often as it stands there."""
-    start, _, end = _span(properties, name)
-    while start >= 0:
-        properties = properties[:start] + properties[end + 1 :]
-        start, _, end = _span(properties, name)
-    return properties
+    if name + b"\x01" not in properties:
+        return properties
+    # In one go: a request may hold it 100,000 times.
+    return re.sub(b"(?<![^\x02])%b\x01[^\x02]*\x02?" % re.escape(name), b"", properties)
 
 
 def put_property(properties: bytes, name: bytes, value: bytes) -> bytes:

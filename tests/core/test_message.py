@@ -103,3 +103,23 @@ def test_messages_and_records_tell_their_properties() -> None:
     record = Record("T", 0, 0, 0, 91, b"", properties, 0, 0, 0, b"", 0, b"", 0, 0, 0)
     assert record.property("KEYS") == "schlüssel"
     assert record.property("TAGS") == ""
+
+
+def removed_one_by_one(properties: bytes, name: bytes) -> bytes:
+    """What `remove_property` says, told the slow way."""
+    needle = name + b"\x01"
+    while True:
+        start = properties.rfind(b"\x02" + needle) + 1
+        if start == 0 and not properties.startswith(needle):
+            return properties
+        end = properties.find(b"\x02", start)
+        properties = properties[:start] + (properties[end + 1 :] if end >= 0 else b"")
+
+
+@given(st.lists(st.sampled_from([b"A", b"AA", b"\n", b"\x01", b"\x02", b"A\x01", b"\x02A\x01"])).map(b"".join))
+def test_a_property_is_removed_wherever_it_stands(properties: bytes) -> None:
+    assert remove_property(properties, b"A") == removed_one_by_one(properties, b"A")
+
+
+def test_a_property_that_stands_there_very_often_is_removed_in_one_go() -> None:
+    assert remove_property(b"B\x01x\x02" + b"A\x01\x02" * 300_000 + b"C\x01y", b"A") == b"B\x01x\x02C\x01y"
