@@ -16,8 +16,10 @@ from .process import eventually
 
 TOPIC, GROUP = "Kept", "kept_group"
 COUNT = 60
-RealBroker = Callable[[], rocketmq.Broker]
-OurBroker = Callable[[], Martlet]
+RealBroker = Callable[..., rocketmq.Broker]
+OurBroker = Callable[..., Martlet]
+# How the first broker ended, and whether both seal every record and look at each seal.
+ENDS = ["stopped", "killed", "sealed and killed"]
 # A broker's first check of its disk must not delete what the other one wrote.
 RESERVED_HOURS = "72"
 QUOTED = re.compile(r"([{,]\s*)(\d+):")  # RocketMQ writes number keys without quotes
@@ -41,8 +43,10 @@ def real_broker(tmp_path: Path, names: rocketmq.NameServer, data: Path) -> Itera
     places = {"storePathRootDir": str(data), "storePathCommitLog": str(data / "commitlog")}
     with ExitStack() as running:
 
-        def start() -> rocketmq.Broker:
-            settings = {**places, "fileReservedTime": RESERVED_HOURS}
+        def start(*, sealed: bool = False) -> rocketmq.Broker:
+            seals = str(sealed).lower()
+            settings = {**places, "enabledAppendPropCRC": seals, "forceVerifyPropCRC": seals}
+            settings["fileReservedTime"] = RESERVED_HOURS
             broker = rocketmq.Broker(tmp_path / "real", names.address, settings)
             running.callback(broker.kill)
             return broker
@@ -55,8 +59,9 @@ def martlet(tmp_path: Path, data: Path) -> Iterator[OurBroker]:
     """Starts a Martlet on the data; it ends with the test at the latest."""
     with ExitStack() as running:
 
-        def start() -> Martlet:
+        def start(*, sealed: bool = False) -> Martlet:
             settings = {"broker.name": "broker-a", "store.segment_bytes": str(64 << 20)}
+            settings["store.seal_records"] = str(sealed).lower()
             broker = Martlet(tmp_path / "ours", settings, data=data)
             running.callback(broker.close)
             return broker
@@ -135,11 +140,12 @@ def check(java: Java, before: list[Received], prefix: str) -> None:
     assert Counter(m.body for m in tagged.wait_bodies(wanted)) == Counter(wanted)
 
 
-@pytest.mark.parametrize("end", ["stopped", "killed"])
+@pytest.mark.parametrize("end", ENDS)
 def test_a_store_written_by_rocketmq_opens_in_martlet(
     real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, data: Path, jvm: Jvm, end: str
 ) -> None:
-    real = real_broker()
+    sealed = end.startswith("sealed")
+    real = real_broker(sealed=sealed)
     clients = Java(jvm, names.address)
     fill(clients, "real")
     consume_all(clients, data)
@@ -149,28 +155,31 @@ def test_a_store_written_by_rocketmq_opens_in_martlet(
         real.stop()
     else:
         real.kill()
-    ours = martlet()
+    ours = martlet(sealed=sealed)
     clients = Java(jvm, ours.name_server)
+    assert all(("__CRC32#" in m.properties) == sealed for m in before)
     check(clients, before, "real")
     clients.close()
     assert ours.stop() == 0
 
 
-@pytest.mark.parametrize("end", ["stopped", "killed"])
+@pytest.mark.parametrize("end", ENDS)
 def test_a_store_written_by_martlet_opens_in_rocketmq(
     real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, data: Path, jvm: Jvm, end: str
 ) -> None:
-    ours = martlet()
+    sealed = end.startswith("sealed")
+    ours = martlet(sealed=sealed)
     clients = Java(jvm, ours.name_server)
     fill(clients, "ours")
     consume_all(clients, data)
     before = read(clients, COUNT + 11)
+    assert all(("__CRC32#" in m.properties) == sealed for m in before)
     clients.close()
     if end == "stopped":
         assert ours.stop() == 0
     else:
         ours.kill()
-    real_broker()
+    real_broker(sealed=sealed)
     clients = Java(jvm, names.address)
     check(clients, before, "ours")
     clients.close()

@@ -180,7 +180,7 @@ class Tail:
         self.chunk_base = self.chunks.final_end = chunk.base
         self.chunk_end = chunk.end
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: bytes | bytearray) -> None:
         """Append *data*, which fits into the segment; it may go on in the next chunk."""
         view = memoryview(data)
         while view:

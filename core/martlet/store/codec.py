@@ -2,6 +2,9 @@
 
 The bytes are RocketMQ's (store CommitLog.java, ConsumeQueue.java, IndexFile.java):
 what the log holds is also what a consumer is sent.
+
+A record may be sealed: its last property is then a CRC over all that stands before it
+(RocketMQ enabledAppendPropCRC); the body's CRC, which every record has, covers the body alone.
 """
 
 from array import array
@@ -11,7 +14,7 @@ from typing import Final
 
 from martlet.checksum import crc32
 from martlet.errors import CorruptRecord
-from martlet.message import Message, Record
+from martlet.message import Message, Record, remove_property
 
 __all__ = [
     "BLANK_MAGIC",
@@ -39,10 +42,15 @@ __all__ = [
     "encode_filler",
     "encode_into",
     "encode_record",
+    "has_seal",
     "hash_code",
     "key_hash",
     "record_size",
+    "seal",
+    "seal_holds",
     "tags_code",
+    "with_room_for_seal",
+    "without_seal",
 ]
 
 Buffer = bytes | bytearray | memoryview
@@ -78,10 +86,58 @@ ENTRY_BYTES: Final = 20
 
 TOPIC_V1_BYTES_MAX: Final = 127
 
+SEAL_NAME: Final = b"__CRC32#"
+SEAL_BYTES: Final = 20  # the name, 0x01, ten digits with the lowest first, 0x02
+SEAL_MARK: Final = int.from_bytes(SEAL_NAME + b"\x01\x02", "big")
+# A bit that flips leaves at least one of these two as it was, at their distance from the end.
+MARK_FIRST: Final = SEAL_NAME[0]
+MARK_LAST: Final = 1
+
 
 def body_crc(body: Buffer) -> int:
     """The CRC that a record and every client use: CRC-32 without its highest bit."""
     return crc32(body) & 0x7FFFFFFF
+
+
+def _make_seal(crc: int) -> bytes:
+    return b"%b\x01%b\x02" % (SEAL_NAME, (b"%010d" % crc)[::-1])
+
+
+SEAL_ROOM: Final = _make_seal(0)
+
+
+def seal(data: bytearray, start: int, end: int) -> None:
+    """Fill in the seal of the record ``data[start:end]``, whose properties have room for it at their end."""
+    data[end - SEAL_BYTES : end] = _make_seal(body_crc(memoryview(data)[start : end - SEAL_BYTES]))
+
+
+def has_seal(data: Buffer, end: int) -> bool:
+    """Whether a seal's mark, or what differs from it in one bit, stands before *end*."""
+    if end < SEAL_BYTES or (data[end - 12] != MARK_LAST and data[end - SEAL_BYTES] != MARK_FIRST):
+        return False
+    mark = int.from_bytes(bytes(data[end - SEAL_BYTES : end - 11]) + bytes(data[end - 1 : end]), "big") ^ SEAL_MARK
+    return not mark & (mark - 1)
+
+
+def seal_holds(data: Buffer, start: int, end: int) -> bool:
+    """Whether the record ``data[start:end]`` has no seal, or one that is right."""
+    if not has_seal(data, end):
+        return True
+    return data[end - SEAL_BYTES : end] == _make_seal(body_crc(memoryview(data)[start : end - SEAL_BYTES]))
+
+
+def with_room_for_seal(properties: bytes) -> bytes:
+    """Return *properties* with room for a seal at the end, and no other seal."""
+    properties = remove_property(properties, SEAL_NAME)
+    if properties and properties[-1] != 2:
+        properties += b"\x02"
+    return properties + SEAL_ROOM
+
+
+def without_seal(properties: bytes) -> bytes:
+    """Return *properties* without what readers would take for the seal of a record: it is another record's."""
+    properties = remove_property(properties, SEAL_NAME)
+    return properties + b"\x02" if has_seal(properties, len(properties)) else properties
 
 
 def record_size(message: Message, topic: bytes, store_host: bytes) -> int:
@@ -182,7 +238,7 @@ def decode_record(
 
     Args:
       position_check: the log position that the record must name; None takes what it says.
-      check_body: compare the CRC; every length is checked anyway.
+      check_body: compare the CRCs; every length is checked anyway.
 
     Raises:
       CorruptRecord: the bytes are not an intact record; the text says what is wrong.
@@ -222,6 +278,8 @@ def decode_record(
         raise CorruptRecord(where, f"says {size} bytes, but its parts do not add up to that")
     if check_body and body_bytes and crc32(body) & 0x7FFFFFFF != crc:
         raise CorruptRecord(where, f"has a body whose CRC is not 0x{crc:08X}")
+    if check_body and not seal_holds(data, start, end):
+        raise CorruptRecord(where, "has a seal that does not fit what it seals")
     try:
         topic = str(data[topic_at:properties_at], "utf-8")
     except UnicodeDecodeError as error:
@@ -270,7 +328,7 @@ def decode_records(data: Buffer, *, check_body: bool = True) -> list[Record]:
 
 
 def check_record(data: Buffer, start: int, end: int, position: int) -> bool:
-    """Whether ``data[start:end]`` is one intact record for *position*: lengths, magic, position and body CRC."""
+    """Whether ``data[start:end]`` is one intact record for *position*: lengths, magic, position and CRCs."""
     size = end - start
     if size < RECORD_BYTES_MIN or end > len(data):
         return False
@@ -291,7 +349,9 @@ def check_record(data: Buffer, start: int, end: int, position: int) -> bool:
         return False
     if properties_at + 2 + SHORT.unpack_from(data, properties_at)[0] != end:
         return False
-    return not body_bytes or crc32(memoryview(data)[body_at:topic_at]) & 0x7FFFFFFF == crc
+    if body_bytes and crc32(memoryview(data)[body_at:topic_at]) & 0x7FFFFFFF != crc:
+        return False
+    return seal_holds(data, start, end)
 
 
 def _powers(count: int) -> tuple[int, ...]:

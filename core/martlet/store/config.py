@@ -56,6 +56,11 @@ class StoreConfig:
     verify_reads: bool = setting(
         True, "check the CRC of records read back from disk that this process did not write itself"
     )
+    seal_records: bool = setting(
+        False,
+        "enabledAppendPropCRC: add a CRC over all of a record, as the property __CRC32#; "
+        "without it a flipped bit outside of the body that leaves all lengths right is not noticed",
+    )
     open_files_max: int = setting(256, "file descriptors of the store; the least used are closed", unit="files", low=4)
     file_reserved_hours: int = setting(72, "fileReservedTime: older segments are removed", unit="h", low=1)
     delete_when: str = setting("04", "deleteWhen: the hours of the day at which old segments go, separated by ;")

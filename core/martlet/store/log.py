@@ -32,7 +32,11 @@ from martlet.store.codec import (
     check_record,
     encode_into,
     encode_record,
+    has_seal,
     record_size,
+    seal,
+    with_room_for_seal,
+    without_seal,
 )
 from martlet.store.config import StoreConfig
 from martlet.store.files import Disk, Files, RealDisk, atomic_write, read_file
@@ -92,6 +96,7 @@ class Store:
         "_lost",
         "_now_ms",
         "_pending",
+        "_seals",
         "_sync",
         "_touched",
         "appended_bytes",
@@ -164,6 +169,7 @@ class Store:
         # Queues with watchers that have records which are not readable yet.
         self._touched: dict[Queue, None] = {}
         self._now_ms = 0
+        self._seals = config.seal_records
         self._lock_fd = -1
 
     # ---- opening and closing
@@ -364,8 +370,12 @@ class Store:
             queue = self._new_queue(message.topic, queue_id)
         body = message.body
         properties = message.properties
-        body_bytes = len(body)
         properties_bytes = len(properties)
+        sealed = self._seals
+        if sealed or has_seal(properties, properties_bytes):
+            properties = self._fit_seal(message)
+            properties_bytes = len(properties)
+        body_bytes = len(body)
         if (
             self.refusal
             or body_bytes > self.config.message_bytes_max
@@ -392,10 +402,14 @@ class Store:
             encode_into(
                 tail.data, at, size, message, queue.topic_part, queue_id, offset, position, now, self.store_host
             )
+            if sealed:
+                seal(tail.data, at, at + size)
             tail.position = end
         else:
-            record = encode_record(message, queue_id, offset, position, now, self.store_host)
+            record = bytearray(encode_record(message, queue_id, offset, position, now, self.store_host))
             size = len(record)
+            if sealed:
+                seal(record, 0, size)
             tail.put(record)
             end = tail.position
         if indexed:
@@ -421,14 +435,13 @@ class Store:
         host_bytes = len(self.store_host)
         body_max = self.config.message_bytes_max
         total, usual = 0, queue.narrow and host_bytes == 8 and not queue.timed
+        sealed = self._seals
         for message in messages:
-            body_bytes, properties_bytes = len(message.body), len(message.properties)
-            if (
-                self.refusal
-                or body_bytes > body_max
-                or properties_bytes > PROPERTIES_BYTES_MAX
-                or 0 in message.properties
-            ):
+            properties = message.properties
+            if sealed or has_seal(properties, len(properties)):
+                properties = self._fit_seal(message)
+            body_bytes, properties_bytes = len(message.body), len(properties)
+            if self.refusal or body_bytes > body_max or properties_bytes > PROPERTIES_BYTES_MAX or 0 in properties:
                 self._refuse(message)
             total += queue.overhead + body_bytes + properties_bytes + host_bytes + len(message.born_host) - 16
             if len(message.born_host) != 8 or message.sys_flag & TRANSACTION_MASK:
@@ -452,10 +465,13 @@ class Store:
         entries: list[bytes] = []
         pending: list[tuple[Queue, int, int, int, bytes]] = []
         code_of = self._codes.of
+        sealed = self._seals
         for message in messages:
             properties = message.properties
             size = overhead + len(message.body) + len(properties)
             encode_into(data, position - base, size, message, topic_part, queue_id, offset, position, now, host)
+            if sealed:
+                seal(data, position - base, position - base + size)
             entries.append(ENTRY.pack(position, size, code_of(properties)))
             end = position + size
             pending.append((queue, position, end, now, properties))
@@ -469,6 +485,12 @@ class Store:
             self.queues.touch(queue)
         self._pending += pending
         return placed
+
+    def _fit_seal(self, message: Message) -> bytes:
+        """Make room for the seal of *message*, or take off one that is another record's; returns its properties."""
+        fitted = with_room_for_seal(message.properties) if self._seals else without_seal(message.properties)
+        message.properties = fitted
+        return fitted
 
     def _new_queue(self, topic: str, queue_id: int) -> Queue:
         if not topic or "/" in topic or "\x00" in topic or topic in (".", "..") or len(topic.encode()) > 255:

@@ -36,6 +36,7 @@ from martlet.store.codec import (
     STORE_V6,
     TRANSACTION_MASK,
     check_record,
+    seal_holds,
 )
 from martlet.store.keys import KeyIndex
 from martlet.store.queues import BLANK_SIZE, Queue, Queues
@@ -446,7 +447,7 @@ class Recovery:
             or topic_end + 2 + (data[topic_end] << 8 | data[topic_end + 1]) != end
         ):
             return self._take_any(data, at, size, position, magic)
-        if crc32(data[at + HEAD_BYTES : topic_at]) & 0x7FFFFFFF != crc:
+        if crc32(data[at + HEAD_BYTES : topic_at]) & 0x7FFFFFFF != crc or not seal_holds(data, at, end):
             return self._take_any(data, at, size, position, magic)
         of_topic = self._by_topic.get(data[topic_at + 1 : topic_end])
         queue = of_topic.get(queue_id) if of_topic is not None else None
@@ -495,6 +496,8 @@ class Recovery:
         if properties_at + 2 + SHORT.unpack_from(data, properties_at)[0] != end:
             return False
         if body_bytes and crc32(data[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc:
+            return False
+        if not seal_holds(data, at, end):
             return False
         (store_ms,) = STORE_MS.unpack_from(data, store_at)
         topic = data[topic_at:properties_at]

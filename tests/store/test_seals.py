@@ -1,0 +1,207 @@
+"""Sealed records: a CRC over all of a record, so that no flipped bit of it goes unnoticed."""
+
+import os
+import zlib
+from dataclasses import replace
+from random import Random
+
+import pytest
+from tests.store.test_damage import ROOT, change, contents, copy_of, open_on, remove
+
+from martlet.errors import CorruptRecord, Refused
+from martlet.message import PROPERTIES_BYTES_MAX, Message, Record
+from martlet.store.codec import check_record, decode_record, encode_record, has_seal, seal, with_room_for_seal
+from martlet.store.inspect import inspect
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import HOST, message, small_config
+
+FLIPS = int(os.environ.get("MARTLET_FLIPS", "700"))
+SEALING = small_config(seal_records=True)
+V6 = bytes(range(16)) + b"\x00\x00\x1f\x90"
+PREPARED = 0x4
+
+
+def expected_seal(record: bytes) -> bytes:
+    """What RocketMQ's MessageDecoder.createCrc32 writes: the digits of the number from the lowest on."""
+    number = zlib.crc32(record[:-20]) & 0x7FFFFFFF
+    return b"__CRC32#\x01" + f"{number:010d}"[::-1].encode() + b"\x02"
+
+
+def sealed_record(number: int = 0) -> bytearray:
+    made = message(b"body %d" % number, "Topic", "tag", "key", "unique")
+    made.properties = with_room_for_seal(made.properties)
+    data = bytearray(encode_record(made, 3, number, 4096, 1700000000000, HOST))
+    seal(data, 0, len(data))
+    return data
+
+
+def test_a_seal_is_that_of_rocketmq() -> None:
+    for number in range(50):
+        data = bytes(sealed_record(number))
+        assert data[-20:] == expected_seal(data)
+        assert check_record(data, 0, len(data), 4096)
+
+
+def test_every_bit_of_a_sealed_record_is_guarded() -> None:
+    data = sealed_record()
+    for at in range(len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[at] ^= 1 << bit
+            assert not check_record(changed, 0, len(data), 4096), f"bit {bit} of byte {at}"
+            with pytest.raises(CorruptRecord):
+                decode_record(changed, 0, 4096)
+
+
+KINDS = {
+    "usual": Message("T", b"body", b"TAGS\x01a\x02", born_host=HOST),
+    "no properties": Message("T", b"body", born_host=HOST),
+    "no separator at the end": Message("T", b"body", b"TAGS\x01a", born_host=HOST),
+    "another's seal": Message("T", b"body", b"__CRC32#\x010123456789\x02TAGS\x01a\x02", born_host=HOST),
+    "born behind IPv6": Message("T", b"body", b"TAGS\x01a\x02", born_host=V6),
+    "long topic": Message("T" * 200, b"body", b"TAGS\x01a\x02", born_host=HOST),
+    "prepared": Message("T", b"body", b"TAGS\x01a\x02", sys_flag=PREPARED, born_host=HOST),
+    "over a chunk's end": Message("T", b"body" * 300, b"TAGS\x01a\x02", born_host=HOST),
+}
+
+
+def records_of(disk: FakeDisk) -> list[bytes]:
+    found = []
+    for path in sorted(p for p in disk.files if "/commitlog/" in p):
+        data = bytes(disk.files[path].data)
+        at = 0
+        while (size := int.from_bytes(data[at : at + 4], "big")) and data[at + 4 : at + 8] != b"\xcb\xd4\x31\x94":
+            found.append(data[at : at + size])
+            at += size
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("several", [False, True], ids=["one", "batch"])
+async def test_whatever_is_appended_is_sealed(kind: str, several: bool) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk, SEALING)
+    made = KINDS[kind]
+    messages = [Message(made.topic, made.body, made.properties, 0, 0, made.sys_flag, 1, made.born_host) for _ in "ab"]
+    if several:
+        store.append_batch(messages, 0)
+    else:
+        for each in messages:
+            store.append(each, 0)
+    store.commit()
+    await store.close()
+    found = records_of(disk)
+    assert len(found) == 2
+    for data in found:
+        assert data[-20:] == expected_seal(data)
+        assert data.count(b"__CRC32#") == 1
+
+
+async def test_properties_that_leave_no_room_for_the_seal_are_refused() -> None:
+    store = await open_on(FakeDisk(), small_config(seal_records=True, segment_bytes=1 << 20))
+    filling = b"k\x01" + b"x" * (PROPERTIES_BYTES_MAX - 2 - 21)
+    store.append(Message("T", b"body", filling, born_host=HOST), 0)
+    with pytest.raises(Refused, match="properties have 32768 bytes"):
+        store.append(Message("T", b"body", filling + b"x", born_host=HOST), 0)
+    store.commit()
+    await store.close()
+
+
+FOREIGN = [
+    b"__CRC32#\x010123456789\x02",
+    b"TAGS\x01a\x02__CRC32#\x010000000000\x02",
+    b"__CRC33#\x010000000000\x02",
+    b"my__CRC32#\x010000000000\x02",
+    b"__CRC32#\x03aaaaaaaaaa\x02",
+]
+
+
+@pytest.mark.parametrize("properties", FOREIGN)
+@pytest.mark.parametrize("several", [False, True], ids=["one", "batch"])
+async def test_a_seal_of_another_record_is_not_taken_for_this_ones(properties: bytes, several: bool) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    messages = [Message("T", b"body", properties, born_host=HOST) for _ in "ab"]
+    if several:
+        store.append_batch(messages, 0)
+    else:
+        for each in messages:
+            store.append(each, 0)
+    store.commit()
+    await store.close()
+    store = await open_on(disk.after_power_cut(Cut.KILLED, Random(0)))
+    assert len(contents(store)) == 2
+    assert not store.damaged_records
+    for data in records_of(disk):
+        assert not has_seal(data, len(data))
+    store.crash()
+
+
+async def filled(config_of_old: bool = False) -> tuple[FakeDisk, dict[tuple[str, int, int], Record]]:
+    """A disk with 60 sealed records in several segments, behind unsealed ones if *config_of_old*."""
+    disk = FakeDisk()
+    random = Random(11)
+    for config in [small_config()] * config_of_old + [SEALING]:
+        store = await open_on(disk, config)
+        for number in range(30):
+            for topic in ("A", "B"):
+                body = random.randbytes(random.randrange(1, 90))
+                store.append(message(body, topic, "tag", "key", f"{topic}-{number}"), 0)
+            store.commit()
+        await store.close()
+    store = await open_on(copy_of(disk), SEALING)
+    found = contents(store)
+    assert len(found) == (120 if config_of_old else 60)
+    store.crash()
+    return disk, found
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+async def test_a_flipped_bit_anywhere_costs_its_record_alone_and_is_reported(clean: bool) -> None:
+    disk, wanted = await filled()
+    random = Random(clean)
+    for _ in range(FLIPS):
+        hit = random.choice(list(wanted.values()))
+        at = hit.position + random.randrange(hit.size)
+        changed = copy_of(disk)
+        segment = at - at % 4096
+        path = f"{ROOT}/commitlog/{segment:020d}"
+        data = bytearray(changed.files[path].data)
+        data[at - segment] ^= 1 << random.randrange(8)
+        change(changed, path, bytes(data))
+        if not clean:
+            remove(changed, "consumequeue")
+            remove(changed, "checkpoint")
+        store = await open_on(changed, random.choice((SEALING, small_config())))
+        found = contents(store)
+        assert {p: replaced(r) for p, r in found.items()} == {
+            p: replaced(r) for p, r in wanted.items() if r.position != hit.position
+        }
+        assert store.damaged_records or store.cut_bytes
+        store.crash()
+
+
+def replaced(record: Record) -> tuple[object, ...]:
+    return tuple(getattr(record, name) for name in Record.__slots__)
+
+
+async def test_records_without_a_seal_stand_beside_sealed_ones() -> None:
+    disk, wanted = await filled(config_of_old=True)
+    remove(disk, "consumequeue")
+    remove(disk, "index")
+    store = await open_on(disk, replace(SEALING, verify_reads=True))
+    assert {p: replaced(r) for p, r in contents(store).items()} == {p: replaced(r) for p, r in wanted.items()}
+    assert not store.damaged_records
+    store.crash()
+
+
+async def test_verify_reports_a_seal_that_is_wrong() -> None:
+    disk, wanted = await filled()
+    hit = wanted["B", 0, 7]
+    path = f"{ROOT}/commitlog/{hit.position - hit.position % 4096:020d}"
+    data = bytearray(disk.files[path].data)
+    data[hit.position % 4096 + hit.size - 30] ^= 4
+    change(disk, path, bytes(data))
+    [damage] = inspect(ROOT, disk, bodies=True).damage
+    assert damage.start == hit.position
+    assert "seal" in damage.text
