@@ -149,3 +149,30 @@ async def test_a_pull_that_waits_ends_with_what_authorizers_allow(harness: Harne
     client, opaque = await parked(harness)
     harness.broker.authorizers = (lambda identity, action, topic: action != "read",)
     assert await came(harness, client, opaque) == (ResponseCode.NO_PERMISSION, b"")
+
+
+# what takes long to read
+
+
+@pytest.mark.parametrize("code", [RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ])
+async def test_a_long_body_that_is_no_plain_json_is_not_read(harness: Harness, code: int) -> None:
+    client = harness.client()
+    refused = await client.ask(code, body=b"{" + b",".join(b"%d:1" % n for n in range(150_000)) + b"}")
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "no plain JSON" in (refused.remark or "")
+
+
+@pytest.mark.parametrize("kind", ["consumerDataSet", "producerDataSet"])
+async def test_a_heartbeat_does_not_name_groups_without_end(open_harness: OpenHarness, kind: str) -> None:
+    harness = await open_harness(store={"flush": "async"}, groups_peer_max=10)
+    named = [{"groupName": "a/b"} for _ in range(11)]  # none of them can be
+    client = harness.client()
+    assert (await client.heartbeat_body({"clientID": "c", kind: named})).code == ResponseCode.SYSTEM_BUSY
+    assert (await client.heartbeat_body({"clientID": "c", kind: named[1:]})).code == 0
+
+
+async def test_a_client_does_not_unlock_queues_without_end(harness: Harness) -> None:
+    queues = [{"topic": "T", "brokerName": "b", "queueId": n} for n in range(16_385)]
+    body = orjson.dumps({"consumerGroup": "G", "clientId": "c", "mqSet": queues})
+    answer = await harness.client().ask(RequestCode.UNLOCK_BATCH_MQ, body=body)
+    assert answer.code == ResponseCode.INVALID_PARAMETER

@@ -5,7 +5,7 @@ from typing import Final
 
 from .codes import ResponseCode
 from .context import Declined
-from .fastjson import loads
+from .fastjson import DIALECT_BYTES_MAX, loads
 from .packets import Command, MessageQueue
 
 __all__ = ["boolean", "enum_name", "integer", "items", "queues", "read_body", "text"]
@@ -17,7 +17,7 @@ WORD_CHARS_MAX: Final = 64  # of the name of an enum's value
 def read_body(command: Command) -> dict[object, object]:
     """Return the JSON object in the body of *command*. Raises `Declined` when there is none."""
     try:
-        found = loads(command.body)
+        found = loads(command.body, DIALECT_BYTES_MAX)
     except (ValueError, RecursionError) as error:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"body of request {command.code} is not JSON; {error}") from error
     if not isinstance(found, dict):

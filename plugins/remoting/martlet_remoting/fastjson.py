@@ -14,9 +14,11 @@ import orjson
 
 from .packets import MessageQueue
 
-__all__ = ["dumps", "loads", "queue_key"]
+__all__ = ["DIALECT_BYTES_MAX", "dumps", "loads", "queue_key"]
 
 DEPTH_MAX: Final = 64
+# Of what a peer may send: plain JSON is read at 300 MB/s, all else here at 3 MB/s, and everybody waits for it.
+DIALECT_BYTES_MAX: Final = 1 << 20
 DIGITS_MAX: Final = 20  # of an i64 with its sign
 I64_MIN: Final = -(1 << 63)
 I64_MAX: Final = (1 << 63) - 1
@@ -61,17 +63,21 @@ def _key(key: object) -> str:
     return queue_key(key) if isinstance(key, MessageQueue) else orjson.dumps(key).decode()
 
 
-def loads(data: bytes) -> object:
+def loads(data: bytes, dialect_bytes_max: int = 0) -> object:
     """Return what *data* says, in any of the dialects.
 
     Bare keys come back as text; a queue as a key comes back as a `MessageQueue`.
 
     Raises:
-      ValueError: it is JSON in no dialect, or nested deeper than DEPTH_MAX.
+      ValueError: it is JSON in no dialect, or nested deeper than DEPTH_MAX, or it is not plain and longer than
+        *dialect_bytes_max*, where that is given.
     """
     try:
         plain: object = orjson.loads(data)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError as error:
+        if 0 < dialect_bytes_max < len(data):
+            text = f"{len(data)} bytes are no plain JSON, and at most {dialect_bytes_max} are read otherwise; {error}"
+            raise ValueError(text) from error
         return _Reader(data.decode()).document()
     return plain
 

@@ -169,7 +169,7 @@ def load_object(body: bytes) -> Mapping[str, object]:
       RemoteProtocolError: it is something else.
     """
     try:
-        fields = fastjson.loads(body)
+        fields = fastjson.loads(body, fastjson.DIALECT_BYTES_MAX)
     except ValueError as error:
         raise RemoteProtocolError(f"body is not JSON; {error}") from error
     if not isinstance(fields, dict):

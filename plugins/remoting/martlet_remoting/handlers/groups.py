@@ -54,9 +54,14 @@ def heartbeat(context: Context, command: Command) -> bytes:
     fingerprint = integer(body, "heartbeatFingerprint")
     without_subscriptions = boolean(body, "withoutSub")
     changed = fingerprint == 0
-    for data in items(body, "consumerDataSet"):
+    consumers, producers = items(body, "consumerDataSet"), items(body, "producerDataSet")
+    limit = parts.config.groups_peer_max
+    if len(consumers) > limit or len(producers) > limit:
+        text_ = f"heartbeat names {len(consumers)} consumer and {len(producers)} producer groups"
+        raise Refused(Reason.BUSY, f"{text_}; remoting.groups_peer_max is {limit}")
+    for data in consumers:
         changed = _consume(parts, channel, data, fingerprint, without_subscriptions) or changed
-    for data in items(body, "producerDataSet"):
+    for data in producers:
         if name := text(data, "groupName"):
             if len(name) > TOPIC_CHARS_MAX:
                 text_ = f"producer group {name!r:.80} has {len(name)} characters; at most {TOPIC_CHARS_MAX}"
@@ -194,10 +199,7 @@ def lock_queues(context: Context, command: Command) -> bytes:
     """Answer which of the queues the client now holds, also those that it held already."""
     parts = context.parts
     body = read_body(command)
-    wanted = queues(items(body, "mqSet"))
-    if len(wanted) > QUEUES_LOCKED_AT_ONCE_MAX:
-        text_ = f"request locks {len(wanted)} queues; at most {QUEUES_LOCKED_AT_ONCE_MAX}"
-        raise Refused(Reason.PARAMETER, text_)
+    wanted = _named_queues(body)
     group, client_id = _owner(context, body, wanted)
     held = parts.locks.lock(context, group, client_id, wanted, parts.now())
     found = [{"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in held]
@@ -207,10 +209,18 @@ def lock_queues(context: Context, command: Command) -> bytes:
 def unlock_queues(context: Context, command: Command) -> bytes:
     """The client gives queues back; those of others stay theirs."""
     body = read_body(command)
-    given = queues(items(body, "mqSet"))
+    given = _named_queues(body)
     group, client_id = _owner(context, body, given)
     context.parts.locks.unlock(group, client_id, given)
     return reply(command)
+
+
+def _named_queues(body: dict[object, object]) -> list[MessageQueue]:
+    named = items(body, "mqSet")
+    if len(named) > QUEUES_LOCKED_AT_ONCE_MAX:
+        text_ = f"request locks {len(named)} queues; at most {QUEUES_LOCKED_AT_ONCE_MAX}"
+        raise Refused(Reason.PARAMETER, text_)
+    return queues(named)
 
 
 def _owner(context: Context, body: dict[object, object], wanted: Iterable[MessageQueue]) -> tuple[str, str]:

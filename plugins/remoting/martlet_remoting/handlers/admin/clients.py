@@ -7,7 +7,7 @@ from martlet.errors import Refused
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, refuse, reply
-from martlet_remoting.fastjson import dumps, loads
+from martlet_remoting.fastjson import DIALECT_BYTES_MAX, dumps, loads
 from martlet_remoting.handlers.sendback import find_record
 from martlet_remoting.members import Channel
 from martlet_remoting.packets import Command
@@ -151,7 +151,7 @@ class _Gathering:
         """One client has answered, or will not."""
         if answer is not None and answer.code == ResponseCode.SUCCESS and answer.body:
             try:
-                table = loads(answer.body)
+                table = loads(answer.body, DIALECT_BYTES_MAX)
             except ValueError:
                 table = None
             if isinstance(table, dict):
