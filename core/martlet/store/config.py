@@ -48,7 +48,10 @@ class StoreConfig:
         10_000, "how much of the log a start after a crash reads again", unit="ms", low=1
     )
     checkpoint_bytes: int = setting(
-        128 * MIB, "the same by the log's growth, whichever comes first", unit="bytes", low=1
+        128 * MIB,
+        "the same by the log's growth, whichever comes first; with more than 1,000 changed queues time alone counts",
+        unit="bytes",
+        low=1,
     )
     keys_index: bool = setting(True, "messageIndexEnable: find messages by key and unique key")
     index_slots: int = setting(5_000_000, "maxHashSlotNum: RocketMQ opens no other number", unit="slots", low=1)

@@ -33,7 +33,8 @@ FOLLOW_BYTES: Final = 128 * 1024
 INDEX_SECONDS: Final = 15.0
 # With more files than this to sync, one sync of the whole file system is quicker.
 SYNC_EACH_MAX: Final = 100
-# With more changed queues than this only a checkpoint saves them: each is a file to open, write and close.
+# With more changed queues than this only a checkpoint saves them, and only time brings one: each is a file to open,
+# write and close.
 SAVE_OFTEN_MAX: Final = 1000
 # Queues that are saved before the event loop gets its turn.
 SAVE_BATCH: Final = 16
@@ -133,10 +134,11 @@ class Upkeep:
             await trio.sleep(interval)
             try:
                 await self._drain_keys()
-                if len(store.queues.dirty) <= SAVE_OFTEN_MAX:
+                few = len(store.queues.dirty) <= SAVE_OFTEN_MAX
+                if few:
                     await self._save_queues()
-                behind = store.flusher.durable - self.checkpointed
-                if behind >= store.config.checkpoint_bytes or trio.current_time() - last >= checkpoint_seconds:
+                grown = few and store.flusher.durable - self.checkpointed >= store.config.checkpoint_bytes
+                if grown or trio.current_time() - last >= checkpoint_seconds:
                     await self.checkpoint()
                     last = trio.current_time()
             except OSError as error:
