@@ -62,7 +62,8 @@ class Tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(config.tls_cert, config.tls_key or None)
+            # An encrypted key is refused: OpenSSL would ask for its pass phrase on the terminal, and wait.
+            context.load_cert_chain(config.tls_cert, config.tls_key or None, lambda: "")
         except (OSError, ssl.SSLError) as error:
             text = f"{self._section}.tls_cert {config.tls_cert!r} with tls_key {config.tls_key!r} cannot be used"
             raise ConfigError(f"{text}; {error}") from error
