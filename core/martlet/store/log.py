@@ -432,20 +432,24 @@ class Store:
         if not messages:
             return []
         queue = self.queues.find(messages[0].topic, queue_id) or self._new_queue(messages[0].topic, queue_id)
-        host_bytes = len(self.store_host)
-        body_max = self.config.message_bytes_max
-        total, usual = 0, queue.narrow and host_bytes == 8 and not queue.timed
-        sealed = self._seals
         for message in messages:
-            properties = message.properties
-            if sealed or has_seal(properties, len(properties)):
-                properties = self._fit_seal(message)
-            body_bytes, properties_bytes = len(message.body), len(properties)
-            if self.refusal or body_bytes > body_max or properties_bytes > PROPERTIES_BYTES_MAX or 0 in properties:
-                self._refuse(message)
-            total += queue.overhead + body_bytes + properties_bytes + host_bytes + len(message.born_host) - 16
-            if len(message.born_host) != 8 or message.sys_flag & TRANSACTION_MASK:
-                usual = False
+            if self._seals or has_seal(message.properties, len(message.properties)):
+                self._fit_seal(message)
+        bodies = [len(message.body) for message in messages]
+        properties = [message.properties for message in messages]
+        lengths = [len(each) for each in properties]
+        if (
+            self.refusal
+            or max(bodies) > self.config.message_bytes_max
+            or max(lengths) > PROPERTIES_BYTES_MAX
+            or 0 in b"".join(properties)
+        ):
+            self._refuse_any(messages)
+        host_bytes = len(self.store_host)
+        hosts = [len(message.born_host) for message in messages]
+        total = sum(bodies) + sum(lengths) + sum(hosts) + len(messages) * (queue.overhead + host_bytes - 16)
+        kinds = {message.sys_flag & TRANSACTION_MASK for message in messages}
+        usual = queue.narrow and host_bytes == 8 and not queue.timed and max(hosts) == 8 and kinds == {0}
         tail = self.tail
         if tail.position + total + 24 + FILLER_BYTES > tail.segment.end:
             self._roll_for(total + 24, f"a batch of {len(messages)} messages")
@@ -498,6 +502,14 @@ class Store:
         if queue_id < 0:
             raise Refused(Reason.ILLEGAL, f"queue id {queue_id} is negative")
         return self.queues.get(topic, queue_id)
+
+    def _refuse_any(self, messages: Sequence[Message]) -> None:
+        """Say why the first of *messages* that cannot be stored cannot be."""
+        for message in messages:
+            properties = message.properties
+            too_long = len(message.body) > self.config.message_bytes_max or len(properties) > PROPERTIES_BYTES_MAX
+            if self.refusal or too_long or 0 in properties:
+                self._refuse(message)
 
     def _refuse(self, message: Message) -> None:
         """Say why *message* cannot be stored."""

@@ -251,7 +251,8 @@ def _send_batch(context: Context, command: Command, header: SendHeader, topic: T
     members = split_batch(command.body)
     if not members:
         raise Refused(Reason.ILLEGAL, "batch is empty; it has at least one message")
-    if b"DELAY" in command.body or b"TIMER_" in command.body or b"TRAN_MSG" in command.body:
+    together = b"".join([properties for _, properties, _ in members])
+    if b"DELAY" in together or b"TIMER_" in together or b"TRAN_MSG" in together:
         for _, properties, _ in members:
             _check_member(properties)
     first = make_message(context, header, *members[0])
