@@ -203,8 +203,11 @@ class Leases:
 
     # time
 
-    def lapse(self, now: float) -> int:
-        """Take back what silent holders held too long; returns how many messages can be handed out more than before."""
+    def lapse(self, now: float, lost: list[Hashable] | None = None) -> int:
+        """Take back what silent holders held too long; returns how many messages can be handed out more than before.
+
+        Each holder is added to *lost* as often as it lost a message.
+        """
         before = len(self._waiting)
         while self._timers and self._timers[0][0] <= now:
             _, offset = heapq.heappop(self._timers)
@@ -214,6 +217,8 @@ class Leases:
             if lease.until > now:
                 heapq.heappush(self._timers, (lease.until, offset))
             elif lease.holder is not None:
+                if lost is not None:
+                    lost.append(lease.holder)
                 self._let_go(lease, offset)
                 self._return(lease, offset, -math.inf)
             else:

@@ -11,7 +11,7 @@ offset is forgotten by a restart: those messages are delivered once more.
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final, final
 
 import trio
@@ -87,9 +87,12 @@ class _Lane:
 
 @final
 class Member:
-    """One peer that takes part; ``credit`` is how many messages more it may hold."""
+    """One peer that takes part; ``credit`` is how many messages more it may hold.
 
-    __slots__ = ("credit", "encoding", "lease_s", "peer", "share")
+    What it lost because its lease ended gives credit back when it is heard of again; until then it may be dead.
+    """
+
+    __slots__ = ("credit", "encoding", "lapsed", "lease_s", "peer", "share")
 
     def __init__(self, share: "Share", peer: Peer, encoding: Encoding, lease_s: float, credit: int) -> None:
         self.share = share
@@ -97,6 +100,7 @@ class Member:
         self.encoding = encoding
         self.lease_s = lease_s
         self.credit = credit
+        self.lapsed = 0  # messages that it lost since it was last heard of
 
     def add_credit(self, count: int) -> None:
         """Let *count* more messages be out with this member."""
@@ -111,16 +115,25 @@ class Member:
         """
         return self.share.hand_out(self, budget_bytes) if self.credit > 0 else []
 
+    def heard_of(self) -> None:
+        """It is alive: what it lost while it was silent may be followed by other messages."""
+        if self.lapsed:
+            lapsed, self.lapsed = self.lapsed, 0
+            self.add_credit(lapsed)
+
     def ack(self, queue_id: int, offset: int) -> bool:
         """Settle a message and give its credit back; False when this member does not hold it (any more)."""
+        self.heard_of()
         return self.share.ack(self, queue_id, offset)
 
     def nack(self, queue_id: int, offset: int, delay_s: float = 0) -> bool:
         """Give a message back, for whoever is next in *delay_s*; False when this member does not hold it."""
+        self.heard_of()
         return self.share.nack(self, queue_id, offset, delay_s)
 
     def extend(self, queue_id: int, offset: int) -> bool:
         """Hold a message for the whole lease time again; False when this member does not hold it."""
+        self.heard_of()
         return self.share.extend(self, queue_id, offset)
 
     def leave(self) -> None:
@@ -375,6 +388,9 @@ class Share:
         owner = self._owner
         if owner.groups.pending_reset(self.group, self.topic.name, lane.queue.queue_id) >= 0:
             owner.settled(lane.leases.size)
+            for member in self._members:  # what they hold counts no more
+                if held := len(lane.leases.held(member)):
+                    member.add_credit(held)
             lane.leases = self._make_leases(lane.queue, new=False)
             lane.graves.clear()
             lane.forget_read()
@@ -427,10 +443,14 @@ class Share:
     def tick(self, now: float) -> None:
         """Take back what is overdue, and bury the dead."""
         back = 0
+        lost: list[Hashable] = []
         for lane in self._lanes.values():
-            back += lane.leases.lapse(now)
+            back += lane.leases.lapse(now, lost)
             for offset in lane.leases.dead():
                 self._bury(lane, offset)
+        for member in lost:
+            if isinstance(member, Member):
+                member.lapsed += 1
         if back:
             self.wake()
 
