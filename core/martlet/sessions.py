@@ -105,7 +105,9 @@ class Sessions:
         return session
 
     def subscribe(self, session: Session, topic: Topic, start: Start, note: str = "") -> Start:
-        """Remember a durable subscription; return where it goes on: at its cursors, and where it has none at *start*.
+        """Remember a durable subscription; return where it goes on: at its cursors.
+
+        A queue without a cursor begins at *start* if the subscription is new, else with the oldest message.
 
         Raises:
           Refused: its group may not consume that topic, or the session has too many subscriptions.
