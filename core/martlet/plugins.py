@@ -117,15 +117,22 @@ class Plugins:
                 self._leave_out(name, hook, error)
         return results
 
-    async def tell(self, hook: str) -> None:
-        """Call *hook*, which returns nothing, of every plugin while the broker runs; who fails is named, and stays."""
-        for name in list(self._loaded):
-            implementation = self._implementation(name, hook)
-            if implementation is not None:
-                try:
-                    await _bounded(implementation.function, [])
-                except Exception as error:
-                    log.error("plugin %r failed in %s; %s: %s", name, hook, type(error).__name__, error)
+    async def tell(self, hook: str, timeout_s: float = HOOK_TIMEOUT_S) -> None:
+        """Call *hook*, which returns nothing, of all plugins at once while the broker runs.
+
+        Who fails, or hangs for *timeout_s*, is named and stays, and keeps no other from being told.
+        """
+        async with trio.open_nursery() as nursery:
+            for name in list(self._loaded):
+                implementation = self._implementation(name, hook)
+                if implementation is not None:
+                    nursery.start_soon(self._tell, name, hook, implementation.function, timeout_s)
+
+    async def _tell(self, name: str, hook: str, function: Callable[[], None], timeout_s: float) -> None:
+        try:
+            await _bounded(function, [], timeout_s)
+        except Exception as error:
+            log.error("plugin %r failed in %s; %s: %s", name, hook, type(error).__name__, error)
 
     def _leave_out(self, name: str, hook: str, error: Exception) -> None:
         guards = GUARDS.intersection(self._loaded[name].hooks)
@@ -148,11 +155,11 @@ class Plugins:
         log.error("%s; it is left out, the others go on", text)
 
 
-async def _bounded(function: Callable[..., T], values: list[object]) -> T:
+async def _bounded(function: Callable[..., T], values: list[object], timeout_s: float = HOOK_TIMEOUT_S) -> T:
     """Call *function* in a thread, and give up waiting when it hangs."""
-    with trio.move_on_after(HOOK_TIMEOUT_S):
+    with trio.move_on_after(timeout_s):
         return await trio.to_thread.run_sync(function, *values, abandon_on_cancel=True)
-    raise PluginError(f"it did not return within {HOOK_TIMEOUT_S:g} s")
+    raise PluginError(f"it did not return within {timeout_s:g} s")
 
 
 def guarded_filter(plugin: str, language: str, compile_expression: Compile) -> Compile:

@@ -38,6 +38,7 @@ __all__ = ["Config", "PluginsConfig", "read_config", "run"]
 log = logging.getLogger("martlet")
 
 STOP_TIMEOUT_S: Final = 10.0
+GOODBYE_TIMEOUT_S: Final = 4.0  # of a plugin, so that answers still leave when one hangs
 RESTART_FIRST_S: Final = 1.0
 RESTART_MOST_S: Final = 30.0
 
@@ -283,7 +284,7 @@ async def _heed_signals(
 
 async def _say_goodbye(plugins: Plugins, server: Server) -> None:
     server.stop_accepting()
-    await plugins.tell("martlet_stopping")
+    await plugins.tell("martlet_stopping", GOODBYE_TIMEOUT_S)
     server.close_peers("the broker stops")
     await server.wait_idle()
 

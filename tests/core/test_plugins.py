@@ -310,3 +310,41 @@ async def test_a_plugin_that_cannot_reload_stays_and_is_asked_again(logged: pyte
     assert Stumbling.reloads == 2
     assert [plugin.name for plugin in plugins] == ["stumbling"]
     assert "plugin 'stumbling' failed in martlet_reload; OSError: the rules are not there" in logged.text
+
+
+class Lingering(Hooks):
+    """Does not come back from its goodbye."""
+
+    def __init__(self, config: None) -> None:
+        super().__init__(config)
+        self.let_go = threading.Event()
+
+    def martlet_stopping(self) -> None:
+        self.let_go.wait(60)
+
+
+class Leaving(Hooks):
+    """Says goodbye."""
+
+    def __init__(self, config: None) -> None:
+        super().__init__(config)
+        self.said = threading.Event()
+
+    def martlet_stopping(self) -> None:
+        self.said.set()
+
+
+async def test_a_plugin_that_hangs_in_its_goodbye_keeps_no_other_from_its_own(
+    mock_clock: MockClock, logged: pytest.LogCaptureFixture
+) -> None:
+    plugins, lingering, leaving = Plugins(), Lingering(None), Leaving(None)
+    plugins.add("lingering", lingering)
+    plugins.add("leaving", leaving)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(plugins.tell, "martlet_stopping", 4.0)
+            assert await trio.to_thread.run_sync(leaving.said.wait, 30)
+            mock_clock.jump(4)
+    finally:
+        lingering.let_go.set()
+    assert "plugin 'lingering' failed in martlet_stopping; PluginError: it did not return within 4 s" in logged.text
