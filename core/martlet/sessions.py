@@ -153,6 +153,13 @@ class Sessions:
             session.left_ms = self._clock.now_ms()
             self.dirty = True
 
+    def forget_empty(self, session: Session) -> None:
+        """Forget *session* if nobody has it and it subscribed to nothing: there is nothing to come back for."""
+        key = session.protocol, session.name
+        if session.lost is None and not session.topics and self._table.get(key) is session:
+            del self._table[key]
+            self.dirty = True
+
     def _was_reset(self, group: str, topic: str) -> None:
         """An administrator moved the cursors: who is attached has to come again to go on there."""
         for session in list(self._table.values()):

@@ -354,3 +354,18 @@ def test_who_was_attached_when_the_broker_died_stayed_away_only_since_the_next_s
     assert after.sessions.expire() == ["gone"]
     after.clock.ms += 100_000
     assert after.sessions.expire() == ["N"]
+
+
+def test_a_session_that_subscribed_to_nothing_can_be_forgotten() -> None:
+    room = Room(sessions_max=1)
+    callback = room.callback("first")
+    session, _ = room.sessions.open("line", "", "N", callback)
+    room.sessions.forget_empty(session)
+    assert len(room.sessions) == 1  # somebody has it
+    room.sessions.leave(session, callback)
+    session.topics["t"] = ""
+    room.sessions.forget_empty(session)
+    assert len(room.sessions) == 1  # there is something to come back for
+    session.topics.clear()
+    room.sessions.forget_empty(session)
+    assert len(room.sessions) == 0

@@ -259,15 +259,18 @@ class LineHandler:
 
     def _open_durable(self, packet: Subscribe, topic: Topic, credit: int) -> _Feed:
         """Go on at the cursors of the name's session, which is taken over from whoever has it."""
+        self._check_credit(credit)
+        selection = self._selection(packet).name
         attached = self._attach(packet.name)
         try:
             if any(feed.session is attached.session and feed.topic == topic.name for feed in self._feeds.values()):
                 raise Refused(Reason.ILLEGAL, f"{packet.name!r} is subscribed to topic[{topic.name}] here already")
-            selection = self._selection(packet).name
             start = self._rooms.sessions.subscribe(attached.session, topic, _start(packet), selection)
             return _Feed(packet.topic, "", self._open(packet, start, credit), attached.session)
         except Refused:
             self._detach_unused(packet.name)
+            # A name for nothing would count among `delivery.sessions_max` for days.
+            self._rooms.sessions.forget_empty(attached.session)
             raise
 
     def _attach(self, name: str) -> _Attached:

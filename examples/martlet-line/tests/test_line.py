@@ -189,9 +189,15 @@ async def test_a_name_whose_group_may_not_consume_is_not_attached(tmp_path: Path
         made.broker.groups.update(Group("N", consume_enable=False))
         talk = made.connect()
         assert (await talk.ask("SUB t as N")).startswith("ERR NO_PERMISSION group 'N' may not consume topic[t]")
-        session = made.broker.sessions.get("line", "N")
-        assert session is not None
-        assert session.lost is None
+        assert made.broker.sessions.get("line", "N") is None
+
+
+async def test_a_durable_subscription_that_is_refused_leaves_no_name_behind(tmp_path: Path) -> None:
+    async with room(tmp_path) as made:
+        talk = made.connect()
+        assert (await talk.ask("SUB t as N1 where NOSUCH x")).startswith("ERR NOT_SUPPORTED")
+        assert (await talk.ask("SUB t as N2 credit 99999999999")).startswith("ERR PARAMETER")
+        assert len(made.broker.sessions) == 0
 
 
 async def test_who_may_not_publish_or_read_is_refused_on_every_path(tmp_path: Path) -> None:
