@@ -23,6 +23,10 @@ final class Producers {
     private static final MessageQueueSelector BY_NUMBER =
         (queues, message, number) -> queues.get(((Integer) number) % queues.size());
 
+    /** RocketMQ's code for a send that found no route, so that nothing was sent. */
+    private static final int NO_ROUTE = 10005;
+    private static final int ROUTE_TRIES = 5;
+
     private final Map<String, DefaultMQProducer> producers = new ConcurrentHashMap<>();
 
     void register(Map<String, Driver.Command> commands) {
@@ -70,13 +74,16 @@ final class Producers {
         List<Message> messages = Messages.parse(said.getJSONArray("messages"));
         List<Object> results = new ArrayList<>();
         if (said.getString("how").equals("batch")) {
-            results.add(attempt(() -> Messages.show(said.containsKey("to") ? producer.send(messages, Messages.queue(said.getJSONObject("to"))) : producer.send(messages))));
+            results.add(routed(() -> Messages.show(said.containsKey("to") ? producer.send(messages, Messages.queue(said.getJSONObject("to"))) : producer.send(messages))));
         } else if (said.getString("how").equals("async")) {
             List<CompletableFuture<Object>> pending = new ArrayList<>();
             messages.forEach(message -> pending.add(sendAsync(producer, message, said)));
-            pending.forEach(future -> results.add(future.join()));
+            for (int i = 0; i < messages.size(); i++) {
+                Message message = messages.get(i);
+                results.add(routed(pending.get(i).join(), () -> sendAsync(producer, message, said).join()));
+            }
         } else {
-            messages.forEach(message -> results.add(attempt(() -> sendOne(producer, message, said))));
+            messages.forEach(message -> results.add(routed(() -> sendOne(producer, message, said))));
         }
         return results;
     }
@@ -88,10 +95,28 @@ final class Producers {
         Object result;
         do {
             byte[] body = (said.getString("prefix") + " " + results.size()).getBytes(StandardCharsets.UTF_8);
-            result = attempt(() -> Messages.show(producer.send(new Message(said.getString("topic"), body))));
+            result = routed(() -> Messages.show(producer.send(new Message(said.getString("topic"), body))));
             results.add(result);
         } while (!((Map<?, ?>) result).containsKey("error"));
         return results;
+    }
+
+    private static Object routed(Send send) {
+        return routed(attempt(send), send);
+    }
+
+    /** Begin a send that found no route again: a client waits 3 s for its table of routes, less than a machine may stand still. */
+    private static Object routed(Object first, Send again) {
+        Object result = first;
+        for (int tries = 1; tries < ROUTE_TRIES && isRouteless((Map<?, ?>) result); tries++) {
+            result = attempt(again);
+        }
+        return result;
+    }
+
+    private static boolean isRouteless(Map<?, ?> result) {
+        Map<?, ?> error = (Map<?, ?>) result.get("error");
+        return error != null && error.get("code").equals(NO_ROUTE);
     }
 
     private static Object attempt(Send send) {
