@@ -46,6 +46,8 @@ def send_usual(context: Context, command: Command) -> bytes | None:
     topic = parts.topics.get(name)
     stored = properties.encode()
     at = stored.find(b"UNIQ_KEY\x01")
+    if at < 0:
+        return send_message(context, command)
     end = stored.find(2, at)
     unique = stored[at + 9 : end] if end >= 0 else stored[at + 9 :]
     if (
@@ -56,7 +58,6 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         or fields.m
         or fields.j
         or parts.broker.authorizers
-        or at < 0
         or (at and stored[at - 1] != 2)
         or not unique.isalnum()
         or sys_flag & UNUSUAL_SYS_FLAG
