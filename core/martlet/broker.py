@@ -5,7 +5,7 @@ shared state and writing it nothing waits. What must wait (the disk, a peer) is 
 server's business, after a whole socket read was handled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar, final
 
 from martlet.clock import Clock
@@ -57,6 +57,8 @@ class Broker:
         self.authorizers: tuple[Authorizer, ...] = ()
         self.capabilities: dict[type, object] = {}
         self.refused = 0
+        # Whoever writes the tables beside the log takes from here who waits for that (persistence.run).
+        self.saver: Callable[[Callable[[str], None]], None] | None = None
         delivery = delivery or DeliveryConfig()
         self.subscriptions = Subscriptions(store, topics, delivery)
         self.shares = Shares(store, topics, groups, delivery)
@@ -152,6 +154,16 @@ class Broker:
                 text = f"plugin {plugin!r} failed in its stage; {type(error).__name__}: {error}"
                 raise Refused(Reason.UNAVAILABLE, text) from error
         return message
+
+    def when_saved(self, tell: Callable[[str], None]) -> None:
+        """Call *tell* once topics and groups as they are now are in their files; at once where nothing writes them.
+
+        It gets the empty string, or why a table could not be written yet; that is tried again.
+        """
+        if self.saver is None:
+            tell("")
+        else:
+            self.saver(tell)
 
     def filter_compiler(self, language: str) -> Compile | None:
         """Return what compiles expressions of *language*, where a plugin brings it."""

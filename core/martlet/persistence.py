@@ -1,9 +1,10 @@
 """Tables that live beside the log: read at the start, written soon after they change.
 
-Topics and groups are written right after a change (many changes together), what
-groups have consumed at an interval, as RocketMQ does: after a crash a group sees the
-last seconds again. A topic that has records and no entry, because the broker died
-before its table was written, is made again: the log is the truth.
+Topics and groups are written right after a change (many changes together), and who
+asked for one can wait for that (`Broker.when_saved`). What groups have consumed is
+written at an interval, as RocketMQ does: after a crash a group sees the last seconds
+again. A topic that has records and no entry, because the broker died before its table
+was written, is made again: the log is the truth.
 """
 
 import logging
@@ -28,8 +29,10 @@ GROUPS: Final = "config/subscriptionGroup.json"
 OFFSETS: Final = "config/consumerOffset.json"
 SESSIONS: Final = "config/sessions.msgpack"
 
-# Changes so close to each other are written together.
+# Changes so close to each other are written together: at most this, and no longer than two writes took last time.
 TOGETHER_S: Final = 0.05
+# Who wait for their changes; while the disk stands still there must not be ever more of them.
+WAITING_MAX: Final = 10_000
 
 
 def load(broker: Broker) -> None:
@@ -112,6 +115,7 @@ async def run(broker: Broker) -> None:
     """Save for ever: definitions soon after they change, offsets at their interval."""
     changed = [trio.Event()]
     deleted = False
+    waiting: list[Callable[[str], None]] = []
 
     def notice(_: object) -> None:
         changed[0].set()
@@ -122,34 +126,51 @@ async def run(broker: Broker) -> None:
         deleted = deleted or topic is None
         changed[0].set()
 
+    def tell_when_saved(tell: Callable[[str], None]) -> None:
+        if len(waiting) >= WAITING_MAX:
+            tell(f"{WAITING_MAX} changes wait for the disk")
+            return
+        waiting.append(tell)
+        changed[0].set()
+
     broker.topics.changed.append(notice_topic)
     broker.groups.changed.append(notice)
+    broker.saver = tell_when_saved
     interval_s = broker.config.offsets_persist_ms / 1000
     due = trio.current_time() + interval_s
+    pause_s = 0.0
     while True:
         with trio.move_on_at(due):
             await changed[0].wait()
-            await trio.sleep(TOGETHER_S)
+            await trio.sleep(pause_s)
         changed[0] = trio.Event()
         now = trio.current_time()
         offsets, deleted = deleted or now >= due, False
-        await _try_to_save(broker, offsets=offsets)
+        told, waiting = waiting, []
+        problem = await _try_to_save(broker, offsets=offsets)
+        pause_s = min(TOGETHER_S, 2 * (trio.current_time() - now))
+        for tell in told:
+            tell(problem)
         if now >= due:
             due = now + interval_s
 
 
-async def _try_to_save(broker: Broker, *, offsets: bool) -> None:
-    """Write what has changed in a worker thread: an fsync takes milliseconds, and messages go on meanwhile."""
+async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
+    """Write what has changed in a worker thread: an fsync takes milliseconds, and messages go on meanwhile.
+
+    Returns why something could not be written, empty when all could.
+    """
     store = broker.store
     try:
         changed = _changed(broker, offsets=offsets)
     except (StoreError, TypeError, ValueError) as error:
         # Not even a table that cannot be written as JSON may end the broker.
         log.error("topics, groups and offsets cannot be written, tried again; %s", error)
-        return
+        return str(error)
     # All of it is of this moment: what changes while one table is written is for the next time.
     for flag, _, _ in changed:
         flag.clean()
+    problem = ""
     for flag, name, data in changed:
         try:
             with trio.CancelScope(shield=True):
@@ -157,3 +178,5 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> None:
         except (OSError, StoreError) as error:
             flag.soil()
             log.error("%s cannot be written, tried again; %s", name, error)
+            problem = f"{name} cannot be written; {error}"
+    return problem

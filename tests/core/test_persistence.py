@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import pytest
 import trio
+import trio.testing
 from tests.core.pushing import broker_in_memory
 from trio.testing import MockClock
 
@@ -83,3 +84,70 @@ async def test_a_table_that_cannot_be_written_at_the_end_keeps_no_other_from_it(
             with pytest.raises(OSError, match="no space"):
                 persistence.save(broker)
         assert '"t@G":{0:7}' in offsets_on_disk(broker)
+
+
+def topics_on_disk(broker: Broker) -> str:
+    return next(broker.store.read_generations("config/topics.json")).decode()
+
+
+async def test_who_waits_for_a_change_is_told_once_it_is_on_the_disk(autojump_clock: MockClock) -> None:
+    told: list[tuple[str, bool]] = []
+    async with broker_in_memory() as broker, trio.open_nursery() as nursery:
+        nursery.start_soon(persistence.run, broker)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(3):
+            name = f"topic-{number}"
+            broker.topics.ensure(name, 1)
+            broker.when_saved(lambda problem, name=name: told.append((problem, name in topics_on_disk(broker))))  # type: ignore[misc]
+        assert not told
+        await trio.sleep(1)
+        assert told == [("", True)] * 3
+        broker.when_saved(lambda problem: told.append((problem, False)))
+        await trio.sleep(1)
+        assert told[3:] == [("", False)], "who changed nothing is told as well"
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_waits_is_told_that_the_disk_is_full_and_the_change_is_written_later(
+    autojump_clock: MockClock,
+) -> None:
+    disk = FakeDisk()
+    told: list[str] = []
+    async with broker_in_memory(disk) as broker, trio.open_nursery() as nursery:
+        nursery.start_soon(persistence.run, broker)
+        await trio.testing.wait_all_tasks_blocked()
+        broker.topics.ensure("one", 1)
+        disk.fail_next("write", errno.ENOSPC)
+        broker.when_saved(told.append)
+        await trio.sleep(1)
+        [problem] = told
+        assert "config/topics.json cannot be written" in problem
+        broker.topics.ensure("two", 1)
+        broker.when_saved(told.append)
+        await trio.sleep(1)
+        assert told[1:] == [""]
+        assert "one" in topics_on_disk(broker)
+        nursery.cancel_scope.cancel()
+
+
+async def test_no_more_wait_for_a_disk_that_stands_still_than_may(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    monkeypatch.setattr(persistence, "WAITING_MAX", 3)
+    told: list[str] = []
+    async with broker_in_memory() as broker, trio.open_nursery() as nursery:
+        nursery.start_soon(persistence.run, broker)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(5):
+            broker.when_saved(told.append)
+        assert told == ["3 changes wait for the disk"] * 2
+        await trio.sleep(1)
+        assert told[2:] == [""] * 3
+        nursery.cancel_scope.cancel()
+
+
+async def test_where_nothing_writes_the_tables_nobody_waits() -> None:
+    told: list[str] = []
+    async with broker_in_memory() as broker:
+        broker.when_saved(told.append)
+    assert told == [""]

@@ -13,6 +13,7 @@ from tests.faults.remote import Remote, pull, send_request
 from tests.interop.martlet_process import Martlet
 
 from martlet.store.codec import decode_records
+from martlet_remoting.codes import RequestCode
 
 TOPIC = "Killed"
 QUEUES = 4
@@ -80,3 +81,24 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, flush: str) -> No
     finally:
         broker.stop()
     assert len(journal.acknowledged) >= ROUNDS
+
+
+def test_an_administrators_change_that_was_confirmed_survives_kill_9(tmp_path: Path) -> None:
+    broker = Martlet(tmp_path, {})
+    try:
+        for number in range(ROUNDS):
+            topic = {"topic": f"Made{number}", "readQueueNums": "3", "writeQueueNums": "3", "perm": "6"}
+            with Remote(broker.address) as remote:
+                made = remote.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic)
+                assert made.code == 0, made.remark
+                body = f'{{"groupName":"made{number}","retryMaxTimes":{number + 3}}}'.encode()
+                assert remote.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body).code == 0
+                broker.kill()
+            broker.start()
+            with Remote(broker.address) as remote:
+                topic_found = remote.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": f"Made{number}"})
+                assert b'"readQueueNums":3' in topic_found.body
+                group_found = remote.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": f"made{number}"})
+                assert f'"retryMaxTimes":{number + 3}'.encode() in group_found.body
+    finally:
+        broker.stop()

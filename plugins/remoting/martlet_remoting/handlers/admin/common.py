@@ -21,6 +21,7 @@ __all__ = [
     "end_of",
     "existing_topic",
     "message_queue",
+    "saved",
     "slow",
     "stored_ms",
     "version_of",
@@ -93,6 +94,29 @@ def slow(work: Slow) -> Handle:
         return None
 
     return handle
+
+
+def saved(handle: Handle) -> Handle:
+    """*handle*, whose answer leaves once what it changed is in its file: what was confirmed outlives a crash."""
+
+    def answer_when_saved(context: Context, command: Command) -> bytes | None:
+        frame = handle(context, command)
+        if frame is None:
+            return None
+        done: bytes = frame
+
+        def tell(problem: str) -> None:
+            if problem:
+                context.parts.count_refusal(ResponseCode.SYSTEM_ERROR)
+                text = f"the change is in effect and not yet on the disk; {problem}"
+                context.answer(command, refuse(command, ResponseCode.SYSTEM_ERROR, text))
+            else:
+                context.answer(command, done)
+
+        context.parts.broker.when_saved(tell)
+        return None
+
+    return answer_when_saved
 
 
 async def _go_on(steps: Steps, context: Context, command: Command) -> None:

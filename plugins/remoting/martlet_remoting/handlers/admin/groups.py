@@ -17,7 +17,7 @@ from martlet_remoting.packets import Command
 from martlet_remoting.permission import may_manage_group
 from martlet_remoting.routes import Version
 
-from .common import version_of
+from .common import saved, version_of
 
 __all__ = ["TABLE"]
 
@@ -92,10 +92,10 @@ def forbid(context: Context, command: Command) -> bytes:
 
 
 TABLE: Final[dict[int, Handle]] = {
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: update_group,
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: update_groups,
-    RequestCode.DELETE_SUBSCRIPTIONGROUP: delete_group,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: saved(update_group),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: saved(update_groups),
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: saved(delete_group),
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: all_groups,
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: one_group,
-    RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: forbid,
+    RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: saved(forbid),
 }

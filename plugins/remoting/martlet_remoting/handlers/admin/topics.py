@@ -14,7 +14,7 @@ from martlet_remoting.permission import may_manage
 from martlet_remoting.registration import standard_topics
 from martlet_remoting.routes import Version
 
-from .common import existing_topic, version_of
+from .common import existing_topic, saved, version_of
 
 __all__ = ["TABLE", "is_system", "system_topics"]
 
@@ -200,9 +200,9 @@ def clean_unused_topics(context: Context, command: Command) -> bytes:
 
 
 TABLE: Final[dict[int, Handle]] = {
-    RequestCode.UPDATE_AND_CREATE_TOPIC: update_topic,
-    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: update_topics,
-    RequestCode.DELETE_TOPIC_IN_BROKER: delete_topic,
+    RequestCode.UPDATE_AND_CREATE_TOPIC: saved(update_topic),
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: saved(update_topics),
+    RequestCode.DELETE_TOPIC_IN_BROKER: saved(delete_topic),
     RequestCode.GET_ALL_TOPIC_CONFIG: all_topics,
     RequestCode.GET_TOPIC_CONFIG: one_topic,
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: system_topic_list,
