@@ -1,6 +1,7 @@
 """Brokers that swallow packets, answers that overlap, and listeners of every shape."""
 
 import asyncio
+import math
 import threading
 from dataclasses import dataclass, field
 
@@ -19,18 +20,23 @@ from .fake import Cluster, ThreadCluster
 QUEUE = MessageQueue("T", "broker-a", 0)
 
 
-async def test_sends_to_a_broker_that_swallows_packets_fail_together(
-    cluster: Cluster, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def reach_late(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, late_s: float) -> None:
+    """Let each connection to the broker take *late_s*; every attempt is counted."""
     connect_as_ever = cluster.connect
 
     async def connect(host: str, port: int) -> trio.abc.Stream:
         if host == "a":
             cluster.connected.append("a:1")
-            await trio.sleep_forever()
+            await trio.sleep(late_s)
         return await connect_as_ever(host, port)
 
     monkeypatch.setattr(cluster, "connect", connect)
+
+
+async def test_sends_to_a_broker_that_swallows_packets_fail_together(
+    cluster: Cluster, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach_late(cluster, monkeypatch, math.inf)
     took: list[float] = []
 
     async def send(producer: Producer) -> None:
@@ -50,14 +56,7 @@ async def test_sends_to_a_broker_that_swallows_packets_fail_together(
 async def test_a_send_whose_time_is_over_does_not_wait_for_the_connection(
     cluster: Cluster, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect_as_ever = cluster.connect
-
-    async def connect(host: str, port: int) -> trio.abc.Stream:
-        if host == "a":
-            await trio.sleep(2)
-        return await connect_as_ever(host, port)
-
-    monkeypatch.setattr(cluster, "connect", connect)
+    reach_late(cluster, monkeypatch, 2)
     async with Producer(cluster.settings(), "P", retries=0) as producer:
         await producer.queues("T")
         start = trio.current_time()

@@ -29,6 +29,13 @@ def told_meanwhile(disk: FakeDisk, monkeypatch: pytest.MonkeyPatch, meanwhile: C
     monkeypatch.setattr(disk, "off_loop", off_loop)
 
 
+def commit(broker: Broker, offset: int) -> None:
+    """Let group G have consumed topic t up to *offset*; both are made."""
+    broker.topics.ensure("t", 1)
+    broker.groups.ensure("G")
+    broker.groups.commit("G", "t", 0, offset)
+
+
 def offsets_on_disk(broker: Broker) -> str:
     text = next(broker.store.read_generations("config/consumerOffset.json")).decode()
     return text.replace(" ", "").replace("\n", "")
@@ -39,9 +46,7 @@ async def test_what_changes_while_another_table_is_written_is_saved_by_the_next_
 ) -> None:
     disk = FakeDisk()
     async with broker_in_memory(disk) as broker:
-        broker.topics.ensure("t", 1)
-        broker.groups.ensure("G")
-        broker.groups.commit("G", "t", 0, 1)
+        commit(broker, 1)
         with monkeypatch.context() as patch:
             told_meanwhile(disk, patch, lambda: broker.groups.commit("G", "t", 0, 2))
             await persistence._try_to_save(broker, offsets=True)
@@ -52,9 +57,7 @@ async def test_what_changes_while_another_table_is_written_is_saved_by_the_next_
 async def test_offsets_of_a_deleted_topic_leave_the_disk_with_it(autojump_clock: MockClock) -> None:
     async with broker_in_memory() as broker, trio.open_nursery() as nursery:
         nursery.start_soon(persistence.run, broker)
-        broker.topics.ensure("t", 1)
-        broker.groups.ensure("G")
-        broker.groups.commit("G", "t", 0, 1000)
+        commit(broker, 1000)
         await trio.sleep(6)
         assert "t@G" in offsets_on_disk(broker)
         broker.topics.delete("t")
@@ -69,9 +72,7 @@ async def test_a_table_that_cannot_be_written_at_the_end_keeps_no_other_from_it(
 ) -> None:
     disk = FakeDisk()
     async with broker_in_memory(disk) as broker:
-        broker.topics.ensure("t", 1)
-        broker.groups.ensure("G")
-        broker.groups.commit("G", "t", 0, 7)
+        commit(broker, 7)
         open_as_ever = disk.open
 
         def refuse(path: str, *, create: bool = False, read_only: bool = False) -> int:

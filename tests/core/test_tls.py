@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import trustme
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -24,7 +23,6 @@ except ConfigError as error:
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a pseudo terminal")
 def test_no_pass_phrase_is_asked_for_on_the_terminal(tmp_path: Path) -> None:
     issued = trustme.CA().issue_cert("localhost")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"

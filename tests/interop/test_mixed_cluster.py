@@ -74,8 +74,8 @@ def knows(name_server: str, expected: dict[str, str]) -> None:
     eventually(look)
 
 
-def exchange(java: Java, topic: str, queues: list[Queue]) -> None:
-    """Send to every queue and consume from all of them, by push, by query and by pull."""
+def exchange(java: Java, topic: str, queues: list[Queue]) -> set[str]:
+    """Send to every queue and consume from all of them, by push and by query; return whose messages came."""
     producer = java.producer()
     looker = java.lite(f"looker_{topic}", topic, assign=False)
     eventually(lambda: True if queues == found(looker.queues) else None)
@@ -91,6 +91,7 @@ def exchange(java: Java, topic: str, queues: list[Queue]) -> None:
     brokers = {q.broker for q in queues}
     seven = eventually(lambda: all_found(found(lambda: queries.by_key(topic, "7")), len(queues)))
     assert {m.body.split()[0].decode() for m in seven} == brokers
+    return {m.body.split()[0].decode() for m in consumer.seen}
 
 
 def all_found(messages: list[Received] | None, count: int) -> list[Received] | None:
@@ -104,7 +105,7 @@ def test_a_martlet_broker_registers_with_a_real_name_server(
     knows(names.address, {"ours": broker.address})
     clients = java(names.address)
     clients.queries().create_topic("Through", broker.address, queues=2)
-    exchange(clients, "Through", [Queue("Through", "ours", 0), Queue("Through", "ours", 1)])
+    assert exchange(clients, "Through", [Queue("Through", "ours", 0), Queue("Through", "ours", 1)]) == {"ours"}
     assert broker.stop() == 0
     knows(names.address, {})
 
@@ -117,7 +118,7 @@ def test_a_real_broker_registers_with_martlets_name_server(
     knows(host.name_server, {"host": host.address, "theirs": broker.address})
     clients = java(host.name_server)
     clients.queries().create_topic("Through", broker.address, queues=2)
-    exchange(clients, "Through", [Queue("Through", "theirs", 0), Queue("Through", "theirs", 1)])
+    assert exchange(clients, "Through", [Queue("Through", "theirs", 0), Queue("Through", "theirs", 1)]) == {"theirs"}
     broker.stop()
     knows(host.name_server, {"host": host.address})
 
@@ -141,7 +142,8 @@ def test_both_brokers_share_a_topic(
     clients = java(name_server)
     for broker in (ours, theirs):
         clients.queries().create_topic("Shared", broker.address, queues=2)
-    exchange(clients, "Shared", [Queue("Shared", name, i) for name in ("ours", "theirs") for i in range(2)])
+    queues = [Queue("Shared", name, i) for name in ("ours", "theirs") for i in range(2)]
+    assert exchange(clients, "Shared", queues) == {"ours", "theirs"}
 
 
 def test_martlets_share_a_topic_behind_one_name_server(
@@ -153,4 +155,5 @@ def test_martlets_share_a_topic_behind_one_name_server(
     clients = java(one.name_server)
     for broker in (one, two):
         clients.queries().create_topic("Shared", broker.address, queues=2)
-    exchange(clients, "Shared", [Queue("Shared", name, i) for name in ("one", "two") for i in range(2)])
+    queues = [Queue("Shared", name, i) for name in ("one", "two") for i in range(2)]
+    assert exchange(clients, "Shared", queues) == {"one", "two"}

@@ -10,6 +10,7 @@ from tests.store.test_damage import ROOT, change, contents, copy_of, open_on, re
 
 from martlet.errors import CorruptRecord, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record
+from martlet.store import Store
 from martlet.store.codec import check_record, decode_record, encode_record, has_seal, seal, with_room_for_seal
 from martlet.store.inspect import inspect
 from martlet.testing.disk import Cut, FakeDisk
@@ -69,6 +70,17 @@ KINDS = {
 }
 
 
+async def put(store: Store, messages: list[Message], several: bool) -> None:
+    """Append *messages*, as a batch if *several*, and stop in order."""
+    if several:
+        store.append_batch(messages, 0)
+    else:
+        for each in messages:
+            store.append(each, 0)
+    store.commit()
+    await store.close()
+
+
 def records_of(disk: FakeDisk) -> list[bytes]:
     found = []
     for path in sorted(p for p in disk.files if "/commitlog/" in p):
@@ -87,13 +99,7 @@ async def test_whatever_is_appended_is_sealed(kind: str, several: bool) -> None:
     store = await open_on(disk, SEALING)
     made = KINDS[kind]
     messages = [Message(made.topic, made.body, made.properties, 0, 0, made.sys_flag, 1, made.born_host) for _ in "ab"]
-    if several:
-        store.append_batch(messages, 0)
-    else:
-        for each in messages:
-            store.append(each, 0)
-    store.commit()
-    await store.close()
+    await put(store, messages, several)
     found = records_of(disk)
     assert len(found) == 2
     for data in found:
@@ -126,13 +132,7 @@ async def test_a_seal_of_another_record_is_not_taken_for_this_ones(properties: b
     disk = FakeDisk()
     store = await open_on(disk)
     messages = [Message("T", b"body", properties, born_host=HOST) for _ in "ab"]
-    if several:
-        store.append_batch(messages, 0)
-    else:
-        for each in messages:
-            store.append(each, 0)
-    store.commit()
-    await store.close()
+    await put(store, messages, several)
     store = await open_on(disk.after_power_cut(Cut.KILLED, Random(0)))
     assert len(contents(store)) == 2
     assert not store.damaged_records

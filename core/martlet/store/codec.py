@@ -276,10 +276,8 @@ def decode_record(
         raise CorruptRecord(where, f"says a topic of {topic_bytes} bytes in a record of {size}")
     if properties_at + 2 + SHORT.unpack_from(data, properties_at)[0] != end:
         raise CorruptRecord(where, f"says {size} bytes, but its parts do not add up to that")
-    if check_body and body_bytes and crc32(body) & 0x7FFFFFFF != crc:
-        raise CorruptRecord(where, f"has a body whose CRC is not 0x{crc:08X}")
-    if check_body and not seal_holds(data, start, end):
-        raise CorruptRecord(where, "has a seal that does not fit what it seals")
+    if check_body:
+        _check_crcs(data, start, end, body, crc, where)
     try:
         topic = str(data[topic_at:properties_at], "utf-8")
     except UnicodeDecodeError as error:
@@ -302,6 +300,13 @@ def decode_record(
         prepared_position,
         crc,
     )
+
+
+def _check_crcs(data: Buffer, start: int, end: int, body: bytes, crc: int, where: int) -> None:
+    if body and body_crc(body) != crc:
+        raise CorruptRecord(where, f"has a body whose CRC is not 0x{crc:08X}")
+    if not seal_holds(data, start, end):
+        raise CorruptRecord(where, "has a seal that does not fit what it seals")
 
 
 def decode_records(data: Buffer, *, check_body: bool = True) -> list[Record]:

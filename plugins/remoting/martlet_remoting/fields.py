@@ -7,7 +7,8 @@ number among them, is not refused here: the handler reads field by field what it
 Not compiled with the rest: the records are made by msgspec from their annotations.
 """
 
-from typing import Annotated, Final
+from collections.abc import Callable
+from typing import Annotated, Final, TypeVar
 
 from msgspec import Meta, Raw, Struct, convert
 from msgspec.json import Decoder
@@ -16,6 +17,7 @@ from .packets import Command
 
 __all__ = ["REMARK_MAX", "Envelope", "PullFields", "SendFields", "decode_envelope", "pull_fields", "send_fields"]
 
+T = TypeVar("T")
 REMARK_MAX: Final = 64 * 1024  # characters, or bytes in the binary header
 I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 I64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -65,23 +67,22 @@ class PullFields(Struct, gc=False):
 
 
 decode_envelope: Final = Decoder(Envelope).decode
-_decode_send: Final = Decoder(SendFields, strict=False).decode
-_decode_pull: Final = Decoder(PullFields, strict=False).decode
 
 
-def send_fields(command: Command) -> SendFields | None:
-    """Return the fields of a send; None when they do not fit the record."""
-    raw = command.raw
-    try:
-        return _decode_send(raw) if raw is not None else convert(command.ext, SendFields, strict=False)
-    except (ValueError, RecursionError):
-        return None
+def _reader(kind: type[T]) -> Callable[[Command], T | None]:
+    """What reads the fields of a command into *kind*: from its JSON, or from what its binary header held."""
+    decode = Decoder(kind, strict=False).decode
+
+    def read(command: Command) -> T | None:
+        raw = command.raw
+        try:
+            return decode(raw) if raw is not None else convert(command.ext, kind, strict=False)
+        except (ValueError, RecursionError):
+            return None
+
+    return read
 
 
-def pull_fields(command: Command) -> PullFields | None:
-    """Return the fields of a pull; None when they do not fit the record."""
-    raw = command.raw
-    try:
-        return _decode_pull(raw) if raw is not None else convert(command.ext, PullFields, strict=False)
-    except (ValueError, RecursionError):
-        return None
+# Each returns None for fields that do not fit its record.
+send_fields: Final = _reader(SendFields)
+pull_fields: Final = _reader(PullFields)
