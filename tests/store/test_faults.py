@@ -234,3 +234,40 @@ async def test_a_start_on_a_full_disk_says_so_and_leaves_the_directory_as_it_was
     store = await open_on(disk)
     assert drain(store, store.queue("T", 0)) == [b"x"]
     store.crash()
+
+
+async def used(disk: FakeDisk) -> None:
+    """Open, fill some segments, remove a topic, checkpoint, and stop in order."""
+    store = await open_on(disk)
+    try:
+        for number in range(40):
+            store.append(message(b"%d" % number * 100, keys=str(number)), number % 3)
+            store.commit()
+        store.flusher.flush_now()
+        await store.checkpoint()
+        store.write_file("config/topics.json", b"{}")
+        store.delete_topic("T")
+        store.retention.look()
+        await store.close()
+    finally:
+        store.crash()
+
+
+@pytest.mark.parametrize(
+    "call", ["create", "read", "write", "truncate", "sync", "sync_directory", "rename", "unlink", "make_directory"]
+)
+async def test_every_error_of_the_disk_names_what_it_hit(call: str) -> None:
+    before = FakeDisk()
+    await used(before)
+    told: list[str] = []
+    for number in range(200):
+        disk = before.after_power_cut(Cut.KILLED, random.Random(0))
+        disk.fail_next(call, errno.EIO, after=number)
+        try:
+            await used(disk)
+        except (OSError, StoreFailed) as error:
+            told.append(str(error))
+        if disk.failures:
+            break
+    assert told
+    assert [text for text in told if str(DIRECTORY) not in text] == []

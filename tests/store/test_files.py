@@ -1,12 +1,14 @@
 """The real disk, where it is more than one system call."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from martlet.store.files import RealDisk
+from martlet.errors import StoreLocked
+from martlet.store.files import Files, RealDisk, read_file
 
 SIZE = 10_000
 
@@ -50,3 +52,33 @@ def test_a_short_answer_counts_only_at_the_end(
 
     monkeypatch.setattr(os, "preadv", give)
     assert RealDisk().read_now(fd, 100, SIZE - 40) == (data[SIZE - 40 :] if answer else None)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_an_error_of_a_file_names_it(read_only: bool, tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    files = Files(RealDisk(), 4, read_only=read_only)
+    path = str(tmp_path / "directory")
+    with pytest.raises(IsADirectoryError) as raised:
+        files.read(path, 10, 0)
+    assert raised.value.filename == path
+    assert path in str(raised.value)
+    files.close()
+
+
+def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as raised:
+        read_file(RealDisk(), str(tmp_path))
+    assert raised.value.filename == str(tmp_path)
+
+
+def test_a_file_is_locked_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    disk = RealDisk()
+    fd = disk.lock(str(tmp_path / "lock"))
+    with pytest.raises(StoreLocked, match="lock"):
+        disk.lock(str(tmp_path / "lock"))
+    disk.close(fd)

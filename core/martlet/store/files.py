@@ -179,6 +179,9 @@ class RealDisk:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
+        except OSError as error:
+            name_path(error, path)
+            raise
         finally:
             os.close(fd)
 
@@ -217,8 +220,6 @@ class RealDisk:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 1, 0))
-            if os.fstat(fd).st_size == 0:
-                os.pwrite(fd, b"lock", 0)
         except OSError as error:
             os.close(fd)
             raise StoreLocked(f"{path} is locked by another process ({error.strerror})") from error
@@ -306,6 +307,9 @@ class Files:
         held = self._take(path)
         try:
             return self.disk.read(held.fd, size, position)
+        except OSError as error:
+            name_path(error, path)
+            raise
         finally:
             self._give(held)
 
@@ -314,6 +318,9 @@ class Files:
         held = self._take(path)
         try:
             return self.disk.read_now(held.fd, size, position)
+        except OSError as error:
+            name_path(error, path)
+            raise
         finally:
             self._give(held)
 
@@ -322,6 +329,9 @@ class Files:
         held = self._take(path)
         try:
             self.disk.write(held.fd, data, position)
+        except OSError as error:
+            name_path(error, path)
+            raise
         finally:
             self._give(held)
 
@@ -330,6 +340,9 @@ class Files:
         held = self._take(path)
         try:
             self.disk.sync(held.fd)
+        except OSError as error:
+            name_path(error, path)
+            raise
         finally:
             self._give(held)
 
@@ -338,6 +351,9 @@ class Files:
         held = self._take(path)
         try:
             return self.disk.size(held.fd)
+        except OSError as error:
+            name_path(error, path)
+            raise
         finally:
             self._give(held)
 
@@ -346,6 +362,9 @@ class Files:
         held = self._take(path)
         try:
             return self.disk.next_data(held.fd, position)
+        except OSError as error:
+            name_path(error, path)
+            raise
         finally:
             self._give(held)
 
@@ -354,6 +373,9 @@ class Files:
         held = self._take(path)
         try:
             self.disk.truncate(held.fd, size)
+        except OSError as error:
+            name_path(error, path)
+            raise
         finally:
             self._give(held)
 
@@ -369,7 +391,8 @@ class Files:
         held = _Open(self.disk.open(path, create=True))
         try:
             self.disk.truncate(held.fd, size)
-        except OSError:
+        except OSError as error:
+            name_path(error, path)
             self.disk.close(held.fd)
             self.disk.unlink(path)
             raise
@@ -396,24 +419,48 @@ class Files:
                 self._retire(self._open.popitem()[1])
 
 
+def name_path(error: OSError, path: str) -> None:
+    """Make *error*, raised by a call on a descriptor, name *path*; one that names a file already keeps it."""
+    if error.filename is None:
+        error.filename = path
+
+
 def atomic_write(disk: Disk, path: str, data: bytes) -> None:
-    """Replace *path* by *data*: after a crash it holds the old or the new, and ``path.bak`` what was before."""
-    directory = os.path.dirname(path)
-    disk.make_directory(directory)
-    names = set(disk.names(directory))
+    """Replace *path* by *data*: after a crash it holds the old or the new, and ``path.bak`` what was before.
+
+    Between the two renames the newest generation is ``path.tmp`` alone. A crash or an error there is
+    completed by the next call before it writes anything.
+    """
+    directory, name = os.path.split(path)
     temporary = path + ".tmp"
-    if os.path.basename(temporary) in names:
-        disk.unlink(temporary)
-    fd = disk.open(temporary, create=True)
-    try:
-        disk.write(fd, data, 0)
-        disk.sync(fd)
-    finally:
-        disk.close(fd)
-    if os.path.basename(path) in names:
+    disk.make_directory(directory)
+    names = disk.names(directory)
+    replaces = name in names
+    if f"{name}.tmp" in names:
+        if replaces:
+            disk.unlink(temporary)
+        else:
+            disk.rename(temporary, path)
+            replaces = True
+    _write_new(disk, temporary, data)
+    if replaces:
         disk.rename(path, path + ".bak")
     disk.rename(temporary, path)
     disk.sync_directory(directory)
+
+
+def _write_new(disk: Disk, path: str, data: bytes) -> None:
+    """Create *path* with *data* and sync it; after an error it is gone, so that it takes no space of a full disk."""
+    fd = disk.open(path, create=True)
+    try:
+        disk.write(fd, data, 0)
+        disk.sync(fd)
+    except OSError as error:
+        name_path(error, path)
+        disk.unlink(path)
+        raise
+    finally:
+        disk.close(fd)
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
@@ -424,6 +471,9 @@ def read_file(disk: Disk, path: str) -> bytes | None:
         return None
     try:
         return disk.read(fd, disk.size(fd), 0)
+    except OSError as error:
+        name_path(error, path)
+        raise
     finally:
         disk.close(fd)
 

@@ -230,7 +230,7 @@ class Upkeep:
                 self._sync_directory_if_there(directory)
         except OSError as error:
             # Also for want of space: what was to be synced may be gone, and the next sync would not say so.
-            raise OSError(errno.EIO, f"a sync failed: {error.strerror}") from error
+            raise OSError(errno.EIO, f"a sync failed: {error.strerror}", error.filename) from error
 
     def _sync_if_there(self, path: str) -> None:
         try:

@@ -140,17 +140,18 @@ class FakeDisk:
 
     # ---- faults
 
-    def _changing(self, name: str) -> None:
+    def _changing(self, name: str, path: str | None = None) -> None:
+        """Count the call; *path* is what its error names, None for a call on a descriptor."""
         if self.on_change is not None:
             self.on_change(name)
         number = self.calls.get(name, 0)
         self.calls[name] = number + 1
-        self._fail(name, number)
+        self._fail(name, number, path)
 
-    def _fail(self, name: str, number: int) -> None:
+    def _fail(self, name: str, number: int, path: str | None = None) -> None:
         code = self.failures.pop((name, number), None)
         if code is not None:
-            raise OSError(code, os.strerror(code))
+            raise OSError(code, os.strerror(code), path)
 
     def fail_next(self, name: str, code: int, *, after: int = 0) -> None:
         """Let the call *name* fail with errno *code*, once, after *after* more that work."""
@@ -198,7 +199,7 @@ class FakeDisk:
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
         file = self.files.get(path)
         if create:
-            self._changing("create")
+            self._changing("create", path)
             if file is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             if os.path.dirname(path) not in self.directories:
@@ -297,7 +298,7 @@ class FakeDisk:
     def sync_directory(self, path: str) -> None:
         if path not in self.directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        self._changing("sync_directory")
+        self._changing("sync_directory", path)
         # A journal is written in order: what came before is durable with it.
         last = max((i for i, change in enumerate(self.name_changes) if _concerns(change, path)), default=-1)
         for change in self.name_changes[: last + 1]:
@@ -305,7 +306,7 @@ class FakeDisk:
         del self.name_changes[: last + 1]
 
     def sync_everything(self, path: str) -> None:
-        self._changing("sync")
+        self._changing("sync", path)
         for file in self.files.values():
             file.sync()
         for change in self.name_changes:
@@ -317,7 +318,7 @@ class FakeDisk:
             self.directories.add(path)
             return
         self.make_directory(os.path.dirname(path))
-        self._changing("make_directory")
+        self._changing("make_directory", path)
         self.directories.add(path)
         self.name_changes.append(("mkdir", path, "", None))
 
@@ -328,14 +329,14 @@ class FakeDisk:
     def rename(self, source: str, target: str) -> None:
         if source not in self.files:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
-        self._changing("rename")
+        self._changing("rename", source)
         self.files[target] = self.files.pop(source)
         self.name_changes.append(("rename", source, target, None))
 
     def unlink(self, path: str) -> None:
         if path not in self.files:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        self._changing("unlink")
+        self._changing("unlink", path)
         gone = self.files.pop(path)
         if self.free_bytes is not None:
             self.free_bytes += len(gone.blocks) * BLOCK_BYTES
@@ -344,7 +345,7 @@ class FakeDisk:
     def remove_directory(self, path: str) -> None:
         if self.names(path):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-        self._changing("remove_directory")
+        self._changing("remove_directory", path)
         self.directories.discard(path)
         self.name_changes.append(("rmdir", path, "", None))
 
