@@ -1,9 +1,15 @@
-"""What is old goes, and when the disk is full appends are refused until there is space.
+"""Removes old segments, and refuses appends while the disk is full.
 
 RocketMQ's rules (DefaultMessageStore.CleanCommitLogService): whole segments, the oldest first,
 never the one in use. By age at the hours of ``delete_when``; at any hour above
 ``disk_used_ratio_max``; whatever the age above ``disk_clean_ratio``. Above ``disk_full_ratio``
 nothing is appended.
+
+Age is what the wall clock says, and that may be wrong by years. In normal operation a segment goes
+within a day or so of its time. One that is overdue by more than `OVERDUE_HOURS` means that the clock
+jumped or that the broker was stopped for long, and nothing on this machine can tell which. So
+overdue segments go at the rate at which they would have come of age: the whole log takes as
+long as ``file_reserved_hours``. Nothing is remembered across starts, so no restart gets around it.
 """
 
 import errno
@@ -29,6 +35,13 @@ BATCH: Final = 10
 # Each queue then has its first offset looked for, in about 70 us: so many at once, so many before others have a turn.
 ADVANCED_AT_ONCE: Final = 256
 ADVANCED_A_TURN: Final = 32
+# Further past its time than an hour of `delete_when` explains, with a day missed and a clock set for summer.
+OVERDUE_HOURS: Final = 49
+HOUR_MS: Final = 3_600_000
+# A clock that is set right by NTP may go back a little.
+BEHIND_MS: Final = 60_000
+# Later segments that are asked when a segment was written; each is a read.
+ASKED_MAX: Final = 64
 # After appends were refused they go on when this much is free again under the limit, so that they do not flutter.
 HYSTERESIS: Final = 0.02
 
@@ -37,7 +50,17 @@ HYSTERESIS: Final = 0.02
 class Retention:
     """Looks at age and disk use of one store."""
 
-    __slots__ = ("_behind", "_clock", "_store", "full_error", "removed_segments", "used_ratio")
+    __slots__ = (
+        "_behind",
+        "_clock",
+        "_overdue_from",
+        "_store",
+        "clock_behind_ms",
+        "full_error",
+        "overdue_ms",
+        "removed_segments",
+        "used_ratio",
+    )
 
     def __init__(self, store: "Store", clock: Clock) -> None:
         self._store = store
@@ -48,6 +71,12 @@ class Retention:
         self._behind: dict[Queue, None] = {}
         # A write failed for want of space; until a probe succeeds.
         self.full_error = False
+        # How far the oldest segment is past its time, if that is too far to believe the clock; else 0.
+        self.overdue_ms = 0
+        # From when on the next overdue segment waits for its turn, on trio's clock.
+        self._overdue_from = 0.0
+        # How far the clock is behind the newest record; 0 when it is not.
+        self.clock_behind_ms = 0
 
     def is_full_error(self, error: OSError) -> bool:
         """Whether *error* says that there is no space; it may come back."""
@@ -76,8 +105,55 @@ class Retention:
     def look(self) -> None:
         """Measure, remove what may go, and decide whether appends are taken."""
         self.used_ratio = self._store.disk.usage(self._store.directory).ratio
+        self._check_clock()
         self._remove_old()
         self._decide()
+
+    # ---- whether the clock can be right
+
+    def _check_clock(self) -> None:
+        """Compare the clock with the records, and say once when they contradict each other."""
+        store = self._store
+        behind_ms = store.last_store_ms - self._clock.now_ms()
+        if behind_ms <= BEHIND_MS:
+            behind_ms = 0
+        elif not self.clock_behind_ms:
+            logger.warning(
+                "the clock is %s behind the newest record in %s; nothing newer than the clock is removed by age",
+                _span(behind_ms),
+                store.directory,
+            )
+        self.clock_behind_ms = behind_ms
+        past_due_ms = self._past_due_ms() if len(store.segments.items) > 1 and self._hours() else 0
+        if past_due_ms <= OVERDUE_HOURS * HOUR_MS:
+            past_due_ms = 0
+        elif not self.overdue_ms:
+            self._overdue_from = trio.current_time()
+            logger.warning(
+                "segment %s is %s past store.file_reserved_hours; the clock jumped ahead or the broker was stopped for "
+                "long; such segments are removed %s apart; if the clock is wrong, set it right",
+                store.segments.items[0].path,
+                _span(past_due_ms),
+                _span(self._pause_s() * 1000),
+            )
+        self.overdue_ms = past_due_ms
+
+    def _past_due_ms(self) -> int:
+        """How far the oldest segment is past its time; not above 0 while it is young enough."""
+        reserved_ms = self._store.config.file_reserved_hours * HOUR_MS
+        return self._clock.now_ms() - self._last_store_ms() - reserved_ms
+
+    def _pause_s(self) -> float:
+        """The seconds between two overdue segments."""
+        return self._store.config.file_reserved_hours * 3600 / len(self._store.segments.items)
+
+    def _overdue_may_go(self) -> bool:
+        """Whether it is the turn of another overdue segment; it counts as gone then."""
+        pause_s = self._pause_s()
+        if trio.current_time() - self._overdue_from < pause_s:
+            return False
+        self._overdue_from += pause_s
+        return True
 
     # ---- what goes
 
@@ -96,8 +172,11 @@ class Retention:
             self._after_removal()
 
     def _is_the_hour(self) -> bool:
-        hour = datetime.fromtimestamp(self._clock.now_ms() / 1000).hour
-        return any(part.strip().isdecimal() and int(part) == hour for part in self._store.config.delete_when.split(";"))
+        return datetime.fromtimestamp(self._clock.now_ms() / 1000).hour in self._hours()
+
+    def _hours(self) -> set[int]:
+        parts = self._store.config.delete_when.split(";")
+        return {int(part) for part in map(str.strip, parts) if part.isdecimal()}
 
     def _may_go(self, forced: bool) -> bool:
         """Whether the oldest segment is old enough; never the one in use, nor what no checkpoint covers.
@@ -108,16 +187,28 @@ class Retention:
         store = self._store
         if len(store.segments.items) < 2 or store.segments.items[0].end > store.upkeep.checkpointed:
             return False
-        return forced or self._last_store_ms() < self._clock.now_ms() - store.config.file_reserved_hours * 3_600_000
+        if forced:
+            return True
+        past_due_ms = self._past_due_ms()
+        if past_due_ms <= 0:
+            return False
+        return not self.overdue_ms or past_due_ms <= OVERDUE_HOURS * HOUR_MS or self._overdue_may_go()
 
     def _last_store_ms(self) -> int:
-        """A time at which the oldest segment was no longer written: the first record of one behind it."""
-        segments = self._store.segments
-        for segment in segments.items[1:]:
+        """A time at which the oldest segment was no longer written; now, if nothing tells.
+
+        It is when a later segment began: of the first one that says neither a time before this segment
+        began nor one that is still to come, which were written while the clock was wrong.
+        """
+        segments, now_ms = self._store.segments, self._clock.now_ms()
+        began_ms = segments.head_store_ms(segments.items[0])
+        if began_ms > now_ms:
+            began_ms = 0
+        for segment in segments.items[1 : 1 + ASKED_MAX]:
             stored_ms = segments.head_store_ms(segment)
-            if stored_ms > 0:
+            if max(began_ms, 1) <= stored_ms <= now_ms:
                 return stored_ms
-        return self._clock.now_ms()
+        return now_ms
 
     def _after_removal(self) -> None:
         store = self._store
@@ -177,3 +268,10 @@ class Retention:
                 raise
             return False
         return True
+
+
+def _span(ms: float) -> str:
+    """*ms* for people: ``3.5 days``, ``2.0 hours`` or ``90 seconds``."""
+    if ms >= 48 * HOUR_MS:
+        return f"{ms / HOUR_MS / 24:.1f} days"
+    return f"{ms / HOUR_MS:.1f} hours" if ms >= HOUR_MS else f"{ms / 1000:.0f} seconds"

@@ -15,6 +15,7 @@ class StoreStatistics:
     __slots__ = (
         "appended_bytes",
         "appended_messages",
+        "clock_behind_hours",
         "commits",
         "cut_bytes",
         "damaged_records",
@@ -26,6 +27,7 @@ class StoreStatistics:
         "log_end",
         "log_start",
         "open_files",
+        "overdue_hours",
         "queues",
         "readable",
         "recovered_records",
@@ -57,6 +59,8 @@ class StoreStatistics:
         self.segments = len(store.segments.items)
         self.queues = sum(map(len, store.queues.topics.values()))
         self.open_files = len(store.files)
+        self.overdue_hours = store.retention.overdue_ms / 3_600_000
+        self.clock_behind_hours = store.retention.clock_behind_ms / 3_600_000
         self.disk_used_ratio = store.retention.used_ratio
         self.unindexed_messages = len(store.keys.pending) if store.keys else 0
         self.unindexed_bytes = store.written - store.keys.position if store.keys else 0

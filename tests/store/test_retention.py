@@ -1,0 +1,175 @@
+"""Removal by age while the wall clock is wrong: nothing goes because the clock jumped."""
+
+import logging
+
+import pytest
+from tests.store.conftest import OpenStore
+from trio.testing import MockClock
+
+from martlet.store import Store, StoreConfig
+from martlet.testing.stores import ManualClock, drain, message, small_config
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+EVERY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
+CONFIG = small_config(delete_when=EVERY_HOUR)
+RESERVED_S = CONFIG.file_reserved_hours * 3600
+
+
+def fill(store: Store, segments: int) -> None:
+    """Append until the log has this many segments more."""
+    wanted = len(store.segments.items) + segments
+    while len(store.segments.items) < wanted:
+        store.append(message(b"x" * 500), 0)
+        store.commit()
+    store.flusher.flush_now()
+
+
+async def look(store: Store, times: int = 1) -> int:
+    """Let retention do its work *times* times; return how many segments are left."""
+    await store.checkpoint()
+    for _ in range(times):
+        store.retention.look()
+    return len(store.segments.items)
+
+
+async def filled(open_store: OpenStore, segments: int = 30, config: StoreConfig = CONFIG) -> Store:
+    store = await open_store(config)
+    fill(store, segments)
+    return store
+
+
+def pass_time(mock_clock: MockClock, clock: ManualClock, seconds: float) -> None:
+    """Let real time pass: both clocks go on."""
+    mock_clock.jump(seconds)
+    clock.ms += int(seconds * 1000)
+
+
+async def test_a_clock_that_jumped_ahead_at_a_restart_removes_nothing_at_once(
+    open_store: OpenStore, clock: ManualClock, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    await (await filled(open_store)).close()
+    right_ms = clock.ms
+    for _ in range(3):  # nor does another restart, when the newest record has the wrong time
+        clock.ms = right_ms + 400 * DAY_MS
+        caplog.clear()
+        store = await open_store(CONFIG)
+        assert await look(store, 100) >= 30
+        assert store.statistics().overdue_hours == 400 * 24 - CONFIG.file_reserved_hours
+        said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(said) == 1
+        assert "397.0 days past store.file_reserved_hours" in said[0]
+        store.append(message(b"y"), 0)
+        store.commit()
+        await store.close()
+    clock.ms = right_ms + HOUR_MS
+    store = await open_store(CONFIG)
+    assert await look(store, 100) >= 30
+    assert store.statistics().overdue_hours == 0
+
+
+async def test_a_clock_that_jumped_ahead_while_the_store_runs_removes_nothing_at_once(
+    open_store: OpenStore, clock: ManualClock, mock_clock: MockClock
+) -> None:
+    store = await filled(open_store)
+    before = await look(store)
+    pass_time(mock_clock, clock, 60 * 3600)
+    assert await look(store) == before
+    clock.ms += 400 * DAY_MS
+    assert await look(store, 100) == before
+    clock.ms -= 400 * DAY_MS
+    assert await look(store, 100) == before
+
+
+async def test_overdue_segments_go_as_fast_as_they_came(
+    open_store: OpenStore, clock: ManualClock, mock_clock: MockClock
+) -> None:
+    store = await filled(open_store)
+    before = await look(store)
+    clock.ms += 400 * DAY_MS
+    assert await look(store) == before
+    pass_time(mock_clock, clock, RESERVED_S / before + 1)
+    assert await look(store, 100) == before - 1
+    pass_time(mock_clock, clock, RESERVED_S / 2)
+    assert before / 3 < await look(store, 100) < 2 * before / 3
+    left = len(store.segments.items)
+    fill(store, 10)  # what is written after a long stop does not pile up behind what was there
+    pass_time(mock_clock, clock, 4 * RESERVED_S)
+    assert await look(store, 100) < left
+
+
+async def test_a_broker_that_was_off_for_a_day_removes_what_is_due(open_store: OpenStore, clock: ManualClock) -> None:
+    await (await filled(open_store)).close()
+    clock.ms += (CONFIG.file_reserved_hours + 48) * HOUR_MS
+    store = await open_store(CONFIG)
+    fill(store, 1)
+    assert await look(store, 100) < 5
+
+
+async def test_a_disk_that_fills_up_is_relieved_whatever_the_clock_says(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await filled(open_store, config=small_config(delete_when=EVERY_HOUR, disk_clean_ratio=0.0))
+    clock.ms += 400 * DAY_MS
+    assert await look(store, 100) == 1
+
+
+async def test_without_an_hour_only_the_disk_decides(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await filled(open_store, config=small_config(disk_used_ratio_max=0.0))
+    clock.ms += 400 * DAY_MS
+    fill(store, 1)
+    assert await look(store, 100) < 5
+    assert store.statistics().overdue_hours == 0
+
+
+async def test_a_clock_that_jumps_back_is_told_and_removes_nothing(
+    open_store: OpenStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await filled(open_store)
+    right_ms = clock.ms
+    before = await look(store)
+    clock.ms = 0
+    assert await look(store, 5) == before
+    assert store.statistics().clock_behind_hours == right_ms / HOUR_MS
+    assert [r.getMessage() for r in caplog.records if "behind the newest record" in r.getMessage()] != []
+    assert len(caplog.records) == 1
+    clock.ms = right_ms
+    assert await look(store) == before
+    assert store.statistics().clock_behind_hours == 0
+
+
+async def test_records_of_a_wrong_early_time_do_not_age_those_before_them(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    store = await filled(open_store, 1)
+    right_ms, clock.ms = clock.ms, HOUR_MS
+    fill(store, 3)
+    clock.ms = right_ms + HOUR_MS
+    fill(store, 3)
+    assert await look(store, 100) == 7
+    clock.ms = right_ms + 71 * HOUR_MS
+    assert await look(store, 100) == 7
+    clock.ms = right_ms + 74 * HOUR_MS
+    assert await look(store, 100) < 5
+    assert len(drain(store, store.queue("T", 0))) > 0
+
+
+async def test_segments_of_a_time_to_come_go_with_those_behind_them(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await filled(open_store, 3)
+    right_ms = clock.ms
+    clock.ms += 400 * DAY_MS
+    fill(store, 3)
+    clock.ms = right_ms + HOUR_MS
+    fill(store, 3)
+    clock.ms = right_ms + 71 * HOUR_MS
+    assert await look(store, 100) == 9
+    clock.ms = right_ms + 74 * HOUR_MS
+    assert await look(store, 100) < 5
+
+
+async def test_a_log_that_is_all_of_a_time_to_come_stays(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await filled(open_store, 5)
+    clock.ms -= 400 * DAY_MS
+    for _ in range(5):
+        clock.ms += 70 * DAY_MS
+        assert await look(store, 100) == 5
