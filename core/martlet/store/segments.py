@@ -1,5 +1,6 @@
 """The files of the log: ``commitlog/<20 digits>``, each named after its first byte's position."""
 
+import logging
 from bisect import bisect_right
 from struct import Struct
 from typing import Final, final
@@ -9,13 +10,36 @@ from martlet.store.files import Files
 
 __all__ = ["Segment", "Segments", "numbered_names"]
 
+logger = logging.getLogger("martlet.store")
+
 NAME_DIGITS: Final = 20
-HEAD: Final = Struct(">4xI28xi16xq4xq")  # magic, sys flag, and the store time behind an IPv4 and an IPv6 born host
+# magic, position, sys flag, and the store time after an IPv4 and after an IPv6 born host
+HEAD: Final = Struct(">4xI20xqi16xq4xq")
+POSITION_MAX: Final = 2**62
 
 
 def numbered_names(names: list[str]) -> list[int]:
     """The positions that *names* stand for, ascending; other names are left out."""
     return sorted(int(name) for name in names if len(name) == NAME_DIGITS and name.isascii() and name.isdecimal())
+
+
+def _segments_among(sizes: dict[int, int], certain: list[int]) -> set[int]:
+    """Return which of the files, given by first position and size, are segments.
+
+    The *certain* ones begin with their own record. Another file is one whose head is damaged or that has no record
+    yet, and then it fits to them: it overlaps none, and lies at the distance of whole segments or right next to one.
+    """
+    if not sizes:
+        return set()
+    found = set(certain or [max(sizes, key=lambda start: (sizes[start], -start))])
+    first, unit = min(found), max(sizes[start] for start in found)
+    for start, size in sizes.items():
+        if start in found or any(known < start + size and start < known + sizes[known] for known in found):
+            continue
+        beside = any(start in (known, known + sizes[known]) or start + size == known for known in found)
+        if beside or (unit and (start - first) % unit == 0):
+            found.add(start)
+    return found
 
 
 @final
@@ -37,7 +61,7 @@ class Segments:
     Threads may `find` and `read` while the event loop adds and removes.
     """
 
-    __slots__ = ("_starts", "directory", "files", "items", "segment_bytes")
+    __slots__ = ("_starts", "directory", "files", "items", "segment_bytes", "strays")
 
     def __init__(self, files: Files, directory: str, segment_bytes: int) -> None:
         self.files = files
@@ -45,17 +69,50 @@ class Segments:
         self.segment_bytes = segment_bytes
         self.items: list[Segment] = []
         self._starts: list[int] = []
+        # Paths with a segment's name that are none.
+        self.strays: list[str] = []
 
     def load(self) -> None:
-        """Find the segments on the disk; a short last one will be lengthened by `complete`."""
-        starts = numbered_names(self.files.disk.names(self.directory))
+        """Find the segments on the disk; a short last one will be lengthened by `complete`.
+
+        Whatever else has a name of 20 digits is left alone, with a warning.
+        """
+        sizes = self._sizes()
+        starts = sorted(_segments_among(sizes, [start for start in sizes if self._begins_with_record(start)]))
         self.items = []
         for index, start in enumerate(starts):
-            path = self.path_of(start)
             last = index + 1 == len(starts)
-            end = start + max(self.files.size(path), self.segment_bytes) if last else starts[index + 1]
-            self.items.append(Segment(path, start, end))
+            end = start + max(sizes[start], self.segment_bytes) if last else starts[index + 1]
+            self.items.append(Segment(self.path_of(start), start, end))
         self._starts = starts
+        self.strays += [self.path_of(start) for start in sizes if start not in set(starts)]
+        for path in self.strays:
+            logger.warning("%s is no segment of the log; it is ignored", path)
+
+    def _sizes(self) -> dict[int, int]:
+        """The size of each file that may be a segment, by the position it is named after."""
+        sizes: dict[int, int] = {}
+        self.strays = []
+        for start in numbered_names(self.files.disk.names(self.directory)):
+            path = self.path_of(start)
+            try:
+                size = self.files.size(path)
+                self.files.read(path, 1, 0)  # a directory that is opened for reading only fails here
+            except IsADirectoryError:
+                size = POSITION_MAX
+            if start + size < POSITION_MAX:
+                sizes[start] = size
+            else:
+                self.strays.append(path)
+        return sizes
+
+    def _begins_with_record(self, start: int) -> bool:
+        """Whether the file named after *start* begins with a record that says the same position."""
+        head = self.files.read(self.path_of(start), HEAD.size, 0)
+        if len(head) < HEAD.size:
+            return False
+        magic, position, *_ = HEAD.unpack(head)
+        return magic in (MAGIC_V1, MAGIC_V2) and position == start
 
     def complete(self) -> None:
         """Lengthen the last segment to its full size, if a crash or a copy left it short."""
@@ -89,13 +146,22 @@ class Segments:
         return next((each for each in items if each.start <= position < each.end), None)
 
     def create(self, start: int) -> Segment:
-        """Make the segment that begins at *start*, behind all others; the directory is to be synced."""
+        """Make the segment that begins at *start*, after all others; the directory is to be synced."""
         path = self.path_of(start)
-        self.files.create(path, self.segment_bytes)
+        try:
+            self.files.create(path, self.segment_bytes)
+        except FileExistsError:
+            self._move_stray(path)
+            self.files.create(path, self.segment_bytes)
         made = Segment(path, start, start + self.segment_bytes)
         self.items.append(made)
         self._starts.append(start)
         return made
+
+    def _move_stray(self, path: str) -> None:
+        """Something that is no segment has the name that the next one needs: rename it."""
+        logger.warning("%s is no segment of the log but has the name of the next one; it is renamed", path)
+        self.files.disk.rename(path, f"{path}.stray")
 
     def remove_first(self) -> Segment:
         """Remove the oldest segment and its file."""
@@ -135,7 +201,7 @@ class Segments:
         head = self.read(segment.start, HEAD.size)
         if len(head) < HEAD.size:
             return 0
-        magic, sys_flag, narrow_ms, wide_ms = HEAD.unpack(head)
+        magic, _, sys_flag, narrow_ms, wide_ms = HEAD.unpack(head)
         if magic not in (MAGIC_V1, MAGIC_V2):
             return 0
         return int(wide_ms if sys_flag & BORN_V6 else narrow_ms)

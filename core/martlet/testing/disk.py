@@ -200,12 +200,14 @@ class FakeDisk:
         file = self.files.get(path)
         if create:
             self._changing("create", path)
-            if file is not None:
+            if file is not None or path in self.directories:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             if os.path.dirname(path) not in self.directories:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             file = self.files[path] = _File()
             self.name_changes.append(("link", path, "", file))
+        elif path in self.directories:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         elif file is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return self._opened(path, file, read_only)

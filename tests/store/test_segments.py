@@ -1,0 +1,105 @@
+"""Which files of the log's directory are its segments: neither a stray name nor a damaged head decides alone."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.store.conftest import OpenStore
+
+from martlet.store import Store
+from martlet.testing.stores import drain, message
+
+SEGMENT_BYTES = 4096
+NAME = "{:020d}".format
+
+
+def fill(store: Store, count: int = 30) -> list[bytes]:
+    sent = [b"%d-" % number + bytes(300) for number in range(count)]
+    for body in sent:
+        store.append(message(body), 0)
+        store.commit()
+    store.flusher.flush_now()
+    return sent
+
+
+STRAYS = {
+    "inside a segment": (NAME(7), b"x"),
+    "over a border": (NAME(4000), b"x" * 9000),
+    "empty": (NAME(5000), b""),
+    "a copy of another size": (NAME(300), b"\x00" * SEGMENT_BYTES),
+    "before all others": (NAME(1), b"\x00" * 3),
+    "far behind": (NAME(10**12 + 1), b"x" * 100),
+    "too far for a position": ("9" * 20, b"x"),
+    "too far for the end of a segment": (NAME(2**63 - 5), b"x"),
+    "other digits": (chr(0x660) * 20, b"x"),
+    "a previous generation": (NAME(0) + ".bak", b"x"),
+    "a directory inside": (NAME(9), None),
+    "a directory at a border": (NAME(10**6 * SEGMENT_BYTES), None),
+    "a directory where the log will go on": ("next", None),
+}
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize(("name", "content"), STRAYS.values(), ids=STRAYS)
+async def test_a_stray_name_neither_stops_a_start_nor_hides_a_record(
+    name: str, content: bytes | None, killed: bool, open_store: OpenStore, tmp_path: Path
+) -> None:
+    store = await open_store()
+    sent = fill(store)
+    path = tmp_path / "store" / "commitlog" / (NAME(store.segments.end) if name == "next" else name)
+    store.crash() if killed else await store.close()
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    for _ in range(2):
+        store = await open_store()
+        assert store.first_position == 0
+        assert drain(store, store.queue("T", 0)) == sent
+        sent += fill(store)
+        assert drain(store, store.queue("T", 0)) == sent
+        assert store.damaged_records == 0
+        await store.close()
+    if content is not None:
+        assert path.read_bytes() == content
+    else:
+        assert path.is_dir() or path.with_name(path.name + ".stray").is_dir()
+
+
+@pytest.mark.parametrize("without", ["nothing", "the one before", "the one after"])
+@pytest.mark.parametrize("number", range(4))
+async def test_a_segment_whose_head_is_damaged_is_one(
+    number: int, without: str, open_store: OpenStore, tmp_path: Path
+) -> None:
+    store = await open_store()
+    sent = fill(store, 70)
+    names = sorted(os.listdir(tmp_path / "store" / "commitlog"))
+    placed = {body: store.queues.position_at(store.queue("T", 0), n) for n, body in enumerate(sent)}
+    await store.close()
+    log = tmp_path / "store" / "commitlog"
+    (log / "99999999999999999999").write_bytes(b"x")
+    data = bytearray((log / names[number]).read_bytes())
+    data[:100] = b"\xff" * 100
+    (log / names[number]).write_bytes(data)
+    lost = {number * SEGMENT_BYTES}
+    for step, which in ((-1, "the one before"), (1, "the one after")):
+        if without == which and number + step >= 0:
+            (log / names[number + step]).unlink()
+            lost |= {at for at in placed.values() if at // SEGMENT_BYTES == number + step}
+    store = await open_store()
+    left = [body for body in sent if placed[body] not in lost]
+    assert drain(store, store.queue("T", 0)) == left
+    store.crash()
+
+
+async def test_a_log_without_a_record_is_its_first_segment(open_store: OpenStore, tmp_path: Path) -> None:
+    log = tmp_path / "store" / "commitlog"
+    log.mkdir(parents=True)
+    (log / NAME(0)).write_bytes(bytes(SEGMENT_BYTES))
+    (log / NAME(12)).write_bytes(b"xyz")
+    store = await open_store()
+    assert (store.first_position, store.appended) == (0, 0)
+    sent = fill(store)
+    await store.close()
+    store = await open_store()
+    assert drain(store, store.queue("T", 0)) == sent
