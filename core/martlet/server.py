@@ -15,7 +15,7 @@ import math
 import socket
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from ipaddress import ip_address
 from typing import Any, Final, final
 from typing import Protocol as TypingProtocol
@@ -80,6 +80,35 @@ def pack_host(host: str, port: int) -> bytes:
 
 def _show(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@final
+class _Ended:
+    """What a peer that is gone has instead of a connection and a handler: nothing is said and nothing done."""
+
+    buffered_bytes: int = 0
+
+    def receive_data(self, data: bytes, now: float) -> None: ...
+
+    def events(self) -> Iterable[Any]:
+        return ()
+
+    def farewell(self, error: Exception) -> bytes:
+        return b""
+
+    def deadline(self) -> float:
+        return math.inf
+
+    def handle_timeout(self, now: float) -> None: ...
+
+    def handle(self, event: Any) -> None: ...
+
+    def collect(self, budget_bytes: int) -> None: ...
+
+    def closed(self, reason: str) -> None: ...
+
+
+ENDED: Final = _Ended()
 
 
 @final
@@ -319,6 +348,11 @@ class _Peer:
         for scope in self._scopes:
             scope.cancel()
 
+    def let_go(self) -> None:
+        """Drop the connection with all it has read, and the handler: both know this peer, a cycle that would linger."""
+        self.connection = ENDED
+        self.handler = ENDED
+
 
 @final
 class Server:
@@ -499,6 +533,7 @@ class Server:
             if not data or peer.closing:
                 return
             await self._take(peer, data)
+            del data  # or every idle connection would keep what it said last
 
     async def _start_tls(self, peer: _Peer) -> None:
         """Look at the first bytes: TLS or not."""
@@ -710,6 +745,7 @@ class Server:
             self.holding.pop(peer, None)
             peer.end()
             self._tell_closed(peer)
+            peer.let_go()
             log.debug("%s left %s; %s", peer.address, peer.protocol.name, peer.reason or "its side closed")
 
     def _tell_closed(self, peer: _Peer) -> None:

@@ -1,6 +1,9 @@
 """Frames: what real peers send is understood, what we send they understand, and the rest is refused."""
 
+import contextlib
+import gc
 import struct
+import tracemalloc
 from collections.abc import Callable
 
 import orjson
@@ -207,6 +210,49 @@ def test_hostile_bytes_are_refused_with_a_sentence(text: str, data: bytes) -> No
     with pytest.raises(RemoteProtocolError, match=text):
         buffer.next_command()
     assert buffer.buffered_bytes == 0
+
+
+@pytest.mark.parametrize("start", [struct.pack(">iI", 9000, 9000), struct.pack(">iI", 9000, 2 << 24)])
+@pytest.mark.parametrize("cut", [8, 5, 3])
+def test_a_frame_that_cannot_be_is_refused_before_it_is_here(start: bytes, cut: int) -> None:
+    buffer = FrameBuffer()
+    buffer.receive_data(start[:cut])
+    if cut < 8:
+        assert buffer.next_command() is None
+        buffer.receive_data(start[cut:])
+    with pytest.raises(RemoteProtocolError, match="header"):
+        buffer.next_command()
+
+
+def held_bytes(buffer: FrameBuffer, data: bytes, commands: int) -> int:
+    """How much memory *buffer* keeps of *data*, which comes as a socket brings it, while *commands* are taken out."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(RemoteProtocolError):
+            for start in range(0, len(data), 262_144):
+                buffer.receive_data(bytes(memoryview(data)[start : start + 262_144]))
+                while commands and buffer.next_command() is not None:
+                    commands -= 1
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+LARGE = encode_command(Command(10, {}, bytes(4_000_000)))
+
+
+@pytest.mark.parametrize("data", [LARGE, LARGE[:9] + b"?" + LARGE[10:], STREAM * 2000], ids=["large", "bad", "small"])
+def test_what_was_taken_out_is_not_kept(data: bytes) -> None:
+    assert held_bytes(FrameBuffer(), data, 1_000_000) < 100_000
+
+
+def test_a_large_frame_is_not_kept_for_the_small_one_after_it() -> None:
+    buffer = FrameBuffer()
+    assert held_bytes(buffer, LARGE + STREAM, 1) < 400_000
+    assert [command.opaque for command in buffer.commands()] == [1, 2, 3]
 
 
 def test_long_remark_and_long_header_are_refused() -> None:

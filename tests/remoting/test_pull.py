@@ -1,3 +1,4 @@
+import gc
 import math
 
 import pytest
@@ -330,6 +331,26 @@ async def test_what_a_slow_client_does_not_take_is_not_read_for_it(open_harness:
             await harness.step()
     for offset, number in enumerate(numbers):
         assert [record.queue_offset for record in decode_records(client.answers[number].body)] == [offset]
+
+
+@pytest.mark.plain
+@pytest.mark.usefixtures("nothing_cached")
+async def test_a_far_read_that_fails_keeps_nothing_alive(
+    open_harness: OpenHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def damaged(*arguments: object) -> ReadResult:
+        raise StoreError("the log is damaged")
+
+    harness, topic = await with_backlog(open_harness, 40)
+    monkeypatch.setattr(Store, "read_far", damaged)
+    client = harness.client()
+    gc.collect()
+    gc.disable()
+    try:
+        assert (await client.ask(PULL, pull_ext(topic, 0))).code == ResponseCode.SYSTEM_ERROR
+        assert not any(isinstance(kept, Pull) for kept in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 def compile_raising(expression: str) -> Predicate:

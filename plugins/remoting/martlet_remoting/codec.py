@@ -42,8 +42,11 @@ __all__ = [
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 # A property string of 32767 bytes, every one escaped as \\u0001, is 192 KiB of header.
 HEADER_BYTES_MAX: Final = 1024 * 1024
+PREFIX_BYTES: Final = 8  # the two length fields
 JSON_HEADER: Final = 0
 BINARY_HEADER: Final = 1
+# After a frame of more, what it lay in is given back at once; below, one read's bytes are shared by their frames.
+GIVE_BACK_BYTES: Final = 262_144
 # The hot requests, whose handlers take their fields from the JSON (martlet_remoting.fields).
 READ_AS_RECORDS: Final = frozenset((RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE))
 
@@ -57,7 +60,7 @@ _KEY_LENGTH: Final = Struct(">h")
 class FrameBuffer:
     """Turns the bytes of one connection into commands, however they were cut.
 
-    Only the bytes of the one incomplete frame are kept, and a frame over
+    Only the bytes of frames that were not taken out are kept, and a frame over
     *frame_bytes_max* is refused at its first four bytes. *header_bytes_max* bounds what
     a hostile header can grow to when it is parsed; a client, which must read the
     answer to a large batch with an id for each message, allows more.
@@ -72,7 +75,8 @@ class FrameBuffer:
         self._position = 0
         self._partial = bytearray()
         self._need = 0
-        self._error: RemoteProtocolError | None = None
+        # Its text alone: a kept exception holds the frames it passed through, and with them the bytes it speaks of.
+        self._error = ""
 
     @property
     def buffered_bytes(self) -> int:
@@ -81,6 +85,8 @@ class FrameBuffer:
 
     def receive_data(self, data: bytes) -> None:
         """Take bytes as they came from the socket; take all commands out before the next call."""
+        if self._error:
+            return
         if self._position < len(self._data):
             self._keep_rest()
         if not self._partial:
@@ -99,23 +105,28 @@ class FrameBuffer:
         Raises:
           RemoteProtocolError: the bytes are no command; every later call raises the same.
         """
-        if self._error is not None:
-            raise self._error
+        if self._error:
+            raise RemoteProtocolError(self._error)
         data = self._data
         start = self._position
         available = len(data) - start
         if available < 4:
-            if available:
-                self._keep_rest()
+            self._keep_rest()
             return None
         length: int = _LENGTH.unpack_from(data, start)[0]
         if length < 4 or length > self.frame_bytes_max:
             raise self._broken(RemoteProtocolError(_length_text(length, self.frame_bytes_max)))
         end = start + 4 + length
         if end > len(data):
+            if available >= PREFIX_BYTES and (text := _prefix_text(data, start, length, self.header_bytes_max)):
+                raise self._broken(RemoteProtocolError(text))
             self._keep_rest()
             return None
         self._position = end
+        if length > GIVE_BACK_BYTES:
+            # The caller may be long in taking the next one out; only what follows is kept until then.
+            self._data = data[end:]
+            self._position = 0
         try:
             return _decode(data, start + 4, end, self.header_bytes_max)
         except RemoteProtocolError as error:
@@ -128,17 +139,21 @@ class FrameBuffer:
 
     def _keep_rest(self) -> None:
         """Move the incomplete frame to the growing buffer, which is joined once when it is whole."""
-        self._partial += self._data[self._position :]
+        if self._position < len(self._data):
+            self._partial += self._data[self._position :]
         self._data = b""
         self._position = 0
-        self._need = 4
+        self._need = PREFIX_BYTES
         if len(self._partial) >= 4:
             # An impossible length is found by next_command as soon as it looks again.
             length: int = _LENGTH.unpack_from(self._partial)[0]
-            self._need = 4 + length if 4 <= length <= self.frame_bytes_max else 4
+            if not 4 <= length <= self.frame_bytes_max:
+                self._need = 4
+            elif len(self._partial) >= PREFIX_BYTES:
+                self._need = 4 + length
 
     def _broken(self, error: RemoteProtocolError) -> RemoteProtocolError:
-        self._error = error
+        self._error = str(error)
         self._data = b""
         self._position = 0
         self._partial = bytearray()
@@ -162,21 +177,31 @@ def decode_frame(frame: bytes) -> Command:
     return _decode(frame, 4, len(frame), HEADER_BYTES_MAX)
 
 
+def _prefix_text(data: bytes, start: int, length: int, header_bytes_max: int) -> str:
+    """Return what is wrong with the lengths of the frame at *start*, or nothing; its rest need not be there yet."""
+    header_length = int.from_bytes(data[start + 5 : start + PREFIX_BYTES], "big")
+    if header_length > length - 4:
+        return f"header length {header_length} exceeds the frame; {length - 4} bytes follow"
+    if header_length > header_bytes_max:
+        return f"header length {header_length} is over the limit of {header_bytes_max} bytes"
+    encoding = data[start + 4]
+    if encoding not in (JSON_HEADER, BINARY_HEADER):
+        return f"header encoding {encoding} is unknown; 0 is JSON, 1 is ROCKETMQ"
+    return ""
+
+
 def _decode(data: bytes, start: int, end: int, header_bytes_max: int) -> Command:
     """Return the command in data[start:end], where *start* is after the length field."""
     header_length = data[start + 1] << 16 | data[start + 2] << 8 | data[start + 3]
     header_start = start + 4
     body_start = header_start + header_length
-    if body_start > end:
-        raise RemoteProtocolError(f"header length {header_length} exceeds the frame; {end - header_start} bytes follow")
-    if header_length > header_bytes_max:
-        raise RemoteProtocolError(f"header length {header_length} is over the limit of {header_bytes_max} bytes")
-    encoding = data[start]
-    if encoding == JSON_HEADER:
-        return _decode_json(data[header_start:body_start], data[body_start:end])
-    if encoding == BINARY_HEADER:
-        return _decode_binary(data[header_start:body_start], data[body_start:end])
-    raise RemoteProtocolError(f"header encoding {encoding} is unknown; 0 is JSON, 1 is ROCKETMQ")
+    if body_start <= end and header_length <= header_bytes_max:
+        encoding = data[start]
+        if encoding == JSON_HEADER:
+            return _decode_json(data[header_start:body_start], data[body_start:end])
+        if encoding == BINARY_HEADER:
+            return _decode_binary(data[header_start:body_start], data[body_start:end])
+    raise RemoteProtocolError(_prefix_text(data, start - 4, end - start, header_bytes_max))
 
 
 def _decode_json(header: bytes, body: bytes) -> Command:

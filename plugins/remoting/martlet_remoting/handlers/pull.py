@@ -17,7 +17,7 @@ from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Pa
 from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, decode_pull_header
 from martlet_remoting.members import BROADCASTING
 from martlet_remoting.packets import NO_EXT, Command
-from martlet_remoting.parked import Pull
+from martlet_remoting.parked import Pull, PullDesk
 from martlet_remoting.permission import may_consume
 from martlet_remoting.subscriptions import TAG, Filter
 
@@ -283,7 +283,6 @@ async def _read_in_thread(context: Context) -> None:
         while desk.reading and len(desk.ready) < READ_AHEAD_MAX:
             pull = desk.reading[0]
             wanted = pull.filter
-            result: ReadResult | Refused | StoreError
             try:
                 result = await parts.store.read_far(
                     pull.queue,
@@ -294,16 +293,22 @@ async def _read_in_thread(context: Context) -> None:
                     wanted.predicate,
                 )
             except (Refused, StoreError) as error:
-                result = error
-            if desk.reading and desk.reading[0] is pull:  # else it was answered meanwhile
-                desk.reading.popleft()
-                if isinstance(result, ReadResult):
-                    pull.result = result
-                    desk.queue_up(pull)
-                else:
-                    _drop(context, pull, result)
+                if _still_waits(desk, pull):
+                    _drop(context, pull, error)
+                continue
+            if _still_waits(desk, pull):
+                pull.result = result
+                desk.queue_up(pull)
     finally:
         desk.is_read = False
+
+
+def _still_waits(desk: PullDesk, pull: Pull) -> bool:
+    """Take *pull* out of the thread's line; False when it was answered meanwhile."""
+    if not desk.reading or desk.reading[0] is not pull:
+        return False
+    desk.reading.popleft()
+    return True
 
 
 def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
