@@ -1,4 +1,4 @@
-"""The TLS context of a plugin's port: made of the configured files, made again when told to."""
+"""TLS contexts: of a plugin's port, made of the configured files and made again when told to; and of a client."""
 
 import logging
 import ssl
@@ -6,7 +6,7 @@ from typing import Literal, Protocol, final
 
 from martlet.errors import ConfigError
 
-__all__ = ["Tls", "TlsConfig"]
+__all__ = ["Tls", "TlsConfig", "client_context"]
 
 log = logging.getLogger("martlet.tls")
 
@@ -75,3 +75,38 @@ class Tls:
                 raise ConfigError(f"{text}; {error}") from error
             context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+
+def client_context(ca: str = "", cert: str = "", key: str = "", *, verify: bool = True) -> ssl.SSLContext:
+    """Return the context of a client: trusts *ca*, the system's authorities if empty, and presents *cert*.
+
+    Raises:
+      ConfigError: a file cannot be used.
+    """
+    if key and not cert:
+        raise ConfigError(f"TLS key {key!r} has no certificate; name its certificate as well")
+    context = ssl.create_default_context()
+    if ca:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"TLS authority {ca!r} cannot be used; {_reason(error)}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if cert:
+        try:
+            context.load_cert_chain(cert, key or None, lambda: "")
+        except (OSError, ssl.SSLError) as error:
+            text = f"TLS certificate {cert!r} with key {key or cert!r} cannot be used"
+            raise ConfigError(f"{text}; {_reason(error)}") from error
+    return context
+
+
+def _reason(error: OSError) -> str:
+    """What OpenSSL or the system says, without numbers."""
+    if isinstance(error, ssl.SSLError):
+        return f"not PEM, or not what belongs together ({error.reason or error})"
+    return error.strerror or str(error)

@@ -105,9 +105,9 @@ def test_blocking_client_says_when_it_is_not_open() -> None:
 
 
 def test_name_server_that_is_no_address_is_refused() -> None:
-    with pytest.raises(ValueError, match="host:port"):
+    with pytest.raises(ValueError, match="write HOST:PORT"):
         blocking.Producer("nowhere", "P")
-    with pytest.raises(ValueError, match="host:port"):
+    with pytest.raises(ValueError, match="write HOST:PORT"):
         blocking.Producer(";", "P")
 
 

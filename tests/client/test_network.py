@@ -7,7 +7,7 @@ import trio
 import trustme
 from trio.testing import MockClock
 
-from martlet_remoting.client import Message, Producer, PushConsumer, Settings
+from martlet_remoting.client import Admin, Message, NameServerUnreachable, Producer, PushConsumer, Settings
 from martlet_remoting.codes import RequestCode
 
 from .fake import NAME_SERVER, Cluster, Connection
@@ -90,5 +90,48 @@ async def test_connections_are_encrypted_where_asked(
         if trusted:
             assert (await producer.send(Message("T", b"secret"))).queue.broker_name == "broker-a"
         else:
-            with pytest.raises(Exception, match="no name server answered"):
+            with pytest.raises(Exception, match="cannot be opened: its certificate is refused: "):
                 await producer.send(Message("T", b"secret"))
+
+
+async def test_peer_of_another_protocol_is_named_by_its_first_bytes(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        ours, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(theirs.send_all, b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        return ours
+
+    async with Admin(Settings(NAME_SERVER, connect=connect)) as admin:
+        with pytest.raises(
+            NameServerUnreachable, match=r"speaks another protocol, its first bytes are b'HTTP/1.1 400 Ba"
+        ):
+            await admin.cluster()
+
+
+async def test_peer_that_hangs_up_unanswered_may_require_tls(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        ours, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(theirs.aclose)
+        return ours
+
+    async with Admin(Settings(NAME_SERVER, connect=connect)) as admin:
+        with pytest.raises(NameServerUnreachable, match="without an answer; it may require TLS"):
+            await admin.cluster()
+
+
+async def test_failed_handshake_closes_its_connection(autojump_clock: MockClock) -> None:
+    opened: list[trio.abc.Stream] = []
+
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        ours, theirs = trio.testing.memory_stream_pair()
+        opened.append(theirs)
+        await theirs.send_all(b"this is no TLS")
+        return ours
+
+    async with Admin(Settings(NAME_SERVER, connect=connect, tls=ssl.create_default_context())) as admin:
+        with pytest.raises(NameServerUnreachable, match="TLS failed: WRONG_VERSION_NUMBER"):
+            await admin.cluster()
+        (theirs,) = opened
+        while await theirs.receive_some():  # its hello; a connection left open would never end
+            pass

@@ -152,7 +152,7 @@ async def test_selected_queue_is_tried_once(two_brokers: Cluster, autojump_clock
         wanted = MessageQueue("T", "broker-b", 2)
         assert (await producer.send(Message("T", b"x"), queue=wanted)).queue == wanted
         two_brokers.brokers[1].overrides[SEND] = lambda command: None
-        with pytest.raises(SendFailed, match="1 attempts"):
+        with pytest.raises(SendFailed, match="after 1 attempt:"):
             await producer.send(Message("T", b"x"), queue=wanted)
 
 
@@ -354,3 +354,33 @@ async def test_lost_connection_is_named(cluster: Cluster, autojump_clock: MockCl
         with pytest.raises(SendFailed) as caught:
             await producer.send(Message("T", b"x"))
     assert type(caught.value.attempts[0].error) is ConnectionLost
+
+
+async def test_refusal_is_not_asked_for_again(cluster: Cluster, autojump_clock: MockClock) -> None:
+    cluster.broker.overrides[SEND] = lambda command: Reply(ResponseCode.NO_PERMISSION, remark="not by you")
+    async with Producer(cluster.settings(), "P") as producer:
+        with pytest.raises(SendFailed, match=r"after 1 attempt: broker-a: .*NO_PERMISSION\): not by you$"):
+            await producer.send(Message("T", b"x"))
+    assert len(cluster.broker.asked(SEND)) == 1
+
+
+async def test_what_one_broker_refuses_another_may_take(two_brokers: Cluster, autojump_clock: MockClock) -> None:
+    for broker in two_brokers.brokers:
+        broker.overrides[SEND] = lambda command: Reply(ResponseCode.NO_PERMISSION, remark="not by you")
+    async with Producer(two_brokers.settings(), "P") as producer:
+        with pytest.raises(
+            SendFailed, match=r"after 2 attempts: .*broker-[ab]: .*not by you; broker-[ab]: .*not by you"
+        ):
+            await producer.send(Message("T", b"x"))
+        assert [len(broker.asked(SEND)) for broker in two_brokers.brokers] == [1, 1]
+        del two_brokers.brokers[1].overrides[SEND]
+        assert (await producer.send(Message("T", b"x"))).queue.broker_name == "broker-b"
+
+
+async def test_reason_of_several_attempts_is_said_once(cluster: Cluster, autojump_clock: MockClock) -> None:
+    cluster.broker.overrides[SEND] = lambda command: Reply(ResponseCode.SYSTEM_BUSY, remark="full")
+    async with Producer(cluster.settings(), "P") as producer:
+        with pytest.raises(SendFailed, match="after 3 attempts: broker-a: ") as caught:
+            await producer.send(Message("T", b"x"))
+    assert str(caught.value).count("full") == 1
+    assert len(caught.value.attempts) == 3

@@ -1,9 +1,10 @@
 """What can go wrong between a client and its brokers, each with what a caller needs to react."""
 
+from collections.abc import Iterator, Sequence
 from typing import final
 
 from martlet.errors import MartletError
-from martlet_remoting.codes import RESPONSE_NAMES
+from martlet_remoting.codes import REQUEST_NAMES, RESPONSE_NAMES
 from martlet_remoting.packets import MessageQueue
 
 __all__ = [
@@ -58,7 +59,8 @@ class RequestTimeout(ClientError):
     """No answer came in time; the request may have been carried out."""
 
     def __init__(self, address: str, code: int, seconds: float) -> None:
-        super().__init__(f"{address} did not answer request {code} within {seconds:g} s")
+        name = REQUEST_NAMES.get(code, "unknown")
+        super().__init__(f"{address} did not answer request {code} ({name}) within {seconds:.3g} s")
         self.address = address
 
 
@@ -110,7 +112,17 @@ class SendFailed(ClientError):
     """A send failed for good: every one of its *attempts*, the last one being the cause."""
 
     def __init__(self, topic: str, attempts: tuple[Attempt, ...]) -> None:
-        tried = "; ".join(map(repr, attempts)) or "the time was up before the first"
-        super().__init__(f"message for topic {topic!r} was not sent after {len(attempts)} attempts: {tried}")
+        tried = "; ".join(_summaries(attempts)) or "the time was up before the first"
+        number = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
+        super().__init__(f"message for topic {topic!r} was not sent after {number}: {tried}")
         self.topic = topic
         self.attempts = attempts
+
+
+def _summaries(attempts: Sequence[Attempt]) -> Iterator[str]:
+    """What the attempts failed of: each reason once, with the brokers that gave it."""
+    brokers: dict[str, list[str]] = {}
+    for attempt in attempts:
+        brokers.setdefault(str(attempt.error), []).append(attempt.queue.broker_name)
+    for text, names in brokers.items():
+        yield f"{', '.join(dict.fromkeys(names))}: {text}"

@@ -6,6 +6,7 @@ and go to `Handle`, each in its own task.
 """
 
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, TypeAlias, final
@@ -30,6 +31,7 @@ OUTGOING_BYTES_MAX: Final = 16 * 1024 * 1024
 HEADER_BYTES_MAX: Final = 8 * 1024 * 1024
 # A broker asks a client little; more than this at once is a defect of the broker.
 REQUESTS_MAX: Final = 64
+SHOWN_BYTES: Final = 16  # of what is not our protocol
 
 
 @final
@@ -73,6 +75,7 @@ class Link:
         self._drained = trio.Event()
         self._drained.set()
         self._requests = 0
+        self._answered = False
         self._why = "was closed"
         self._scope = trio.CancelScope()
 
@@ -164,23 +167,34 @@ class Link:
 
     async def _read(self, nursery: trio.Nursery) -> None:
         frames = FrameBuffer(header_bytes_max=HEADER_BYTES_MAX)
+        first = b""
         while not self.closed:
             try:
                 data = await self._stream.receive_some(READ_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self._why = "broke while reading"
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self._why = self._why_ended(f"broke while reading{_tls_reason(error)}")
                 return
             if not data:
-                self._why = "was closed by the peer"
+                self._why = self._why_ended("was closed by the peer")
                 return
+            first = first or bytes(data[:SHOWN_BYTES])
             frames.receive_data(bytes(data))
             try:
                 for command in frames.commands():
+                    self._answered = True
                     self._take(command, nursery)
             except RemoteProtocolError as error:
                 self._why = f"was given up: {error}"
+                if not self._answered:
+                    self._why = f"is given up: the port speaks another protocol, its first bytes are {first!r}"
                 log.warning("connection to %s %s", self.address, self._why)
                 return
+
+    def _why_ended(self, how: str) -> str:
+        if self._answered:
+            return how
+        hint = "" if isinstance(self._stream, trio.SSLStream) else "; it may require TLS, or speak another protocol"
+        return f"{how} without an answer{hint}"
 
     def _take(self, command: Command, nursery: trio.Nursery) -> None:
         if not command.is_response:
@@ -207,3 +221,9 @@ class Link:
         reply = Command(answer.code, {}, answer.body, command.opaque, FLAG_RESPONSE, answer.remark)
         with suppress(ConnectionLost):
             await self._post(reply)
+
+
+def _tls_reason(error: Exception) -> str:
+    """Return what TLS says, for example that a certificate is required; trio hides it in the cause."""
+    cause = error.__cause__
+    return f" ({cause.reason or cause})" if isinstance(cause, ssl.SSLError) else ""

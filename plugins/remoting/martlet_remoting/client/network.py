@@ -6,6 +6,7 @@ and the group still learns of the departure when a program is interrupted.
 """
 
 import logging
+import os
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -43,7 +44,8 @@ Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
 # The topic whose route tells where a topic that does not exist yet may be created.
 TEMPLATE_TOPIC: Final = "TBW102"
-NO_ADDRESS: Final = "is no address; host:port would be right"
+ADDRESS_EXAMPLE: Final = "write HOST:PORT, for example 127.0.0.1:9876"
+PORT_MAX: Final = 65535
 
 
 async def connect_tcp(host: str, port: int) -> trio.abc.Stream:
@@ -59,7 +61,7 @@ class Settings:
     Args:
       name_server: ``host:port``, several separated by ``;``.
       client_id: how brokers list this client; must be unique in a group, made up when empty.
-      tls: wraps every connection when given.
+      tls: encrypts every connection, to name servers and to brokers.
       connect: how to open a connection; tests give one in memory.
     """
 
@@ -83,7 +85,7 @@ class Settings:
         """Return the addresses in ``name_server``; raises ValueError when there is none."""
         found = [address.strip() for address in self.name_server.replace(",", ";").split(";") if address.strip()]
         if not found:
-            raise ValueError(f"name_server {self.name_server!r} {NO_ADDRESS}")
+            raise ValueError(f"name server {self.name_server!r} is empty; {ADDRESS_EXAMPLE}")
         for address in found:
             split_address(address)
         return found
@@ -92,9 +94,42 @@ class Settings:
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of ``host:port`` or ``[v6]:port``; raises ValueError otherwise."""
     host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdecimal():
-        raise ValueError(f"address {address!r} {NO_ADDRESS}")
+    if not separator or not host or "/" in host or not (port.isascii() and port.isdecimal()):
+        raise ValueError(f"address {address!r} is not a host and a port; {ADDRESS_EXAMPLE}")
+    if not 0 < int(port) <= PORT_MAX:
+        raise ValueError(f"address {address!r} has a port that cannot be; use 1 to {PORT_MAX}")
     return host.strip("[]"), int(port)
+
+
+async def _shaken(stream: "trio.SSLStream[trio.abc.Stream]") -> trio.abc.Stream:
+    """Return *stream* after its handshake; it is closed if that fails."""
+    try:
+        await stream.do_handshake()
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(stream)
+        raise
+    return stream
+
+
+def _why_not_opened(error: Exception) -> str:
+    """Say why a connection cannot be opened; trio hides what TLS says in the cause."""
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+        return f"TLS failed: {cause.reason or cause}"
+    if isinstance(error, trio.BrokenResourceError):
+        return "the peer ended the TLS handshake; it may not speak TLS, or refuse the client's certificate"
+    if isinstance(cause, BaseExceptionGroup):  # one error for each address of the host
+        return "; ".join(dict.fromkeys(_text(each) for each in cause.exceptions))
+    return _text(error) or "no answer in time"
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 @final
@@ -234,10 +269,9 @@ class Network:
             with trio.fail_after(self.settings.connect_timeout_s):
                 stream = await self.settings.connect(host, port)
                 if self.settings.tls is not None:
-                    stream = trio.SSLStream(stream, self.settings.tls, server_hostname=host)
-                    await stream.do_handshake()
+                    stream = await _shaken(trio.SSLStream(stream, self.settings.tls, server_hostname=host))
         except (OSError, ValueError, trio.TooSlowError, trio.BrokenResourceError) as error:
-            raise ConnectionLost(address, f"cannot be opened: {str(error) or 'no answer in time'}") from error
+            raise ConnectionLost(address, f"cannot be opened: {_why_not_opened(error)}") from error
         link = Link(stream, address, self._handle)
         self._nursery.start_soon(link.run)
         return link

@@ -40,6 +40,15 @@ RETRIED_CODES: Final = frozenset(
         ResponseCode.GO_AWAY,
     )
 )
+# Of these, what says no and not "not now": the same broker would say it again, another may not.
+REFUSALS: Final = frozenset(
+    (
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    )
+)
 _STORED: Final = {status.value: status for status in SendStatus}
 # How long a broker that failed once, twice, ... in a row is passed over, in seconds; one success forgives all.
 _AVOIDED_S: Final = (0.5, 2.0, 5.0, 10.0, 30.0)
@@ -160,6 +169,9 @@ class Sending:
             except ClientError as error:
                 last = error
                 break
+            queues = _not_refused(queues, attempts)
+            if not queues:
+                break
         raise SendFailed(header.topic, tuple(attempts)) from last
 
     async def _next_queue(
@@ -190,6 +202,16 @@ class Sending:
             raise BrokerError(answer.code, answer.remark or "", address)
         self.faults.succeeded(queue.broker_name)
         return Sent(answer, status, queue)
+
+
+def _not_refused(queues: Sequence[MessageQueue], attempts: Sequence[Attempt]) -> list[MessageQueue]:
+    """Return *queues* without those of brokers that said no: they would say it again."""
+    refused = {
+        attempt.queue.broker_name
+        for attempt in attempts
+        if isinstance(attempt.error, BrokerError) and attempt.error.code in REFUSALS
+    }
+    return [queue for queue in queues if queue.broker_name not in refused]
 
 
 def _is_retried(error: ClientError) -> bool:
