@@ -5,11 +5,34 @@ from hypothesis import HealthCheck, settings
 
 from martlet.store.files import RealDisk
 
+from . import time_limits
+
 # A test says the same of the same code wherever it runs: its examples are drawn alike, and no time limit is set, for a
 # busy machine keeps none. With ``--hypothesis-profile explore`` others are drawn each time.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("steady", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("steady")
+
+
+# The files that take longest, in seconds. Started first, they leave no worker alone with one of them at the end.
+SLOWEST = {
+    "test_store_compatibility.py": 260,
+    "test_mixed_cluster.py": 110,
+    "test_consume.py": 80,
+    "test_admin.py": 80,
+    "test_sim.py": 35,
+    "test_install.py": 30,
+    "test_crash.py": 25,
+    "test_kill.py": 25,
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: -SLOWEST.get(item.path.name, 0))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(time_limits)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

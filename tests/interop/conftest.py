@@ -13,12 +13,14 @@ from .java import Java, Jvm
 from .martlet_process import Martlet
 
 HERE = Path(__file__).parent
+TIMEOUT_S = 900.0  # the slowest takes 65 s; one that waits in vain says for what after 180 to 300 s
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.interop)
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,7 +1,7 @@
 // A program over RocketMQ's Go client.
 //
 //	client produce NAME_SERVER TOPIC COUNT               sends in every way the client has, a JSON line a result,
-//	                                                     and one {"event": "again"} for each send that was repeated
+//	                                                     and one with "event": "again" for each send that it repeats
 //	client consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION concurrent|orderly|broadcasting FAILURES
 //	                                                     a JSON line a delivery, ends after COUNT accepted messages
 package main
@@ -46,20 +46,20 @@ func message(topic, how string, number int) *primitive.Message {
 	return made
 }
 
-func result(how string, sent *primitive.SendResult) {
+func result(how string, number int, sent *primitive.SendResult) {
 	say(map[string]interface{}{
-		"how": how, "status": int(sent.Status), "msg_id": sent.MsgID, "offset_msg_id": sent.OffsetMsgID,
+		"how": how, "number": number, "status": int(sent.Status), "msg_id": sent.MsgID, "offset_msg_id": sent.OffsetMsgID,
 		"queue": sent.MessageQueue.QueueId, "offset": sent.QueueOffset,
 	})
 }
 
-// again repeats a send that failed, and says so: a broker may have stored it all the same. The client waits 3 s for an answer,
-// which cannot be set and is over when a busy machine stands still for a moment.
-func again(how string, send func() error) {
+// again repeats a send that failed and reports each repetition, since the broker may have stored the message anyway.
+// The client waits 3 s for an answer; that cannot be set, and a busy machine can exceed it.
+func again(how string, number int, send func() error) {
 	err := send()
 	for tries := 1; err != nil && tries < 10; tries++ {
 		fmt.Fprintln(os.Stderr, err)
-		say(map[string]interface{}{"event": "again", "how": how})
+		say(map[string]interface{}{"event": "again", "how": how, "number": number})
 		err = send()
 	}
 	check(err)
@@ -74,21 +74,21 @@ func produce(nameServer, topic string, count int) {
 	check(err)
 	check(client.Start())
 	background := context.Background()
-	sendSync := func(how string, messages ...*primitive.Message) {
-		again(how, func() error {
+	sendSync := func(how string, number int, messages ...*primitive.Message) {
+		again(how, number, func() error {
 			sent, err := client.SendSync(background, messages...)
 			if err == nil {
-				result(how, sent)
+				result(how, number, sent)
 			}
 			return err
 		})
 	}
-	sendAsync := func(made *primitive.Message) {
-		again("async", func() error {
+	sendAsync := func(number int, made *primitive.Message) {
+		again("async", number, func() error {
 			done := make(chan error, 1)
 			err := client.SendAsync(background, func(_ context.Context, sent *primitive.SendResult, err error) {
 				if err == nil {
-					result("async", sent)
+					result("async", number, sent)
 				}
 				done <- err
 			}, made)
@@ -99,25 +99,25 @@ func produce(nameServer, topic string, count int) {
 		})
 	}
 	for number := 0; number < count; number++ {
-		sendSync("sync", message(topic, "sync", number))
+		sendSync("sync", number, message(topic, "sync", number))
 		check(client.SendOneWay(background, message(topic, "oneway", number)))
 		say(map[string]interface{}{"how": "oneway"})
 	}
 	var pending sync.WaitGroup
 	for number := 0; number < count; number++ {
 		pending.Add(1)
-		go func(made *primitive.Message) {
+		go func(number int) {
 			defer pending.Done()
-			sendAsync(made)
-		}(message(topic, "async", number))
+			sendAsync(number, message(topic, "async", number))
+		}(number)
 	}
 	pending.Wait()
 	var batch []*primitive.Message
 	for number := 0; number < count; number++ {
 		batch = append(batch, message(topic, "batch", number))
 	}
-	sendSync("batch", batch...)
-	sendSync("large", primitive.NewMessage(topic, []byte(strings.Repeat("large ", 100000))))
+	sendSync("batch", 0, batch...)
+	sendSync("large", 0, primitive.NewMessage(topic, []byte(strings.Repeat("large ", 100000))))
 	check(client.Shutdown())
 }
 
