@@ -82,11 +82,16 @@ async def test_new_group_may_start_at_a_time(cluster: Cluster, autojump_clock: M
     cluster.broker.put("T", 0, b"old")
     cluster.broker.put("T", 0, b"new")
     cluster.broker.overrides[RequestCode.SEARCH_OFFSET_BY_TIMESTAMP] = lambda command: Reply(
-        0, {"offset": 1 if command.integer("timestamp") == 77 and command.integer("queueId") == 0 else 0}
+        0, {"offset": 1 if command.integer("timestamp") == 1_700_000_000_077 and command.integer("queueId") == 0 else 0}
     )
     listener = Listener()
     async with PushConsumer(
-        cluster.settings(), GROUP, listener, {"T": "*"}, consume_from=ConsumeFrom.TIMESTAMP, consume_from_ms=77
+        cluster.settings(),
+        GROUP,
+        listener,
+        {"T": "*"},
+        consume_from=ConsumeFrom.TIMESTAMP,
+        consume_from_ms=1_700_000_000_077,
     ):
         await listener.wait_count(1)
         await trio.sleep(1)

@@ -1,10 +1,13 @@
 """Plain code and asyncio get the same results, errors and messages as trio does."""
 
 import asyncio
+import inspect
 import threading
+from typing import Any
 
 import pytest
 
+from martlet_remoting import client
 from martlet_remoting.client import (
     ClientClosed,
     ConsumeFrom,
@@ -188,3 +191,22 @@ def test_asyncio_error_of_the_body_comes_out_as_it_is() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         asyncio.run(main())
+
+
+# The same methods
+
+
+@pytest.mark.parametrize("facade", [aio, blocking], ids=["asyncio", "blocking"])
+@pytest.mark.parametrize("name", ["Admin", "Producer", "PullConsumer", "PushConsumer"])
+def test_a_facade_has_every_method_with_the_same_arguments(facade: Any, name: str) -> None:
+    # What the requests of brokers call is nothing for users.
+    internal = {"rebalance", "rebalance_soon", "reset_offsets", "is_clustering"} if name == "PushConsumer" else set()
+    original, twin = getattr(client, name), getattr(facade, name)
+    public = [member for member in vars(original) if not member.startswith("_") and member not in internal]
+    assert [member for member in public if not hasattr(twin, member)] == []
+    for member in public:
+        function = getattr(original, member)
+        if inspect.isfunction(function):
+            wanted = [str(p.replace(annotation=p.empty)) for p in inspect.signature(function).parameters.values()]
+            found = inspect.signature(getattr(twin, member)).parameters.values()
+            assert [str(p.replace(annotation=p.empty)) for p in found] == wanted, member

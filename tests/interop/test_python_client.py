@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -27,9 +28,11 @@ from martlet_remoting.client import (
     Settings,
     select_by_hash,
 )
+from martlet_remoting.codes import RequestCode
 
-from .conftest import Target
+from .conftest import RocketMQ, Target
 from .java import Java
+from .martlet_process import Martlet
 
 Name = Callable[[str], str]
 
@@ -142,6 +145,93 @@ async def test_java_and_python_members_share_a_group(target: Target, newest: Jav
         await wait_for(lambda: sum(queue.topic == topic for queue in python.assigned) == 4)
         await fill(target, topic, 4)
         await wait_for(lambda: sum(message.queue_offset == 10 for message in mine.messages) == 4)
+
+
+async def test_a_new_group_gets_all_of_a_topic_that_is_created_later(target: Target, name: Name) -> None:
+    topic, group = name("later"), name("later")
+    listener = Listener()
+    async with PushConsumer(patient(target), group, listener, {topic: "*"}, consume_from=ConsumeFrom.LAST):
+        await fill(target, topic, 10)
+        await listener.wait_count(10)
+    assert sorted(listener.bodies) == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("start", ConsumeFrom)
+async def test_a_new_group_gets_all_of_a_young_topic_wherever_it_starts(
+    target: Target, name: Name, start: ConsumeFrom
+) -> None:
+    """The broker has offset 0 in memory, and says that the group is there."""
+    topic, group = name("young"), name("young")
+    await fill(target, topic, 10)
+    in_an_hour_ms = int((time.time() + 3600) * 1000) if start is ConsumeFrom.TIMESTAMP else 0
+    listener = Listener()
+    async with PushConsumer(
+        patient(target), group, listener, {topic: "*"}, consume_from=start, consume_from_ms=in_an_hour_ms
+    ):
+        await listener.wait_count(10)
+    assert sorted(listener.bodies) == [b"%d" % number for number in range(10)]
+
+
+async def test_a_reset_lets_a_new_group_skip_what_a_young_topic_holds(target: Target, name: Name) -> None:
+    topic, group = name("skip"), name("skip")
+    await fill(target, topic, 10, queues=2)
+    async with Admin(patient(target)) as admin:
+        await admin.create_group(group)
+        assert sorted((await admin.reset_offsets(group, topic)).values()) == [5, 5]
+    listener = Listener()
+    async with PushConsumer(patient(target), group, listener, {topic: "*"}):
+        await fill(target, topic, 4, queues=2)
+        await listener.wait_count(4)
+    assert {message.queue_offset for message in listener.messages} == {5, 6}
+
+
+@pytest.fixture
+def forgetful(target_kind: str, tmp_path: Path) -> Iterator[Target]:
+    """A broker of its own with a log of small files, which it may delete at once."""
+    broker: RocketMQ | Martlet
+    if target_kind == "rocketmq":
+        broker = RocketMQ(tmp_path, {"mappedFileSizeCommitLog": str(1 << 20), "fileReservedTime": "0"})
+    else:
+        ratios = {"disk_used_ratio_max": "0.0001", "disk_clean_ratio": "0.0001"}
+        settings = {"segment_bytes": str(1 << 20), "retention_interval_ms": "100", **ratios}
+        broker = Martlet(tmp_path, {f"store.{key}": value for key, value in settings.items()})
+    yield broker
+    broker.close()
+
+
+async def test_last_skips_what_a_queue_holds_that_has_lost_its_first_message(forgetful: Target, name: Name) -> None:
+    topic = name("old")
+    async with (
+        Admin(patient(forgetful)) as admin,
+        Producer(patient(forgetful), "fill", send_timeout_s=PATIENCE_S, compress_over_bytes=1 << 20) as producer,
+        PullConsumer(patient(forgetful), name("last")) as offsets,
+    ):
+        await admin.create_topic(topic, queues=1)
+        for _ in range(20):
+            await producer.send(Message(topic, bytes(200_000)))
+        (queue,) = await offsets.queues(topic)
+        (address,) = (await admin.cluster()).masters().values()
+
+        async def forgotten() -> bool:
+            await admin.network.ask(address, RequestCode.DELETE_EXPIRED_COMMITLOG, {})
+            return await offsets.min_offset(queue) > 0
+
+        await wait_until(forgotten)
+        first, last = Listener(), Listener()
+
+        async def begun() -> bool:
+            return await offsets.committed(queue) == 20
+
+        async with (
+            PushConsumer(patient(forgetful), name("first"), first, {topic: "*"}, consume_from=ConsumeFrom.FIRST),
+            PushConsumer(patient(forgetful), name("last"), last, {topic: "*"}, consume_from=ConsumeFrom.LAST),
+        ):
+            await wait_until(begun)
+            await producer.send(Message(topic, b"new"))
+            await last.wait_count(1)
+            await wait_for(lambda: b"new" in first.bodies)
+    assert last.bodies == [b"new"]
+    assert 1 < len(first.messages) < 21
 
 
 async def test_group_goes_on_where_it_left(target: Target, name: Name) -> None:

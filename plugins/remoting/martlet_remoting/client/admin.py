@@ -10,10 +10,12 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
 
 from . import bodies
+from .arguments import I32_MAX, check_integer, check_queue, check_text_mapping, check_time_ms, check_type
 from .errors import BadAnswer, BrokerError, ClientError, MessageNotFound, RouteNotFound
 from .messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, check_group, check_topic, parse_message_id
-from .network import TEMPLATE_TOPIC, Client, Settings
+from .network import TEMPLATE_TOPIC, Client, Settings, split_address
 from .offsets import BrokerOffsets, max_offset, search_offset
+from .producer import QUEUES_MAX
 from .pulling import decode_messages
 from .routes import MASTER_ID, Route
 
@@ -27,13 +29,17 @@ KEY_RESULTS_MAX: Final = 64
 @final
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The brokers that name servers know: names by cluster, and addresses by name and broker id."""
+    """The brokers that the name server knows.
+
+    ``clusters`` has the broker names of each cluster, ``brokers`` the addresses of each broker name by broker id;
+    id 0 is the master.
+    """
 
     clusters: Mapping[str, tuple[str, ...]]
     brokers: Mapping[str, Mapping[int, str]]
 
     def masters(self, cluster: str | None = None) -> dict[str, str]:
-        """Return the master addresses by broker name, of one cluster or of all."""
+        """Return the master's address for each broker name of *cluster*, or of all clusters."""
         names = self.brokers.keys() if cluster is None else self.clusters.get(cluster, ())
         found = {name: self.brokers.get(name, {}).get(MASTER_ID) for name in sorted(names)}
         return {name: address for name, address in found.items() if address is not None}
@@ -42,7 +48,10 @@ class Cluster:
 @final
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """What a queue holds: from ``min_offset`` to before ``max_offset``; 0 is never updated."""
+    """What a queue holds: offsets from ``min_offset`` to below ``max_offset``.
+
+    ``last_update_ms`` is when its newest message was stored, 0 for never.
+    """
 
     queue: MessageQueue
     min_offset: int
@@ -53,7 +62,11 @@ class QueueStats:
 @final
 @dataclass(frozen=True, slots=True)
 class QueueLag:
-    """How far a group is in a queue; ``last_consumed_ms`` is the store time of what it consumed last."""
+    """How far a group is behind in a queue.
+
+    ``broker_offset`` is the end of the queue, ``consumer_offset`` the group's committed offset, and
+    ``last_consumed_ms`` the time at which the message it consumed last was stored.
+    """
 
     queue: MessageQueue
     broker_offset: int
@@ -62,7 +75,7 @@ class QueueLag:
 
     @property
     def lag(self) -> int:
-        """How many messages are still to be consumed."""
+        """How many messages the group has still to consume."""
         return self.broker_offset - self.consumer_offset
 
 
@@ -79,10 +92,18 @@ class Member:
 
 @final
 class Admin(Client):
-    """Asks and changes what the brokers of all clusters hold.
+    """Inspects and changes topics, groups, offsets and brokers, and finds messages.
 
-    async with Admin("127.0.0.1:9876") as admin:
-        await admin.create_topic("Greetings", queues=8)
+    Example:
+        async with Admin("127.0.0.1:9876") as admin:
+            await admin.create_topic("Greetings", queues=8)
+
+    Every method raises `BrokerError` when a broker refuses, `NameServerUnreachable`, `ConnectionLost` or
+    `RequestTimeout` when one cannot be reached, `TypeError`, `ValueError` or `MessageRefused` for a wrong argument,
+    and `RouteNotFound` for a topic that does not exist.
+
+    Args:
+      name_server: ``host:port``, several separated by ``;``, or `Settings`.
     """
 
     def __init__(self, name_server: str | Settings) -> None:
@@ -109,17 +130,21 @@ class Admin(Client):
         return Cluster(names, brokers)
 
     async def broker_config(self, address: str) -> dict[str, str]:
-        """Return every setting of the broker at *address*."""
+        """Return every setting of the broker at *address*, which is ``host:port``."""
+        _check_address(address)
         answer = await self.network.ask(address, RequestCode.GET_BROKER_CONFIG, {})
         return decode_settings(answer.body)
 
     async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
-        """Change settings of the broker at *address*; what it does not know it ignores."""
+        """Change settings of the broker at *address*; a broker ignores settings that it does not know."""
+        _check_address(address)
+        _check_settings(settings)
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         await self.network.ask(address, RequestCode.UPDATE_BROKER_CONFIG, {}, text.encode())
 
     async def broker_runtime(self, address: str) -> dict[str, str]:
-        """Return the counters of the broker at *address*."""
+        """Return the counters of the broker at *address*, by name."""
+        _check_address(address)
         answer = await self.network.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
         table = bodies.mapping(bodies.load_object(answer.body), "table")
         return {str(name): str(value) for name, value in table.items()}
@@ -127,12 +152,13 @@ class Admin(Client):
     # Topics
 
     async def topics(self) -> list[str]:
-        """Return the names of all topics, those of the system among them."""
+        """Return the names of all topics, including system topics."""
         answer = await self.network.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})
         return sorted(bodies.texts(bodies.load_object(answer.body), "topicList"))
 
     async def topic_route(self, topic: str) -> Route:
-        """Return the brokers and queues of *topic*; raises RouteNotFound when there is none."""
+        """Return the brokers and queues of *topic*."""
+        check_topic(topic)
         return await self.network.fetch_route(topic)
 
     async def create_topic(
@@ -144,8 +170,16 @@ class Admin(Client):
         cluster: str | None = None,
         attributes: str = "",
     ) -> list[str]:
-        """Create or change *topic* on every broker, or on those of one cluster; return the brokers' names."""
+        """Create or change *topic* on every broker, or on those of *cluster*; return the brokers' names.
+
+        *perm* is 4 (read), 2 (write) or 6 (both). *attributes* are RocketMQ's, such as ``+message.type=DELAY``,
+        separated by commas.
+        """
         check_topic(topic)
+        check_integer("queues", queues, 1, QUEUES_MAX)
+        check_integer("perm", perm, 0, 7)
+        _check_cluster(cluster)
+        check_type("attributes", attributes, str, "for example '+message.type=DELAY'")
         ext = {
             "topic": topic,
             "defaultTopic": TEMPLATE_TOPIC,
@@ -163,7 +197,8 @@ class Admin(Client):
         return list(masters)
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete *topic* from every broker and name server; its messages go with the log's retention."""
+        """Delete *topic* on every broker and name server; retention removes its messages from the log."""
+        check_topic(topic)
         ext = {"topic": topic}
         for address in (await self._masters()).values():
             await self.network.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, ext, b"", DELETE_TIMEOUT_S)
@@ -172,7 +207,8 @@ class Admin(Client):
         self.network.routes.pop(topic, None)
 
     async def topic_stats(self, topic: str) -> list[QueueStats]:
-        """Return what each queue of *topic* holds, in order."""
+        """Return what each queue of *topic* holds, sorted by queue."""
+        check_topic(topic)
         found: list[QueueStats] = []
         for address in await self._topic_masters(topic):
             answer = await self.network.ask(address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
@@ -190,7 +226,7 @@ class Admin(Client):
     # Groups
 
     async def groups(self) -> list[str]:
-        """Return the names of all consumer groups that brokers have a configuration of."""
+        """Return the names of all consumer groups that a broker has a configuration for."""
         found: set[str] = set()
         for address in (await self._masters()).values():
             answer = await self.network.ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
@@ -201,8 +237,15 @@ class Admin(Client):
     async def create_group(
         self, group: str, *, consume_enable: bool = True, retry_max_times: int = 16, cluster: str | None = None
     ) -> None:
-        """Create or change *group* on every broker, or on those of one cluster."""
+        """Create or change *group* on every broker, or on those of *cluster*.
+
+        Without *consume_enable* brokers refuse its pulls. A message that failed *retry_max_times* times is
+        a dead letter.
+        """
         check_group(group)
+        check_type("consume_enable", consume_enable, bool)
+        check_integer("retry_max_times", retry_max_times, -1, I32_MAX)
+        _check_cluster(cluster)
         fields: dict[str, object] = {
             "brokerId": MASTER_ID,
             "consumeBroadcastEnable": True,
@@ -219,13 +262,16 @@ class Admin(Client):
             await self.network.ask(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
 
     async def delete_group(self, group: str, *, offsets_too: bool = False) -> None:
-        """Delete *group* from every broker, with its committed offsets if wanted."""
+        """Delete *group* on every broker; with *offsets_too* also the offsets that it committed."""
+        check_group(group)
+        check_type("offsets_too", offsets_too, bool)
         ext = {"groupName": group, "cleanOffset": offsets_too}
         for address in (await self._masters()).values():
             await self.network.ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
 
     async def group_members(self, group: str) -> list[Member]:
-        """Return the connected members of *group*; empty when it is offline."""
+        """Return the connected members of *group*; empty when none is."""
+        check_group(group)
         found: set[Member] = set()
         for address in (await self._masters()).values():
             try:
@@ -240,7 +286,10 @@ class Admin(Client):
         return sorted(found, key=lambda member: member.client_id)
 
     async def group_lag(self, group: str, topic: str = "") -> list[QueueLag]:
-        """Return how far *group* is in each queue that it has an offset of, in order."""
+        """Return how far *group* is behind in each queue, of *topic* or of every topic it consumes, sorted by queue."""
+        check_group(group)
+        if topic:
+            check_topic(topic)
         found: list[QueueLag] = []
         ext = {"consumerGroup": group, **({"topic": topic} if topic else {})}
         addresses = await self._topic_masters(topic) if topic else list((await self._masters()).values())
@@ -258,10 +307,13 @@ class Admin(Client):
         return sorted(found, key=lambda lag: lag.queue)
 
     async def reset_offsets(self, group: str, topic: str, timestamp_ms: int = -1) -> dict[MessageQueue, int]:
-        """Let *group* go on at what was stored at *timestamp_ms* or later, -1 for the end; return the new offsets.
+        """Let *group* continue with messages stored at *timestamp_ms* or later; return the new offsets.
 
-        Connected members follow within seconds.
+        -1 means the end: everything stored so far is skipped. Connected members follow within seconds.
         """
+        check_group(group)
+        check_topic(topic)
+        check_time_ms("timestamp_ms", timestamp_ms, -1)
         ext = {"topic": topic, "group": group, "timestamp": timestamp_ms, "isForce": True}
         try:
             return await self._reset(await self._topic_masters(topic), ext)
@@ -283,7 +335,10 @@ class Admin(Client):
         return found
 
     async def reset_queue_offset(self, group: str, queue: MessageQueue, offset: int) -> dict[MessageQueue, int]:
-        """Let *group* go on at *offset* of one queue."""
+        """Let *group* continue at *offset* of *queue*; return the new offset of each queue that changed."""
+        check_group(group)
+        check_queue(queue)
+        check_integer("offset", offset)
         ext = {
             "topic": queue.topic,
             "group": group,
@@ -304,18 +359,22 @@ class Admin(Client):
         return dict(sorted(found.items()))
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the first offset stored at *timestamp_ms* or later; the maximum if there is none."""
+        """Return the offset of the first message stored at *timestamp_ms* or later, the end if there is none."""
+        check_queue(queue)
+        check_time_ms("timestamp_ms", timestamp_ms)
         return await search_offset(self.network, queue, timestamp_ms)
 
     # Messages
 
     async def message(self, message_id: str, topic: str = "") -> ReceivedMessage:
-        """Return the message with an offset message id or, given its *topic*, with a unique key.
+        """Return the message with this id: an offset message id or, with its *topic*, also a unique key.
 
         Raises:
           MessageNotFound: no broker has it.
         """
+        check_type("message_id", message_id, str)
         if topic:
+            check_topic(topic)
             found = await self.messages_by_unique_key(topic, message_id)
             if found:
                 return found[0]
@@ -334,12 +393,22 @@ class Admin(Client):
     async def messages_by_key(
         self, topic: str, key: str, *, begin_ms: int = 0, end_ms: int = 2**63 - 1, messages_max: int = KEY_RESULTS_MAX
     ) -> list[ReceivedMessage]:
-        """Return the messages of *topic* that have *key*, the oldest first."""
+        """Return up to *messages_max* messages of *topic* that have *key*, the oldest first.
+
+        Only those stored from *begin_ms* to *end_ms* are looked at.
+        """
+        check_topic(topic)
+        check_type("key", key, str, "for example str(key)")
+        check_integer("begin_ms", begin_ms)
+        check_integer("end_ms", end_ms)
+        check_integer("messages_max", messages_max, 1, I32_MAX)
         found = await self._query(topic, key, begin_ms, end_ms, messages_max, unique=False)
         return [message for message in found if key in message.keys][:messages_max]
 
     async def messages_by_unique_key(self, topic: str, key: str) -> list[ReceivedMessage]:
-        """Return the messages of *topic* with this unique key: one, or more if a send was repeated."""
+        """Return the messages of *topic* with this unique key: one, or more if a send was retried."""
+        check_topic(topic)
+        check_type("key", key, str)
         found = await self._query(topic, key, 0, 2**63 - 1, KEY_RESULTS_MAX, unique=True)
         return [message for message in found if message.message_id == key]
 
@@ -382,6 +451,23 @@ class Admin(Client):
     async def _broker_name(self, address: str) -> str:
         brokers = (await self.cluster()).brokers
         return next((name for name, addresses in brokers.items() if address in addresses.values()), "")
+
+
+def _check_address(address: object) -> None:
+    check_type("address", address, str, "for example '127.0.0.1:10911'")
+    split_address(str(address))
+
+
+def _check_cluster(cluster: object) -> None:
+    if cluster is not None:
+        check_type("cluster", cluster, str)
+
+
+def _check_settings(settings: Mapping[str, str]) -> None:
+    check_text_mapping("settings", settings)
+    for name, value in settings.items():
+        if "\n" in f"{name}{value}" or "=" in name:
+            raise ValueError(f"setting {name!r} = {value!r} has a newline, or '=' in its name; give one line each")
 
 
 def _queue_items(body: bytes) -> list[tuple[MessageQueue, bodies.Fields]]:

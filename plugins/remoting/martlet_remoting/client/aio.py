@@ -1,4 +1,4 @@
-"""The client for asyncio: the same classes as `martlet_remoting.client`, to be awaited in an asyncio program.
+"""The client for asyncio: the classes of `martlet_remoting.client` with the same methods, to be awaited.
 
 Each object runs the trio client in a thread of its own. Cancelling a call cancels it there.
 """
@@ -18,7 +18,7 @@ from martlet_remoting.packets import MessageQueue
 from . import admin, consumer, producer, puller
 from .admin import Cluster, Member, QueueLag, QueueStats
 from .consumer import PushConsumerOptions
-from .listening import Listener, Outcome, is_coroutine_listener
+from .listening import Listener, Outcome, check_listener, is_coroutine_listener
 from .messages import Message, ReceivedMessage, SendResult
 from .network import Client, Settings
 from .portal import Portal
@@ -38,6 +38,8 @@ class _Held(Generic[C]):
     def __init__(self, client: C) -> None:
         self._client = client
         self._portal = Portal(client)
+        self._task: asyncio.Task[object] | None = None  # in the ``async with`` block
+        self._is_interrupted = False
 
     @property
     def client_id(self) -> str:
@@ -50,11 +52,23 @@ class _Held(Generic[C]):
         except asyncio.CancelledError:
             self._portal.close()
             raise
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        self._portal.when_failed(lambda: loop.call_soon_threadsafe(self._interrupt))
         return self
+
+    def _interrupt(self) -> None:
+        """Cancel the block as trio would, since the client has failed; leaving it raises why."""
+        if self._task is not None:
+            self._is_interrupted = True
+            self._task.cancel()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        task, self._task = self._task, None
+        if self._is_interrupted and task is not None:
+            task.uncancel()
         # Closing is bounded, and must be whole even when the caller is cancelled meanwhile.
         await asyncio.shield(asyncio.wrap_future(self._portal.close()))
 
@@ -82,17 +96,17 @@ class Producer(_Held[producer.Producer]):
         argument: object = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Return where *message* was stored, once the broker says that it is."""
+        """Return where *message* was stored, once the broker confirms that it is."""
         return await self._call(
             partial(self._client.send, message, queue=queue, selector=selector, argument=argument, timeout_s=timeout_s)
         )
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
-        """Send *message* without waiting; nothing tells whether it was stored."""
+        """Send *message* without waiting for an answer; you cannot know whether it was stored."""
         await self._call(partial(self._client.send_oneway, message, queue=queue))
 
     async def send_batch(self, messages: Sequence[Message], *, timeout_s: float | None = None) -> SendResult:
-        """Return where *messages* were stored: all in one queue one after the other, or none."""
+        """Return where *messages* were stored: all of them in one queue, in order, or none."""
         return await self._call(partial(self._client.send_batch, messages, timeout_s=timeout_s))
 
 
@@ -100,7 +114,8 @@ class Producer(_Held[producer.Producer]):
 class PushConsumer(_Held[consumer.PushConsumer]):
     """As `martlet_remoting.client.PushConsumer`.
 
-    A coroutine listener runs in the asyncio loop, a plain one in a thread.
+    A coroutine listener runs in the asyncio loop, a plain one in a thread. When the listener returns what it
+    must not, the task that is in the ``async with`` block is cancelled, and the block raises the TypeError.
     """
 
     def __init__(
@@ -111,6 +126,7 @@ class PushConsumer(_Held[consumer.PushConsumer]):
         subscriptions: Mapping[str, Expression],
         **options: Unpack[PushConsumerOptions],
     ) -> None:
+        check_listener(listener)
         self._listener = listener
         self._loop: asyncio.AbstractEventLoop | None = None
         bridged: Listener = self._listen if is_coroutine_listener(listener) else self._call_plain
@@ -135,19 +151,19 @@ class PushConsumer(_Held[consumer.PushConsumer]):
 
     @property
     def assigned(self) -> list[MessageQueue]:
-        """The queues this member consumes at the moment, in order."""
+        """The queues that this member consumes now, sorted."""
         return self._client.assigned
 
     def statistics(self) -> dict[str, int]:
-        """Return counts: queues, cached messages, listener calls running, succeeded and failed."""
+        """Return numbers: queues, cached messages, and listener calls running, succeeded and failed."""
         return self._client.statistics()
 
     async def subscribe(self, topic: str, expression: Expression = "*") -> None:
-        """Consume *topic* too, or by another expression from here on."""
+        """Consume *topic* too, or by another expression from now on."""
         await self._call(partial(self._client.subscribe, topic, expression))
 
     async def unsubscribe(self, topic: str) -> None:
-        """Consume *topic* no more."""
+        """Stop consuming *topic*; its offsets are committed."""
         await self._call(partial(self._client.unsubscribe, topic))
 
 
@@ -171,21 +187,23 @@ class PullConsumer(_Held[puller.PullConsumer]):
         messages_max: int = puller.PULL_MESSAGES,
         wait_s: float = 0.0,
     ) -> Pulled:
-        """Return what *queue* holds from *offset* on; go on at its ``next_offset``."""
+        """Return up to *messages_max* messages of *queue* from *offset* on, and where to go on."""
         return await self._call(
             partial(self._client.pull, queue, offset, expression=expression, messages_max=messages_max, wait_s=wait_s)
         )
 
-    async def read(
+    def read(
         self, queue: MessageQueue, start: int | None = None, *, expression: Expression = "*", follow: bool = False
     ) -> AsyncIterator[ReceivedMessage]:
-        """Yield the messages of *queue*, up to the last one there is now, or for ever with *follow*."""
-        reading = self._client.read(queue, start, expression=expression, follow=follow)
+        """Return an iterator over the messages of *queue* up to the last one now; with *follow* it never ends."""
+        return self._read(self._client.read(queue, start, expression=expression, follow=follow))
+
+    async def _read(self, reading: puller.Reading) -> AsyncIterator[ReceivedMessage]:
         while (message := await self._call(reading.next_message)) is not None:
             yield message
 
     async def poll(self, queue: MessageQueue, *, expression: Expression = "*", wait_s: float = 0.0) -> Pulled:
-        """Return what comes next at the position of *queue*, and move the position behind it."""
+        """Return what `pull` finds at the position of *queue*, and advance the position."""
         return await self._call(partial(self._client.poll, queue, expression=expression, wait_s=wait_s))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
@@ -193,27 +211,27 @@ class PullConsumer(_Held[puller.PullConsumer]):
         self._client.seek(queue, offset)
 
     async def position(self, queue: MessageQueue) -> int:
-        """Return where the next `poll` of *queue* begins."""
+        """Return the offset at which the next `poll` of *queue* begins."""
         return await self._call(partial(self._client.position, queue))
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset, None when it has none."""
+        """Return the group's committed offset in *queue*, None if there is none."""
         return await self._call(partial(self._client.committed, queue))
 
     async def commit(self, queue: MessageQueue, offset: int | None = None) -> None:
-        """Commit *offset*, the position of *queue* by default."""
+        """Commit *offset*, by default the position of *queue*, for the group."""
         await self._call(partial(self._client.commit, queue, offset))
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Return the offset of the oldest message that is left."""
+        """Return the offset of the oldest message that *queue* holds."""
         return await self._call(partial(self._client.min_offset, queue))
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """Return the offset that the queue's next message will get."""
+        """Return the offset that the next message of *queue* will get."""
         return await self._call(partial(self._client.max_offset, queue))
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the first offset stored at *timestamp_ms* or later."""
+        """Return the offset of the first message stored at *timestamp_ms* or later."""
         return await self._call(partial(self._client.search_offset, queue, timestamp_ms))
 
 
@@ -237,11 +255,11 @@ class Admin(_Held[admin.Admin]):
         await self._call(partial(self._client.update_broker_config, address, settings))
 
     async def broker_runtime(self, address: str) -> dict[str, str]:
-        """Return the counters of the broker at *address*."""
+        """Return the counters of the broker at *address*, by name."""
         return await self._call(partial(self._client.broker_runtime, address))
 
     async def topics(self) -> list[str]:
-        """Return the names of all topics, those of the system among them."""
+        """Return the names of all topics, including system topics."""
         return await self._call(self._client.topics)
 
     async def topic_route(self, topic: str) -> Route:
@@ -249,55 +267,83 @@ class Admin(_Held[admin.Admin]):
         return await self._call(partial(self._client.topic_route, topic))
 
     async def create_topic(
-        self, topic: str, *, queues: int = 8, perm: int = admin.PERM_READ_WRITE, cluster: str | None = None
+        self,
+        topic: str,
+        *,
+        queues: int = 8,
+        perm: int = admin.PERM_READ_WRITE,
+        cluster: str | None = None,
+        attributes: str = "",
     ) -> list[str]:
-        """Create or change *topic* on every broker; return the brokers' names."""
-        return await self._call(partial(self._client.create_topic, topic, queues=queues, perm=perm, cluster=cluster))
+        """Create or change *topic* on every broker, or on those of *cluster*; return the brokers' names."""
+        return await self._call(
+            partial(self._client.create_topic, topic, queues=queues, perm=perm, cluster=cluster, attributes=attributes)
+        )
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete *topic* from every broker and name server."""
+        """Delete *topic* on every broker and name server."""
         await self._call(partial(self._client.delete_topic, topic))
 
     async def topic_stats(self, topic: str) -> list[QueueStats]:
-        """Return what each queue of *topic* holds, in order."""
+        """Return what each queue of *topic* holds, sorted by queue."""
         return await self._call(partial(self._client.topic_stats, topic))
 
     async def groups(self) -> list[str]:
         """Return the names of all consumer groups."""
         return await self._call(self._client.groups)
 
-    async def create_group(self, group: str, *, retry_max_times: int = 16) -> None:
-        """Create or change *group* on every broker."""
-        await self._call(partial(self._client.create_group, group, retry_max_times=retry_max_times))
+    async def create_group(
+        self, group: str, *, consume_enable: bool = True, retry_max_times: int = 16, cluster: str | None = None
+    ) -> None:
+        """Create or change *group* on every broker, or on those of *cluster*."""
+        await self._call(
+            partial(
+                self._client.create_group,
+                group,
+                consume_enable=consume_enable,
+                retry_max_times=retry_max_times,
+                cluster=cluster,
+            )
+        )
 
     async def delete_group(self, group: str, *, offsets_too: bool = False) -> None:
-        """Delete *group* from every broker, with its committed offsets if wanted."""
+        """Delete *group* on every broker; with *offsets_too* also the offsets that it committed."""
         await self._call(partial(self._client.delete_group, group, offsets_too=offsets_too))
 
     async def group_members(self, group: str) -> list[Member]:
-        """Return the connected members of *group*; empty when it is offline."""
+        """Return the connected members of *group*; empty when none is."""
         return await self._call(partial(self._client.group_members, group))
 
     async def group_lag(self, group: str, topic: str = "") -> list[QueueLag]:
-        """Return how far *group* is in each queue that it has an offset of, in order."""
+        """Return how far *group* is behind in each queue, sorted by queue."""
         return await self._call(partial(self._client.group_lag, group, topic))
 
     async def reset_offsets(self, group: str, topic: str, timestamp_ms: int = -1) -> dict[MessageQueue, int]:
-        """Let *group* go on at what was stored at *timestamp_ms* or later, -1 for the end."""
+        """Let *group* continue with messages stored at *timestamp_ms* or later, -1 for the end."""
         return await self._call(partial(self._client.reset_offsets, group, topic, timestamp_ms))
 
     async def reset_queue_offset(self, group: str, queue: MessageQueue, offset: int) -> dict[MessageQueue, int]:
-        """Let *group* go on at *offset* of one queue."""
+        """Let *group* continue at *offset* of *queue*."""
         return await self._call(partial(self._client.reset_queue_offset, group, queue, offset))
 
+    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Return the offset of the first message stored at *timestamp_ms* or later, the end if there is none."""
+        return await self._call(partial(self._client.search_offset, queue, timestamp_ms))
+
     async def message(self, message_id: str, topic: str = "") -> ReceivedMessage:
-        """Return the message with an offset message id or, given its *topic*, with a unique key."""
+        """Return the message with this id: an offset message id or, with its *topic*, also a unique key."""
         return await self._call(partial(self._client.message, message_id, topic))
 
     async def messages_by_key(
-        self, topic: str, key: str, *, begin_ms: int = 0, end_ms: int = 2**63 - 1, messages_max: int = 64
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+        messages_max: int = admin.KEY_RESULTS_MAX,
     ) -> list[ReceivedMessage]:
-        """Return the messages of *topic* that have *key*, the oldest first."""
+        """Return up to *messages_max* messages of *topic* that have *key*, the oldest first."""
         return await self._call(
             partial(
                 self._client.messages_by_key, topic, key, begin_ms=begin_ms, end_ms=end_ms, messages_max=messages_max

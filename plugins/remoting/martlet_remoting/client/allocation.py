@@ -12,6 +12,8 @@ from typing import Protocol, final
 
 from martlet_remoting.packets import MessageQueue
 
+from .arguments import check_integer
+
 __all__ = [
     "Allocation",
     "Average",
@@ -20,11 +22,12 @@ __all__ = [
     "ByMachineRoom",
     "ConsistentHash",
     "MachineRoomNearby",
+    "check_allocation",
 ]
 
 
 class Allocation(Protocol):
-    """A strategy; *name* is what RocketMQ calls it."""
+    """A strategy: decides which queues of a topic a member of the group consumes; ``name`` is RocketMQ's for it."""
 
     name: str
 
@@ -33,6 +36,15 @@ class Allocation(Protocol):
     ) -> list[MessageQueue]:
         """Return the queues of *member*; empty when it is not among *members*."""
         ...
+
+
+def check_allocation(allocation: "Allocation") -> "Allocation":
+    """Return *allocation*. Raises TypeError when it is no strategy, or the class of one."""
+    if isinstance(allocation, type):
+        raise TypeError(f"allocation {allocation.__name__} is a class; give an object: {allocation.__name__}()")
+    if not callable(getattr(allocation, "allocate", None)):
+        raise TypeError(f"allocation {allocation!r:.60} has no method allocate; give a strategy, for example Average()")
+    return allocation
 
 
 @final
@@ -66,7 +78,7 @@ class AverageByCircle:
 
 @final
 class ByConfig:
-    """Exactly the queues given, whoever else is there."""
+    """Exactly the given queues, whatever the other members consume."""
 
     name = "CONFIG"
 
@@ -116,11 +128,12 @@ def _java_text(queue: MessageQueue) -> str:
 
 @final
 class ConsistentHash:
-    """A ring of MD5 hashes with *virtual_nodes* points a member: few queues move when one comes or goes."""
+    """A ring of MD5 hashes with *virtual_nodes* points per member: few queues move when a member comes or goes."""
 
     name = "CONSISTENT_HASH"
 
     def __init__(self, virtual_nodes: int = 10) -> None:
+        check_integer("virtual_nodes", virtual_nodes, 1)
         self.virtual_nodes = virtual_nodes
 
     def allocate(

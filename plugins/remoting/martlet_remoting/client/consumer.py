@@ -15,7 +15,8 @@ from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import MessageQueue
 
 from . import bodies
-from .allocation import Allocation, Average
+from .allocation import Allocation, Average, check_allocation
+from .arguments import I32_MAX, check_integer, check_seconds, check_time_ms, check_type
 from .asked import ConsumerRequests
 from .consumption import LOCK_RETRY_S, Concurrent, ConsumedQueue, Limits, Offsets, Ordered, Work
 from .errors import ClientError, RouteNotFound
@@ -44,7 +45,7 @@ ROUTELESS_INTERVAL_S: Final = 1.0
 @final
 @unique
 class MessageModel(Enum):
-    """CLUSTERING: each message to one member of the group; BROADCASTING: to every member."""
+    """Who gets a message: with ``CLUSTERING`` one member of the group, with ``BROADCASTING`` every member."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
@@ -53,7 +54,16 @@ class MessageModel(Enum):
 @final
 @unique
 class ConsumeFrom(Enum):
-    """Where a group starts that has no offset yet; a small young queue counts from its first message anyway."""
+    """Where a group begins in a queue of which it has committed no offset; RocketMQ's rules.
+
+    ``FIRST``: with the oldest message. ``LAST``: with messages stored from now on. ``TIMESTAMP``: with messages
+    stored at ``consume_from_ms`` or later.
+
+    The broker overrules ``LAST`` and ``TIMESTAMP`` for a *young* queue, one that still has its first message in
+    memory: the group begins with that message. So a group never misses the first messages of a new topic, and a
+    new group also gets what an existing topic holds while that is little (docs/client.md says how little). To skip
+    old messages for certain, call `Admin.create_group` and `Admin.reset_offsets` before the first member starts.
+    """
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
@@ -82,26 +92,39 @@ class PushConsumerOptions(TypedDict, total=False):
 class PushConsumer(Client):
     """Calls *listener* with each message of the subscribed topics, as a member of *group*.
 
+    Example:
         async with PushConsumer("127.0.0.1:9876", "my-group", print, {"Greetings": "*"}):
             await trio.sleep_forever()
 
-    The listener may be a coroutine function, or a plain one, which runs in a thread. It
-    returns `Outcome.SUCCESS` (or nothing), or `Outcome.RETRY`; to raise means RETRY too.
-    A retried message comes again later; after *max_reconsume_times* it is a dead letter.
+    The listener takes one `ReceivedMessage`. It is a coroutine function, or a plain function, which runs in
+    a thread. It returns `Outcome.SUCCESS` or None when the message is done, and `Outcome.RETRY`, or raises,
+    when it failed. A failed message comes again later; after *max_reconsume_times* it is a dead letter.
+    If the listener returns anything else, the consumer logs an error, commits what is done, closes, and raises
+    a TypeError out of its ``async with`` block; that message comes again once a corrected consumer runs.
 
     Args:
       name_server: ``host:port``, several separated by ``;``, or `Settings`.
-      subscriptions: topic to ``*``, ``tag || tag``, or `Sql`; a broker that does not evaluate
-        SQL92 is a BrokerError on entry.
-      orderly: one message of a queue at a time, in order; a failure holds the queue up.
+      group: the consumer group; its members share the messages.
+      listener: what is called with each message.
+      subscriptions: topic to expression: ``*``, ``tag``, ``tag || tag``, or `Sql`.
+      model: whether one member gets a message, or every member.
+      orderly: calls the listener with one message of a queue at a time, in order; a failure blocks the queue.
       consume_from: where to begin in a queue that the group never consumed.
-      consume_from_ms: the time for `ConsumeFrom.TIMESTAMP`; half an hour ago by default.
-      concurrency: how many messages are with the listener at once.
-      max_reconsume_times: -1 for RocketMQ's: 16, and without end when *orderly*.
-      retry_delay_level: of a retried message; 0 for longer each time, -1 for a dead letter at once.
-      suspend_s: how long a failure holds an ordered queue up.
-      offsets_folder: where a broadcasting consumer keeps its offsets; in memory without it.
-      allocation: how queues are shared; the same in all members.
+      consume_from_ms: the time for `ConsumeFrom.TIMESTAMP`, in milliseconds since 1970; half an hour ago by default.
+      concurrency: how many messages are with the listener at once, 1 to 10000.
+      max_reconsume_times: how often a failed message comes again; -1 means 16, or without end when *orderly*.
+      retry_delay_level: delay of a failed message; 0 grows with each failure, -1 makes it a dead letter at once.
+      suspend_s: how long a failure blocks an ordered queue before the next try.
+      pull_messages: how many messages one request to the broker asks for, 1 to 1024.
+      cached_messages_max: how many messages of one queue wait for the listener before pulling pauses.
+      cached_bytes_max: the same in bytes.
+      offsets_folder: where a broadcasting consumer keeps its offsets; in memory only without it.
+      allocation: how members share queues; all members must use the same. `Average` by default.
+
+    Raises:
+      TypeError, ValueError: an argument is wrong.
+      MessageRefused: a topic or the group has a name that brokers refuse.
+      BrokerError: on entry, when a broker does not evaluate SQL92.
     """
 
     def __init__(
@@ -127,18 +150,25 @@ class PushConsumer(Client):
     ) -> None:
         check_group(group)
         super().__init__(Settings.of(name_server))
+        check_type("model", model, MessageModel, "for example MessageModel.BROADCASTING")
+        check_type("orderly", orderly, bool)
+        _check_start(consume_from, consume_from_ms)
+        check_integer("max_reconsume_times", max_reconsume_times, -1, I32_MAX)
+        check_integer("retry_delay_level", retry_delay_level, -1, I32_MAX)
+        check_seconds("suspend_s", suspend_s)
+        _check_folder(offsets_folder, model)
         self.group = group
         self.model = model
         self.orderly = orderly
         self.consume_from = consume_from
-        self.listening = Listening(listener, concurrency)
+        self.listening = Listening(listener, concurrency, self._fail)
         self.queues: dict[MessageQueue, ConsumedQueue] = {}
         self.started_ms = self.network.clock.now_ms()
         self.subscriptions = self._subscribe(subscriptions)
         self._consume_from_ms = consume_from_ms or self.started_ms - 30 * 60 * 1000
         self._concurrency = concurrency
         self._limits = Limits(pull_messages, cached_messages_max, cached_bytes_max)
-        self._allocation = allocation or Average()
+        self._allocation = Average() if allocation is None else check_allocation(allocation)
         times_max = max_reconsume_times if max_reconsume_times >= 0 else UNLIMITED if orderly else RETRIES_MAX
         self._times_max = times_max
         self._suspend_s = suspend_s
@@ -157,16 +187,16 @@ class PushConsumer(Client):
 
     @property
     def is_clustering(self) -> bool:
-        """Whether the group shares the messages."""
+        """Whether the members share the messages, rather than each getting all."""
         return self.model is MessageModel.CLUSTERING
 
     @property
     def assigned(self) -> list[MessageQueue]:
-        """The queues this member consumes at the moment, in order."""
+        """The queues that this member consumes now, sorted."""
         return sorted(self.queues)
 
     def statistics(self) -> dict[str, int]:
-        """Return counts: queues, cached messages, listener calls running, succeeded and failed."""
+        """Return numbers: queues, cached messages, and listener calls running, succeeded and failed."""
         return {
             "queues": len(self.queues),
             "cached": sum(len(queue.backlog) for queue in self.queues.values()),
@@ -176,10 +206,10 @@ class PushConsumer(Client):
         }
 
     async def subscribe(self, topic: str, expression: Expression = "*") -> None:
-        """Consume *topic* too, or by another expression from here on; all members of a group should agree.
+        """Consume *topic* too, or by another expression from now on; all members of a group should subscribe alike.
 
         Raises:
-          MessageRefused: it is no topic name.
+          TypeError, ValueError, MessageRefused: the topic or the expression is wrong.
           BrokerError: a broker does not evaluate the expression.
         """
         check_topic(topic)
@@ -193,7 +223,8 @@ class PushConsumer(Client):
         self.rebalance_soon()
 
     async def unsubscribe(self, topic: str) -> None:
-        """Consume *topic* no more; what was consumed is committed."""
+        """Stop consuming *topic*; its offsets are committed."""
+        check_type("topic", topic, str)
         if self.subscriptions.pop(topic, None) is not None:
             self._leave_topic(topic)
             await self.network.send_heartbeats()
@@ -203,6 +234,7 @@ class PushConsumer(Client):
             self._leave(queue)
 
     def _subscribe(self, subscriptions: Mapping[str, Expression]) -> dict[str, Subscription]:
+        check_type("subscriptions", subscriptions, Mapping, "for example {'Greetings': '*'}")
         wanted = dict(subscriptions)
         for topic in wanted:
             check_topic(topic)
@@ -275,7 +307,7 @@ class PushConsumer(Client):
     # Rebalancing
 
     def rebalance_soon(self) -> None:
-        """Look at once who has which queue, rather than at the next turn."""
+        """Wake the rebalance loop instead of waiting for its next turn."""
         self._rebalance_wanted.set()
 
     async def _rebalance_loop(self) -> None:
@@ -302,7 +334,7 @@ class PushConsumer(Client):
             await self.network.send_heartbeats()
 
     async def rebalance(self) -> None:
-        """Take the queues that are ours and leave those that are not any more."""
+        """Take the queues that are ours now, and leave those that no longer are."""
         changed = False
         for topic, subscription in list(self.subscriptions.items()):
             share = await self._share(topic)
@@ -449,12 +481,28 @@ class PushConsumer(Client):
         await self.offsets.flush()
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
-        """Go on at the given offsets, forward or back, in those of the queues that are ours."""
+        """Continue at the given offsets, forward or back, in those queues that this member consumes."""
         for queue, offset in table.items():
             consumed = self.queues.get(queue)
             if consumed is not None:
                 await self.offsets.write(queue, offset)
                 consumed.jump(offset)
+
+
+def _check_start(consume_from: object, consume_from_ms: object) -> None:
+    check_type("consume_from", consume_from, ConsumeFrom, "for example ConsumeFrom.FIRST")
+    check_time_ms("consume_from_ms", consume_from_ms)
+    if consume_from_ms and consume_from is not ConsumeFrom.TIMESTAMP:
+        raise ValueError(f"consume_from_ms {consume_from_ms} has no effect; give consume_from=ConsumeFrom.TIMESTAMP")
+
+
+def _check_folder(folder: object, model: MessageModel) -> None:
+    if folder is None:
+        return
+    check_type("offsets_folder", folder, Path)
+    if model is MessageModel.CLUSTERING:
+        text = f"offsets_folder {str(folder)!r} is for broadcasting consumers; brokers keep the offsets of all others"
+        raise ValueError(f"{text}, so leave it out")
 
 
 async def _let_go(message: ReceivedMessage | DamagedMessage) -> bool:

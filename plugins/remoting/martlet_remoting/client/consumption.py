@@ -16,12 +16,13 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUSPEND, PullHeader
 from martlet_remoting.packets import MessageQueue
 
+from .arguments import check_integer
 from .backlog import Backlog
 from .errors import BrokerError, ClientError
 from .listening import Listening, Outcome
 from .messages import DamagedMessage, ReceivedMessage
 from .network import Network
-from .pulling import Pulled, PullStatus, Subscription, pull
+from .pulling import PULL_MESSAGES_MAX, Pulled, PullStatus, Subscription, pull
 
 __all__ = ["ConsumedQueue", "Limits", "Offsets", "Work"]
 
@@ -57,6 +58,11 @@ class Limits:
     pull_messages: int
     cached_messages: int
     cached_bytes: int
+
+    def __post_init__(self) -> None:
+        check_integer("pull_messages", self.pull_messages, 1, PULL_MESSAGES_MAX)
+        check_integer("cached_messages_max", self.cached_messages, 1)
+        check_integer("cached_bytes_max", self.cached_bytes, 1)
 
 
 @final
@@ -241,6 +247,18 @@ class ConsumedQueue:
         return trio.current_time() < self.locked_until
 
 
+async def _outcome(listening: Listening, work: Work) -> Outcome | None:
+    """Return what became of the message; None, with the queue stopped before it, if the listener is broken."""
+    message = work.message
+    if isinstance(message, DamagedMessage):
+        log.error("message at offset %d of %s is damaged: %s", message.queue_offset, message.queue, message.text)
+        return Outcome.RETRY
+    outcome, _ = await listening.call(message)
+    if outcome is None:
+        work.queue.stop_pulling()
+    return outcome
+
+
 @final
 class Concurrent:
     """Workers that take messages of all queues in any order."""
@@ -263,12 +281,8 @@ class Concurrent:
         """Whether the message is done with; False if it must be tried again here."""
         work.queue.last_consume_ms = work.queue.network.clock.now_ms()
         message = work.message
-        outcome = Outcome.RETRY
-        if isinstance(message, ReceivedMessage):
-            outcome, _ = await self.listening.call(message)
-        else:
-            log.error("message at offset %d of %s is damaged: %s", message.queue_offset, message.queue, message.text)
-        if work.backlog.dropped:
+        outcome = await _outcome(self.listening, work)
+        if outcome is None or work.backlog.dropped:
             return True
         if outcome is Outcome.SUCCESS or await self._give_back(message):
             work.backlog.done(message.queue_offset)
@@ -315,16 +329,13 @@ class Ordered:
 
     async def _consume(self, work: Work) -> bool:
         work.queue.last_consume_ms = work.queue.network.clock.now_ms()
-        message = work.message
-        outcome = Outcome.RETRY
-        if isinstance(message, ReceivedMessage):
-            outcome, _ = await self.listening.call(message)
-        else:
-            log.error("message at offset %d of %s is damaged: %s", message.queue_offset, message.queue, message.text)
+        outcome = await _outcome(self.listening, work)
+        if outcome is None:
+            return True
         if outcome is not Outcome.SUCCESS and not await self._is_given_up(work):
             return False
         if not work.backlog.dropped:
-            work.backlog.done(message.queue_offset)
+            work.backlog.done(work.message.queue_offset)
         return True
 
     async def _is_given_up(self, work: Work) -> bool:

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and its brokers, each with what a caller needs to react."""
+"""The errors of the client, each with what a caller needs to react."""
 
 from collections.abc import Iterator, Sequence
 from typing import final
@@ -24,12 +24,12 @@ __all__ = [
 
 
 class ClientError(MartletError):
-    """The base of everything the client raises on purpose."""
+    """The base of all errors of the client, except TypeError and ValueError for wrong arguments."""
 
 
 @final
 class BrokerError(ClientError):
-    """A broker or name server answered with an error: its *code* and its *remark*."""
+    """A broker or name server answered with an error; ``code``, ``remark`` and ``address`` say which."""
 
     def __init__(self, code: int, remark: str, address: str) -> None:
         name = RESPONSE_NAMES.get(code, "unknown code")
@@ -41,12 +41,12 @@ class BrokerError(ClientError):
 
 @final
 class BadAnswer(ClientError):
-    """What a broker or name server sent cannot be understood; the text says which part of it."""
+    """A broker or name server sent something malformed; the text says which part."""
 
 
 @final
 class ConnectionLost(ClientError):
-    """A connection could not be made, or ended before the answer came."""
+    """A connection could not be opened, or ended before the answer came."""
 
     def __init__(self, address: str, text: str) -> None:
         super().__init__(f"connection to {address} {text}")
@@ -56,7 +56,7 @@ class ConnectionLost(ClientError):
 
 @final
 class RequestTimeout(ClientError):
-    """No answer came in time; the request may have been carried out."""
+    """No answer came in time; you cannot know whether the request was carried out."""
 
     def __init__(self, address: str, code: int, seconds: float) -> None:
         name = REQUEST_NAMES.get(code, "unknown")
@@ -66,7 +66,7 @@ class RequestTimeout(ClientError):
 
 @final
 class NameServerUnreachable(ClientError):
-    """No name server answered; the text says what became of each."""
+    """No name server answered; the text says why, for each."""
 
 
 @final
@@ -80,22 +80,22 @@ class RouteNotFound(ClientError):
 
 @final
 class MessageRefused(ClientError):
-    """A message cannot be sent as it is; nothing was sent."""
+    """A message, or the name of a topic or group, is not valid; nothing was sent."""
 
 
 @final
 class MessageNotFound(ClientError):
-    """No broker has the message that was asked for."""
+    """No broker has the message."""
 
 
 @final
 class ClientClosed(ClientError):
-    """The client is closed, or was not entered with ``async with`` yet."""
+    """The client is not open: used before, or after, its ``with`` block."""
 
 
 @final
 class Attempt:
-    """One try of a send: where to, and why it failed."""
+    """One attempt of a send: the ``queue`` it went to, and the ``error`` that ended it."""
 
     __slots__ = ("error", "queue")
 
@@ -109,7 +109,7 @@ class Attempt:
 
 @final
 class SendFailed(ClientError):
-    """A send failed for good: every one of its *attempts*, the last one being the cause."""
+    """No attempt to send a message succeeded; ``attempts`` has each, and the last one's error is the cause."""
 
     def __init__(self, topic: str, attempts: tuple[Attempt, ...]) -> None:
         tried = "; ".join(_summaries(attempts)) or "the time was up before the first"

@@ -1,30 +1,43 @@
-"""Calling the user's listener, whether it is a plain function or a coroutine function."""
+"""Calling the user's listener, whether it is a plain function or a coroutine function.
+
+A listener that raises has failed on one message, which comes again. One that returns what no
+listener may return has failed altogether: nobody can tell whether its messages are done, so the
+consumer stops and says so, instead of turning message after message into a dead letter.
+"""
 
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum, unique
 from functools import partial
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
 import trio
 
+from .arguments import check_callable, check_integer
 from .messages import ReceivedMessage
 
-__all__ = ["Listener", "Listening", "Outcome", "is_coroutine_listener"]
+__all__ = ["Listener", "Listening", "Outcome", "check_listener", "is_coroutine_listener"]
 
 log = logging.getLogger(__name__)
+
+# Far more than anybody needs, and few enough to start in a moment.
+CONCURRENCY_MAX: Final = 10_000
 
 
 @final
 @unique
 class Outcome(Enum):
-    """What became of a message; a listener that returns nothing means SUCCESS, one that raises RETRY."""
+    """What a listener says became of a message.
+
+    ``SUCCESS``: it is done; to return None means the same. ``RETRY``: it comes again later; to raise means the same.
+    """
 
     SUCCESS = "success"
     RETRY = "retry"
 
 
+# What a listener may be: a plain or a coroutine function of one message.
 Listener: TypeAlias = (
     Callable[[ReceivedMessage], Outcome | None] | Callable[[ReceivedMessage], Awaitable[Outcome | None]]
 )
@@ -38,10 +51,16 @@ def is_coroutine_listener(listener: Listener) -> bool:
 
 @final
 class Listening:
-    """Calls a listener, at most *concurrency* at a time; plain functions in threads, so that they may block."""
+    """Calls a listener, at most *concurrency* at a time; plain functions in threads, so that they may block.
 
-    def __init__(self, listener: Listener, concurrency: int) -> None:
+    *broken* is told once the listener returned what no listener may return.
+    """
+
+    def __init__(self, listener: Listener, concurrency: int, broken: Callable[[Exception], None]) -> None:
+        check_listener(listener)
+        check_integer("concurrency", concurrency, 1, CONCURRENCY_MAX)
         self._listener = listener
+        self._broken = broken
         self._is_async = is_coroutine_listener(listener)
         self._limiter = trio.CapacityLimiter(concurrency)
         self.running = 0
@@ -49,15 +68,19 @@ class Listening:
         self.succeeded = 0
         self.failed = 0
 
-    async def call(self, message: ReceivedMessage) -> tuple[Outcome, str]:
-        """Return what became of *message*, and why it failed."""
+    async def call(self, message: ReceivedMessage) -> tuple[Outcome | None, str]:
+        """Return what became of *message*, and why it failed; None if the listener is broken and nobody can tell."""
         self.running += 1
         text = ""
+        outcome: Outcome | None
         try:
-            outcome = await self._call(message)
+            result = await self._call(message)
         except Exception as error:
             log.exception("listener failed on message %s of topic %r", message.message_id, message.topic)
             outcome, text = Outcome.RETRY, f"{type(error).__name__}: {error}"
+        else:
+            outcome = Outcome.SUCCESS if result is None else result if isinstance(result, Outcome) else None
+            text = self._report(message, result) if outcome is None else ""
         finally:
             self.running -= 1
             if not self.running:
@@ -74,26 +97,32 @@ class Listening:
         while self.running:
             await self._idle.wait()
 
-    async def _call(self, message: ReceivedMessage) -> Outcome:
+    async def _call(self, message: ReceivedMessage) -> object:
         if self._is_async:
             async with self._limiter:
-                outcome = await _resolved(self._listener(message))
-        else:
-            call = partial(_called, self._listener, message)
-            outcome = await _resolved((await trio.to_thread.run_sync(call, limiter=self._limiter))[0])
-        return outcome
+                return await _resolved(self._listener(message))
+        call = partial(_called, self._listener, message)
+        return await _resolved((await trio.to_thread.run_sync(call, limiter=self._limiter))[0])
+
+    def _report(self, message: ReceivedMessage, result: object) -> str:
+        error = TypeError(
+            f"listener returned {result!r:.60} for message {message.message_id} of topic {message.topic!r}; "
+            "return Outcome.SUCCESS, Outcome.RETRY or None"
+        )
+        log.error("consumer stops: %s", error)
+        self._broken(error)
+        return str(error)
 
 
-def _called(listener: Listener, message: ReceivedMessage) -> tuple[Outcome | Awaitable[Outcome | None] | None]:
+def check_listener(listener: object) -> None:
+    """Refuse what cannot be called with one message. Raises TypeError."""
+    check_callable("listener", listener, "def listener(message): ...", 1)
+
+
+def _called(listener: Listener, message: ReceivedMessage) -> tuple[object]:
     """What *listener* returns, packed: trio lets no thread return the coroutine that a plain function may give."""
     return (listener(message),)
 
 
-async def _resolved(result: Outcome | Awaitable[Outcome | None] | None) -> Outcome:
-    if inspect.isawaitable(result):
-        result = await result
-    if result is None:
-        return Outcome.SUCCESS
-    if not isinstance(result, Outcome):
-        raise TypeError(f"listener returned {result!r:.60}; an Outcome or None would be right")
-    return result
+async def _resolved(result: object) -> object:
+    return await result if inspect.isawaitable(result) else result

@@ -13,6 +13,7 @@ from martlet_remoting.codes import ResponseCode
 from martlet_remoting.compression import CompressionError, decompress
 from martlet_remoting.packets import MessageQueue
 
+from .arguments import I32_MAX, check_integer, check_text_mapping, check_time_ms, check_type
 from .errors import MessageRefused
 
 __all__ = [
@@ -81,21 +82,25 @@ _RESERVED: Final = frozenset(
 )
 
 
-def check_topic(topic: str) -> None:
+def check_topic(topic: object) -> None:
     """Refuse a topic name that no broker takes.
 
     Raises:
+      TypeError: it is not a str.
       MessageRefused: it is empty, longer than 127 characters, or has others than letters, digits and ``%|-_``.
     """
-    _check_name("topic", topic, TOPIC_CHARACTERS_MAX + (128 if topic.startswith(RETRY_PREFIX) else 0))
+    is_retry = isinstance(topic, str) and topic.startswith(RETRY_PREFIX)
+    _check_name("topic", topic, TOPIC_CHARACTERS_MAX + (128 if is_retry else 0))
 
 
-def check_group(group: str) -> None:
+def check_group(group: object) -> None:
     """Refuse a group name that no broker takes; raises as `check_topic` does."""
     _check_name("group", group, GROUP_CHARACTERS_MAX)
 
 
-def _check_name(what: str, name: str, limit: int) -> None:
+def _check_name(what: str, name: object, limit: int) -> None:
+    check_type(what, name, str)
+    assert isinstance(name, str)
     if not name:
         raise MessageRefused(f"{what} is empty; it needs a name")
     if len(name) > limit:
@@ -107,10 +112,21 @@ def _check_name(what: str, name: str, limit: int) -> None:
 @final
 @dataclass(slots=True)
 class Message:
-    """What to send: *keys* are found again by `Admin.messages_by_key`, *tags* select it for consumers.
+    """A message to send.
 
-    At most one of the delays: *delay_level* is RocketMQ's (1 is 1 s, 18 is 2 h by default),
-    *delay_ms* and *deliver_at_ms* need a broker with timers.
+    Args:
+      topic: letters, digits and ``%|-_``, at most 127.
+      body: at least one byte; encode text with ``.encode()``.
+      tags: one tag, by which consumers select messages; empty for none.
+      keys: one key or several, without spaces; `Admin.messages_by_key` finds the message by each of them.
+      properties: your own names and values, all of them non-empty texts.
+      delay_level: delivers the message later: 1 is 1 s, 18 is 2 h, as the broker configures its levels.
+      delay_ms: delivers the message so many milliseconds later; needs a broker with timers.
+      deliver_at_ms: delivers the message at this time, in milliseconds since 1970; needs a broker with timers.
+      flag: a number of your own; brokers ignore it.
+      wait_stored: whether the broker answers only once the message is stored as safely as configured.
+
+    Give at most one of the three delays. Arguments are checked when the message is sent.
     """
 
     topic: str
@@ -125,19 +141,49 @@ class Message:
     wait_stored: bool = True
 
     def check(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
-        """Refuse a message that a broker would refuse.
+        """Refuse a message that a broker would refuse, or that no consumer would see as it was meant.
 
         Raises:
-          MessageRefused: the text says what is wrong and what would be right.
+          TypeError: a field has the wrong type.
+          MessageRefused: a field has a value that cannot be; the text says what is wrong and what to do.
         """
         check_topic(self.topic)
+        check_type("body", self.body, bytes, "for example text.encode() or bytes(buffer)")
         if not self.body:
-            raise MessageRefused(f"message for topic {self.topic!r} has no body; brokers take none without")
+            raise MessageRefused(f"message for topic {self.topic!r} has no body; give it at least one byte")
         if len(self.body) > body_bytes_max:
-            raise MessageRefused(f"body of {len(self.body)} bytes is over the limit of {body_bytes_max}")
-        for name in self.properties:
+            raise MessageRefused(
+                f"body of {len(self.body)} bytes is over the limit of {body_bytes_max}; split it, or store it elsewhere"
+            )
+        self._check_tags()
+        _key_list(self.keys)
+        self._check_properties()
+        try:
+            self._check_numbers()
+        except ValueError as error:
+            raise MessageRefused(str(error)) from None
+
+    def _check_tags(self) -> None:
+        check_type("tags", self.tags, str, "a message has one tag")
+        if "||" in self.tags or self.tags != self.tags.strip() or self.tags == "*":
+            raise MessageRefused(
+                f"tag {self.tags!r} could never be selected; give one tag, without '||' and surrounding spaces"
+            )
+
+    def _check_properties(self) -> None:
+        check_text_mapping("properties", self.properties)
+        for name, value in self.properties.items():
             if name in _RESERVED:
-                raise MessageRefused(f"property {name} is the broker's own; choose another name")
+                raise MessageRefused(f"property {name!r} is the broker's own; choose another name")
+            if not value:
+                raise MessageRefused(f"property {name!r} is empty, and brokers drop empty ones; leave it out")
+
+    def _check_numbers(self) -> None:
+        check_integer("delay_level", self.delay_level, 0, I32_MAX)
+        check_integer("delay_ms", self.delay_ms)
+        check_time_ms("deliver_at_ms", self.deliver_at_ms)
+        check_integer("flag", self.flag, -I32_MAX - 1, I32_MAX)
+        check_type("wait_stored", self.wait_stored, bool)
         if sum(bool(delay) for delay in (self.delay_level, self.delay_ms, self.deliver_at_ms)) > 1:
             raise MessageRefused("message has several delays; give one of delay_level, delay_ms and deliver_at_ms")
 
@@ -145,34 +191,54 @@ class Message:
         """Return the property string with *unique_key* in it.
 
         Raises:
-          MessageRefused: a name or value holds a separator, or all are longer than 32767 bytes.
+          MessageRefused: a name or value holds a separator, or all together exceed 32767 bytes.
         """
         properties = dict(self.properties)
         properties[UNIQ_KEY] = unique_key
         properties["WAIT"] = "true" if self.wait_stored else "false"
-        keys = self.keys if isinstance(self.keys, str) else " ".join(self.keys)
-        extra = {TAGS: self.tags, KEYS: keys}
+        extra = {TAGS: self.tags, KEYS: " ".join(_key_list(self.keys))}
         numbers = {DELAY: self.delay_level, "TIMER_DELAY_MS": self.delay_ms, "TIMER_DELIVER_MS": self.deliver_at_ms}
         properties.update({name: text for name, text in extra.items() if text})
         properties.update({name: str(number) for name, number in numbers.items() if number})
         return encoded(properties)
 
 
+def _key_list(keys: object) -> Sequence[str]:
+    """Return *keys* one by one. Raises TypeError, and MessageRefused for a key that brokers would split."""
+    found = ([keys] if keys else []) if isinstance(keys, str) else keys
+    if not isinstance(found, Sequence) or isinstance(found, bytes | bytearray):
+        raise TypeError(f"keys {keys!r:.60} is of type {type(keys).__name__}; give a str, or a list of them")
+    for key in found:
+        check_type("key", key, str, "for example str(key)")
+        if not key or " " in key:
+            raise MessageRefused(
+                f"key {key!r} is empty or has a space, which separates keys; give several keys as a list"
+            )
+    return found
+
+
 def encoded(properties: Mapping[str, str]) -> bytes:
     """Return the property string of *properties*; raises MessageRefused when it cannot be sent."""
     try:
         data = encode_properties(properties)
+    except UnicodeEncodeError as error:
+        text = error.object[max(0, error.start - 10) : error.end]
+        raise MessageRefused(f"text {text!r} has half a surrogate pair; decode it with errors='replace'") from error
     except ValueError as error:
         raise MessageRefused(str(error)) from error
     if len(data) > 32767:
-        raise MessageRefused(f"properties of {len(data)} bytes are over the limit of 32767")
+        raise MessageRefused(f"properties of {len(data)} bytes are over the limit of 32767; put more into the body")
     return data
 
 
 @final
 @unique
 class SendStatus(Enum):
-    """How safely a message was stored; all four mean stored."""
+    """How safely a message was stored; all four mean that it was.
+
+    ``OK``: as safely as the broker is configured for. ``FLUSH_DISK_TIMEOUT``: the flush took too long.
+    ``SLAVE_NOT_AVAILABLE``, ``FLUSH_SLAVE_TIMEOUT``: no replica has it yet.
+    """
 
     OK = ResponseCode.SUCCESS
     FLUSH_DISK_TIMEOUT = ResponseCode.FLUSH_DISK_TIMEOUT
@@ -183,9 +249,10 @@ class SendStatus(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Where a sent message is: ``message_id`` is its unique key, ``offset_message_id`` its place in the log.
+    """Where a sent message was stored.
 
-    Of a batch both are joined with commas, and ``queue_offset`` is that of the first.
+    ``message_id`` is the unique key that the producer gave it, ``offset_message_id`` its place in the broker's
+    log. For a batch both join the messages' ids with commas, and ``queue_offset`` is the first one's.
     """
 
     status: SendStatus
@@ -227,7 +294,13 @@ def host_text(host: bytes) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
-    """A message as a consumer sees it: body expanded, topic the one it was sent to even on a retry."""
+    """A message as a consumer gets it.
+
+    ``body`` is decompressed. ``topic`` is the one it was sent to, while a retry is read from another ``queue``.
+    ``message_id`` is the producer's unique key and stays the same in every delivery; ``reconsume_times`` counts
+    the failed ones. ``position`` and ``store_bytes`` say where and how large the record is in the broker's log.
+    Times ending in ``_ms`` are milliseconds since 1970.
+    """
 
     topic: str
     body: bytes
@@ -252,7 +325,7 @@ class ReceivedMessage:
 @final
 @dataclass(frozen=True, slots=True)
 class DamagedMessage:
-    """A record whose body does not match its checksum or does not expand; *text* says which."""
+    """A record whose body does not match its checksum, or cannot be decompressed; ``text`` says which."""
 
     queue: MessageQueue
     queue_offset: int
@@ -286,7 +359,7 @@ def received(record: Record, broker_name: str) -> ReceivedMessage | DamagedMessa
         message_id=properties.get(UNIQ_KEY, place),
         offset_message_id=place,
         tags=properties.get(TAGS, ""),
-        keys=tuple(properties.get(KEYS, "").split()),
+        keys=tuple(filter(None, properties.get(KEYS, "").split(" "))),
         properties=properties,
         born_ms=record.born_ms,
         born_host=host_text(record.born_host),

@@ -23,6 +23,7 @@ from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.packets import Command
 
 from . import bodies
+from .arguments import check_seconds, check_type
 from .errors import (
     BrokerError,
     ClientClosed,
@@ -56,13 +57,22 @@ async def connect_tcp(host: str, port: int) -> trio.abc.Stream:
 @final
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What seldom changes; the intervals are those of RocketMQ's Java client, in seconds.
+    """Options of the connections of any client; the defaults are those of RocketMQ's Java client.
 
     Args:
       name_server: ``host:port``, several separated by ``;``.
-      client_id: how brokers list this client; must be unique in a group, made up when empty.
+      client_id: how brokers list this client; it must be unique in a group. Generated when empty.
+      request_timeout_s: for the answer to one request.
+      connect_timeout_s: for opening one connection.
+      heartbeat_interval_s: how often brokers are told that this client is alive.
+      route_interval_s: how often routes are fetched again.
+      close_timeout_s: how long closing may take.
       tls: encrypts every connection, to name servers and to brokers.
       connect: how to open a connection; tests give one in memory.
+      clock: where the time of day comes from; tests give their own.
+
+    Raises:
+      TypeError, ValueError: an argument is wrong.
     """
 
     name_server: str
@@ -75,6 +85,16 @@ class Settings:
     tls: ssl.SSLContext | None = None
     connect: Connect = connect_tcp
     clock: Clock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        check_type("name_server", self.name_server, str, "for example '127.0.0.1:9876'; join several with ';'")
+        check_type("client_id", self.client_id, str)
+        for name in ("request", "connect", "close"):
+            check_seconds(f"{name}_timeout_s", getattr(self, f"{name}_timeout_s"))
+        for name in ("heartbeat", "route"):
+            check_seconds(f"{name}_interval_s", getattr(self, f"{name}_interval_s"))
+        if self.tls is not None:
+            check_type("tls", self.tls, ssl.SSLContext, "for example ssl.create_default_context()")
 
     @classmethod
     def of(cls, name_server: "str | Settings") -> "Settings":
@@ -394,11 +414,13 @@ class Network:
 
 
 class Client(ABC):
-    """Opens and closes: ``async with`` any client object; nothing is connected before."""
+    """The base of all clients: ``async with`` opens and closes; nothing is connected before."""
 
     def __init__(self, settings: Settings) -> None:
         self.network = Network(settings)
         self._manager: AbstractAsyncContextManager[None] | None = None
+        self._closing = trio.Event()
+        self._failure: Exception | None = None
 
     @property
     def client_id(self) -> str:
@@ -413,7 +435,13 @@ class Client(ABC):
     async def _close(self) -> None:
         """Say farewell; bounded by ``Settings.close_timeout_s``, after which the tasks are cancelled."""
 
+    def _fail(self, failure: Exception) -> None:
+        """Close the client in order, then raise *failure* out of its ``async with`` block."""
+        self._failure = self._failure or failure
+        self._closing.set()
+
     async def __aenter__(self) -> Self:
+        _check_trio()
         if self._manager is not None:
             raise ClientClosed("client was opened before; make a new one")
         self._manager = self._opened()
@@ -428,19 +456,18 @@ class Client(ABC):
 
     @asynccontextmanager
     async def _opened(self) -> AsyncGenerator[None, None]:
-        closing = trio.Event()
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self._run, closing)
+                await nursery.start(self._run)
                 try:
                     yield
                 finally:
-                    closing.set()
+                    self._closing.set()
         except BaseExceptionGroup as group:
             single = _single(group)
             raise single from single.__cause__
 
-    async def _run(self, closing: trio.Event, task_status: "trio.TaskStatus[None]") -> None:
+    async def _run(self, task_status: "trio.TaskStatus[None]") -> None:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 self.network.start(nursery)
@@ -448,11 +475,22 @@ class Client(ABC):
                 # From here on cancellation reaches the caller, whose departure closes us.
                 scope.shield = True
                 task_status.started()
-                await closing.wait()
+                await self._closing.wait()
                 with trio.move_on_after(self.network.settings.close_timeout_s):
                     await self._close()
                 self.network.stop()
                 scope.cancel()
+        if self._failure is not None:
+            raise self._failure
+
+
+def _check_trio() -> None:
+    """Refuse to go on where trio does not run."""
+    try:
+        trio.lowlevel.current_trio_token()
+    except RuntimeError:
+        text = "this client needs trio, which does not run here; import the same class from "
+        raise RuntimeError(f"{text}martlet_remoting.client.aio for asyncio, or from .blocking for plain code") from None
 
 
 def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -58,9 +58,22 @@ class Portal(Generic[C]):
                 self._token.run_sync_soon(self._closing.set)
         return self._closed
 
+    def when_failed(self, tell: Callable[[], object]) -> None:
+        """Call *tell*, in some thread, if the client stops by itself with an error."""
+
+        def closed(done: "Future[None]") -> None:
+            if done.exception() is not None:
+                with suppress(RuntimeError):  # the caller's event loop may be over
+                    tell()
+
+        self._closed.add_done_callback(closed)
+
     def call(self, function: Callable[[], Awaitable[T]]) -> Future[T]:
         """Run *function* in the client's thread."""
         future: Future[T] = Future()
+        if self._closed.done() and (failure := self._closed.exception()) is not None:
+            future.set_exception(ClientClosed(f"client has stopped: {failure}"))
+            return future
         if self._token is None or self._closed.done():
             future.set_exception(ClientClosed("client is not open; enter it with 'with' or 'async with' first"))
             return future

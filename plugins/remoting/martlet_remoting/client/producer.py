@@ -1,7 +1,7 @@
 """Sends messages: acknowledged, oneway, or in batches."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypedDict, final
+from typing import Final, TypeAlias, TypedDict, final
 from zlib import crc32
 
 import trio
@@ -12,6 +12,7 @@ from martlet_remoting.compression import compress
 from martlet_remoting.headers import SendHeader
 from martlet_remoting.packets import MessageQueue
 
+from .arguments import I32_MAX, check_callable, check_integer, check_queue, check_seconds, check_type
 from .errors import (
     Attempt,
     ClientError,
@@ -20,17 +21,21 @@ from .errors import (
     RequestTimeout,
     SendFailed,
 )
-from .messages import BODY_BYTES_MAX, RETRY_PREFIX, Message, SendResult, check_group, encoded
+from .messages import BODY_BYTES_MAX, RETRY_PREFIX, Message, SendResult, check_group, check_topic, encoded
 from .network import TEMPLATE_TOPIC, Client, Network, Settings, heartbeat_body
 from .sending import Sending, master_of
 
 __all__ = ["Producer", "ProducerOptions", "Selector", "select_by_hash"]
 
+# RocketMQ refuses a topic with more.
+QUEUES_MAX: Final = 16384
+
+# Chooses one of the queues for a message; the last argument is the one that was passed to `Producer.send`.
 Selector: TypeAlias = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
 
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
-    """Return the same queue for the same *argument* as long as their number stays: keeps an order per key."""
+    """A `Selector`: the same *argument* gets the same queue while their number stays, which keeps an order per key."""
     return queues[crc32(str(argument).encode()) % len(queues)]
 
 
@@ -46,17 +51,24 @@ class ProducerOptions(TypedDict, total=False):
 
 @final
 class Producer(Client):
-    """Sends messages of one producer group.
+    """Sends messages.
 
+    Example:
         async with Producer("127.0.0.1:9876", "my-group") as producer:
             result = await producer.send(Message("Greetings", b"hello"))
 
     Args:
       name_server: ``host:port``, several separated by ``;``, or `Settings`.
+      group: the producer group, under which brokers list this client.
       retries: how often a failed send is tried again, on another broker where there is one.
-      send_timeout_s: for one send with all its retries, from when its route is known.
+      send_timeout_s: for one send with all its retries, once its route is known.
       compress_over_bytes: larger bodies are compressed (ZLIB, level 5).
-      default_queues: of a topic that the first message creates.
+      body_bytes_max: larger bodies and batches are refused.
+      default_queues: how many queues a topic gets that the first message creates.
+
+    Raises:
+      TypeError, ValueError: an argument is wrong.
+      MessageRefused: the group has a name that brokers refuse.
     """
 
     def __init__(
@@ -72,6 +84,11 @@ class Producer(Client):
     ) -> None:
         check_group(group)
         super().__init__(Settings.of(name_server))
+        check_integer("retries", retries)
+        check_seconds("send_timeout_s", send_timeout_s)
+        check_integer("compress_over_bytes", compress_over_bytes)
+        check_integer("body_bytes_max", body_bytes_max, 1, I32_MAX)
+        check_integer("default_queues", default_queues, 1, QUEUES_MAX)
         self.group = group
         self.compress_over_bytes = compress_over_bytes
         self.body_bytes_max = body_bytes_max
@@ -85,7 +102,12 @@ class Producer(Client):
         await unregister(self.network, producer_group=self.group)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """Return the queues that *topic* can be sent to."""
+        """Return the queues that *topic* can be sent to.
+
+        Raises:
+          RouteNotFound: nobody knows the topic and no broker may create it.
+        """
+        check_topic(topic)
         return (await self._sending.publish_route(topic))[1]
 
     async def send(
@@ -97,23 +119,27 @@ class Producer(Client):
         argument: object = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Return where *message* was stored, once the broker says that it is.
+        """Return where *message* was stored, once the broker confirms that it is.
 
-        With *queue*, or with *selector*, which is given the queues, the message and *argument*
-        and returns one of them, only that queue is tried, and only once: an order must not break.
+        With *queue* or *selector* only that queue is tried, and only once, so that an order cannot break. The
+        selector gets the queues, the message and *argument*, and returns one of the queues. *timeout_s* replaces
+        ``send_timeout_s``.
 
         Raises:
-          MessageRefused: it cannot be sent as it is.
-          SendFailed: no broker stored it; a timeout among the attempts may have stored it all the same.
+          TypeError, ValueError: an argument is wrong.
+          MessageRefused: the message cannot be sent as it is.
+          SendFailed: no broker confirmed it. After a timeout you cannot know whether it was stored.
           BrokerError: a broker refused it.
           RouteNotFound, NameServerUnreachable: nobody knows where to send it.
         """
-        header, body, key = self._prepare(message)
+        _check_choice(queue, selector, argument)
+        header, body, key = self._prepare(message, queue, timeout_s)
         code = RequestCode.SEND_MESSAGE_V2
         if queue is None and selector is None:
             return (await self._sending.send(header, body, code, timeout_s)).result(key)
         route, queues = await self._sending.publish_route(message.topic)
         chosen = queue if selector is None else selector(queues, message, argument)
+        check_queue(chosen, message.topic)
         assert chosen is not None
         seconds = self._sending.timeout_s if timeout_s is None else timeout_s
         try:
@@ -124,26 +150,31 @@ class Producer(Client):
         return sent.result(key)
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
-        """Send *message* without waiting; nothing tells whether it was stored.
+        """Send *message* without waiting for an answer; you cannot know whether it was stored.
 
         Raises:
-          MessageRefused: it cannot be sent as it is.
+          TypeError, ValueError: an argument is wrong.
+          MessageRefused: the message cannot be sent as it is.
           ConnectionLost: its broker cannot be reached.
+          RouteNotFound, NameServerUnreachable: nobody knows where to send it.
         """
-        header, body, _ = self._prepare(message)
+        header, body, _ = self._prepare(message, queue)
         route, queues = await self._sending.publish_route(message.topic)
         chosen = queue or self._sending.choice.next_queue(queues, "")
         header.queue_id, header.broker_name = chosen.queue_id, chosen.broker_name
         await self.network.tell(master_of(route, chosen), RequestCode.SEND_MESSAGE_V2, header.to_ext(), body)
 
     async def send_batch(self, messages: Sequence[Message], *, timeout_s: float | None = None) -> SendResult:
-        """Return where *messages* were stored: all in one queue one after the other, or none.
+        """Return where *messages* were stored: all of them in one queue, in order, or none.
 
         Raises:
-          MessageRefused: there are none, they differ in topic, one is delayed, or together they
-            are over ``body_bytes_max``; nothing is split silently.
-          SendFailed, BrokerError, RouteNotFound, NameServerUnreachable: as `send`.
+          TypeError, ValueError: an argument is wrong.
+          MessageRefused: there are no messages, they differ in topic, one is delayed, or together they
+            exceed ``body_bytes_max``; a batch is never split.
+          SendFailed, BrokerError, RouteNotFound, NameServerUnreachable: as for `send`.
         """
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
         topic = self._check_batch(messages)
         keys = [self.network.identity.keys.next_key() for _ in messages]
         members = [
@@ -162,9 +193,13 @@ class Producer(Client):
         return sent.result(",".join(keys))
 
     def _check_batch(self, messages: Sequence[Message]) -> str:
+        check_type("batch", messages, Sequence, "for example a list of messages")
+        for message in messages:
+            check_type("message in a batch", message, Message)
         if not messages:
             raise MessageRefused("batch is empty; it needs at least one message")
         topic = messages[0].topic
+        check_topic(topic)
         if topic.startswith(RETRY_PREFIX):
             raise MessageRefused(f"batch for retry topic {topic!r} is not allowed; send the messages one by one")
         for message in messages:
@@ -177,7 +212,14 @@ class Producer(Client):
                 raise MessageRefused("batch has messages that differ in wait_stored; they must agree")
         return topic
 
-    def _prepare(self, message: Message) -> tuple[SendHeader, bytes, str]:
+    def _prepare(
+        self, message: Message, queue: MessageQueue | None = None, timeout_s: float | None = None
+    ) -> tuple[SendHeader, bytes, str]:
+        check_type("message", message, Message, "for example Message('Greetings', b'hello')")
+        if queue is not None:
+            check_queue(queue, message.topic)
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
         message.check(self.body_bytes_max)
         key = self.network.identity.keys.next_key()
         body, sys_flag = message.body, 0
@@ -197,6 +239,15 @@ class Producer(Client):
             flag,
             properties,
         )
+
+
+def _check_choice(queue: object, selector: object, argument: object) -> None:
+    if selector is not None:
+        check_callable("selector", selector, "def selector(queues, message, argument): ...", 3)
+        if queue is not None:
+            raise ValueError("queue and selector are both given; give one of them")
+    elif argument is not None:
+        raise ValueError(f"argument {argument!r:.60} has no effect; give selector=select_by_hash, or your own")
 
 
 async def unregister(network: Network, producer_group: str = "", consumer_group: str = "") -> None:

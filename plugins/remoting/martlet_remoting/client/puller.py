@@ -9,26 +9,37 @@ from martlet_remoting.codes import RequestCode
 from martlet_remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 from martlet_remoting.packets import MessageQueue
 
+from .arguments import check_integer, check_queue, check_seconds, check_time_ms, check_type
 from .errors import ClientError
-from .messages import ReceivedMessage, check_group
+from .messages import ReceivedMessage, check_group, check_topic
 from .network import Client, Settings
 from .offsets import BrokerOffsets, max_offset, min_offset, search_offset
-from .pulling import Expression, Pulled, pull, subscription_of
+from .pulling import PULL_MESSAGES_MAX, Expression, Pulled, pull, subscription_of
 
 __all__ = ["PullConsumer", "Reading"]
 
 WAIT_S: Final = 15.0
 PULL_MESSAGES: Final = 32
+WAIT_MAX_S: Final = 3600.0
 
 
 @final
 class PullConsumer(Client):
-    """Reads queues at any offset; does not take part in the sharing of its group's queues.
+    """Reads queues where and when the caller says, without taking a share of its group's queues.
 
-    async with PullConsumer("127.0.0.1:9876", "my-group") as consumer:
-        for queue in await consumer.queues("Greetings"):
-            async for message in consumer.read(queue):
-                print(message.body)
+    Example:
+        async with PullConsumer("127.0.0.1:9876", "my-group") as consumer:
+            for queue in await consumer.queues("Greetings"):
+                async for message in consumer.read(queue):
+                    print(message.body)
+
+    Args:
+      name_server: ``host:port``, several separated by ``;``, or `Settings`.
+      group: the consumer group whose offsets `committed` and `commit` use.
+
+    Raises:
+      TypeError, ValueError: an argument is wrong.
+      MessageRefused: the group has a name that brokers refuse.
     """
 
     def __init__(self, name_server: str | Settings, group: str) -> None:
@@ -50,6 +61,7 @@ class PullConsumer(Client):
         Raises:
           RouteNotFound: the topic does not exist.
         """
+        check_topic(topic)
         return (await self.network.route(topic)).read_queues(topic)
 
     async def pull(
@@ -61,13 +73,18 @@ class PullConsumer(Client):
         messages_max: int = PULL_MESSAGES,
         wait_s: float = 0.0,
     ) -> Pulled:
-        """Return what *queue* holds from *offset* on; go on at its ``next_offset``.
+        """Return up to *messages_max* messages of *queue* from *offset* on, and where to go on.
 
-        With *wait_s* the broker holds the request that long for a message to arrive.
+        When there are none the broker waits up to *wait_s* seconds, at most an hour, for one to arrive.
 
         Raises:
-          BrokerError, RouteNotFound, ConnectionLost, RequestTimeout: it cannot be read.
+          TypeError, ValueError: an argument is wrong.
+          BrokerError, RouteNotFound, ConnectionLost, RequestTimeout: the queue cannot be read.
         """
+        check_queue(queue)
+        check_integer("offset", offset)
+        check_integer("messages_max", messages_max, 1, PULL_MESSAGES_MAX)
+        check_seconds("wait_s", wait_s, zero=True, high=WAIT_MAX_S)
         subscription = subscription_of(queue.topic, expression, self.network.clock.now_ms())
         header = PullHeader(
             self.group,
@@ -94,16 +111,29 @@ class PullConsumer(Client):
         expression: Expression = "*",
         follow: bool = False,
     ) -> "Reading":
-        """Return an iterator over *queue* from *start* (its oldest by default) to the last message there is now.
+        """Return an iterator over the messages of *queue* from offset *start* on, by default from the oldest.
 
-        With *follow* it goes on for ever, with every message that arrives.
+        It ends with the last message there is now; with *follow* it never ends and yields each new message.
+
+        Raises:
+          TypeError, ValueError: an argument is wrong.
+          ClientError: while iterating, as for `pull`, or because a message is damaged.
         """
+        check_queue(queue)
+        if start is not None:
+            check_integer("start", start)
+        subscription_of(queue.topic, expression, 0)
+        check_type("follow", follow, bool)
         return Reading(self, queue, start, expression, follow)
 
     async def poll(self, queue: MessageQueue, *, expression: Expression = "*", wait_s: float = 0.0) -> Pulled:
-        """Return what comes next at the position of *queue*, and move the position behind it.
+        """Return what `pull` finds at the position of *queue*, and advance the position.
 
-        The position starts at the group's committed offset, or at the oldest message.
+        The position begins at the group's committed offset, or at the oldest message if there is none.
+
+        Raises:
+          TypeError, ValueError: an argument is wrong.
+          BrokerError, RouteNotFound, ConnectionLost, RequestTimeout: the queue cannot be read.
         """
         pulled = await self.pull(queue, await self.position(queue), expression=expression, wait_s=wait_s)
         self._positions[queue] = pulled.next_offset
@@ -111,33 +141,44 @@ class PullConsumer(Client):
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Let the next `poll` of *queue* begin at *offset*."""
+        check_queue(queue)
+        check_integer("offset", offset)
         self._positions[queue] = offset
 
     async def position(self, queue: MessageQueue) -> int:
-        """Return where the next `poll` of *queue* begins."""
+        """Return the offset at which the next `poll` of *queue* begins."""
+        check_queue(queue)
         if queue not in self._positions:
             committed = await self.committed(queue)
             self._positions[queue] = await self.min_offset(queue) if committed is None else committed
         return self._positions[queue]
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset, None when it has none."""
+        """Return the group's committed offset in *queue*, None if there is none."""
+        check_queue(queue)
         return await self._offsets.read(queue)
 
     async def commit(self, queue: MessageQueue, offset: int | None = None) -> None:
-        """Commit *offset*, the position of *queue* by default."""
+        """Commit *offset*, by default the position of *queue*, for the group."""
+        check_queue(queue)
+        if offset is not None:
+            check_integer("offset", offset)
         await self._offsets.write(queue, await self.position(queue) if offset is None else offset)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Return the offset of the oldest message that is left."""
+        """Return the offset of the oldest message that *queue* holds."""
+        check_queue(queue)
         return await min_offset(self.network, queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """Return the offset that the queue's next message will get."""
+        """Return the offset that the next message of *queue* will get."""
+        check_queue(queue)
         return await max_offset(self.network, queue)
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the first offset stored at *timestamp_ms* or later; the maximum if there is none."""
+        """Return the offset of the first message stored at *timestamp_ms* or later, `max_offset` if there is none."""
+        check_queue(queue)
+        check_time_ms("timestamp_ms", timestamp_ms)
         return await search_offset(self.network, queue, timestamp_ms)
 
 

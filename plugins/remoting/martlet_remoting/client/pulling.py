@@ -1,5 +1,6 @@
 """One pull of a queue, and what a subscription selects of it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, unique
@@ -12,14 +13,19 @@ from martlet_remoting.headers import PullHeader
 from martlet_remoting.packets import Command, MessageQueue
 
 from . import bodies
+from .arguments import check_type
 from .errors import BadAnswer, BrokerError, RouteNotFound
 from .messages import DamagedMessage, ReceivedMessage, received
 from .network import Network
 
 __all__ = ["PullStatus", "Pulled", "Sql", "Subscription", "pull", "subscription_of"]
 
+# A tag may hold these characters, but hardly between spaces.
+COMPARISON: Final = re.compile(r"\s(?:=|<>|[<>]=?)\s")
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
+# RocketMQ's client asks for no more at once (pullBatchSize), and brokers give less.
+PULL_MESSAGES_MAX: Final = 1024
 # A broker may look every 5 s whether a held pull's time is up (PullRequestHoldService).
 ANSWER_MARGIN_S: Final = 10.0
 
@@ -27,7 +33,12 @@ ANSWER_MARGIN_S: Final = 10.0
 @final
 @unique
 class PullStatus(Enum):
-    """What a pull found; the codes are those of the answer."""
+    """What a pull found.
+
+    ``FOUND``: messages. ``NO_NEW_MESSAGE``: the offset is the end of the queue. ``NO_MATCHED_MESSAGE``: none of
+    those that were looked at is selected; go on at ``next_offset``. ``OFFSET_MOVED``: the queue has no such
+    offset (any more); ``next_offset`` is the nearest it has.
+    """
 
     FOUND = ResponseCode.SUCCESS
     NO_NEW_MESSAGE = ResponseCode.PULL_NOT_FOUND
@@ -41,11 +52,15 @@ _STATUSES: Final[Mapping[int, PullStatus]] = {status.value: status for status in
 @final
 @dataclass(frozen=True, slots=True)
 class Sql:
-    """An SQL92 expression over message properties, evaluated by the broker alone."""
+    """Selects messages by an SQL92 expression over their properties, for example ``Sql("price > 5")``.
+
+    The broker evaluates it; one that cannot refuses the subscription.
+    """
 
     expression: str
 
 
+# What selects messages: ``*`` for all, ``tag`` or ``tag || tag``, or an `Sql` expression.
 Expression: TypeAlias = str | Sql
 
 
@@ -78,19 +93,38 @@ class Subscription:
 
 
 def subscription_of(topic: str, expression: Expression, version: int) -> Subscription:
-    """Return the subscription to *topic* by ``*``, by ``tag || tag``, or by `Sql`."""
+    """Return the subscription to *topic* by ``*``, by ``tag || tag``, or by `Sql`.
+
+    Raises:
+      TypeError: *expression* is neither a str nor `Sql`.
+      ValueError: it selects nothing, mixes ``*`` with tags, or is SQL92 in a plain str.
+    """
     if isinstance(expression, Sql):
+        check_type("SQL92 expression", expression.expression, str)
+        if not expression.expression.strip():
+            raise ValueError("SQL92 expression is empty; give '*' instead of Sql to select every message")
         return Subscription(topic, expression.expression, SQL92, version, frozenset())
+    check_type(f"expression for topic {topic!r},", expression, str, "for example '*' or 'tagA || tagB', or Sql")
     tags = frozenset(tag for part in expression.split("||") if (tag := part.strip()))
-    if not tags or tags == {"*"}:
+    if not tags:
+        raise ValueError(f"expression {expression!r} for topic {topic!r} names no tag; '*' selects every message")
+    if tags == {"*"}:
         return Subscription(topic, "*", TAG, version, frozenset())
+    if "*" in tags:
+        raise ValueError(f"expression {expression!r} for topic {topic!r} mixes '*' with tags; give one or the other")
+    if COMPARISON.search(expression):
+        raise ValueError(f"expression {expression!r} for topic {topic!r} looks like SQL92; pass Sql({expression!r})")
     return Subscription(topic, expression, TAG, version, tags)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What a pull gave: go on at ``next_offset``; the queue holds from ``min_offset`` to before ``max_offset``."""
+    """The answer to one pull.
+
+    The next pull goes on at ``next_offset``. The queue holds the offsets from ``min_offset`` to below
+    ``max_offset``. ``damaged`` are the records that cannot be delivered.
+    """
 
     status: PullStatus
     messages: list[ReceivedMessage]

@@ -19,7 +19,7 @@ WRITABLE: Final = 2
 @final
 @dataclass(frozen=True, slots=True)
 class TopicQueues:
-    """How many queues of a topic one broker has, and what is allowed with them (perm bits 4 read, 2 write)."""
+    """How many queues of a topic one broker has; ``perm`` allows reading (bit 4) and writing (bit 2)."""
 
     broker_name: str
     read_queues: int
@@ -30,7 +30,7 @@ class TopicQueues:
 @final
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The brokers of a topic: addresses by broker name and broker id (0 is the master), and queue counts."""
+    """Where a topic is: the addresses of its brokers by broker name and broker id (0 is the master), and its queues."""
 
     brokers: Mapping[str, Mapping[int, str]]
     queues: tuple[TopicQueues, ...]
