@@ -24,6 +24,7 @@ import trio
 
 from martlet.contracts import Buffer, Connection, Handler, Identity, Protocol
 from martlet.errors import ConfigError, MartletError, Reason, Refused, RemoteProtocolError
+from martlet.incomplete import IncompleteRequests, origin_of
 from martlet.settings import ServerConfig
 from martlet.stats import Stats
 from martlet.wires import SocketWire, TlsWire, Wire
@@ -136,6 +137,7 @@ class _Peer:
         "host",
         "identity",
         "incomplete",
+        "origin",
         "out_bytes",
         "protocol",
         "reason",
@@ -150,11 +152,12 @@ class _Peer:
         self.wire = wire
         self.address = address
         self.host = host
+        self.origin = origin_of(host)
         self.identity = Identity()
         self.connection: Connection = protocol.connect()
         self._batch: list[Buffer] = []  # sent by the handler in this step
         self.step_bytes = 0
-        self.incomplete = 0  # bytes of a request of which more is to come
+        self.incomplete = False  # whether it holds bytes of a request of which more is to come
         self._hold_position = 0
         self._held: deque[tuple[int, list[Buffer], int]] = deque()  # (log position, pieces, bytes)
         self.held_bytes = 0
@@ -339,8 +342,8 @@ class _Peer:
         self.closed = self.closing = self.gone = True
         self.wire.close()
         self._server.unsent -= self.out_bytes + self.held_bytes
-        self._server.incomplete -= self.incomplete
-        self.out_bytes = self.held_bytes = self.incomplete = 0
+        self._server.incomplete.forget(self)
+        self.out_bytes = self.held_bytes = 0
         self._out = []
         self._held.clear()
         self._batch = []
@@ -365,7 +368,10 @@ class Server:
         self._store = store
         self.holding: dict[_Peer, None] = {}
         self.unsent = 0
-        self.incomplete = 0
+        self.incomplete: IncompleteRequests[_Peer] = IncompleteRequests(
+            config.incomplete_total_bytes_max, config.incomplete_address_bytes_max
+        )
+        self._incomplete_closed = 0
         self.bytes_in = 0
         self.bytes_out = 0
         self._accepted = 0
@@ -553,8 +559,9 @@ class Server:
 
     async def _take(self, peer: _Peer, data: bytes) -> None:
         """Handle all that *data* completes, and let the answers leave together."""
+        now = trio.current_time()
         self.bytes_in += len(data)
-        peer.connection.receive_data(data, trio.current_time())
+        peer.connection.receive_data(data, now)
         handle = peer.handler.handle
         try:
             for event in peer.connection.events():
@@ -562,31 +569,49 @@ class Server:
                 if peer.step_bytes > self._look_bytes and peer.over:
                     self._finish_step(peer)
                     if peer.over:
+                        self._note_incomplete(peer, len(data), now)
                         await peer.wait_room()
                 if peer.closing:
                     return
         finally:
             self._finish_step(peer)
-        incomplete = peer.connection.buffered_bytes
-        if incomplete != peer.incomplete:
-            self.incomplete += incomplete - peer.incomplete
-            peer.incomplete = incomplete
-            if self.incomplete > self.config.incomplete_total_bytes_max:
-                self._close_largest()
+        self._note_incomplete(peer, len(data), now)
         self._set_alarm(peer)
         if peer.over:
             await peer.wait_room()
 
-    def _close_largest(self) -> None:
-        """Too much is held of requests that are not complete: the peer with the most of it goes."""
-        peer = max(self._peers, key=lambda peer: 0 if peer.closing else peer.incomplete)
-        limit = self.config.incomplete_total_bytes_max
-        text = f"incomplete requests of all peers hold {self.incomplete} bytes, {peer.incomplete} of them this one's"
-        text = f"{text}; server.incomplete_total_bytes_max is {limit}"
-        log.warning("%s %s closed; %s", peer.protocol.name, peer.address, text)
-        self.incomplete -= peer.incomplete
-        peer.incomplete = 0
-        self.lost(peer, OSError(text))
+    def _note_incomplete(self, peer: _Peer, received: int, now: float) -> None:
+        """Account for what *peer* holds of requests that are not handled; over a limit the slowest peers are closed."""
+        size = peer.connection.buffered_bytes
+        if not size and not peer.incomplete:
+            return
+        peer.incomplete = size > 0
+        requests = self.incomplete
+        requests.note(peer, peer.origin, size, received, now)
+        if not requests.over(peer.origin):
+            return
+        self._close_slow(peer)
+
+    def _close_slow(self, peer: _Peer) -> None:
+        """Too much is held of incomplete requests, at the latest since *peer* sent more: the slowest of them end."""
+        requests, config = self.incomplete, self.config
+        held, held_here = requests.total, requests.held_by(peer.origin)
+        slow = requests.give_way(peer.origin)
+        self._incomplete_closed += len(slow)
+        log.warning(
+            "%d connections closed, the slowest in sending a request, %s first; incomplete requests held %d bytes "
+            "and those from the address of %s %d, server.incomplete_total_bytes_max is %d and "
+            "server.incomplete_address_bytes_max %d",
+            len(slow),
+            slow[0].address,
+            held,
+            peer.address,
+            held_here,
+            config.incomplete_total_bytes_max,
+            config.incomplete_address_bytes_max,
+        )
+        for each in slow:
+            self.lost(each, TimeoutError("it was among the slowest in sending a request when too many were incomplete"))
 
     def _finish_step(self, peer: _Peer) -> None:
         """Store what the step appended, then let its answers leave; without the first there is no second."""
@@ -817,5 +842,7 @@ class Server:
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             "unsent_bytes": self.unsent,
-            "incomplete_bytes": self.incomplete,
+            "incomplete_bytes": self.incomplete.total,
+            "incomplete_address_bytes": self.incomplete.largest_origin(),
+            "incomplete_closed": self._incomplete_closed,
         }

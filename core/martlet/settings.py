@@ -58,7 +58,13 @@ class ServerConfig:
     )
     incomplete_total_bytes_max: int = setting(
         256 << 20,
-        "incomplete requests of all peers; above, the peer that holds the most of it is closed",
+        "incomplete requests of all connections; above, those close whose bytes have waited longest on average",
+        unit="bytes",
+        low=65536,
+    )
+    incomplete_address_bytes_max: int = setting(
+        128 << 20,
+        "the same of all connections from one address (of IPv6 a /64), so that none uses up what is for all",
         unit="bytes",
         low=65536,
     )

@@ -1,5 +1,7 @@
 """The server's promises, over links in memory: one send a read, held answers, slow peers, ends, deadlines."""
 
+import contextlib
+
 import pytest
 import trio
 import trio.testing
@@ -653,22 +655,82 @@ async def test_what_waits_for_room_keeps_no_views(autojump_clock: MockClock) -> 
         chunk.clear()  # raises BufferError while there is a view
 
 
-async def test_of_incomplete_requests_the_largest_goes_when_they_are_too_many(
+INCOMPLETE = ServerConfig(incomplete_total_bytes_max=10_000, incomplete_address_bytes_max=7_000)
+
+
+async def test_a_good_peer_with_large_messages_survives_slow_hoarders(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with toy_server(ServerConfig(incomplete_total_bytes_max=1500)) as world:
-        greedy, _ = world.dial()
-        await greedy.send(b"x" * 900)
-        modest, _ = world.dial()
-        await modest.send(b"echo " + b"y" * 500)
+    """They share its address; half of them never send more, the others a byte now and then."""
+    hoarded = b"echo " + b"x" * 95
+    async with toy_server(INCOMPLETE) as world:
+        hoarders = [world.dial()[0] for _ in range(60)]
+        for hoarder in hoarders:
+            await hoarder.send(hoarded)
+        good = world.dial()[0]
+        for number in range(100):
+            await trio.sleep(0.1)
+            for hoarder in hoarders[::2]:
+                with contextlib.suppress(OSError):
+                    await hoarder.send(b"x")
+            hoarders.append(world.dial()[0])
+            await hoarders[-1].send(hoarded)
+            for _ in range(4):
+                await good.send(b"echo " + b"y" * 800)
+                await trio.sleep(0.01)
+                await good.send(b"y" * 100 + b"\n")
+                assert await good.receive_line() == b"y" * 900, number
+            assert world.statistic("incomplete_address_bytes") <= 7_000
+        assert world.statistic("incomplete_closed") == 161 - world.statistic("connections") > 80
+    assert "server.incomplete_address_bytes_max 7000" in caplog.text
+
+
+async def test_slow_peers_of_one_address_leave_room_for_other_addresses(autojump_clock: MockClock) -> None:
+    async with toy_server(INCOMPLETE) as world:
+        other = world.dial(host=bytes((10, 0, 0, 2)))[0]
+        await other.send(b"echo " + b"y" * 900)
+        for _ in range(500):
+            await world.dial(host=bytes((10, 0, 0, 1)))[0].send(b"x" * 500)
         await trio.testing.wait_all_tasks_blocked()
-        assert (world.statistic("connections"), world.statistic("incomplete_bytes")) == (2, 1405)
-        third, _ = world.dial()
-        await third.send(b"echo " + b"z" * 200)
+        assert world.statistic("incomplete_address_bytes") <= 7_000
+        await other.send(b"\n")
+        assert await other.receive_line() == b"y" * 900
+
+
+async def test_over_the_limit_of_all_the_slowest_go_whatever_their_address(autojump_clock: MockClock) -> None:
+    """Thousands of addresses that hoard a little, and a fleet behind one that sends much and fast."""
+    async with toy_server(INCOMPLETE) as world:
+        fleet = [world.dial(host=bytes((10, 0, 0, 1)))[0] for _ in range(5)]
+        for number in range(250):
+            await world.dial(host=bytes((10, 0, 1, number)))[0].send(b"x" * 70)
+            await trio.sleep(0.1)
+        for caller in fleet:
+            await caller.send(b"echo " + b"y" * 900)
         await trio.testing.wait_all_tasks_blocked()
-        assert (world.statistic("connections"), world.statistic("incomplete_bytes")) == (2, 710)
-        assert "900 of them this one's; server.incomplete_total_bytes_max is 1500" in caplog.text
-        for caller, letter, count in ((modest, b"y", 500), (third, b"z", 200)):
+        assert world.statistic("incomplete_bytes") <= 10_000
+        for caller in fleet:
             await caller.send(b"\n")
-            assert await caller.receive_line() == letter * count
-        assert world.statistic("incomplete_bytes") == 0
+            assert await caller.receive_line() == b"y" * 900
+
+
+async def test_what_ended_is_not_counted_as_incomplete(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        callers = [world.dial() for _ in range(3)]
+        for caller, _ in callers:
+            await caller.send(b"echo " + b"y" * 95)
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.statistic("incomplete_bytes") == world.statistic("incomplete_address_bytes") == 300
+        callers[0][0].close()
+        callers[1][1].cut()
+        await callers[2][0].send(b"\n")
+        assert await callers[2][0].receive_line() == b"y" * 95
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.statistic("incomplete_bytes") == world.statistic("incomplete_address_bytes") == 0
+
+
+async def test_requests_that_wait_for_room_are_counted(autojump_clock: MockClock) -> None:
+    async with toy_server(SMALL) as world:
+        greedy, _ = world.dial(Conditions(capacity_bytes=65536))
+        await greedy.send(b"fill 100000\n" + b"echo z\n" * 5000)
+        await trio.sleep(1)
+        assert world.statistic("incomplete_bytes") == 35_000

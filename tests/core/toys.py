@@ -182,10 +182,12 @@ class World:
         options.setdefault("handle", lambda peer, connection: Toy(self, peer, connection))
         return Protocol(name="toy", listen="127.0.0.1:0", bound=self.addresses.append, **options)  # type: ignore[arg-type]
 
-    def dial(self, conditions: Conditions | None = None, protocol: Protocol | None = None) -> tuple[Caller, Link]:
-        """Connect one more peer by a link."""
+    def dial(
+        self, conditions: Conditions | None = None, protocol: Protocol | None = None, host: bytes = bytes(4)
+    ) -> tuple[Caller, Link]:
+        """Connect one more peer by a link, from the address *host*."""
         link = Link(conditions)
-        self.server.serve(protocol or self.protocol(), link.far, f"peer-{len(self.toys)}", bytes(8))
+        self.server.serve(protocol or self.protocol(), link.far, f"peer-{len(self.toys)}", host + bytes(4))
         return Caller(link.near), link
 
     def statistic(self, name: str) -> int:
