@@ -192,15 +192,6 @@ class Leases:
         self._return(lease, offset, at)
         return True
 
-    def drop(self, holder: Hashable) -> int:
-        """*holder* is gone: everything it held comes back. Returns how many that were."""
-        offsets = self._held.pop(holder, {})
-        for offset in offsets:
-            lease = self._slots[offset]
-            lease.holder = None
-            self._return(lease, offset, -math.inf)
-        return len(offsets)
-
     # time
 
     def lapse(self, now: float, lost: list[Hashable] | None = None) -> int:

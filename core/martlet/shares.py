@@ -3,7 +3,7 @@
 `leases.py` knows who holds what; this reads the messages, hands them to members that
 have credit, commits the group's offsets as messages are settled, takes back what dead or
 silent members held, and buries in ``%DLQ%<group>`` what was delivered in vain as often as
-the group's ``retryMaxTimes`` allows.
+the group's ``retryMaxTimes`` allows. What fails again and again waits longer each time.
 
 Members may speak different protocols. What a group has settled above its committed
 offset is forgotten by a restart: those messages are delivered once more.
@@ -22,6 +22,7 @@ from martlet.errors import CorruptRecord, Reason, Refused, StoreError
 from martlet.groups import Groups
 from martlet.leases import Leases
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
+from martlet.redelivery import pause_ms
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.codec import decode_record
@@ -127,7 +128,10 @@ class Member:
         return self.share.ack(self, queue_id, offset)
 
     def nack(self, queue_id: int, offset: int, delay_s: float = 0) -> bool:
-        """Give a message back, for whoever is next in *delay_s*; False when this member does not hold it."""
+        """Give back a message that failed; False when this member does not hold it.
+
+        Whoever is next gets it in *delay_s*, or later: the more often it failed the longer it waits (redelivery.py).
+        """
         self.heard_of()
         return self.share.nack(self, queue_id, offset, delay_s)
 
@@ -137,7 +141,7 @@ class Member:
         return self.share.extend(self, queue_id, offset)
 
     def leave(self) -> None:
-        """What this member holds goes to others at once."""
+        """What this member holds goes to others: at once what it was the first to get, the rest after a pause."""
         self.share.leave(self)
 
 
@@ -212,13 +216,23 @@ class Share:
     def leave(self, member: Member) -> None:
         if self._members.pop(member, self) is None:
             for lane in self._lanes.values():
-                lane.leases.drop(member)
+                self._give_back(lane.leases, member)
                 if not self._members:
                     lane.forget_read()
             self._forget_at = self._owner.now() + self._owner.config.share_memory_s
             self._owner.alarm(-math.inf)
             self.wake()
             self._owner.forget_idle(self)
+
+    def _give_back(self, leases: Leases, member: Member) -> None:
+        """Take back what *member* held. That it leaves is no failure of a message, that others left before may be."""
+        for offset in leases.held(member):
+            leases.give_back(member, offset, self._not_before(leases.deliveries(offset) - 1))
+
+    def _not_before(self, failures: int, delay_s: float = 0) -> float:
+        """When a message that failed so often may be delivered again, in *delay_s* at the earliest."""
+        wait_s = max(delay_s, pause_ms(failures) / 1000)
+        return self._owner.now() + wait_s if wait_s > 0 else -math.inf
 
     def wake(self) -> None:
         """Wake every member that has credit, another one first each time."""
@@ -408,10 +422,12 @@ class Share:
 
     def nack(self, member: Member, queue_id: int, offset: int, delay_s: float) -> bool:
         lane = self._lanes.get(queue_id)
-        at = self._owner.now() + delay_s if delay_s > 0 else -math.inf
-        if lane is None or not lane.leases.give_back(member, offset, at):
+        if lane is None:
             return False
-        self._owner.alarm(at)
+        at = self._not_before(lane.leases.deliveries(offset), delay_s)
+        if not lane.leases.give_back(member, offset, at):
+            return False
+        self._owner.alarm(-math.inf if lane.leases.is_dead(offset) else at)
         member.add_credit(1)
         self.wake()
         return True

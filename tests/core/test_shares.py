@@ -19,6 +19,7 @@ from martlet.encoded import Selection
 from martlet.errors import Reason, Refused
 from martlet.groups import Group
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties
+from martlet.redelivery import LONGEST_MS, pause_ms
 from martlet.settings import DeliveryConfig
 from martlet.shares import Member, Share
 from martlet.store import Queue, ReadResult, Store
@@ -233,7 +234,7 @@ async def test_a_dead_message_is_settled_only_when_its_copy_is_durable() -> None
         assert queue.next_offset == 1
 
 
-async def test_a_group_without_a_limit_of_retries_buries_nothing() -> None:
+async def test_a_group_without_a_limit_of_retries_buries_nothing(autojump_clock: MockClock) -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         broker.groups.update(Group("G", retry_max_times=-1))
@@ -243,6 +244,64 @@ async def test_a_group_without_a_limit_of_retries_buries_nothing() -> None:
             assert one.turn() == ["0:0:a"]
             assert one.deliveries == [delivery]
             one.member.nack(0, 0)
+            await trio.sleep(LONGEST_MS / 1000 + 0.01)
+
+
+async def test_what_fails_again_and_again_waits_longer_each_time_until_it_is_dead(autojump_clock: MockClock) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one = Competitor(broker, lease_s=1000)
+        publish(broker, "t", 0, b"a")
+        assert one.turn() == ["0:0:a"]
+        for failures in range(1, 17):
+            one.member.nack(0, 0)
+            await trio.sleep(pause_ms(failures) / 1000 - 0.01)
+            assert one.turn() == []
+            await trio.sleep(0.02)
+            assert one.turn() == ["0:0:a"]
+            assert one.deliveries == [failures + 1]
+        assert trio.current_time() >= 60
+        one.member.nack(0, 0)
+        await trio.sleep(1)
+        assert [letter.body for letter in dead_letters(broker)] == [b"a"]
+
+
+async def test_other_messages_do_not_wait_for_one_that_failed(autojump_clock: MockClock) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one = Competitor(broker)
+        publish(broker, "t", 0, b"a")
+        one.turn()
+        one.member.nack(0, 0)
+        publish(broker, "t", 0, b"b")
+        assert one.turn() == ["0:1:b"]
+
+
+async def test_a_longer_delay_that_a_member_asks_for_is_kept(autojump_clock: MockClock) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one = Competitor(broker)
+        publish(broker, "t", 0, b"a")
+        one.turn()
+        one.member.nack(0, 0, delay_s=60)
+        await trio.sleep(59)
+        assert one.turn() == []
+        await trio.sleep(2)
+        assert one.turn() == ["0:0:a"]
+
+
+async def test_what_member_after_member_leaves_behind_waits_from_the_second_one_on(autojump_clock: MockClock) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one, two, three = (Competitor(broker) for _ in range(3))
+        publish(broker, "t", 0, b"a")
+        assert one.turn() == ["0:0:a"]
+        one.member.leave()
+        assert two.turn() == ["0:0:a"]
+        two.member.leave()
+        assert three.turn() == []
+        await trio.sleep(pause_ms(1) / 1000 + 0.01)
+        assert three.turn() == ["0:0:a"]
 
 
 async def test_a_refused_dead_letter_is_tried_again(autojump_clock: MockClock) -> None:
@@ -433,7 +492,7 @@ async def broker_with_far_messages(count: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_what_comes_back_from_far_behind_the_tail_is_read_beside_the_loop(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     async with broker_with_far_messages(60, monkeypatch) as broker:
         one, two = Competitor(broker, credit=60, lease_s=1000), Competitor(broker, credit=0)
@@ -441,6 +500,7 @@ async def test_what_comes_back_from_far_behind_the_tail_is_read_beside_the_loop(
         assert len(came) == 60
         for offset in (5, 2, 40):
             assert one.member.nack(0, offset)
+        await trio.sleep(1)
         assert one.turn() == []
         (work,) = one.peer.started
         assert one.turn() == []
@@ -451,6 +511,7 @@ async def test_what_comes_back_from_far_behind_the_tail_is_read_beside_the_loop(
         assert not two.member.ack(0, 5)
         # Its reader goes, and the other member gets what was read.
         assert one.member.nack(0, 5)
+        await trio.sleep(1)
         assert one.turn() == []
         two.member.add_credit(1)
         one.member.leave()
@@ -458,13 +519,17 @@ async def test_what_comes_back_from_far_behind_the_tail_is_read_beside_the_loop(
         assert await two.drain() == [came[0]]
 
 
-async def test_what_a_thread_read_is_forgotten_with_the_last_member(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_thread_read_is_forgotten_with_the_last_member(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
     async with broker_with_far_messages(60, monkeypatch) as broker:
         one = Competitor(broker, credit=60, lease_s=1000)
         came = await one.drain()
         one.member.nack(0, 1)
+        await trio.sleep(1)
         assert one.turn() == []
         one.member.leave()
+        await trio.sleep(1)
         await one.peer.run_started()
         (lane,) = one.member.share._lanes.values()
         assert (lane.back, lane.ahead, lane.reading_back) == ({}, None, False)
@@ -707,6 +772,7 @@ async def test_of_a_selection_what_comes_back_comes_again(autojump_clock: MockCl
         assert len(first) == 2
         for offset in (0, 2):
             one.member.nack(0, offset)
+        await trio.sleep(1)
         assert await one.drain() == first
 
 

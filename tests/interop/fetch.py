@@ -1,8 +1,9 @@
 """The programs the interop tests talk to, fetched and built once into a cache folder outside the checkout.
 
-Java archives come through Maven, the Go client through the Go tool, the C++ client through pip: each by its ordinary
-client, with whatever mirrors the machine is set up for. A lock file lets parallel test workers fetch once; a finished
-product is a folder named after the hash of what it was made from, so changed sources make a new one.
+Java archives come through Maven, the Go client through the Go tool, the C++ client through pip, the Node client through
+npm: each by its ordinary client, with whatever mirrors the machine is set up for. A lock file lets parallel test
+workers fetch once. A finished product is a folder named after the hash of what it was made from, so changed sources
+make a new one.
 """
 
 import fcntl
@@ -27,6 +28,8 @@ INSTALL = {
     "javac": "default-jdk-headless",
     "java": "default-jre-headless",
     "go": "golang-go",
+    "node": "nodejs",
+    "npm": "npm",
 }
 
 
@@ -86,6 +89,18 @@ def go_program() -> Path:
         download([tool("go"), "build", "-o", str(folder / "client"), "."], folder=HERE / "go")
 
     return product("go", sources, build) / "client"
+
+
+def node_program(name: str, script: Path) -> list[str]:
+    """Return the command that runs *script* with what the package.json beside it asks for."""
+    sources = [script.with_name("package.json"), script]
+
+    def build(folder: Path) -> None:
+        for source in sources:
+            shutil.copy(source, folder)
+        download([tool("npm"), "install", "--silent", "--no-audit", "--no-fund"], folder=folder)
+
+    return [tool("node"), str(product(name, sources, build) / script.name)]
 
 
 def cpp_python() -> Path:
@@ -173,6 +188,7 @@ def fetch_all() -> None:
     print(f"RocketMQ {SERVER_VERSION}: {server_jars()}")
     print(f"C++ client: {cpp_python()}")
     print(f"Go client: {go_program()}")
+    print(f"Node client: {node_program('node', HERE / 'node' / 'client.js')[1]}")
 
 
 if __name__ == "__main__":

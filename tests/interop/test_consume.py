@@ -3,10 +3,12 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
+
+from martlet.redelivery import pause_ms
 
 from . import fetch, wire
 from .conftest import Target
@@ -166,6 +168,16 @@ def test_a_failed_message_is_tried_again(java: Java, name: Name) -> None:
     assert second.properties["RETRY_TOPIC"] == topic
     assert second.properties["ORIGIN_MESSAGE_ID"] == sent.offset_msg_id
     assert second.accepted
+
+
+def test_a_message_that_fails_several_times_comes_after_pauses_that_grow(java: Java, name: Name) -> None:
+    topic = name("ladder")
+    java.producer(queues=1).send(message(topic, "again"))
+    seen = java.push(name("group"), topic, failures=3).wait(lambda seen: seen[-1].accepted if seen else False)
+    assert [m.reconsume_times for m in seen] == [0, 1, 2, 3]
+    # Each copy was stored when the delivery before it had failed, so these are the pauses before it, or longer.
+    pauses = [later.stored_ms - earlier.stored_ms for earlier, later in pairwise(seen[1:])]
+    assert [pause >= pause_ms(failures) for failures, pause in enumerate(pauses, 1)] == [True, True]
 
 
 def test_a_message_that_always_fails_becomes_a_dead_letter(java: Java, name: Name, target: Target) -> None:

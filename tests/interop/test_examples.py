@@ -1,6 +1,5 @@
 """The example clients of the README: each receives what the Python example sends."""
 
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,17 +37,7 @@ def go_words() -> Sequence[str]:
 
 
 def node_words() -> Sequence[str]:
-    sources = [EXAMPLES / "node" / "package.json", EXAMPLES / "node" / "consume.js"]
-
-    def build(target: Path) -> None:
-        for source in sources:
-            shutil.copy(source, target)
-        npm = shutil.which("npm")
-        if npm is None:
-            raise fetch.NotFetched("'npm' is not installed, the interop tests need it; apt-get install npm")
-        fetch.download([npm, "install", "--silent", "--no-audit", "--no-fund"], folder=target)
-
-    return ["node", str(fetch.product("node-example", sources, build) / "consume.js")]
+    return fetch.node_program("node-example", EXAMPLES / "node" / "consume.js")
 
 
 @pytest.fixture(scope="module")

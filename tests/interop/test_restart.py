@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from . import fetch
+from . import fetch, wire
 from .conftest import RocketMQ
 from .java import Java, Jvm, message
 from .martlet_process import Martlet
@@ -78,3 +78,22 @@ def test_what_was_acknowledged_survives_a_kill_under_load(java: Java, target: Ro
     got = Counter(m.body for m in java.lite("auditor", topic, assign=True).poll_until(stored))
     assert answered - got == Counter()
     assert {body: got[body] for body in answered} == dict.fromkeys(answered, 1)
+
+
+def test_a_message_that_failed_comes_again_although_the_broker_is_killed(
+    java: Java, target: RocketMQ | Martlet
+) -> None:
+    """The broker dies right after it took the message back, before it is due again."""
+    topic, group = "failed", "failed_group"
+    [sent] = java.producer(queues=1).send(message(topic, "again"))
+    position = int(sent.offset_msg_id[-16:], 16)
+    fields = {"offset": f"{position}", "group": group, "delayLevel": "0", "originTopic": topic}
+    answer = wire.ask(target.address, wire.CONSUMER_SEND_MSG_BACK, fields)
+    assert answer is not None
+    assert answer.code == 0
+    target.kill()
+    target.start()
+    # A message that cannot fail again: what is delivered now is the one retry.
+    consumer = java.push(group, topic, failures=0)
+    [retry] = [m for m in consumer.wait(lambda seen: any(m.reconsume_times for m in seen)) if m.reconsume_times]
+    assert (retry.body, retry.topic, retry.reconsume_times) == (b"again", topic, 1)

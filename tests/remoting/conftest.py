@@ -29,13 +29,19 @@ NO_HEADER: Mapping[str, object] = {}
 
 
 class FakeClock:
-    """A wall clock that tests move."""
+    """A wall clock that tests move; from `run` on it also goes as trio's clock does."""
 
     def __init__(self) -> None:
         self.ms = 1_700_000_000_000
+        self._began: float | None = None
+
+    def run(self) -> None:
+        self._began = trio.current_time()
 
     def now_ms(self) -> int:
-        return self.ms
+        if self._began is None:
+            return self.ms
+        return self.ms + round((trio.current_time() - self._began) * 1000)
 
 
 class FakePeer:

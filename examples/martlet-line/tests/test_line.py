@@ -723,7 +723,7 @@ async def test_a_message_that_is_refused_comes_back_after_its_delay(
         assert 4.9 <= trio.current_time() - began <= 5.1
         await member.say("NACK 1 0 0")
         await member.batch(delivery=3)
-        assert trio.current_time() - began <= 5.1
+        assert 5.4 <= trio.current_time() - began <= 5.6
 
 
 async def test_what_is_delivered_in_vain_too_often_goes_to_the_dead_letter_topic(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class Parts:
         self.stamp = f"{cluster}MSG_REGION\x01{config.region}\x02TRACE_ON\x01{str(config.trace).lower()}\x02".encode()
         # Behind properties whose last separator was left out.
         self.stamp_after = b"\x02" + self.stamp
-        # timer and tx are plugins with a stage; without them such messages are refused, not stored wrongly
+        # Stages that hold delayed and transactional messages; without them these are refused, not stored wrongly.
         stages = {name for name, _ in broker.stages}
         self.delays = "timer" in stages
         self.transactions = "tx" in stages

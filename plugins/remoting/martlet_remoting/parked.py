@@ -2,7 +2,8 @@
 
 A held pull is a few numbers. A record that arrives moves the pulls of its queue to the
 ``ready`` line of their connections and wakes these; the connection's next collect reads
-again and answers, or parks the pull once more if its filter wants none of it.
+again and answers, or parks the pull once more if its filter wants none of it. A pull whose
+next record may not be delivered yet (`retries`) waits for a time instead of a record.
 """
 
 from collections import deque
@@ -36,6 +37,7 @@ class Pull:
         "own_filter",
         "queue",
         "result",
+        "retries",
         "suspend_until",
     )
 
@@ -52,6 +54,7 @@ class Pull:
         self.max_messages = max_messages
         self.filter = wanted
         self.own_filter = True  # that the pull brought along, else its group's
+        self.retries = False  # a group reads its own retries, which have to wait
         self.suspend_until = 0.0  # in seconds of trio.current_time; 0 for a pull that may not wait
         self.last = True  # it is answered now, whatever there is
         self.result: ReadResult | None = None  # what a reader thread has found
@@ -96,6 +99,23 @@ class PullDesk:
 
 
 @final
+class _Pause:
+    """The pulls of one queue whose next record may not be delivered before *at*."""
+
+    __slots__ = ("at", "bucket", "parked", "pulls", "queue")
+
+    def __init__(self, parked: "ParkedPulls", queue: Queue, at: float) -> None:
+        self.bucket = -1
+        self.parked = parked
+        self.queue = queue
+        self.at = at
+        self.pulls: dict[Pull, None] = {}
+
+    def expire(self) -> None:
+        self.parked.resume(self.queue)
+
+
+@final
 class ParkedPulls:
     """The held pulls of all connections, by queue."""
 
@@ -103,14 +123,15 @@ class ParkedPulls:
         self._deadlines = deadlines
         self._limit = limit
         self._waiting: dict[Queue, dict[Pull, None]] = {}
+        self._paused: dict[Queue, _Pause] = {}
         self._count = 0
         self.stopping = False
 
     def __len__(self) -> int:
         return self._count
 
-    def park(self, pull: Pull) -> None:
-        """Hold *pull* until its queue has more, or its time is over.
+    def park(self, pull: Pull, not_before: float | None = None) -> None:
+        """Hold *pull* until its queue has more, or until *not_before* whatever comes; at most until its time is over.
 
         Raises:
           Refused: too many pulls wait (BUSY).
@@ -118,24 +139,47 @@ class ParkedPulls:
         if self._count >= self._limit:
             text = f"{self._count} pulls wait at this broker; remoting.parked_max is {self._limit}"
             raise Refused(Reason.BUSY, text)
-        queue = pull.queue
-        waiting = self._waiting.get(queue)
-        if waiting is None:
-            waiting = self._waiting[queue] = {}
-            if queue.watchers is None:
-                queue.watchers = []
-            queue.watchers.append(self._arrived)
+        waiting = self._watched(pull.queue) if not_before is None else self._pause(pull.queue, not_before).pulls
         waiting[pull] = None
         self._count += 1
         pull.desk.held[pull] = self
         if pull.bucket < 0:
             self._deadlines.add(pull, pull.suspend_until)
 
+    def _watched(self, queue: Queue) -> dict[Pull, None]:
+        waiting = self._waiting.get(queue)
+        if waiting is None:
+            waiting = self._waiting[queue] = {}
+            if queue.watchers is None:
+                queue.watchers = []
+            queue.watchers.append(self._arrived)
+        return waiting
+
+    def _pause(self, queue: Queue, until: float) -> _Pause:
+        pause = self._paused.get(queue)
+        if pause is None:
+            pause = self._paused[queue] = _Pause(self, queue, until)
+        elif pause.at <= until:
+            return pause
+        self._deadlines.give_up(pause)
+        pause.at = until
+        self._deadlines.add(pause, until)
+        return pause
+
     def _arrived(self, queue: Queue) -> None:
         """The store says that *queue* has more to read. It walks over its watchers now, so ours stays."""
         waiting = self._waiting.get(queue)
-        if not waiting:
-            return
+        if waiting:
+            self._queue_up(waiting)
+
+    def resume(self, queue: Queue) -> None:
+        """Let the pulls of *queue* that wait for a time look again."""
+        pause = self._paused.pop(queue, None)
+        if pause is not None:
+            self._deadlines.give_up(pause)
+            self._queue_up(pause.pulls)
+
+    def _queue_up(self, waiting: dict[Pull, None]) -> None:
         pulls = list(waiting)
         waiting.clear()
         self._count -= len(pulls)
@@ -146,20 +190,24 @@ class ParkedPulls:
 
     def wake_topic(self, topic: str) -> None:
         """Let every held pull of *topic* look again; for what is no record, such as an offset reset."""
-        for queue in [queue for queue in self._waiting if queue.topic == topic]:
-            self._arrived(queue)
+        self._wake([queue for queue in (*self._waiting, *self._paused) if queue.topic == topic])
 
     def wake_gone(self, topics: Topics) -> None:
         """Let every held pull of a topic that *topics* has no more look again."""
-        for queue in [queue for queue in self._waiting if topics.get(queue.topic) is None]:
+        self._wake([queue for queue in (*self._waiting, *self._paused) if topics.get(queue.topic) is None])
+
+    def _wake(self, queues: list[Queue]) -> None:
+        for queue in queues:
             self._arrived(queue)
+            self.resume(queue)
 
     def take(self, pull: Pull) -> None:
         """Hold *pull* no longer."""
-        waiting = self._waiting.get(pull.queue)
-        if waiting is not None and pull in waiting:
-            del waiting[pull]
-            self._count -= 1
+        pause = self._paused.get(pull.queue)
+        for waiting in (self._waiting.get(pull.queue), pause.pulls if pause is not None else None):
+            if waiting is not None and pull in waiting:
+                del waiting[pull]
+                self._count -= 1
         pull.desk.held.pop(pull, None)
 
     def done(self, pull: Pull) -> None:
@@ -187,6 +235,6 @@ class ParkedPulls:
     def answer_all(self) -> None:
         """We stop: every held pull is answered now, and none is held any more."""
         self.stopping = True
-        for waiting in list(self._waiting.values()):
+        for waiting in (*self._waiting.values(), *(pause.pulls for pause in self._paused.values())):
             for pull in list(waiting):
                 pull.expire()

@@ -100,7 +100,7 @@ def make_filter(broker: Broker, kind: str, expression: str) -> Filter:
     if compile_expression is None:
         # The wording of RocketMQ with enablePropertyFilter off, which clients' users search for.
         text = f"The broker does not support consumer to filter message by {kind}"
-        raise Refused(Reason.NOT_SUPPORTED, f"{text}; enable a plugin that brings it")
+        raise Refused(Reason.NOT_SUPPORTED, f"{text}; subscribe by tags, or to '*' and filter in the consumer")
     return Filter(predicate=_on_stored(compile_expression(expression)))
 
 

@@ -1,8 +1,9 @@
 """A program over RocketMQ's C++ client; it runs in a process of its own, with `fetch.cpp_python`.
 
     client.py produce NAME_SERVER TOPIC COUNT     sends in every way the client has, prints a JSON line a message
-    client.py consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION [orderly|broadcasting]
-                                                      prints a JSON line a delivery, ends after COUNT messages
+    client.py consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION [orderly|broadcasting|FAILURES]
+                                                      prints a JSON line a delivery, ends after COUNT messages; the
+                                                      first FAILURES deliveries of each fail
 
 The client is a C library behind ctypes that can take its process down: nothing here shares one with the tests.
 """
@@ -13,7 +14,7 @@ import sys
 import threading
 from typing import Any
 
-from rocketmq.client import Message, MessageModel, Producer, PushConsumer  # type: ignore[import-not-found]
+from rocketmq.client import Message, MessageModel, Producer, PushConsumer, RecvMessage  # type: ignore[import-not-found]
 
 
 def say(**fields: object) -> None:
@@ -55,6 +56,20 @@ def produce(name_server: str, topic: str, count: str) -> None:
     producer.shutdown()
 
 
+def failing(deliver: Any, failures: int) -> Any:
+    """A callback that fails at first; the wheel's own counts a message as consumed even if its callback raises."""
+
+    def on_message(_: Any, raw: Any) -> int:
+        received = RecvMessage(raw)
+        if received.reconsume_times < failures:
+            say(event="failure", reconsume_times=received.reconsume_times)
+            return 1  # RECONSUME_LATER
+        deliver(received)
+        return 0
+
+    return on_message
+
+
 def consume(name_server: str, group: str, topic: str, count: str, expression: str, how: str = "") -> None:
     model = MessageModel.BROADCASTING if how == "broadcasting" else MessageModel.CLUSTERING
     consumer = PushConsumer(group, orderly=how == "orderly", message_model=model)
@@ -81,6 +96,8 @@ def consume(name_server: str, group: str, topic: str, count: str, expression: st
                 done.set()
 
     consumer.subscribe(topic, deliver, expression)
+    if how.isdecimal():
+        consumer._register_callback(failing(deliver, int(how)))
     consumer.start()
     say(event="started")
     done.wait()

@@ -19,6 +19,7 @@ from martlet_remoting.members import BROADCASTING
 from martlet_remoting.packets import NO_EXT, Command
 from martlet_remoting.parked import Pull, PullDesk
 from martlet_remoting.permission import may_consume
+from martlet_remoting.retries import hold_back
 from martlet_remoting.subscriptions import TAG, Filter
 
 __all__ = ["TABLE", "collect", "finish", "pull_message"]
@@ -62,6 +63,7 @@ def pull_message(context: Context, command: Command) -> bytes | None:
     messages = min(max(header.messages_max, 1), parts.config.pull_messages_max)
     pull = Pull(desk, command.opaque, header.group, queue, header.offset, messages, wanted)
     pull.own_filter = bool(header.sys_flag & PULL_SUBSCRIPTION)
+    pull.retries = header.topic[0] == "%" and header.topic == RETRY_PREFIX + header.group and not parts.delays
     if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
         parts.groups.commit(header.group, header.topic, header.queue_id, header.commit_offset)
     if header.sys_flag & PULL_SUSPEND:
@@ -314,6 +316,9 @@ def _still_waits(desk: PullDesk, pull: Pull) -> bool:
 def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
     """Answer *pull* with *result*, or hold it when that says nothing and it may wait."""
     parts = context.parts
+    if pull.retries and (wait_ms := hold_back(result, parts.clock.now_ms())) and not result.count:
+        _hold_back(context, pull, result.next_offset, wait_ms)
+        return 0
     status = result.status
     code, remark = STATUS[status]
     next_offset = result.next_offset
@@ -358,6 +363,16 @@ def _hold(context: Context, pull: Pull) -> None:
         pull.desk.queue_up(pull)
     else:
         parts.parked.park(pull)
+
+
+def _hold_back(context: Context, pull: Pull, offset: int, wait_ms: int) -> None:
+    """Hold *pull* while the retry at *offset* has to wait."""
+    parts = context.parts
+    pull.offset = offset
+    if pull.last or parts.parked.stopping:
+        _answer_nothing(context, pull)
+    else:
+        parts.parked.park(pull, parts.now() + wait_ms / 1000)
 
 
 def _answer_nothing(context: Context, pull: Pull) -> None:

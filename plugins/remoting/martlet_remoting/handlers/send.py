@@ -219,9 +219,9 @@ def stamp(parts: Parts, properties: bytes) -> tuple[bytes, str]:
 
 
 def check_scheduling(parts: Parts, topic: str, properties: bytes, reconsume_times: int) -> None:
-    """Raise `Refused` for a delayed or transactional message that no plugin here understands.
+    """Raise `Refused` for a delayed or transactional message, where nothing here can hold such messages.
 
-    A retry is the exception: it is delivered at once rather than not at all.
+    A retry with a delay is taken all the same: `retries` lets it wait, if not for as long.
     """
     delay = find_property(properties, b"DELAY")
     delayed = delay.lstrip(b"0") != b"" and delay.isdigit()
@@ -230,8 +230,8 @@ def check_scheduling(parts: Parts, topic: str, properties: bytes, reconsume_time
         timers = [key for key in TIMER_KEYS if find_property(properties, key)]
         if delayed or timers:
             name = timers[0].decode() if timers else "DELAY"
-            text = f"message has the property {name}, and no timer plugin is enabled here"
-            raise Refused(Reason.ILLEGAL, f"{text}; enable it in plugins.enabled, or send without delay")
+            text = f"message has the property {name}, and this broker does not support delayed messages"
+            raise Refused(Reason.ILLEGAL, f"{text}; send it without delay")
     if find_property(properties, b"TRAN_MSG").lower() != b"true" or (reconsume_times > 0 and delayed):
         return
     if not parts.transactions:
@@ -240,7 +240,7 @@ def check_scheduling(parts: Parts, topic: str, properties: bytes, reconsume_time
 
 def no_transactions(parts: Parts) -> Refused:
     text = f"the broker[{parts.broker.config.name}] sending transaction message is forbidden"
-    return Refused(Reason.NO_PERMISSION, f"{text}; no transaction plugin is enabled in plugins.enabled")
+    return Refused(Reason.NO_PERMISSION, f"{text}; this broker does not support transactional messages")
 
 
 # batches

@@ -1,7 +1,8 @@
 """CONSUMER_SEND_MSG_BACK: a consumer failed on a message; it comes again later, or goes to the dead letters.
 
-RocketMQ AbstractSendMessageProcessor.consumerSendMsgBack. The level of delay is written into the copy;
-without a timer plugin nothing reads it, and the copy is delivered at once.
+RocketMQ AbstractSendMessageProcessor.consumerSendMsgBack. The copy stands in the retry topic when the
+consumer is answered; when it is delivered is up to `retries`, which does not look at the delay level
+that is written into it.
 """
 
 from typing import Final
