@@ -1,5 +1,6 @@
 """The Java client over TLS, to a broker and a name server that take TLS and plain text on one port."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import trustme
 
 from . import fetch
 from .conftest import RocketMQ
-from .java import Java, Jvm, message
+from .java import Failed, Java, Jvm, message
 from .martlet_process import Martlet
 
 COUNT = 30
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +30,11 @@ def certificates(folder: Path) -> dict[str, str]:
     chain, key = folder / "chain.pem", folder / "key.pem"
     chain.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
     key.write_bytes(issued.private_key_pem.bytes())
-    own = {"tls_cert": str(chain), "tls_key": str(key)}
-    return {f"{part}.{name}": value for part in ("remoting", "nameserver") for name, value in own.items()}
+    return both_ports({"tls_cert": str(chain), "tls_key": str(key)})
+
+
+def both_ports(settings: dict[str, str]) -> dict[str, str]:
+    return {f"{part}.{name}": value for part in ("remoting", "nameserver") for name, value in settings.items()}
 
 
 @pytest.fixture(params=fetch.CLIENT_VERSIONS)
@@ -49,3 +54,39 @@ def test_java_clients_with_and_without_tls_meet(jvm: Jvm, target: RocketMQ | Mar
         consumer = clients.push(f"group_{topic}_{tls}", topic, tls=tls)
         assert {m.body for m in consumer.wait_bodies(wanted)} == wanted
     clients.close()
+
+
+def documented_properties(folder: Path) -> dict[str, str]:
+    """Return the Java system properties that the page on operations names, with files of *folder*."""
+    named = dict(re.findall(r"-D(tls[\w.]+)=([^\s`]+)", PAGE.read_text()))
+    return {key: str(folder / Path(value).name) if value.endswith(".pem") else value for key, value in named.items()}
+
+
+def documented_certificates(folder: Path) -> None:
+    """Make the page's certificates with its commands."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text().partition("\n## TLS\n")[2], re.DOTALL)
+    lines = "".join(blocks[index].partition("/opt/")[0] for index in (0, 2))
+    commands = lines.replace("/etc/martlet/tls", str(folder)).replace("mq.example.org", "localhost")
+    fetch.run(["bash", "-euc", "chgrp() { true; }\n" + commands])
+
+
+def test_java_properties_of_the_page_check_the_broker_and_present_a_certificate(tmp_path: Path) -> None:
+    documented_certificates(tmp_path)
+    server = {"tls_cert": str(tmp_path / "chain.pem"), "tls_key": str(tmp_path / "key.pem"), "tls": "enforcing"}
+    broker = Martlet(tmp_path / "broker", both_ports({**server, "tls_client_ca": str(tmp_path / "ca.pem")}))
+    good = documented_properties(tmp_path)
+    assert {"tls.client.trustCertPath", "tls.client.certPath", "tls.client.keyPath"} <= good.keys()
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    jvms = [
+        Jvm("5.5.0", tmp_path / "good", good),
+        Jvm("5.5.0", tmp_path / "bad", {**good, "tls.client.trustCertPath": str(tmp_path / "other.pem")}),
+    ]
+    trusting, doubting = (Java(jvm, broker.name_server).producer(tls=True) for jvm in jvms)
+    try:
+        trusting.send(message("Secure", "hello"))
+        with pytest.raises(Failed, match=r"(send request|connect) to .* failed"):
+            doubting.send(message("Secure", "hello"))
+    finally:
+        for jvm in jvms:
+            jvm.kill()
+        broker.close()
