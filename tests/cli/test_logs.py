@@ -69,8 +69,9 @@ def test_a_defect_carries_its_traceback(form: str) -> None:
     assert "ZeroDivisionError: ours" in text
 
 
-def test_a_log_that_cannot_be_written_stops_nobody() -> None:
+def test_a_log_that_cannot_be_written_stops_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     logs.configure(logs.LogConfig(), stream)
     stream.close()
     logging.getLogger("martlet").info("nobody hears this")
+    assert capsys.readouterr() == ("", "")

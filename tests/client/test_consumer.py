@@ -256,7 +256,7 @@ async def test_cached_bytes_are_limited_too(cluster: Cluster, autojump_clock: Mo
         cluster.settings(), GROUP, stuck, {"T": "*"}, concurrency=1, cached_bytes_max=35_000, pull_messages=2
     ) as consumer:
         await trio.sleep(10)
-        assert consumer.statistics()["cached"] <= 5
+        assert consumer.statistics()["cached"] in (4, 5)  # a pull begins below the limit and brings two
 
 
 async def test_two_members_share_the_queues_and_one_inherits(cluster: Cluster, autojump_clock: MockClock) -> None:
@@ -328,7 +328,7 @@ async def test_close_waits_for_listeners_that_are_running(cluster: Cluster, auto
 
 async def test_closing_consumer_takes_no_more_queues(cluster: Cluster, autojump_clock: MockClock) -> None:
     cluster.broker.put("T", 0, b"x")
-    started = trio.Event()
+    started, learned = trio.Event(), trio.Event()
 
     async def listener(message: ReceivedMessage) -> None:
         started.set()
@@ -337,13 +337,15 @@ async def test_closing_consumer_takes_no_more_queues(cluster: Cluster, autojump_
     async def more_queues(consumer: PushConsumer) -> None:
         await trio.sleep(1)
         cluster.topics["T"] = 8
-        await consumer.network.fetch_route("T")
+        assert len((await consumer.network.fetch_route("T")).read_queues("T")) == 8
+        learned.set()
 
     async with first(cluster.settings("me"), GROUP, listener, {"T": "*"}) as consumer:
         await started.wait()
         cluster.nursery.start_soon(more_queues, consumer)
     pulled = {command.integer("queueId") for command in cluster.broker.asked(RequestCode.PULL_MESSAGE)}
-    assert pulled <= {0, 1, 2, 3}
+    assert learned.is_set()
+    assert pulled == {0, 1, 2, 3}
 
 
 async def test_moved_offset_is_followed(cluster: Cluster, autojump_clock: MockClock) -> None:

@@ -241,7 +241,7 @@ def test_a_dead_consumers_queues_go_to_the_living(patient: Callable[[], Jvm], ta
     share_evenly([one], topic, 4)
     producer.send(*(message(topic, body) for body in bodies(40, "b")))
     seen = one.wait_bodies(bodies(40, "b"))
-    assert {m.body for m in seen} >= set(bodies(40, "b"))
+    assert Counter(m.body for m in seen if m.body.startswith(b"b")) == Counter(bodies(40, "b"))
     survivor.close()
 
 
@@ -256,7 +256,7 @@ def test_a_leaving_consumers_queues_go_to_the_others(patient: Callable[[], Jvm],
     share_evenly([one], topic, 4)
     producer.send(*(message(topic, body) for body in bodies(20)))
     seen = one.wait_bodies(bodies(20))
-    assert {m.body for m in seen} >= set(bodies(20))
+    assert Counter(m.body for m in seen if m.body != b"first") == Counter(bodies(20))
     clients.close()
 
 
