@@ -13,6 +13,7 @@ from martlet.config import fill
 from martlet.contracts import Buffer, Identity
 from martlet.groups import Groups
 from martlet.ids import Ids
+from martlet.server import pack_host
 from martlet.settings import BrokerConfig
 from martlet.stats import Stats
 from martlet.store import RealDisk, Store, StoreConfig
@@ -47,9 +48,9 @@ class FakeClock:
 class FakePeer:
     """The server's side of one client: keeps what is sent, runs what is started."""
 
-    def __init__(self, harness: "Harness", number: int) -> None:
-        self.address = f"127.0.0.1:{40000 + number}"
-        self.host = bytes((127, 0, 0, 1)) + (40000 + number).to_bytes(4, "big")
+    def __init__(self, harness: "Harness", number: int, host: str) -> None:
+        self.address = f"{host}:{40000 + number}"
+        self.host = pack_host(host, 40000 + number)
         self.identity = Identity()
         self.harness = harness
         self.sent: list[bytes] = []
@@ -76,9 +77,9 @@ class FakePeer:
 class FakeClient:
     """One connection: what it sends goes through the codec, and so does what comes back."""
 
-    def __init__(self, harness: "Harness", number: int, *, fast: bool) -> None:
+    def __init__(self, harness: "Harness", number: int, *, fast: bool, host: str) -> None:
         self.harness = harness
-        self.peer = FakePeer(harness, number)
+        self.peer = FakePeer(harness, number, host)
         self.connection = RemotingConnection(harness.config.frame_bytes_max, harness.config.idle_s)
         self.handler = RemotingHandler(harness.parts, self.peer, self.connection, fast=fast)
         self.answers: dict[int, Command] = {}
@@ -164,8 +165,8 @@ class Harness:
         self.parts = Parts(broker, config)
         self.clients: list[FakeClient] = []
 
-    def client(self, *, fast: bool = False) -> FakeClient:
-        found = FakeClient(self, len(self.clients), fast=fast)
+    def client(self, *, fast: bool = False, host: str = "127.0.0.1") -> FakeClient:
+        found = FakeClient(self, len(self.clients), fast=fast, host=host)
         self.clients.append(found)
         return found
 

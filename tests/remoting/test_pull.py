@@ -557,20 +557,105 @@ async def test_a_queue_is_watched_only_while_somebody_waits(waiting: Harness, au
     assert len(queue.watchers or ()) == 0
 
 
-async def test_held_pulls_have_limits_that_say_what_they_are(open_harness: OpenHarness, nursery: trio.Nursery) -> None:
-    harness = await open_harness(store={"flush": "async"}, parked_max=3, parked_peer_max=2)
+async def test_a_connection_has_a_limit_of_held_pulls_that_says_what_it_is(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, parked_peer_max=2)
     topic = harness.topic("T")
-    first, second = harness.client(), harness.client()
-    for client in (first, second):
-        for _ in range(2):
-            client.send(PULL, wait_ext(topic, 0))
-    third = first.send(PULL, wait_ext(topic, 0))
-    await harness.step()
-    busy = first.answers[third]
+    client = harness.client()
+    for _ in range(2):
+        client.send(PULL, wait_ext(topic, 0))
+    busy = await client.ask(PULL, wait_ext(topic, 0))
     assert (busy.code, "remoting.parked_peer_max is 2" in str(busy.remark)) == (ResponseCode.SYSTEM_BUSY, True)
-    (late,) = second.answers.values()
-    assert (late.code, "remoting.parked_max is 3" in str(late.remark)) == (ResponseCode.SYSTEM_BUSY, True)
-    assert len(harness.parts.parked) == 3
+    assert parked(client) == 2
+
+
+async def crowd(open_harness: OpenHarness, connections: int, pulls: int, host: str) -> tuple[Harness, list[FakeClient]]:
+    """A broker that is full of the pulls of so many connections from *host*."""
+    harness = await open_harness(store={"flush": "async"}, parked_max=connections * pulls)
+    topic = harness.topic("T")
+    clients = [harness.client(host=host) for _ in range(connections)]
+    for client in clients * pulls:
+        client.send(PULL, wait_ext(topic, 0))
+    await harness.step()
+    assert harness.parts.statistics()["parked_pulls"] == connections * pulls
+    assert not any(client.answers for client in clients)
+    return harness, clients
+
+
+async def hold_beside(harness: Harness, greedy: list[FakeClient], client: FakeClient, pulls: int) -> None:
+    """Let *client* hold *pulls* pulls while the others ask again for all that they are refused."""
+    for _ in range(pulls):
+        client.send(PULL, wait_ext("T", 0))
+        await harness.step()
+        for other in greedy:
+            for number in list(other.answers):
+                answer = other.answers.pop(number)
+                assert answer.code == ResponseCode.SYSTEM_BUSY
+                assert "remoting.parked_max is" in str(answer.remark)
+                other.send(PULL, wait_ext("T", 0))
+        await harness.step()
+
+
+async def test_few_connections_with_many_pulls_let_others_wait(open_harness: OpenHarness) -> None:
+    harness, greedy = await crowd(open_harness, 4, 100, "127.0.0.1")
+    client = harness.client()
+    await hold_beside(harness, greedy, client, 50)
+    assert (client.answers, parked(client)) == ({}, 50)
+    counters = harness.parts.statistics()
+    assert counters["parked_pulls"] == 400
+    assert counters["parked_pulls_given_up"] == harness.parts.refusals[ResponseCode.SYSTEM_BUSY] > 50
+
+
+async def test_many_connections_of_one_address_let_other_addresses_wait(open_harness: OpenHarness) -> None:
+    harness, greedy = await crowd(open_harness, 100, 4, "10.0.0.1")
+    client = harness.client(host="10.0.0.2")
+    await hold_beside(harness, greedy, client, 30)
+    assert (client.answers, parked(client)) == ({}, 30)
+
+
+async def test_a_large_share_is_not_given_up_for_a_larger_one(open_harness: OpenHarness) -> None:
+    """A fleet behind one address holds most pulls, a few each; who comes with very many gets no more than it has."""
+    harness, fleet = await crowd(open_harness, 100, 4, "10.0.0.1")
+    greedy = harness.client(host="10.0.0.2")
+    for _ in range(2000):
+        greedy.send(PULL, wait_ext("T", 0))
+    await harness.step()
+    assert parked(greedy) < 60
+    assert sum(map(parked, fleet)) > 340
+
+
+async def test_pulls_count_by_the_expression_they_bring(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, parked_peer_max=600)
+    topic = harness.topic("T")
+    client = harness.client()
+    for number in range(3):
+        client.send(PULL, wait_ext(topic, 0, subscription=f"{number}||" * 5000))
+    await harness.step()
+    assert (parked(client), [answer.code for answer in client.answers.values()]) == (2, [ResponseCode.SYSTEM_BUSY])
+    client.close()
+    assert harness.parts.statistics()["parked_pulls"] == 0
+
+
+@pytest.mark.usefixtures("nothing_cached")
+async def test_pulls_on_their_way_count_as_waiting(open_harness: OpenHarness) -> None:
+    """Who does not take its answers has pulls that are ready and that a thread shall read for; they wait as well."""
+    harness, topic = await with_backlog(open_harness, 40)
+    slow = harness.client()
+    harness.parts.parked._limit = 20
+    for offset in range(20):
+        slow.send(PULL, pull_ext(topic, offset, maxMsgNums="1"))
+    desk = slow.handler.context.pulls
+    with trio.fail_after(PATIENCE_S):
+        while desk.is_read:
+            await trio.lowlevel.checkpoint()
+    assert (len(desk.ready), len(desk.reading), desk.waiting) == (4, 16, 20)
+    other = harness.client()
+    number = other.send(PULL, wait_ext(topic, 40))
+    assert (parked(other), desk.waiting) == (1, 19)
+    with trio.fail_after(PATIENCE_S):
+        while len(slow.answers) < 20:
+            await harness.step()
+    assert sorted(answer.code for answer in slow.answers.values()) == [0] * 19 + [ResponseCode.SYSTEM_BUSY]
+    assert (number in other.answers, harness.parts.statistics()["parked_pulls"]) == (False, 1)
 
 
 async def test_a_reset_ends_the_wait(waiting: Harness) -> None:

@@ -44,10 +44,14 @@ class RemotingConfig:
         60_000, "no pull is held longer; clients give up after 30 s", unit="ms", low=1, high=3_600_000
     )
     parked_max: int = setting(
-        100_000, "pulls held open by all clients; more are answered SYSTEM_BUSY", unit="pulls", low=1
+        100_000,
+        "pulls that wait, of all connections, where an expression counts as one for 64 characters; "
+        "for more, those with the largest share are answered SYSTEM_BUSY",
+        unit="pulls",
+        low=1,
     )
     parked_peer_max: int = setting(
-        4096, "pulls held open by one connection; more are answered SYSTEM_BUSY", unit="pulls", low=1
+        4096, "the same of one connection; more are answered SYSTEM_BUSY", unit="pulls", low=1
     )
     unflushed_bytes_max: int = setting(
         134_217_728, "bytes that wait for the disk; more sends are answered SYSTEM_BUSY", unit="bytes", low=1_048_576

@@ -143,7 +143,8 @@ class Parts:
             "requests": self.requests,
             "messages_pulled": self.rates.found,
             "refused_by_code": {str(code): count for code, count in sorted(self.refusals.items())},
-            "parked_pulls": len(self.parked),
+            "parked_pulls": self.parked.waiting,
+            "parked_pulls_given_up": self.parked.given_up,
             "locked_queues": len(self.locks),
             **self.members.statistics(),
         }

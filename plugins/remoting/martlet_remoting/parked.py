@@ -4,13 +4,19 @@ A held pull is a few numbers. A record that arrives moves the pulls of its queue
 ``ready`` line of their connections and wakes these; the connection's next collect reads
 again and answers, or parks the pull once more if its filter wants none of it. A pull whose
 next record may not be delivered yet (`retries`) waits for a time instead of a record.
+
+When `parked_max` pulls wait, whoever has the largest share of them gives some up for the next one that comes: the
+share of a connection is what it holds times what its address holds. So neither one connection with many pulls nor
+many connections of one address keep others from waiting, and where all have one address, each has a fair share of it.
 """
 
 from collections import deque
-from typing import final
+from heapq import nlargest
+from typing import Final, final
 
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
+from martlet.incomplete import origin_of
 from martlet.store import Queue, ReadResult
 from martlet.topics import Topics
 
@@ -18,6 +24,13 @@ from .deadlines import Deadlines
 from .subscriptions import Filter
 
 __all__ = ["ParkedPulls", "Pull", "PullDesk"]
+
+# Room is made for a small part of all pulls at once, by those with the largest shares, so that few pulls have to look.
+ROOM: Final = 256
+GIVERS: Final = 64
+PART: Final = 4  # the part of its pulls that a connection gives up at once: a quarter
+# An expression is kept as a set of tags or a predicate: 1.6 kB for so many characters, a bit more than a pull without.
+CHARS_OF_A_PULL: Final = 64
 
 
 @final
@@ -27,6 +40,7 @@ class Pull:
     __slots__ = (
         "asked_offset",
         "bucket",
+        "counted",
         "desk",
         "filter",
         "group",
@@ -39,12 +53,14 @@ class Pull:
         "result",
         "retries",
         "suspend_until",
+        "weight",
     )
 
     def __init__(
         self, desk: "PullDesk", opaque: int, group: str, queue: Queue, offset: int, max_messages: int, wanted: Filter
     ) -> None:
         self.bucket = -1
+        self.counted = False  # it waits, and is one of those that `ParkedPulls` counts
         self.desk = desk
         self.opaque = opaque
         self.group = group
@@ -53,11 +69,17 @@ class Pull:
         self.offset = offset  # where to read on; beyond the asked one when all between was filtered
         self.max_messages = max_messages
         self.filter = wanted
-        self.own_filter = True  # that the pull brought along, else its group's
+        self.own_filter = False  # that the pull brought along, else its group's
         self.retries = False  # a group reads its own retries, which have to wait
+        self.weight = 1  # how many pulls it counts for, by the memory it takes
         self.suspend_until = 0.0  # in seconds of trio.current_time; 0 for a pull that may not wait
         self.last = True  # it is answered now, whatever there is
         self.result: ReadResult | None = None  # what a reader thread has found
+
+    def bring_filter(self, expression: str) -> None:
+        """Its filter is its own, of *expression*, and takes memory."""
+        self.own_filter = True
+        self.weight = 1 + len(expression) // CHARS_OF_A_PULL
 
     def expire(self) -> None:
         self.last = True
@@ -68,21 +90,22 @@ class Pull:
 class PullDesk:
     """The pulls of one connection: held ones, and those that shall be answered at the next collect."""
 
-    __slots__ = ("_limit", "held", "is_read", "peer", "reading", "ready")
+    __slots__ = ("_limit", "held", "is_read", "origin", "peer", "reading", "ready", "waiting")
 
     def __init__(self, peer: Peer, limit: int) -> None:
         self._limit = limit
         self.peer = peer
+        self.origin = origin_of(peer.host)
+        self.waiting = 0  # the weight of the pulls that are held, ready or for the reader thread
         self.held: dict[Pull, ParkedPulls] = {}
         self.ready: deque[Pull] = deque()
         self.reading: deque[Pull] = deque()  # for the reader thread
         self.is_read = False  # that is at work
 
-    def check_room(self) -> None:
-        """Raise `Refused` (BUSY) when too many pulls of this connection wait already."""
-        waiting = len(self.held) + len(self.ready) + len(self.reading)
-        if waiting >= self._limit:
-            text = f"{waiting} pulls of this connection wait; remoting.parked_peer_max is {self._limit}"
+    def check_room(self, pull: Pull) -> None:
+        """Raise `Refused` (BUSY) when too many pulls of this connection wait for *pull* to wait as well."""
+        if self.waiting + pull.weight > self._limit:
+            text = f"{self.waiting} pulls of this connection wait; remoting.parked_peer_max is {self._limit}"
             raise Refused(Reason.BUSY, text)
 
     def queue_up(self, pull: Pull) -> None:
@@ -96,6 +119,13 @@ class PullDesk:
         if parked is not None:
             parked.take(pull)
             self.queue_up(pull)
+
+    def take_one(self) -> Pull:
+        """Take a pull out of the lines: the one that was held first, or where none is, one that is on its way."""
+        for pull, parked in self.held.items():
+            parked.take(pull)
+            return pull
+        return self.reading.pop() if self.reading else self.ready.popleft()
 
 
 @final
@@ -117,7 +147,7 @@ class _Pause:
 
 @final
 class ParkedPulls:
-    """The held pulls of all connections, by queue."""
+    """The pulls of all connections that wait, the held ones by queue."""
 
     def __init__(self, deadlines: Deadlines, limit: int) -> None:
         self._deadlines = deadlines
@@ -125,20 +155,67 @@ class ParkedPulls:
         self._waiting: dict[Queue, dict[Pull, None]] = {}
         self._paused: dict[Queue, _Pause] = {}
         self._count = 0
+        self._desks: dict[PullDesk, None] = {}  # that have pulls which wait
+        self._by_origin: dict[bytes, int] = {}
+        self.waiting = 0
+        self.given_up = 0
         self.stopping = False
 
     def __len__(self) -> int:
+        """How many pulls are held."""
         return self._count
 
-    def park(self, pull: Pull, not_before: float | None = None) -> None:
-        """Hold *pull* until its queue has more, or until *not_before* whatever comes; at most until its time is over.
+    def admit(self, pull: Pull) -> list[Pull]:
+        """Let *pull* wait; return the pulls that give way to it, which wait no longer and must be refused."""
+        if pull.counted:
+            return []
+        gave_way = self._make_room() if self._desks and self.waiting + pull.weight > self._limit else []
+        pull.counted = True
+        self._count_for(pull.desk, pull.weight)
+        return gave_way
 
-        Raises:
-          Refused: too many pulls wait (BUSY).
+    def refusal(self) -> Refused:
+        """Why pulls give way."""
+        return Refused(Reason.BUSY, f"too many pulls wait at this broker; remoting.parked_max is {self._limit}")
+
+    def _count_for(self, desk: PullDesk, change: int) -> None:
+        self.waiting += change
+        desk.waiting += change
+        if desk.waiting:
+            self._desks[desk] = None
+        else:
+            del self._desks[desk]
+        held = self._by_origin.get(desk.origin, 0) + change
+        if held:
+            self._by_origin[desk.origin] = held
+        else:
+            del self._by_origin[desk.origin]
+
+    def _share(self, desk: PullDesk) -> int:
+        return desk.waiting * self._by_origin[desk.origin]
+
+    def _make_room(self) -> list[Pull]:
+        """Take pulls from the connections with the largest shares, and none from those with less than half of that."""
+        goal = self.waiting - max(1, self._limit // ROOM)
+        found: list[Pull] = []
+        desks = nlargest(GIVERS, self._desks, key=self._share)
+        least = self._share(desks[0]) // 2
+        for desk in desks:
+            if self.waiting <= goal or self._share(desk) < least:
+                break
+            keeps = desk.waiting - max(1, desk.waiting // PART)
+            while desk.waiting > keeps and self.waiting > goal:
+                pull = desk.take_one()
+                self.done(pull)
+                found.append(pull)
+        self.given_up += len(found)
+        return found
+
+    def park(self, pull: Pull, not_before: float | None = None) -> None:
+        """Hold *pull*, which was admitted, until its queue has more or its time is over.
+
+        With *not_before* it is held until then, whatever comes; at most until its time is over.
         """
-        if self._count >= self._limit:
-            text = f"{self._count} pulls wait at this broker; remoting.parked_max is {self._limit}"
-            raise Refused(Reason.BUSY, text)
         waiting = self._watched(pull.queue) if not_before is None else self._pause(pull.queue, not_before).pulls
         waiting[pull] = None
         self._count += 1
@@ -211,7 +288,10 @@ class ParkedPulls:
         pull.desk.held.pop(pull, None)
 
     def done(self, pull: Pull) -> None:
-        """*pull* is answered; its time no longer runs."""
+        """*pull* is answered; it waits no longer and its time no longer runs."""
+        if pull.counted:
+            pull.counted = False
+            self._count_for(pull.desk, -pull.weight)
         if pull.bucket >= 0:
             self._deadlines.give_up(pull)
 
@@ -224,6 +304,8 @@ class ParkedPulls:
             self.done(pull)
         desk.ready.clear()
         desk.reading.clear()
+        if desk.waiting:  # a defect ended the connection with a pull in hand
+            self._count_for(desk, -desk.waiting)
 
     def sweep(self) -> None:
         """Stop watching queues that no pull waits for."""

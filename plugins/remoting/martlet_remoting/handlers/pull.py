@@ -58,12 +58,13 @@ def pull_message(context: Context, command: Command) -> bytes | None:
     topic = _readable_topic(context, header.group, header.topic, header.queue_id)
     wanted = _wanted(parts, header)
     desk = context.pulls
-    desk.check_room()
     queue = topic.queue(header.queue_id)
     messages = min(max(header.messages_max, 1), parts.config.pull_messages_max)
     pull = Pull(desk, command.opaque, header.group, queue, header.offset, messages, wanted)
-    pull.own_filter = bool(header.sys_flag & PULL_SUBSCRIPTION)
     pull.retries = header.topic[0] == "%" and header.topic == RETRY_PREFIX + header.group and not parts.delays
+    if header.sys_flag & PULL_SUBSCRIPTION:
+        pull.bring_filter(header.expression)
+    desk.check_room(pull)
     if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
         parts.groups.commit(header.group, header.topic, header.queue_id, header.commit_offset)
     if header.sys_flag & PULL_SUSPEND:
@@ -171,7 +172,7 @@ def collect(context: Context, budget_bytes: float) -> None:
         try:
             budget_bytes -= _run(context, pull)
         except (Refused, Declined, StoreError) as error:
-            _drop(context, pull, error)
+            _drop(context.parts, pull, error)
         if budget_bytes <= 0:
             break
     if ready:
@@ -195,11 +196,10 @@ def _read_on(context: Context) -> None:
         _start_reading(context)
     except Refused as error:
         while reading:
-            _drop(context, reading.popleft(), error)
+            _drop(context.parts, reading.popleft(), error)
 
 
-def _drop(context: Context, pull: Pull, error: Refused | Declined | StoreError) -> None:
-    parts = context.parts
+def _drop(parts: Parts, pull: Pull, error: Refused | Declined | StoreError) -> None:
     parts.parked.done(pull)
     command = Command(RequestCode.PULL_MESSAGE, opaque=pull.opaque)
     ext: Mapping[str, object] = NO_EXT
@@ -211,7 +211,7 @@ def _drop(context: Context, pull: Pull, error: Refused | Declined | StoreError) 
         failed = isinstance(error, StoreFailed)
         code = ResponseCode.SERVICE_NOT_AVAILABLE if failed else ResponseCode.SYSTEM_ERROR
     parts.count_refusal(code)
-    context.peer.send(refuse(command, code, str(error), ext))
+    pull.desk.peer.send(refuse(command, code, str(error), ext))
 
 
 def _run(context: Context, pull: Pull) -> int:
@@ -263,11 +263,13 @@ def _read_far(context: Context, pull: Pull) -> None:
         _answer_nothing(context, pull)
         return
     desk = context.pulls
+    _admit(context.parts, pull)
     desk.reading.append(pull)
     try:
         _start_reading(context)
     except Refused:
         desk.reading.remove(pull)
+        context.parts.parked.done(pull)
         raise
 
 
@@ -296,7 +298,7 @@ async def _read_in_thread(context: Context) -> None:
                 )
             except (Refused, StoreError) as error:
                 if _still_waits(desk, pull):
-                    _drop(context, pull, error)
+                    _drop(parts, pull, error)
                 continue
             if _still_waits(desk, pull):
                 pull.result = result
@@ -359,6 +361,7 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
 def _hold(context: Context, pull: Pull) -> None:
     """Hold *pull*, unless more came since a thread read for it: nobody would wake it for that."""
     parts = context.parts
+    _admit(parts, pull)
     if parts.store.end_offset(pull.queue) > pull.offset:
         pull.desk.queue_up(pull)
     else:
@@ -372,7 +375,15 @@ def _hold_back(context: Context, pull: Pull, offset: int, wait_ms: int) -> None:
     if pull.last or parts.parked.stopping:
         _answer_nothing(context, pull)
     else:
+        _admit(parts, pull)
         parts.parked.park(pull, parts.now() + wait_ms / 1000)
+
+
+def _admit(parts: Parts, pull: Pull) -> None:
+    """Let *pull* wait; where too many do, pulls of the connections with the largest shares are refused for it."""
+    for other in parts.parked.admit(pull):
+        _drop(parts, other, parts.parked.refusal())
+        other.desk.peer.wake()
 
 
 def _answer_nothing(context: Context, pull: Pull) -> None:
