@@ -30,6 +30,7 @@ EFFECTS = {
             "martlet/store/files.py": "the one place with disk access",
             "martlet/config.py": "reads the configuration file",
             "martlet/clock.py": "reads from the kernel when this process began",
+            "martlet_remoting/commands/send.py": "reads the files that it sends",
         },
     ),
     "the time of day is read": (

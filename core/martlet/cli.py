@@ -10,7 +10,7 @@ import difflib
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from martlet.contracts import Command
@@ -30,8 +30,8 @@ EPILOG: Final = """\
 Start a broker here and now:       martlet run
 Ask what one command can do:       martlet COMMAND --help
 
-Exit codes: 0 done; 1 refused or failed; 2 wrong command line or configuration;
-3 the data directory is in use, has failed or is damaged; 4 nobody answers at the address.
+Exit codes: 0 done; 1 the answer is no (refused, not found, not healthy); 2 wrong command line or configuration;
+3 nobody answers at the address, or the data directory cannot be used; 130 interrupted by Ctrl-C.
 """
 
 
@@ -100,9 +100,18 @@ def _of_plugins(names: Iterable[str] | None = None) -> "list[Command]":
     return trio.run(ask)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with a command line."""
+
+    def error(self, message: str) -> NoReturn:
+        from martlet.commands.outcome import UsageError
+
+        raise UsageError(f"{message}; `{self.prog} --help` shows how")
+
+
 def make_parser(command: "Command") -> argparse.ArgumentParser:
     """Return the parser of *command*'s arguments."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"martlet {command.name}",
         description=f"{command.help[:1].upper()}{command.help[1:]}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

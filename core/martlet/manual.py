@@ -26,6 +26,16 @@ Made from the parsers by `python -m martlet.manual cli`. `martlet COMMAND --help
 
 """
 
+CONNECTION = "connection options"
+CONNECTION_HEAD = f"""
+## {CONNECTION.capitalize()}
+
+Every command that talks to a broker asks a name server where the brokers are. All have these options. What no option
+says is taken from the environment, then from the section [`[client]`](config.md) of the configuration file, whose keys
+are named as the options: `MARTLET_CONFIG=/etc/martlet.toml` alone can hold everything.
+
+"""
+
 CONFIG_HEAD = """\
 # Configuration
 
@@ -52,22 +62,34 @@ def config_page() -> str:
 def cli_page() -> str:
     """Return ``docs/cli.md``."""
     blocks = [CLI_HEAD, "```\n", EPILOG, "```\n"]
-    for command in commands(own_plugins()):
-        blocks += _chapter(f"martlet {command.name}", make_parser(command), "##")
+    found = [(command.name, make_parser(command)) for command in commands(own_plugins())]
+    shared = next(options for _, parser in found if (options := _connection_options(parser)))
+    rows = [row for action in shared for row in _row(action)]
+    blocks += [CONNECTION_HEAD, "\n".join(["| option | |", "|---|---|", *rows]) + "\n"]
+    for name, parser in found:
+        blocks += _chapter(f"martlet {name}", parser, "##")
     return "".join(blocks)
 
 
 def _chapter(title: str, parser: argparse.ArgumentParser, level: str) -> Iterator[str]:
     yield f"\n{level} `{title}`\n\n{parser.description or ''}\n"
-    rows = [row for action in parser._actions for row in _row(action)]
+    connection = _connection_options(parser)
+    rows = [row for action in parser._actions if action not in connection for row in _row(action)]
+    if connection:
+        rows.append(f"| [{CONNECTION}](#{CONNECTION.replace(' ', '-')}) | which brokers, and TLS |")
     if rows:
         yield "\n" + "\n".join(["| argument | |", "|---|---|", *rows]) + "\n"
-    if parser.epilog:
+    if parser.epilog and level == "##":  # those of a subcommand are among them
         yield f"\n```\n{parser.epilog.strip()}\n```\n"
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, inner in action.choices.items():
                 yield from _chapter(f"{title} {name}", inner, level + "#")
+
+
+def _connection_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The options that every command which talks to a broker has; the page has them once."""
+    return [action for group in parser._action_groups if group.title == CONNECTION for action in group._group_actions]
 
 
 def _row(action: argparse.Action) -> Iterator[str]:

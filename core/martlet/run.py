@@ -8,10 +8,12 @@ the disk, the lock is released. A second signal ends the wait.
 import logging
 import os
 import random
+import re
 import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,13 +24,13 @@ from martlet.broker import Broker
 from martlet.clock import Clock, SystemClock
 from martlet.config import fill, setting, unknown_key
 from martlet.contracts import Protocol, Service
-from martlet.errors import ConfigError, MartletError
+from martlet.errors import ConfigError, MartletError, StoreError
 from martlet.groups import Groups
 from martlet.ids import Ids
 from martlet.logs import LogConfig
 from martlet.plugins import Plugins, available, guarded_filter, load
 from martlet.server import Server
-from martlet.settings import BrokerConfig, DeliveryConfig, ServerConfig
+from martlet.settings import BrokerConfig, ClientConfig, DeliveryConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
 from martlet.topics import Topics
@@ -41,6 +43,10 @@ STOP_TIMEOUT_S: Final = 10.0
 GOODBYE_TIMEOUT_S: Final = 4.0  # of a plugin, so that answers still leave when one hangs
 RESTART_FIRST_S: Final = 1.0
 RESTART_MOST_S: Final = 30.0
+# RFC 1123, and the underscore that container networks allow.
+HOST_NAME: Final = re.compile(
+    r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ class Config:
     store: StoreConfig = field(default_factory=StoreConfig)
     delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
     plugin_tables: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -80,6 +87,7 @@ SECTIONS: Final[dict[str, type]] = {
     "store": StoreConfig,
     "delivery": DeliveryConfig,
     "plugins": PluginsConfig,
+    "client": ClientConfig,
 }
 
 
@@ -104,11 +112,27 @@ def read_config(tables: dict[str, object]) -> Config:
             f"config key 'broker.message_bytes_max' is {config.broker.message_bytes_max}, "
             f"more than 'store.message_bytes_max', which is {config.store.message_bytes_max}; set that one as high"
         )
+    _check_advertise(config.broker.advertise)
     installed = available()
     for name in rest:
         if name not in installed:
             raise ConfigError(unknown_key(name, [*SECTIONS, *installed]))
     return config
+
+
+def _check_advertise(host: str) -> None:
+    """Refuse what clients cannot connect to; the port is the listening one's."""
+    if host and not HOST_NAME.fullmatch(host) and not _is_address(host):
+        text = "it must be a host name or an address, without scheme and port"
+        raise ConfigError(f"config key 'broker.advertise' is {host!r}; {text}")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 async def run(
@@ -135,7 +159,7 @@ async def run(
         async with trio.open_nursery() as nursery:
             await nursery.start(_heed_signals, stop, opening, plugins)
             with opening:
-                store = await Store.open(config.data, config.store, clock, disk or RealDisk(), report)
+                store = await _open_store(config, clock, disk or RealDisk(), report)
             if not opening.cancelled_caught:
                 try:
                     await _run_with_store(config, plugins, store, clock, ready, stop)
@@ -145,6 +169,18 @@ async def run(
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise _cause(group) from None
+
+
+async def _open_store(
+    config: Config, clock: Clock, disk: Disk, report: Callable[[int, int, int], None] | None
+) -> Store:
+    try:
+        return await Store.open(config.data, config.store, clock, disk, report)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.filename is not None and str(error.filename) != str(config.data):
+            reason = f"{reason}: {str(error.filename)!r}"
+        raise StoreError(f"data directory {str(config.data)!r} cannot be used; {reason}") from error
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

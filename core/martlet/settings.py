@@ -9,7 +9,7 @@ from typing import Final
 
 from martlet.config import setting
 
-__all__ = ["BrokerConfig", "DeliveryConfig", "ServerConfig"]
+__all__ = ["BrokerConfig", "ClientConfig", "DeliveryConfig", "ServerConfig"]
 
 MIB: Final = 1 << 20
 
@@ -94,3 +94,15 @@ class DeliveryConfig:
     session_expiry_s: int = setting(
         7 * 86_400, "a session whose peer stays away so long is forgotten, with its cursors", unit="s", low=1
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """``[client]``: how commands such as `martlet send` reach the brokers; a broker ignores it."""
+
+    name_server: str = setting("127.0.0.1:9876", "the name server to ask, several separated by ;")
+    tls: bool = setting(False, "encrypt every connection; implied by the four keys below")
+    tls_ca: str = setting("", "PEM file of the authorities to trust; empty for those of the system")
+    tls_cert: str = setting("", "PEM file with the certificate chain to present, where the broker asks for one")
+    tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")
+    tls_insecure: bool = setting(False, "accept any certificate: nobody can listen, but anybody can answer")

@@ -90,6 +90,9 @@ BAD = [
     ("remoting = 3\n", "config key 'remoting' is a value; it must be a section"),
     ("[broker]\nmessage_bytes_max = 8_000_000\n", "'broker.message_bytes_max' is 8000000, more than 'store.message"),
     ("[plugins]\nenabled = ['remotin']\n", "plugin 'remotin' is not installed; installed: "),
+    ("[broker]\nadvertise = 'http://x'\n", "'broker.advertise' is 'http://x'; it must be a host name or an address"),
+    ("[broker]\nadvertise = 'mq.example.org:10911'\n", "without scheme and port"),
+    ("[client]\ntls = 'yes'\n", "config key 'client.tls' is 'yes'; it must be true or false"),
     ("[broker\n", "is not TOML; "),
 ]
 
@@ -185,9 +188,9 @@ def raising(error: BaseException) -> Callable[[Any], int]:
     [
         (MartletError("no"), Exit.FAILED),
         (ConfigError("no"), Exit.USAGE),
-        (StoreLocked("no"), Exit.STORE),
-        (ExceptionGroup("nursery", [ExceptionGroup("inner", [StoreFailed("no")])]), Exit.STORE),
-        (Unreachable("no"), Exit.UNREACHABLE),
+        (StoreLocked("no"), Exit.UNUSABLE),
+        (ExceptionGroup("nursery", [ExceptionGroup("inner", [StoreFailed("no")])]), Exit.UNUSABLE),
+        (Unreachable("no"), Exit.UNUSABLE),
     ],
 )
 def test_an_error_is_a_sentence_and_a_code(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:

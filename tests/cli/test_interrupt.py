@@ -10,7 +10,7 @@ import trio.testing
 
 from martlet.commands.outcome import Exit, guarded
 from martlet_remoting.client import ClientClosed
-from martlet_remoting.commands.shared import Work, talking
+from martlet_remoting.commands.connecting import Work, talking
 
 
 def outcome(work: Work) -> int:

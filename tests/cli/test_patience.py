@@ -1,6 +1,7 @@
 """A command is not failed by a broker, or by a machine of its own, that stands still for a moment."""
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from trio.testing import MockClock
 from martlet.commands.outcome import Exit
 from martlet_remoting.client import Settings
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.commands.messages import configure_send, send
-from martlet_remoting.commands.shared import talking
+from martlet_remoting.commands.connecting import TIMEOUT_S, talking
+from martlet_remoting.commands.ping import ping
+from martlet_remoting.commands.send import configure, send
 from martlet_remoting.packets import Command
 
 STILL_S = 20.0
@@ -33,7 +35,7 @@ def test_commands_wait_for_answers() -> None:
     seen: list[Settings] = []
 
     async def look(arguments: Any) -> int:
-        seen.append(arguments.name_server)
+        seen.append(arguments.settings)
         return Exit.OK
 
     assert talking(look)(argparse.Namespace(name_server="names:9876")) == Exit.OK
@@ -49,9 +51,24 @@ async def test_a_message_is_not_sent_twice(
     cluster = Cluster(nursery)
     cluster.broker.overrides[RequestCode.SEND_MESSAGE_V2] = StandsStill(cluster)
     parser = argparse.ArgumentParser()
-    configure_send(parser)
+    configure(parser)
     arguments = parser.parse_args(["T", "x"])
-    arguments.name_server = cluster.settings()
+    arguments.settings = replace(cluster.settings(), request_timeout_s=TIMEOUT_S)
     assert await send(arguments) == Exit.OK
     assert capsys.readouterr().out.startswith("stored on ")
     assert len(cluster.broker.asked(RequestCode.SEND_MESSAGE_V2)) == 2, "once, and once more looked at"
+
+
+async def test_ping_tells_the_broker_that_does_not_answer(
+    nursery: trio.Nursery, autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(nursery, brokers=2)
+    cluster.brokers[0].overrides[RequestCode.GET_BROKER_RUNTIME_INFO] = lambda command: Reply(body=b"{}")
+    cluster.brokers[1].down = True
+    arguments = argparse.Namespace(settings=cluster.settings(), broker=None, json=False, quiet=False)
+    assert await ping(arguments) == Exit.FAILED
+    said = capsys.readouterr()
+    assert "broker broker-a at a:1 answers in " in said.out
+    assert said.err == (
+        "martlet: broker broker-b at b:1 does not answer; connection to b:1 cannot be opened: connection refused\n"
+    )

@@ -163,9 +163,9 @@ def test_data_that_cannot_be_kept_is_a_sentence(start: Start, tmp_path: Path) ->
     (tmp_path / "data").write_text("a file is in the way")
     process = start("run")
     assert process.wait_ready() == ""
-    assert process.wait() == 1
+    assert process.wait() == 3
     last = process.log.read_text().splitlines()[-1]
-    assert last == f"martlet: {str(tmp_path / 'data')!r} cannot be used; File exists"
+    assert last == f"martlet: data directory {str(tmp_path / 'data')!r} cannot be used; File exists"
     assert "Traceback" not in process.log.read_text()
 
 

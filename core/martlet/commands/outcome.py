@@ -7,7 +7,7 @@ from typing import Any
 
 from martlet.errors import ConfigError, MartletError, PluginError, StoreError
 
-__all__ = ["Exit", "Unreachable", "complain", "guarded"]
+__all__ = ["Exit", "Unreachable", "UsageError", "complain", "flush_output", "guarded"]
 
 
 @unique
@@ -15,10 +15,9 @@ class Exit(IntEnum):
     """What ``$?`` says after a command."""
 
     OK = 0
-    FAILED = 1  # it was refused, or did not work
+    FAILED = 1  # the answer is no: refused, not found, not healthy
     USAGE = 2  # the command line or the configuration is wrong; argparse uses the same
-    STORE = 3  # the data directory is in use by another process, has failed, or holds damage
-    UNREACHABLE = 4  # nobody answers at the address
+    UNUSABLE = 3  # nobody answers at the address; or the data directory is in use, has failed, or is damaged
     INTERRUPTED = 130  # Ctrl-C, as shells say it
 
 
@@ -26,9 +25,20 @@ class Unreachable(MartletError):
     """Nobody answers at the address; the text names it and what would help."""
 
 
+class UsageError(MartletError):
+    """The command line cannot be used; the text names the argument and what to give instead."""
+
+
 def complain(text: object) -> None:
     """Say on stderr, in one line, what went wrong."""
-    print(f"martlet: {text}", file=sys.stderr)
+    if sys.stderr is not None:
+        print(f"martlet: {text}", file=sys.stderr)
+
+
+def flush_output() -> None:
+    """Let everything printed so far leave this process. Raises OSError."""
+    if sys.stdout is not None:  # else closed by whoever started us: nobody wants it
+        sys.stdout.flush()
 
 
 def guarded(work: Callable[[Any], int], arguments: Any) -> int:
@@ -38,7 +48,7 @@ def guarded(work: Callable[[Any], int], arguments: Any) -> int:
     """
     try:
         code = work(arguments)
-        sys.stdout.flush()  # here, where a reader that has gone is no error
+        flush_output()  # here, where a reader that has gone is no error
         return code
     except (KeyboardInterrupt, MartletError, OSError, BaseExceptionGroup) as error:
         outcome = _outcome(list(_leaves(error)))
@@ -69,7 +79,9 @@ def _told(causes: Sequence[BaseException]) -> Exit:
 
 
 def _sentence(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+    if isinstance(error, OSError) and error.strerror:
+        if error.filename is None:
+            return f"input or output failed; {error.strerror}"
         return f"{error.filename!r} cannot be used; {error.strerror}"
     return str(error)
 
@@ -78,8 +90,9 @@ def _code(error: BaseException) -> Exit:
     for kind, code in (
         (ConfigError, Exit.USAGE),
         (PluginError, Exit.USAGE),
-        (StoreError, Exit.STORE),
-        (Unreachable, Exit.UNREACHABLE),
+        (UsageError, Exit.USAGE),
+        (StoreError, Exit.UNUSABLE),
+        (Unreachable, Exit.UNUSABLE),
     ):
         if isinstance(error, kind):
             return code

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 from pathlib import Path
 
 from martlet.commands.outcome import Exit
@@ -21,7 +22,13 @@ A plugin is a Python package with an entry point in the group martlet.plugins; `
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("--config", metavar="FILE", type=Path, help="the configuration that says which are enabled")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        default=os.environ.get("MARTLET_CONFIG") or None,
+        help="the configuration that says which are enabled; default: $MARTLET_CONFIG, else none",
+    )
     parser.add_argument("--json", action="store_true", help="print a list of objects for programs")
 
 

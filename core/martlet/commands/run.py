@@ -39,7 +39,7 @@ examples:
   martlet run --data /var/lib/martlet --log json     data elsewhere, log for machines
   martlet run --set store.flush=async --set remoting.listen=0.0.0.0:10911 --set broker.advertise=mq.example.org
 
-When it accepts, one line stands on stdout:
+Once it accepts connections it prints one line:
   martlet ready: remoting=127.0.0.1:10911 nameserver=127.0.0.1:9876 data=/home/me/martlet-data in 0.21 s
 SIGTERM and Ctrl-C end it in order, with exit code 0; SIGHUP reads certificates again.
 Exit codes: 0 stopped in order; 1 a failure; 2 command line or configuration; 3 data in use elsewhere, or failed.
@@ -48,7 +48,13 @@ Exit codes: 0 stopped in order; 1 a failure; 2 command line or configuration; 3 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("--config", metavar="FILE", type=Path, help="read the configuration from this TOML file")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        default=os.environ.get("MARTLET_CONFIG") or None,
+        help="read the configuration from this TOML file; default: $MARTLET_CONFIG, else none",
+    )
     parser.add_argument(
         "--data", metavar="DIR", help="keep everything in this directory; short for --set broker.data=DIR"
     )

@@ -129,7 +129,7 @@ def verify(arguments: Any) -> int:
                     f"queue     {queue.topic}/{queue.queue_id}: {queue.wrong_entries:,} entries disagree with the log"
                 )
         print("verified  every record is intact" if found.sound else "verified  DAMAGE was found")
-    return Exit.OK if found.sound else Exit.STORE
+    return Exit.OK if found.sound else Exit.UNUSABLE
 
 
 def _fields(found: "Inspection") -> dict[str, object]:

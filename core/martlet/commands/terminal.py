@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TextIO, final
 
-__all__ = ["Bar", "human_bytes", "print_json", "table"]
+__all__ = ["Bar", "human_bytes", "print_json", "print_json_line", "table"]
 
 log = logging.getLogger("martlet")
 
@@ -21,6 +21,11 @@ WIDTH_MIN: Final = 40
 def print_json(value: object) -> None:
     """Print *value* for programs."""
     print(json.dumps(value, indent=2, default=str))
+
+
+def print_json_line(value: object) -> None:
+    """Print *value* on one line, for programs that read one object after the other."""
+    print(json.dumps(value, default=str))
 
 
 def human_bytes(size: float) -> str:

@@ -2,17 +2,19 @@
 
 from martlet.contracts import Command
 
-from . import bench, groups, messages, nameserver, stats, topics
+from . import bench, dead_letters, groups, messages, nameserver, ping, send, stats, topics
 
 __all__ = ["COMMANDS"]
 
 COMMANDS: tuple[Command, ...] = (
     nameserver.COMMAND,
+    ping.COMMAND,
     topics.COMMAND,
     groups.COMMAND,
-    messages.SEND,
+    send.COMMAND,
     messages.TAIL,
     messages.SHOW,
+    dead_letters.COMMAND,
     stats.COMMAND,
     bench.COMMAND,
 )

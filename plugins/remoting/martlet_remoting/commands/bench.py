@@ -18,7 +18,10 @@ from martlet.commands.terminal import Bar, print_json, table
 from martlet.contracts import Command
 from martlet_remoting.client import Admin, ClientError, Message, MessageQueue, Producer, PullConsumer
 
-from .shared import ANSWER_S, add_json, add_name_server, talking
+from .connecting import add_connection, talking
+from .messages import TOOLS_GROUP
+from .shared import add_json
+from .values import whole
 
 __all__ = ["COMMAND"]
 
@@ -31,30 +34,32 @@ The topic is made if it is not there and stays; its messages go with the log's r
 """
 
 TOPIC: Final = "MartletBench"
-GROUP: Final = "martlet_bench"
+PRODUCER_GROUP: Final = "martlet_bench"
 WARM: Final = 100
 MIB: Final = 1024 * 1024
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("--messages", type=int, default=20_000, metavar="N", help="how many; default %(default)s")
-    parser.add_argument("--size", type=int, default=1024, metavar="BYTES", help="of each body; default %(default)s")
-    parser.add_argument("--in-flight", type=int, default=64, metavar="N", help="sends under way; default %(default)s")
+    for option, default, metavar, text in (
+        ("--messages", 20_000, "N", "how many"),
+        ("--size", 1024, "BYTES", "of each body"),
+        ("--in-flight", 64, "N", "sends under way at once"),
+        ("--queues", 4, "N", "of the topic, if it is made"),
+    ):
+        parser.add_argument(
+            option, type=whole(option, 1), default=default, metavar=metavar, help=f"{text}; default %(default)s"
+        )
     parser.add_argument("--topic", default=TOPIC, help="default %(default)s")
-    parser.add_argument("--queues", type=int, default=4, help="of the topic, if it is made; default %(default)s")
-    add_name_server(parser)
     add_json(parser)
+    add_connection(parser)
 
 
 async def bench(arguments: Any) -> int:
-    for name in ("messages", "size", "in_flight", "queues"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be at least 1")
-    async with Admin(arguments.name_server) as admin:
+    async with Admin(arguments.settings) as admin:
         if arguments.topic not in await admin.topics():
             await admin.create_topic(arguments.topic, queues=arguments.queues)
-    async with PullConsumer(arguments.name_server, GROUP) as consumer:
+    async with PullConsumer(arguments.settings, TOOLS_GROUP) as consumer:
         sent = await _send(arguments)
         starts = sent.pop("starts")
         received = await _receive(arguments, consumer, starts)
@@ -73,11 +78,13 @@ async def _send(arguments: Any) -> dict[str, Any]:
     latencies = array("d")
     left = arguments.messages
     bar = Bar("sending", "messages")
-    name_server = arguments.name_server
-    async with Producer(name_server, GROUP, send_timeout_s=ANSWER_S, compress_over_bytes=1 << 30) as producer:
+    settings = arguments.settings
+    async with Producer(
+        settings, PRODUCER_GROUP, send_timeout_s=settings.request_timeout_s, compress_over_bytes=1 << 30
+    ) as producer:
         for _ in range(min(WARM, arguments.messages)):
             await producer.send(Message(arguments.topic, body))
-        async with PullConsumer(arguments.name_server, GROUP) as consumer:
+        async with PullConsumer(arguments.settings, TOOLS_GROUP) as consumer:
             queues = await consumer.queues(arguments.topic)
             starts = {queue: await consumer.max_offset(queue) for queue in queues}
 

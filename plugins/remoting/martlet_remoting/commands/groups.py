@@ -1,24 +1,29 @@
-"""``martlet group``: list, lag, reset."""
+"""``martlet group``: list, create, delete, lag, reset."""
 
 import argparse
 from typing import Any, Final
 
 from martlet.commands.outcome import Exit
-from martlet.commands.terminal import print_json, table
+from martlet.commands.terminal import print_json
 from martlet.contracts import Command
-from martlet_remoting.client import Admin, ClientError, MessageQueue
+from martlet_remoting.client import Admin, ClientError, MessageQueue, QueueStats
 
-from .shared import day_time, moment_ms, subcommands, talking
+from .connecting import talking
+from .shared import confirmed, day_time, plural, print_rows, subcommands
+from .values import WHERE, Where, where, whole
 
 __all__ = ["COMMAND"]
 
 EPILOG = """\
 examples:
   martlet group list                                   groups, their members and their lag
+  martlet group create billing --retries 5
+  martlet group delete billing                         asks first; --yes does not
   martlet group lag billing                            where it is in every queue
   martlet group reset billing --topic orders --to end  skip what is there
   martlet group reset billing --topic orders --to 15m  read the last quarter of an hour again
   martlet group reset billing --topic orders --to 2026-03-01T12:00
+  martlet group reset billing --topic orders --queue 3 --to 4711
 """
 
 # Groups that every RocketMQ broker makes by itself (MixAll, SubscriptionGroupManager).
@@ -37,41 +42,87 @@ SYSTEM: Final = frozenset(
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
-    add = subcommands(parser)
+    add = subcommands(parser, EPILOG)
     listing = add("list", "list consumer groups", show_list)
     listing.add_argument("--all", action="store_true", help="also those of the system")
+    create = add("create", "create a consumer group on every broker, or change it", do_create)
+    create.add_argument("group", help="its name: letters, digits and %%|-_")
+    create.add_argument(
+        "--retries",
+        type=whole("--retries"),
+        default=16,
+        metavar="N",
+        help="how often a failed message comes again before it is a dead letter; default %(default)s",
+    )
+    create.add_argument("--cluster", help="only on the brokers of this cluster")
+    delete = add("delete", "delete a consumer group and its offsets from every broker", do_delete)
+    delete.add_argument("group", help="its name")
+    delete.add_argument("--keep-offsets", action="store_true", help="a new group of this name goes on where it was")
+    delete.add_argument("--yes", action="store_true", help="do not ask")
     lag = add("lag", "show how far a group is in every queue", show_lag)
     lag.add_argument("group", help="its name")
     lag.add_argument("--topic", default="", help="only this topic")
     reset = add("reset", "move a group's offsets of one topic", do_reset)
     reset.add_argument("group", help="its name")
     reset.add_argument("--topic", required=True, help="the topic")
-    reset.add_argument(
-        "--to", required=True, metavar="WHERE", help="begin, end, a time (2026-03-01T12:00), or 15m: 15 minutes ago"
-    )
+    reset.add_argument("--to", required=True, type=where("--to"), metavar="WHERE", help=WHERE)
+    reset.add_argument("--queue", type=whole("--queue"), metavar="N", help="only this queue of each broker")
 
 
 async def show_list(arguments: Any) -> int:
     rows: list[tuple[str, int, int]] = []
-    async with Admin(arguments.name_server) as admin:
+    async with Admin(arguments.settings) as admin:
         for group in await admin.groups():
             if arguments.all or group not in SYSTEM:
                 members = await admin.group_members(group)
                 lags = await admin.group_lag(group)
                 rows.append((group, len(members), sum(max(lag.lag, 0) for lag in lags)))
-    heads = ("group", "members", "lag")
-    if arguments.json:
-        print_json([dict(zip(heads, row, strict=True)) for row in rows])
-    else:
-        print(table(heads, rows))
+    print_rows(("group", "members", "lag"), rows, as_json=arguments.json)
     return Exit.OK
 
 
+async def do_create(arguments: Any) -> int:
+    async with Admin(arguments.settings) as admin:
+        await admin.create_group(arguments.group, retry_max_times=arguments.retries, cluster=arguments.cluster)
+        brokers = list((await admin.cluster()).masters(arguments.cluster))
+    if arguments.json:
+        print_json({"group": arguments.group, "brokers": brokers, "retries": arguments.retries})
+    else:
+        print(f"group {arguments.group} is on {', '.join(brokers)}, with {plural_retries(arguments.retries)}")
+    return Exit.OK
+
+
+def plural_retries(number: int) -> str:
+    return "1 retry" if number == 1 else f"{number:,} retries"
+
+
+async def do_delete(arguments: Any) -> int:
+    group = arguments.group
+    async with Admin(arguments.settings) as admin:
+        await _check_known(admin, group)
+        if group in SYSTEM:
+            raise ClientError(f"group {group!r} is the system's own; it cannot be deleted")
+        if members := await admin.group_members(group):
+            text = f"group {group!r} has {plural(len(members), 'connected member')}"
+            raise ClientError(f"{text}; stop them first, for the next heartbeat would create it again")
+        if not arguments.yes and not await confirmed(f"delete group {group}?"):
+            raise ClientError(f"group {group!r} was not deleted; answer yes, or give --yes")
+        await admin.delete_group(group, offsets_too=not arguments.keep_offsets)
+    if arguments.json:
+        print_json({"group": group, "deleted": True})
+    else:
+        print(f"group {group} is deleted")
+    return Exit.OK
+
+
+async def _check_known(admin: Admin, group: str) -> None:
+    if group not in await admin.groups():
+        raise ClientError(f"group {group!r} is unknown; `martlet group list` shows all")
+
+
 async def show_lag(arguments: Any) -> int:
-    async with Admin(arguments.name_server) as admin:
-        if arguments.group not in await admin.groups():
-            raise ClientError(f"group {arguments.group!r} is unknown; `martlet group list` shows all")
+    async with Admin(arguments.settings) as admin:
+        await _check_known(admin, arguments.group)
         lags = await admin.group_lag(arguments.group, arguments.topic)
     heads = ("topic", "broker", "queue", "consumed", "stored", "lag", "last consumed was stored")
     rows = [
@@ -86,30 +137,52 @@ async def show_lag(arguments: Any) -> int:
         )
         for lag in lags
     ]
-    if arguments.json:
-        print_json([dict(zip(heads, row, strict=True)) for row in rows])
-    else:
-        print(table(heads, rows))
-        print(f"{sum(max(lag.lag, 0) for lag in lags):,} messages to consume")
+    print_rows(heads, rows, as_json=arguments.json)
+    if not arguments.json:
+        print(f"{plural(sum(max(lag.lag, 0) for lag in lags), 'message')} to consume")
     return Exit.OK
 
 
 async def do_reset(arguments: Any) -> int:
-    async with Admin(arguments.name_server) as admin:
-        if arguments.to == "begin":
-            found: dict[MessageQueue, int] = {}
-            for stats in await admin.topic_stats(arguments.topic):
-                found |= await admin.reset_queue_offset(arguments.group, stats.queue, stats.min_offset)
+    to: Where = arguments.to
+    async with Admin(arguments.settings) as admin:
+        await _check_known(admin, arguments.group)
+        if arguments.queue is None and to.offset is None and to.text != "begin":
+            time_ms = -1 if to.time_ms is None else to.time_ms
+            found = await admin.reset_offsets(arguments.group, arguments.topic, time_ms)
         else:
-            when = -1 if arguments.to == "end" else moment_ms(arguments.to)
-            found = await admin.reset_offsets(arguments.group, arguments.topic, when)
+            found = await _reset_queues(admin, arguments)
     rows = [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(found.items())]
-    heads = ("broker", "queue", "offset")
-    if arguments.json:
-        print_json([dict(zip(heads, row, strict=True)) for row in rows])
-    else:
-        print(table(heads, rows))
+    print_rows(("broker", "queue", "offset"), rows, as_json=arguments.json)
     return Exit.OK
 
 
-COMMAND = Command("group", "list consumer groups, show their lag, move their offsets", configure, talking())
+async def _reset_queues(admin: Admin, arguments: Any) -> dict[MessageQueue, int]:
+    """Reset one queue after the other, once it is known that all can be."""
+    stats = await admin.topic_stats(arguments.topic)
+    chosen = [each for each in stats if arguments.queue in (None, each.queue.queue_id)]
+    if not chosen:
+        last = max((each.queue.queue_id for each in stats), default=-1)
+        raise ClientError(f"topic {arguments.topic!r} has no queue {arguments.queue}; it has 0 to {last}")
+    targets = {each.queue: await _target(admin, each, arguments.to) for each in chosen}
+    found: dict[MessageQueue, int] = {}
+    for queue, offset in targets.items():
+        found |= await admin.reset_queue_offset(arguments.group, queue, offset)
+    return found
+
+
+async def _target(admin: Admin, stats: QueueStats, to: Where) -> int:
+    if to.offset is not None:
+        if not stats.min_offset <= to.offset <= stats.max_offset:
+            where_ = f"queue {stats.queue.queue_id} of broker {stats.queue.broker_name}"
+            text = f"offset {to.offset} is outside of {where_}, which has {stats.min_offset} to {stats.max_offset}"
+            raise ClientError(f"{text}; nothing was reset, --queue chooses one queue")
+        return to.offset
+    if to.time_ms is not None:
+        return await admin.search_offset(stats.queue, to.time_ms)
+    return stats.min_offset if to.text == "begin" else stats.max_offset
+
+
+COMMAND = Command(
+    "group", "list, create and delete consumer groups, show their lag, move their offsets", configure, talking()
+)

@@ -1,156 +1,43 @@
-"""``martlet send``, ``martlet tail`` and ``martlet message``."""
+"""``martlet tail`` and ``martlet message``: messages, as they come or found again."""
 
 import argparse
-import math
-import sys
-from collections.abc import Iterator
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import trio
 
-from martlet.commands.outcome import Exit
-from martlet.commands.terminal import print_json
+from martlet.commands.outcome import Exit, UsageError, flush_output
+from martlet.commands.terminal import print_json, print_json_line
 from martlet.contracts import Command
-from martlet_remoting.client import (
-    Admin,
-    ClientError,
-    Message,
-    MessageNotFound,
-    MessageQueue,
-    Producer,
-    PullConsumer,
-    ReceivedMessage,
-)
+from martlet_remoting.client import Admin, ClientError, MessageNotFound, MessageQueue, PullConsumer, ReceivedMessage
+from martlet_remoting.client.messages import parse_message_id
+from martlet_remoting.client.network import split_address
 
-from .shared import ANSWER_S, add_json, add_name_server, day_time, moment_ms, talking
+from .connecting import add_connection, talking
+from .shared import add_json, body_fields, day_time, one_line
+from .values import WHERE, Where, where, whole
 
-__all__ = ["SEND", "SHOW", "TAIL"]
+__all__ = ["SHOW", "TAIL", "TOOLS_GROUP", "choose_queues", "message_fields", "show"]
 
-PRODUCER_GROUP: Final = "martlet_send"
-CONSUMER_GROUP: Final = "martlet_tail"
-SENDS_AT_ONCE: Final = 32
-STDIN_BYTES: Final = 65536
-
-SEND_EPILOG = """\
-examples:
-  martlet send orders 'one book'                       one message
-  martlet send orders 'one book' --tag books --key 4711 --property colour=red
-  seq 1 1000 | martlet send orders                     every line of stdin is a message
-"""
+# RocketMQ's group for tools, which every broker has (MixAll.TOOLS_CONSUMER_GROUP): reading leaves no group behind.
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
 TAIL_EPILOG = """\
 examples:
   martlet tail orders                                  every message that comes from now on, until Ctrl-C
   martlet tail orders --from begin --no-follow         what is there
-  martlet tail orders --from 15m --tag 'books || pens' --json
-It reads beside all groups: nothing is committed, nobody's messages are taken away.
+  martlet tail orders --from 15m --tag 'books || pens'
+  martlet tail orders --queue 3 --from 4711 --count 1  the message at offset 4711 of queue 3
+  martlet tail orders --json | jq -r .body             one JSON object on each line
+No group sees that it reads: nothing is committed, nobody's messages are taken away.
+In JSON a body that is not UTF-8 is base64, and body_encoding says which.
 """
 
 SHOW_EPILOG = """\
 examples:
-  martlet message 7F00000100002A9F00000000000003E8     by offset message id, as `martlet send` prints it
-  martlet message --key 4711 --topic orders            by key
+  martlet message AC11000201AB3E25A3B2000000000001 --topic orders    by its id, as `martlet send` prints it
+  martlet message --key 4711 --topic orders                          by key
+  martlet message 7F00000100002A9F00000000000003E8                   by its offset_id, which needs no topic
 """
-
-
-# send
-
-
-def configure_send(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = SEND_EPILOG
-    parser.add_argument("topic", help="where to")
-    parser.add_argument("body", nargs="?", help="the text; without it every line of stdin is a message")
-    parser.add_argument("--tag", default="", help="consumers select by it")
-    parser.add_argument("--key", action="append", default=[], help="found again by it; may be given often")
-    parser.add_argument(
-        "--property", action="append", default=[], metavar="NAME=VALUE", help="a property; may be given often"
-    )
-    add_name_server(parser)
-    add_json(parser)
-
-
-def _properties(pairs: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ValueError(f"property {pair!r} is not NAME=VALUE")
-        found[name] = value
-    return found
-
-
-def _bodies(arguments: Any) -> Iterator[bytes]:
-    if arguments.body is not None:
-        yield arguments.body.encode()
-        return
-    for line in _lines(getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)):
-        body = line.rstrip(b"\r")
-        if body:
-            yield body
-
-
-def _lines(source: BinaryIO) -> Iterator[bytes]:
-    """The lines of *source*, unbuffered: a thread that waits in a buffered reader holds its lock to the very end."""
-    rest = b""
-    while data := source.read(STDIN_BYTES):
-        *whole, rest = (rest + data).split(b"\n")
-        yield from whole
-    yield rest
-
-
-async def send(arguments: Any) -> int:
-    properties = _properties(arguments.property)
-    quiet = arguments.body is None and not arguments.json
-    sent = 0
-    async with Producer(arguments.name_server, PRODUCER_GROUP, send_timeout_s=ANSWER_S) as producer:
-        limit = trio.CapacityLimiter(SENDS_AT_ONCE)
-
-        async def send_one(body: bytes) -> None:
-            nonlocal sent
-            message = Message(arguments.topic, body, arguments.tag, tuple(arguments.key), properties)
-            async with limit:
-                result = await producer.send(message)
-            sent += 1
-            if arguments.json:
-                print_json(
-                    {
-                        "id": result.message_id,
-                        "offset_id": result.offset_message_id,
-                        "broker": result.queue.broker_name,
-                        "queue": result.queue.queue_id,
-                        "offset": result.queue_offset,
-                        "status": result.status.name,
-                    }
-                )
-            elif not quiet:
-                where = f"{result.queue.broker_name}, queue {result.queue.queue_id}, offset {result.queue_offset}"
-                print(f"stored on {where}; id {result.offset_message_id}")
-
-        await _each(_bodies(arguments), send_one)
-    if quiet:
-        print(f"{sent:,} messages stored")
-    return Exit.OK
-
-
-async def _each(bodies: Iterator[bytes], send_one: Any) -> None:
-    """Send *bodies*, the first alone because it may create the topic, the others some at once."""
-    first = await trio.to_thread.run_sync(next, bodies, None, abandon_on_cancel=True)
-    if first is None:
-        return
-    await send_one(first)
-    async with trio.open_nursery() as nursery:
-        waiting: list[trio.Event] = []
-        while (body := await trio.to_thread.run_sync(next, bodies, None, abandon_on_cancel=True)) is not None:
-            done = trio.Event()
-            waiting.append(done)
-            nursery.start_soon(_then, send_one, body, done)
-            if len(waiting) >= SENDS_AT_ONCE:
-                await waiting.pop(0).wait()
-
-
-async def _then(send_one: Any, body: bytes, done: trio.Event) -> None:
-    await send_one(body)
-    done.set()
 
 
 # tail
@@ -160,67 +47,63 @@ def configure_tail(parser: argparse.ArgumentParser) -> None:
     parser.epilog = TAIL_EPILOG
     parser.add_argument("topic", help="which topic")
     parser.add_argument(
-        "--from",
-        dest="start",
-        default="end",
-        metavar="WHERE",
-        help="begin, end, a time (2026-03-01T12:00), or 15m: 15 minutes ago; default %(default)s",
+        "--from", dest="start", default="end", type=where("--from"), metavar="WHERE", help=f"{WHERE}; default end"
     )
     parser.add_argument("--tag", default="*", help="only these, as a consumer says it: 'books || pens'")
-    parser.add_argument("--queue", type=int, help="only this queue")
-    parser.add_argument("--count", type=int, metavar="N", help="end after so many messages")
+    parser.add_argument("--queue", type=whole("--queue"), metavar="N", help="only this queue of each broker")
+    parser.add_argument("--count", type=whole("--count", 1), metavar="N", help="end after so many messages")
     parser.add_argument("--no-follow", action="store_true", help="end at what is there now")
-    add_name_server(parser)
     add_json(parser)
+    add_connection(parser)
 
 
 async def tail(arguments: Any) -> int:
-    start_ms = None if arguments.start in ("begin", "end") else moment_ms(arguments.start)
-    async with PullConsumer(arguments.name_server, CONSUMER_GROUP) as consumer:
-        queues = [q for q in await consumer.queues(arguments.topic) if arguments.queue in (None, q.queue_id)]
-        if not queues:
-            raise ClientError(f"topic {arguments.topic!r} has no queue {arguments.queue}")
-        left = [math.inf if arguments.count is None else arguments.count]
+    start: Where = arguments.start
+    left: int | None = arguments.count
+    async with PullConsumer(arguments.settings, TOOLS_GROUP) as consumer:
+        queues = await choose_queues(consumer, arguments.topic, arguments.queue)
         async with trio.open_nursery() as nursery:
 
             async def read(queue: MessageQueue, offset: int) -> None:
+                nonlocal left
                 messages = consumer.read(queue, offset, expression=arguments.tag, follow=not arguments.no_follow)
                 async for message in messages:
-                    if left[0] > 0:
-                        left[0] -= 1
-                        show(message, arguments.json)
-                    if left[0] <= 0:
+                    if left != 0:
+                        left = None if left is None else left - 1
+                        show(message, as_json=arguments.json)
+                    if left == 0:
                         nursery.cancel_scope.cancel()
 
             for queue in queues:
-                nursery.start_soon(read, queue, await _start(consumer, queue, arguments.start, start_ms))
+                nursery.start_soon(read, queue, await start.offset_in(consumer, queue))
     return Exit.OK
 
 
-async def _start(consumer: PullConsumer, queue: MessageQueue, where: str, start_ms: int | None) -> int:
-    if start_ms is not None:
-        return await consumer.search_offset(queue, start_ms)
-    return await (consumer.min_offset(queue) if where == "begin" else consumer.max_offset(queue))
+async def choose_queues(consumer: PullConsumer, topic: str, queue_id: int | None) -> list[MessageQueue]:
+    """Return the queues of *topic* that can be read, only those with that id where one is given."""
+    queues = await consumer.queues(topic)
+    if not queues:
+        raise ClientError(f"topic {topic!r} has no queue that can be read; `martlet topic list --all` shows its perm")
+    chosen = [queue for queue in queues if queue_id in (None, queue.queue_id)]
+    if not chosen:
+        last = max(queue.queue_id for queue in queues)
+        raise ClientError(f"topic {topic!r} has no queue {queue_id}; it has 0 to {last}")
+    return chosen
 
 
-def show(message: ReceivedMessage, as_json: bool) -> None:
-    """Print *message*, on one line for people."""
+def show(message: ReceivedMessage, *, as_json: bool) -> None:
+    """Print *message* on one line."""
     if as_json:
-        print_json(_fields(message))
+        print_json_line(message_fields(message))
     else:
-        tag = f" [{message.tags}]" if message.tags else ""
-        print(
-            f"{day_time(message.store_ms)} {message.queue.queue_id}/{message.queue_offset}{tag} {_text(message.body)}"
-        )
-    sys.stdout.flush()
+        tag = f" [{one_line(message.tags.encode())}]" if message.tags else ""
+        place = f"{message.queue.queue_id}/{message.queue_offset}"
+        print(f"{day_time(message.store_ms)} {place}{tag} {one_line(message.body)}")
+    flush_output()
 
 
-def _text(body: bytes) -> str:
-    text = body.decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def _fields(message: ReceivedMessage) -> dict[str, object]:
+def message_fields(message: ReceivedMessage) -> dict[str, object]:
+    """Return *message* for JSON."""
     return {
         "topic": message.topic,
         "broker": message.queue.broker_name,
@@ -235,7 +118,7 @@ def _fields(message: ReceivedMessage) -> dict[str, object]:
         "born_host": message.born_host,
         "stored_ms": message.store_ms,
         "redeliveries": message.reconsume_times,
-        "body": message.body.decode("utf-8", "backslashreplace"),
+        **body_fields(message.body),
     }
 
 
@@ -244,46 +127,58 @@ def _fields(message: ReceivedMessage) -> dict[str, object]:
 
 def configure_show(parser: argparse.ArgumentParser) -> None:
     parser.epilog = SHOW_EPILOG
-    parser.add_argument("id", nargs="?", help="an offset message id, or with --topic a unique key")
+    parser.add_argument("id", nargs="?", help="its id, which needs --topic, or its offset_id")
     parser.add_argument("--key", help="find by key instead; needs --topic")
     parser.add_argument("--topic", default="", help="the topic it is in")
-    add_name_server(parser)
     add_json(parser)
+    add_connection(parser)
 
 
-async def show_one(arguments: Any) -> int:
+async def show_found(arguments: Any) -> int:
     if (arguments.id is None) == (arguments.key is None):
-        raise ValueError("give either an id or --key")
+        raise UsageError("message needs either an id or --key; give one of both")
     if arguments.key is not None and not arguments.topic:
-        raise ValueError("--key needs --topic, for keys are a topic's own")
-    async with Admin(arguments.name_server) as admin:
+        raise UsageError(f"--key {arguments.key!r} needs a topic; give --topic, for keys are a topic's own")
+    async with Admin(arguments.settings) as admin:
         if arguments.key is None:
-            found = [await admin.message(arguments.id, arguments.topic)]
+            found = [await _by_id(admin, arguments.id, arguments.topic)]
         else:
             found = await admin.messages_by_key(arguments.topic, arguments.key)
     if not found:
-        raise MessageNotFound(f"no message of topic {arguments.topic!r} has key {arguments.key!r}")
+        raise MessageNotFound(f"key {arguments.key!r} has no message in topic {arguments.topic!r}")
     if arguments.json:
-        print_json([_fields(message) for message in found])
-        return Exit.OK
-    for message in found:
-        fields = _fields(message)
-        fields["stored"] = day_time(message.store_ms)
-        fields["born"] = day_time(message.born_ms)
-        fields["body"] = _text(message.body)
-        for name in ("born_ms", "stored_ms"):
-            del fields[name]
-        print("\n".join(f"{name:13} {_value(value)}" for name, value in fields.items() if value not in ("", [], {})))
-        print()
+        print_json([message_fields(message) for message in found])
+    else:
+        print("\n\n".join(map(_card, found)))
     return Exit.OK
+
+
+async def _by_id(admin: Admin, message_id: str, topic: str) -> ReceivedMessage:
+    if not topic:
+        try:
+            split_address(parse_message_id(message_id)[0])
+        except ValueError as error:
+            text = f"message {message_id!r} was not found, for it is no offset_id"
+            raise MessageNotFound(f"{text}; --topic finds a message by its id") from error
+    return await admin.message(message_id, topic)
+
+
+def _card(message: ReceivedMessage) -> str:
+    fields = message_fields(message)
+    fields["stored"], fields["born"] = day_time(message.store_ms), day_time(message.born_ms)
+    fields["body"] = one_line(message.body)
+    for name in ("born_ms", "stored_ms", "body_encoding"):
+        del fields[name]
+    return "\n".join(f"{name:13} {_value(value)}" for name, value in fields.items() if value not in ("", [], {}))
 
 
 def _value(value: object) -> str:
     if isinstance(value, dict):
-        return _text(", ".join(f"{name}={text}" for name, text in value.items()).encode())
-    return _text(str(value).encode("utf-8", "backslashreplace")) if not isinstance(value, list) else " ".join(value)
+        text = ", ".join(f"{name}={value}" for name, value in value.items())
+    else:
+        text = " ".join(value) if isinstance(value, list) else str(value)
+    return one_line(text.encode("utf-8", "backslashreplace"))
 
 
-SEND = Command("send", "send messages to a topic", configure_send, talking(send))
 TAIL = Command("tail", "show messages of a topic as they come", configure_tail, talking(tail))
-SHOW = Command("message", "find messages by id or by key", configure_show, talking(show_one))
+SHOW = Command("message", "find messages by id or by key", configure_show, talking(show_found))

@@ -1,19 +1,22 @@
-"""``martlet stats``: the counters of every broker."""
+"""``martlet stats``: the counters of every broker, and how fast they grow."""
 
 import argparse
-import sys
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import trio
 
-from martlet.commands.outcome import Exit
-from martlet.commands.terminal import print_json, table
+from martlet.commands.outcome import Exit, flush_output
+from martlet.commands.terminal import print_json, print_json_line, table
 from martlet.contracts import Command
 from martlet_remoting.client import Admin, ClientError
 from martlet_remoting.client.bodies import load_object, mapping
 from martlet_remoting.codes import RequestCode
 
-from .shared import add_json, add_name_server, talking
+from .connecting import add_connection, talking
+from .shared import add_json
+from .values import seconds
 
 __all__ = ["COMMAND"]
 
@@ -22,37 +25,61 @@ examples:
   martlet stats                          every counter of every broker
   martlet stats store. server.           only those that begin so
   martlet stats --every 2 server.bytes   again every two seconds, until Ctrl-C
+  martlet stats --rates                  what changed within a second, per second
+  martlet stats --rates --every 10 store.
   martlet stats --json | jq .martlet
+With --every and --json there is one object on each line.
 """
 
 PREFIX: Final = "martlet."
+RATES_S: Final = 1.0
+
+Counters = Mapping[str, Mapping[str, str]]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("name", nargs="*", help="only counters whose names begin so")
-    parser.add_argument("--every", type=float, metavar="SECONDS", help="again and again, until Ctrl-C")
+    parser.add_argument("--every", type=seconds("--every"), metavar="SECONDS", help="again and again, until Ctrl-C")
+    parser.add_argument(
+        "--rates",
+        action="store_true",
+        help=f"by how much each changes in a second, measured over {RATES_S:g} s or over --every; only what changes",
+    )
     parser.add_argument("--rocketmq", action="store_true", help="under the names of RocketMQ's tools instead")
-    add_name_server(parser)
     add_json(parser)
+    add_connection(parser)
 
 
 async def show(arguments: Any) -> int:
-    starts = tuple(arguments.name)
-    async with Admin(arguments.name_server) as admin:
-        while True:
-            masters = (await admin.cluster()).masters()
-            if not masters:
-                raise ClientError("name server knows no broker")
-            found: dict[str, dict[str, str]] = {}
-            for name, address in masters.items():
-                counters = await _counters(admin, address, rocketmq=arguments.rocketmq)
-                found[name] = {key: counters[key] for key in sorted(counters) if not starts or key.startswith(starts)}
-            _print(found, arguments.json)
-            sys.stdout.flush()
+    async with Admin(arguments.settings) as admin:
+        before, before_s = await _read(admin, arguments), time.monotonic()
+        if not arguments.rates:
+            _print(before, arguments)
+        while arguments.rates or arguments.every is not None:
+            await trio.sleep(arguments.every or RATES_S)
+            now, now_s = await _read(admin, arguments), time.monotonic()
+            _print(_rates(before, now, now_s - before_s) if arguments.rates else now, arguments)
+            before, before_s = now, now_s
             if arguments.every is None:
-                return Exit.OK
-            await trio.sleep(arguments.every)
+                break
+    return Exit.OK
+
+
+async def _read(admin: Admin, arguments: Any) -> Counters:
+    """Return the chosen counters by broker."""
+    starts = tuple(arguments.name)
+    masters = (await admin.cluster()).masters()
+    if not masters:
+        raise ClientError("name server knows no broker; `martlet run` starts one")
+    found: dict[str, dict[str, str]] = {}
+    for name, address in masters.items():
+        counters = await _counters(admin, address, rocketmq=arguments.rocketmq)
+        found[name] = {key: counters[key] for key in sorted(counters) if not starts or key.startswith(starts)}
+    for start in starts:
+        if not any(key.startswith(start) for counters in found.values() for key in counters):
+            raise ClientError(f"counter {start!r} is unknown; `martlet stats` shows all")
+    return found
 
 
 async def _counters(admin: Admin, address: str, *, rocketmq: bool) -> dict[str, str]:
@@ -65,12 +92,35 @@ async def _counters(admin: Admin, address: str, *, rocketmq: bool) -> dict[str, 
     return {name: value for name, value in told.items() if not name.startswith(PREFIX)}
 
 
-def _print(found: dict[str, dict[str, str]], as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-        return
-    for name, counters in found.items():
-        print(table((name, ""), counters.items()))
+def _rates(before: Counters, now: Counters, spent_s: float) -> dict[str, dict[str, float]]:
+    """Return the change of each number per second, where there is one."""
+
+    def changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+        for key, text in new.items():
+            change = _number(text) - _number(old.get(key, text))
+            if change:
+                yield key, round(change / spent_s, 2)
+
+    return {name: dict(changes(before.get(name, {}), counters)) for name, counters in now.items()}
 
 
-COMMAND = Command("stats", "show the counters of every broker", configure, talking(show))
+def _number(text: str) -> float:
+    """The number that *text* is; what is none never changes."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _print(found: Mapping[str, Mapping[str, object]], arguments: Any) -> None:
+    if arguments.json:
+        (print_json if arguments.every is None else print_json_line)(found)
+    else:
+        for name, counters in found.items():
+            print(table((name, "per second" if arguments.rates else ""), counters.items()))
+            if not counters:
+                print("nothing changed")
+    flush_output()
+
+
+COMMAND = Command("stats", "show the counters of every broker, or their rates", configure, talking(show))

@@ -4,25 +4,29 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from martlet.commands.outcome import Exit, complain
-from martlet.commands.terminal import print_json, table
+from martlet.commands.outcome import Exit
+from martlet.commands.terminal import print_json
 from martlet.contracts import Command
 from martlet_remoting.client import Admin, ClientError
 from martlet_remoting.client.bodies import integer, load_object, mapping
 from martlet_remoting.codes import RequestCode
 
-from .shared import day_time, subcommands, talking
+from .connecting import talking
+from .shared import confirmed, day_time, plural, print_rows, subcommands
+from .values import whole
 
 __all__ = ["COMMAND"]
 
 EPILOG = """\
 examples:
-  martlet topic list                          what there is, but for what belongs to the system
+  martlet topic list                          all but those of the system
+  martlet topic list --all --json
   martlet topic create orders --queues 16
   martlet topic stats orders                  how much each queue holds, and when it last got a message
   martlet topic delete orders                 asks first; --yes does not
 """
 
+QUEUES_MAX: Final = 65536  # a slip of the finger must not make a million directories
 PERMS: Final = {"rw": 6, "r": 4, "w": 2}
 # RocketMQ's own topics (TopicValidator); retry and dead-letter topics belong to groups.
 SYSTEM: Final = frozenset({"TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX"})
@@ -30,13 +34,18 @@ SYSTEM_STARTS: Final = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
-    add = subcommands(parser)
+    add = subcommands(parser, EPILOG)
     listing = add("list", "list topics with their queues", show_list)
     listing.add_argument("--all", action="store_true", help="also those of the system, retries and dead letters")
     create = add("create", "create a topic on every broker, or change it", do_create)
     create.add_argument("topic", help="its name: letters, digits and %%|-_")
-    create.add_argument("--queues", type=int, default=8, help="how many queues on each broker; default %(default)s")
+    create.add_argument(
+        "--queues",
+        type=whole("--queues", 1, QUEUES_MAX),
+        default=8,
+        metavar="N",
+        help="how many queues on each broker; default %(default)s",
+    )
     create.add_argument("--perm", choices=tuple(PERMS), default="rw", help="read, write or both; default %(default)s")
     create.add_argument("--cluster", help="only on the brokers of this cluster")
     delete = add("delete", "delete a topic from every broker and name server", do_delete)
@@ -58,7 +67,7 @@ class Listed:
 
 async def show_list(arguments: Any) -> int:
     found: dict[str, Listed] = {}
-    async with Admin(arguments.name_server) as admin:
+    async with Admin(arguments.settings) as admin:
         cluster = await admin.cluster()
         own = {*cluster.clusters, *cluster.brokers, *(f"{name}_REPLY_TOPIC" for name in cluster.clusters)}
         for address in cluster.masters().values():
@@ -73,10 +82,7 @@ async def show_list(arguments: Any) -> int:
         found = {name: listed for name, listed in found.items() if not _is_system(name, own)}
     rows = [(name, found[name].brokers, found[name].queues, _perm(found[name].perm)) for name in sorted(found)]
     heads = ("topic", "brokers", "queues", "perm")
-    if arguments.json:
-        print_json([dict(zip(heads, row, strict=True)) for row in rows])
-    else:
-        print(table(heads, rows))
+    print_rows(heads, rows, as_json=arguments.json)
     return Exit.OK
 
 
@@ -89,23 +95,22 @@ def _perm(bits: int) -> str:
 
 
 async def do_create(arguments: Any) -> int:
-    async with Admin(arguments.name_server) as admin:
+    async with Admin(arguments.settings) as admin:
         brokers = await admin.create_topic(
             arguments.topic, queues=arguments.queues, perm=PERMS[arguments.perm], cluster=arguments.cluster
         )
     if arguments.json:
         print_json({"topic": arguments.topic, "brokers": brokers})
     else:
-        print(f"topic {arguments.topic} has {arguments.queues} queues on {', '.join(brokers)}")
+        print(f"topic {arguments.topic} has {plural(arguments.queues, 'queue')} on {', '.join(brokers)}")
     return Exit.OK
 
 
 async def do_delete(arguments: Any) -> int:
-    async with Admin(arguments.name_server) as admin:
+    async with Admin(arguments.settings) as admin:
         await admin.topic_route(arguments.topic)
-        if not arguments.yes and not _confirmed(f"delete topic {arguments.topic} and what is in it?"):
-            complain("nothing was deleted; answer yes, or give --yes")
-            return Exit.FAILED
+        if not arguments.yes and not await confirmed(f"delete topic {arguments.topic} and what is in it?"):
+            raise ClientError(f"topic {arguments.topic!r} was not deleted; answer yes, or give --yes")
         await admin.delete_topic(arguments.topic)
     if arguments.json:
         print_json({"topic": arguments.topic, "deleted": True})
@@ -114,15 +119,8 @@ async def do_delete(arguments: Any) -> int:
     return Exit.OK
 
 
-def _confirmed(question: str) -> bool:
-    try:
-        return input(f"{question} [yes/no] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
-
-
 async def show_stats(arguments: Any) -> int:
-    async with Admin(arguments.name_server) as admin:
+    async with Admin(arguments.settings) as admin:
         found = await admin.topic_stats(arguments.topic)
     if not found:
         raise ClientError(f"topic {arguments.topic!r} has no queue")
@@ -138,11 +136,9 @@ async def show_stats(arguments: Any) -> int:
         )
         for stats in found
     ]
-    if arguments.json:
-        print_json([dict(zip(heads, row, strict=True)) for row in rows])
-    else:
-        print(table(heads, rows))
-        print(f"{sum(row[4] for row in rows):,} messages")
+    print_rows(heads, rows, as_json=arguments.json)
+    if not arguments.json:
+        print(plural(sum(row[4] for row in rows), "message"))
     return Exit.OK
 
 

@@ -1,0 +1,227 @@
+"""How a command reaches its brokers: options over environment over configuration file; and what failures become.
+
+Every command that talks to a broker takes the same options. Each is also a key of the
+section ``[client]`` of a configuration file; the name server and TLS can be set in the
+environment too.
+"""
+
+import argparse
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import trio
+
+from martlet.commands.outcome import Unreachable
+from martlet.config import fill, read_toml
+from martlet.errors import ConfigError
+from martlet.settings import ClientConfig
+from martlet.tls import client_context
+from martlet_remoting.client import (
+    BrokerError,
+    ClientError,
+    ConnectionLost,
+    NameServerUnreachable,
+    RequestTimeout,
+    SendFailed,
+    Settings,
+)
+from martlet_remoting.codes import ResponseCode
+
+from .values import seconds
+
+__all__ = ["CONNECTION", "TIMEOUT_S", "Work", "add_connection", "client_settings", "talking"]
+
+CONNECTION: Final = "connection options"
+CONFIG_VARIABLE: Final = "MARTLET_CONFIG"
+# NAMESRV_ADDR is what RocketMQ's own clients and tools read.
+VARIABLES: Final = {
+    "name_server": "NAMESRV_ADDR",
+    "tls": "MARTLET_TLS",
+    "tls_ca": "MARTLET_TLS_CA",
+    "tls_cert": "MARTLET_TLS_CERT",
+    "tls_key": "MARTLET_TLS_KEY",
+    "tls_insecure": "MARTLET_TLS_INSECURE",
+}
+SWITCHES: Final = ("tls", "tls_insecure")
+IMPLY_TLS: Final = ("tls_ca", "tls_cert", "tls_key", "tls_insecure")
+ON: Final = ("1", "true", "yes", "on")
+OFF: Final = ("0", "false", "no", "off")
+
+# Who waits for a command can end it. A machine that pauses for a moment must not fail it, nor make it send twice.
+TIMEOUT_S: Final = 30.0
+
+Work: TypeAlias = Callable[[Any], Awaitable[int]]
+
+
+def add_connection(parser: argparse.ArgumentParser, timeout_s: float = TIMEOUT_S) -> None:
+    """Add the options that say where the brokers are and how to reach them."""
+    add = parser.add_argument_group(CONNECTION).add_argument
+    add(
+        "-n",
+        "--name-server",
+        metavar="HOST:PORT",
+        help="the name server to ask, several separated by ;. Default: $NAMESRV_ADDR, else 127.0.0.1:9876",
+    )
+    add(
+        "--timeout",
+        type=seconds("--timeout"),
+        metavar="SECONDS",
+        default=timeout_s,
+        help="wait so long for each answer; default 30, for ping 3",
+    )
+    add(
+        "--tls",
+        action=argparse.BooleanOptionalAction,
+        help="encrypt every connection; implied by the options below. Default: $MARTLET_TLS, else no",
+    )
+    add("--tls-ca", metavar="FILE", help="trust these authorities (PEM). Default: $MARTLET_TLS_CA, else the system's")
+    add("--tls-cert", metavar="FILE", help="present this certificate (PEM). Default: $MARTLET_TLS_CERT")
+    add("--tls-key", metavar="FILE", help="its private key (PEM). Default: $MARTLET_TLS_KEY, else in the same file")
+    add(
+        "--tls-insecure",
+        action="store_true",
+        default=None,
+        help="accept any certificate. Default: $MARTLET_TLS_INSECURE",
+    )
+    add(
+        "--config",
+        metavar="FILE",
+        help="read defaults from [client] in this TOML file. Default: $MARTLET_CONFIG, else none",
+    )
+
+
+def client_settings(arguments: Any) -> Settings:
+    """Return what options, environment and configuration file say; the first that says something wins.
+
+    Raises:
+      ConfigError: a value cannot be used.
+    """
+    values: dict[str, object] = {}
+    for level in (_from_file(getattr(arguments, "config", None)), _from_environment(), _from_options(arguments)):
+        if "tls" not in level and any(level.get(name) for name in IMPLY_TLS):
+            values["tls"] = True
+        values |= level
+    config = fill(ClientConfig, values, "client")
+    tls = None
+    if config.tls:
+        tls = client_context(config.tls_ca, config.tls_cert, config.tls_key, verify=not config.tls_insecure)
+    timeout_s = getattr(arguments, "timeout", TIMEOUT_S)
+    settings = Settings(config.name_server, request_timeout_s=timeout_s, connect_timeout_s=timeout_s, tls=tls)
+    try:
+        settings.name_servers()
+    except ValueError as error:
+        raise ConfigError(f"name server {str(error).removeprefix('address ').removeprefix('name server ')}") from error
+    return settings
+
+
+def _from_file(given: str | None) -> dict[str, object]:
+    path = given or os.environ.get(CONFIG_VARIABLE)
+    table = read_toml(Path(path)).get("client", {}) if path else {}
+    if not isinstance(table, dict):
+        raise ConfigError("config key 'client' is a value; it must be a section")
+    fill(ClientConfig, table, "client")  # what is overridden must be right as well
+    return table
+
+
+def _from_environment() -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, variable in VARIABLES.items():
+        text = os.environ.get(variable)
+        if text:
+            found[name] = _on_off(variable, text) if name in SWITCHES else text
+    return found
+
+
+def _on_off(variable: str, text: str) -> bool:
+    if text.lower() not in ON + OFF:
+        raise ConfigError(f"environment variable {variable} is {text!r}; it must be 1 or 0")
+    return text.lower() in ON
+
+
+def _from_options(arguments: Any) -> dict[str, object]:
+    given = {name: getattr(arguments, name, None) for name in VARIABLES}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def talking(work: Work | None = None) -> Callable[[Any], int]:
+    """Return what a `Command` runs: *work*, or the work of the chosen subcommand, in trio.
+
+    It finds the `Settings` in ``arguments.settings``.
+    """
+
+    def run(arguments: Any) -> int:
+        arguments.settings = client_settings(arguments)
+        chosen: Work = work or arguments.work
+        try:
+            return trio.run(_until_interrupted, chosen, arguments)
+        except ClientError as error:
+            raise _told(error, arguments.settings) from error
+        except BaseExceptionGroup as group:
+            raise BaseExceptionGroup(
+                "failed", [_told(error, arguments.settings) for error in _leaves(group)]
+            ) from group
+
+    return run
+
+
+def _told(error: BaseException, settings: Settings) -> BaseException:
+    """The error as the user of a command sees it."""
+    text = str(error)
+    hint = "`martlet run` starts a broker, --name-server says where one is"
+    if isinstance(error, NameServerUnreachable):
+        return Unreachable(f"{text}; {hint}")
+    if (
+        isinstance(error, BrokerError)
+        and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        and error.address in settings.name_servers()
+    ):
+        return Unreachable(f"{error.address} answers, but is no name server: it may be a broker's port; {hint}")
+    if _is_unreachable(error):
+        return Unreachable(text)
+    return error
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    if isinstance(error, SendFailed):
+        return all(_is_unreachable(attempt.error) for attempt in error.attempts)
+    return isinstance(error, NameServerUnreachable | ConnectionLost | RequestTimeout)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+async def _until_interrupted(work: Work, arguments: Any) -> int:
+    """Do *work*; the first Ctrl-C cancels it, so that it ends between two steps, the second ends it at once.
+
+    Raises:
+      KeyboardInterrupt: it was interrupted, in a group with whatever failed because of it.
+    """
+    at_once = signal.getsignal(signal.SIGINT)
+    if at_once == signal.SIG_IGN:
+        return await work(arguments)  # a script's background job, which the Ctrl-C of the script is not for
+    token = trio.lowlevel.current_trio_token()
+    scope = trio.CancelScope()
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, at_once)
+        token.run_sync_soon(scope.cancel)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        with scope:
+            return await work(arguments)
+    except Exception as error:  # outside the scope, which takes its own cancellation out of a group
+        if scope.cancel_called:
+            raise BaseExceptionGroup("interrupted", [KeyboardInterrupt(), error]) from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, at_once)
+    raise KeyboardInterrupt

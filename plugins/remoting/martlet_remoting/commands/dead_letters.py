@@ -1,0 +1,192 @@
+"""``martlet dlq``: messages that a group failed on too often: list, show, send again.
+
+A group's dead letters are the messages of its topic ``%DLQ%GROUP``. What was resent stays
+there, as everything in a log does; how far that went is kept as an offset of the tools' group,
+so that a second ``resend`` goes on where the first ended.
+"""
+
+import argparse
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from martlet.commands.outcome import Exit
+from martlet.commands.terminal import print_json, print_json_line
+from martlet.contracts import Command
+from martlet_remoting.client import (
+    Admin,
+    ClientError,
+    MessageQueue,
+    PullConsumer,
+    ReceivedMessage,
+    RouteNotFound,
+)
+from martlet_remoting.client.messages import RETRY_PREFIX, encoded
+from martlet_remoting.client.network import TEMPLATE_TOPIC
+from martlet_remoting.client.sending import Sending
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.compression import COMPRESSED, COMPRESSION_BITS
+from martlet_remoting.headers import SendHeader
+
+from .connecting import talking
+from .messages import TOOLS_GROUP, message_fields
+from .shared import day_time, one_line, plural, print_rows, subcommands
+from .values import WHERE, Where, where, whole
+
+__all__ = ["COMMAND"]
+
+PREFIX: Final = "%DLQ%"
+PRODUCER_GROUP: Final = "martlet_resend"
+RETRIES: Final = 2
+BEGIN: Final = Where("begin")
+# What told the broker and the group about earlier deliveries; the next one begins afresh.
+DROPPED: Final = ("DELAY", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID")
+
+EPILOG = """\
+examples:
+  martlet dlq list                               groups with dead letters, and how many were not resent yet
+  martlet dlq show billing                       one line each: when, offset, id, topic, body
+  martlet dlq show billing --json | jq -r .id
+  martlet dlq resend billing                     all that were not resent yet, to this group alone
+  martlet dlq resend billing --from 12 --count 1 the one at offset 12, whether resent or not
+  martlet dlq resend billing --topic orders.bad  to this topic instead
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add = subcommands(parser, EPILOG)
+    add("list", "list groups that have dead letters", show_list)
+    showing = add("show", "show the dead letters of a group", show_letters)
+    showing.add_argument("group", help="its name")
+    showing.add_argument("--from", dest="start", default=BEGIN, type=where("--from"), metavar="WHERE", help=WHERE)
+    showing.add_argument("--count", type=whole("--count", 1), metavar="N", help="at most so many")
+    resend = add("resend", "send dead letters to their group again", do_resend)
+    resend.add_argument("group", help="its name")
+    resend.add_argument(
+        "--from",
+        dest="start",
+        type=where("--from"),
+        metavar="WHERE",
+        help=f"{WHERE}; default: where the last resend without --from ended",
+    )
+    resend.add_argument("--count", type=whole("--count", 1), metavar="N", help="at most so many")
+    resend.add_argument("--topic", help="send them there, to all its groups, instead of to this group alone")
+
+
+async def show_list(arguments: Any) -> int:
+    rows: list[tuple[object, ...]] = []
+    async with Admin(arguments.settings) as admin, PullConsumer(arguments.settings, TOOLS_GROUP) as consumer:
+        for topic in await admin.topics():
+            if topic.startswith(PREFIX):
+                stats = [each for each in await admin.topic_stats(topic) if each.max_offset > each.min_offset]
+                waiting = 0
+                for each in stats:
+                    resent = await consumer.committed(each.queue)
+                    waiting += each.max_offset - max(each.min_offset, resent or 0)
+                messages = sum(each.max_offset - each.min_offset for each in stats)
+                last_ms = max((each.last_update_ms for each in stats), default=0)
+                rows.append((topic.removeprefix(PREFIX), messages, waiting, day_time(last_ms)))
+    print_rows(("group", "messages", "not resent", "last"), rows, as_json=arguments.json)
+    return Exit.OK
+
+
+async def show_letters(arguments: Any) -> int:
+    left = arguments.count
+    async with PullConsumer(arguments.settings, TOOLS_GROUP) as consumer:
+        for queue in await _queues(arguments, consumer):
+            start = await arguments.start.offset_in(consumer, queue)
+            async for message in _letters(consumer, queue, start, left):
+                left = None if left is None else left - 1
+                _show(message, as_json=arguments.json)
+    return Exit.OK
+
+
+async def _queues(arguments: Any, consumer: PullConsumer) -> list[MessageQueue]:
+    """Return the queues of the group's dead letters; none when nothing ever failed."""
+    group = arguments.group
+    try:
+        queues = await consumer.queues(PREFIX + group)
+    except RouteNotFound:
+        async with Admin(arguments.settings) as admin:
+            if group not in await admin.groups():
+                raise ClientError(
+                    f"group {group!r} is unknown; `martlet dlq list` shows those that have dead letters"
+                ) from None
+        return []
+    if not queues:
+        text = f"dead letters of group {group!r} cannot be read; allow it with `martlet topic create"
+        raise ClientError(f"{text} '{PREFIX}{group}' --queues 1`")
+    return queues
+
+
+async def _letters(
+    consumer: PullConsumer, queue: MessageQueue, start: int, count: int | None
+) -> AsyncIterator[ReceivedMessage]:
+    if count == 0:
+        return
+    number = 0
+    async for message in consumer.read(queue, start):
+        yield message
+        number += 1
+        if number == count:
+            return
+
+
+def _origin(message: ReceivedMessage) -> str:
+    """The topic that *message* was sent to first; empty if nothing tells."""
+    return message.properties.get("RETRY_TOPIC") or message.properties.get("DLQ_ORIGIN_TOPIC", "")
+
+
+def _show(message: ReceivedMessage, *, as_json: bool) -> None:
+    if as_json:
+        print_json_line({**message_fields(message), "origin_topic": _origin(message)})
+        return
+    tag = f" [{one_line(message.tags.encode())}]" if message.tags else ""
+    where_ = f"{message.queue_offset} {message.message_id} {_origin(message) or '-'}"
+    print(f"{day_time(message.store_ms)} {where_}{tag} {one_line(message.body)}")
+
+
+async def do_resend(arguments: Any) -> int:
+    resent = 0
+    async with PullConsumer(arguments.settings, TOOLS_GROUP) as consumer:
+        network = consumer.network
+        sending = Sending(network, PRODUCER_GROUP, RETRIES, arguments.settings.request_timeout_s, default_queues=1)
+        for queue in await _queues(arguments, consumer):
+            left = None if arguments.count is None else arguments.count - resent
+            async for message in _letters(consumer, queue, await _begin(arguments, consumer, queue), left):
+                header = _header(message, arguments, network.clock.now_ms())
+                await sending.send(header, message.body, RequestCode.SEND_MESSAGE_V2)
+                resent += 1
+                if arguments.start is None:
+                    await consumer.commit(queue, message.queue_offset + 1)
+    if arguments.json:
+        print_json({"group": arguments.group, "resent": resent})
+    else:
+        print(f"{plural(resent, 'message')} resent to {arguments.topic or f'group {arguments.group}'}")
+    return Exit.OK
+
+
+async def _begin(arguments: Any, consumer: PullConsumer, queue: MessageQueue) -> int:
+    if arguments.start is not None:
+        offset: int = await arguments.start.offset_in(consumer, queue)
+        return offset
+    return max(await consumer.min_offset(queue), await consumer.committed(queue) or 0)
+
+
+def _header(message: ReceivedMessage, arguments: Any, now_ms: int) -> SendHeader:
+    """The message as its group gets it again: same id, keys and properties, and all its retries."""
+    origin = _origin(message)
+    properties = {name: text for name, text in message.properties.items() if name not in DROPPED}
+    topic = arguments.topic
+    if topic is None and "RETRY_TOPIC" in properties:
+        topic = RETRY_PREFIX + arguments.group
+    else:
+        # A group whose members compete in other protocols has no retry topic: it reads the topic itself.
+        properties.pop("RETRY_TOPIC", None)
+        topic = topic or origin
+    if not topic:
+        raise ClientError(f"message {message.message_id!r} does not say where it came from; give --topic")
+    sys_flag = message.sys_flag & ~(COMPRESSED | COMPRESSION_BITS)  # the body was expanded on receipt
+    return SendHeader(PRODUCER_GROUP, topic, TEMPLATE_TOPIC, 1, -1, sys_flag, now_ms, message.flag, encoded(properties))
+
+
+COMMAND = Command("dlq", "list, show and resend dead letters", configure, talking())

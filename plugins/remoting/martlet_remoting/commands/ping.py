@@ -1,0 +1,109 @@
+"""``martlet ping``: whether the name server and every broker answer, as an exit code for a health check."""
+
+import argparse
+import time
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import trio
+
+from martlet.commands.outcome import Exit, complain
+from martlet.commands.terminal import print_json
+from martlet.contracts import Command
+from martlet_remoting.client import Admin, ClientError
+from martlet_remoting.codes import RequestCode
+
+from .connecting import add_connection, talking
+from .shared import add_json
+
+__all__ = ["COMMAND"]
+
+TIMEOUT_S: Final = 3.0
+
+EPILOG = """\
+examples:
+  martlet ping                                   the name server, and every broker that it knows
+  martlet ping --broker 127.0.0.1:10911          one broker, without a name server
+  martlet ping --quiet || systemctl restart martlet
+
+Exit codes: 0 all answer; 1 a broker does not answer, or there is none; 2 wrong command line or configuration;
+3 the name server, or the broker of --broker, does not answer.
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """What became of one question; *error* is empty when it was answered."""
+
+    role: str
+    name: str
+    address: str
+    ms: float
+    error: str
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument("--broker", metavar="HOST:PORT", help="ask only the broker at this address, no name server")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
+    add_json(parser)
+    add_connection(parser, timeout_s=TIMEOUT_S)
+
+
+async def ping(arguments: Any) -> int:
+    pongs: list[Pong] = []
+    async with Admin(arguments.settings) as admin:
+        if arguments.broker is not None:
+            pongs.append(await _ask(admin, "", arguments.broker))
+        else:
+            began = time.perf_counter()
+            masters = (await admin.cluster()).masters()
+            pongs.append(Pong("name server", "", admin.network.settings.name_server, _since_ms(began), ""))
+            async with trio.open_nursery() as nursery:
+
+                async def one(name: str, address: str) -> None:
+                    try:
+                        pongs.append(await _ask(admin, name, address))
+                    except ClientError as error:
+                        pongs.append(Pong("broker", name, address, 0.0, str(error)))
+
+                for name, address in masters.items():
+                    nursery.start_soon(one, name, address)
+            if not masters:
+                complain("name server knows no broker; `martlet run` starts one")
+    _show(pongs, arguments)
+    return Exit.OK if all(not pong.error for pong in pongs) and _has_broker(pongs) else Exit.FAILED
+
+
+async def _ask(admin: Admin, name: str, address: str) -> Pong:
+    """Ask the broker for its counters, which Martlet and RocketMQ both answer to anybody."""
+    began = time.perf_counter()
+    await admin.network.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
+    return Pong("broker", name, address, _since_ms(began), "")
+
+
+def _since_ms(began: float) -> float:
+    return round((time.perf_counter() - began) * 1000, 1)
+
+
+def _has_broker(pongs: list[Pong]) -> bool:
+    return any(pong.role == "broker" for pong in pongs)
+
+
+def _show(pongs: list[Pong], arguments: Any) -> None:
+    if arguments.json and not arguments.quiet:
+        fields = [
+            {"role": p.role, "name": p.name, "address": p.address, "ms": p.ms, "error": p.error or None} for p in pongs
+        ]
+        print_json(fields)
+        return
+    for pong in pongs:
+        who = " ".join(filter(None, (pong.role, pong.name, f"at {pong.address}")))
+        if pong.error:
+            complain(f"{who} does not answer; {pong.error}")
+        elif not arguments.quiet:
+            print(f"{who} answers in {pong.ms} ms")
+
+
+COMMAND = Command("ping", "say whether the name server and every broker answer", configure, talking(ping))

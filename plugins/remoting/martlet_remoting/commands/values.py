@@ -1,0 +1,86 @@
+"""Values of arguments: numbers with bounds, and places in a queue. What cannot be used is a `UsageError`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, final
+
+from martlet.clock import SystemClock
+from martlet.commands.outcome import UsageError
+from martlet_remoting.client import MessageQueue, PullConsumer
+
+__all__ = ["WHERE", "Where", "seconds", "where", "whole"]
+
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+WHERE: Final = "begin, end, an offset (4711), a time (2026-03-01T12:00), or 15m for 15 minutes ago"
+OFFSET_MAX: Final = (1 << 63) - 1
+
+
+def whole(option: str, low: int = 0, high: int = (1 << 31) - 1) -> Callable[[str], int]:
+    """Return what reads the whole number that *option* takes."""
+
+    def read(text: str) -> int:
+        digits = text.removeprefix("-")
+        if not (digits.isascii() and digits.isdecimal()):
+            raise UsageError(f"{option} {text!r} is not a whole number; for example {max(low, 1)}")
+        if not low <= int(text) <= high:
+            raise UsageError(f"{option} {text!r} is out of range; it must be {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def seconds(option: str) -> Callable[[str], float]:
+    """Return what reads the seconds that *option* takes."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise UsageError(f"{option} {text!r} is not a number of seconds; for example 2.5") from None
+        if not 0 < value <= 86_400:
+            raise UsageError(f"{option} {text!r} is out of range; it must be more than 0, and at most a day")
+        return value
+
+    return read
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place in any queue: its beginning, its end, an offset, or the first message stored at a time."""
+
+    text: str
+    offset: int | None = None
+    time_ms: int | None = None
+
+    async def offset_in(self, consumer: PullConsumer, queue: MessageQueue) -> int:
+        """Return the offset that this is in *queue*."""
+        if self.offset is not None:
+            return self.offset
+        if self.time_ms is not None:
+            return await consumer.search_offset(queue, self.time_ms)
+        return await (consumer.min_offset(queue) if self.text == "begin" else consumer.max_offset(queue))
+
+
+def where(option: str) -> Callable[[str], Where]:
+    """Return what reads the place that *option* takes."""
+
+    def read(text: str) -> Where:
+        if text in ("begin", "end"):
+            return Where(text)
+        if text.isascii() and text.isdecimal() and int(text) <= OFFSET_MAX:
+            return Where(text, offset=int(text))
+        return Where(text, time_ms=_time_ms(option, text))
+
+    return read
+
+
+def _time_ms(option: str, text: str) -> int:
+    number, unit = text[:-1], text[-1:]
+    try:
+        if number.isascii() and number.isdecimal() and unit in UNITS_S:
+            return max(SystemClock().now_ms() - int(number) * UNITS_S[unit] * 1000, 0)
+        return max(int(datetime.fromisoformat(text).timestamp() * 1000), 0)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{option} {text!r} is not a place in a queue; give {WHERE}") from None

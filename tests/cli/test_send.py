@@ -1,0 +1,161 @@
+"""What `martlet send` makes messages of: arguments, files and lines of stdin; and what it says of the rest."""
+
+import base64
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., tuple[int, str, str]]
+LIMIT = 4 * 1024 * 1024
+
+
+@pytest.fixture
+def to(martlet: Run, broker: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("NAMESRV_ADDR", broker)
+    return martlet
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    return lambda data: monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def read(to: Run, topic: str) -> list[dict[str, Any]]:
+    """The messages of *topic*, oldest first."""
+    code, out, err = to("tail", topic, "--from", "begin", "--no-follow", "--json")
+    assert (code, err) == (0, "")
+    return sorted(map(json.loads, out.splitlines()), key=lambda message: (message["stored_ms"], message["id"]))
+
+
+def test_a_file_is_one_message_byte_for_byte(to: Run, tmp_path: Path) -> None:
+    binary, text = tmp_path / "binary", tmp_path / "text"
+    binary.write_bytes(bytes(range(256)))
+    text.write_bytes(b"two\nlines\r\n\n")
+    assert to("send", "Files", "--file", str(binary), "-f", str(text)) == (0, "2 messages stored\n", "")
+    found = {message["body"]: message["body_encoding"] for message in read(to, "Files")}
+    assert found == {"two\nlines\r\n\n": "utf-8", base64.b64encode(bytes(range(256))).decode(): "base64"}
+
+
+def test_all_of_stdin_is_one_message_on_demand(to: Run, stdin: Callable[[bytes], None]) -> None:
+    stdin(b"one\n\ntwo\n")
+    code, out, _ = to("send", "Whole", "--file", "-")
+    assert (code, out.partition(" on ")[0]) == (0, "stored")
+    assert [message["body"] for message in read(to, "Whole")] == ["one\n\ntwo\n"]
+
+
+def test_a_body_of_the_command_line_may_have_newlines(to: Run) -> None:
+    to("send", "Newlines", "one\ntwo\n")
+    assert [message["body"] for message in read(to, "Newlines")] == ["one\ntwo\n"]
+
+
+def test_one_message_is_not_said_in_the_plural(to: Run, stdin: Callable[[bytes], None]) -> None:
+    stdin(b"one\n")
+    assert to("send", "Plural") == (0, "1 message stored\n", "")
+
+
+def test_lines_have_their_own_keys(to: Run, stdin: Callable[[bytes], None]) -> None:
+    stdin(b"a:one\nb:two:three\n")
+    assert to("send", "Keyed", "--key-separator", ":", "--key", "all") == (0, "2 messages stored\n", "")
+    assert [(m["keys"], m["body"]) for m in read(to, "Keyed")] == [(["all", "a"], "one"), (["all", "b"], "two:three")]
+    assert json.loads(to("message", "--key", "b", "--topic", "Keyed", "--json")[1])[0]["body"] == "two:three"
+
+
+@pytest.mark.parametrize("line", [b"nothing", b":body", b"key:"])
+def test_a_line_without_a_key_ends_it_and_what_was_stored_is_told(
+    line: bytes, to: Run, stdin: Callable[[bytes], None]
+) -> None:
+    stdin(b"a:one\n" + line + b"\nb:two\n")
+    code, out, err = to("send", "Unkeyed", "--key-separator", ":")
+    assert (code, out) == (1, "")
+    assert "martlet: 1 message stored before it ended\n" in err
+    assert f"martlet: line 2 is not KEY:BODY; its first bytes are {line!r}\n" in err
+
+
+def test_blank_lines_are_told(to: Run, stdin: Callable[[bytes], None]) -> None:
+    stdin(b"one\n\n\r\ntwo\r\n\n")
+    code, out, err = to("send", "Blank")
+    assert (code, out) == (0, "2 messages stored\n")
+    assert err == "martlet: 3 blank lines not sent; brokers take no empty message\n"
+    assert [message["body"] for message in read(to, "Blank")] == ["one", "two"]
+
+
+def test_json_of_many_is_one_object_on_each_line(to: Run, stdin: Callable[[bytes], None]) -> None:
+    stdin(b"one\ntwo\nthree\n")
+    code, out, err = to("send", "ManyJson", "--json")
+    assert (code, err) == (0, "")
+    sent = [json.loads(line) for line in out.splitlines()]
+    assert {each["id"] for each in sent} == {message["id"] for message in read(to, "ManyJson")}
+
+
+def test_the_id_is_the_same_wherever_it_is_shown(to: Run) -> None:
+    _, out, _ = to("send", "Ids", "one")
+    shown = out.rstrip().rpartition("id ")[2]
+    (tailed,) = read(to, "Ids")
+    (found,) = json.loads(to("message", shown, "--topic", "Ids", "--json")[1])
+    assert shown == tailed["id"] == found["id"]
+    (by_offset,) = json.loads(to("message", tailed["offset_id"], "--json")[1])
+    assert by_offset == found
+    assert f"id            {shown}\n" in to("message", shown, "--topic", "Ids")[1]
+
+
+def test_an_id_without_a_topic_says_what_is_missing(to: Run) -> None:
+    _, out, _ = to("send", "Ids", "one")
+    code, _, err = to("message", out.rstrip().rpartition("id ")[2])
+    assert code == 1
+    assert err.endswith("; --topic finds a message by its id\n")
+
+
+def test_what_no_body_can_hold_is_refused_before_it_is_in_memory(
+    to: Run, stdin: Callable[[bytes], None], tmp_path: Path
+) -> None:
+    stdin(b"a\n" + bytes(LIMIT + 70_000) + b"\n")
+    assert to("send", "Large")[2].endswith(
+        f"martlet: line 2 is over the limit of {LIMIT} bytes; a body can have no more\n"
+    )
+    large, empty = tmp_path / "large", tmp_path / "empty"
+    large.write_bytes(bytes(LIMIT + 1))
+    empty.touch()
+    code, out, err = to("send", "Large", "--file", str(large))
+    assert (code, out) == (1, "")
+    assert f"file {str(large)!r} is over the limit of {LIMIT} bytes" in err
+    code, out, err = to("send", "Large", "--file", str(empty))
+    assert (code, out) == (1, "")
+    assert f"file {str(empty)!r} is empty; brokers take no empty message" in err
+
+
+def test_a_refusal_is_said_once(to: Run, stdin: Callable[[bytes], None]) -> None:
+    stdin(b"".join(b"line %d\n" % number for number in range(100)))
+    code, out, err = to("send", "SCHEDULE_TOPIC_XXXX")
+    assert (code, out) == (1, "")
+    assert err.count("is forbidden") == 1
+    assert err.count("\n") == 1
+
+
+def command(broker: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", "martlet", *words, "-n", broker]
+
+
+def test_closed_stdin_is_a_wrong_command_line(broker: str) -> None:
+    line = "exec 0<&-; exec " + " ".join(f"'{word}'" for word in command(broker, "send", "Closed"))
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "martlet: body is missing and stdin is closed; give a body, or --file\n"
+
+
+@pytest.mark.parametrize("words", [("send", "Closed", "one"), ("topic", "list"), ("tail", "TBW102", "--no-follow")])
+def test_closed_stdout_is_no_failure(words: tuple[str, ...], broker: str) -> None:
+    line = "exec 1>&-; exec " + " ".join(f"'{word}'" for word in command(broker, *words))
+    done = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_that_cannot_be_written_is_a_failure(broker: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command(broker, "topic", "list"), stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"martlet: input or output failed; No space left on device\n")
