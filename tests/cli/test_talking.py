@@ -5,8 +5,10 @@ import json
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -419,3 +421,23 @@ def test_a_brokers_port_is_no_name_server(to: Run) -> None:
     code, out, err = to("topic", "list", "-n", broker["address"])
     assert (code, out) == (3, "")
     assert f"{broker['address']} answers, but is no name server" in err
+
+
+def test_a_port_of_another_protocol_is_told_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        web = threading.Thread(target=answer)
+        web.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        words = [sys.executable, "-m", "martlet", "ping", "-n", address]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        web.join()
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "the port speaks another protocol, its first bytes are b'HTTP/1.1 400 Bad'" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -6,6 +6,7 @@ environment too.
 """
 
 import argparse
+import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
@@ -153,6 +154,8 @@ def talking(work: Work | None = None) -> Callable[[Any], int]:
     """
 
     def run(arguments: Any) -> int:
+        # The error tells what failed: without a handler logging would print the client's warning beside it.
+        logging.getLogger("martlet_remoting").addHandler(logging.NullHandler())
         arguments.settings = client_settings(arguments)
         chosen: Work = work or arguments.work
         try:
