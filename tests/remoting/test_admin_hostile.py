@@ -8,7 +8,7 @@ import trio
 
 from martlet import persistence
 from martlet_remoting.codec import decode_frame
-from martlet_remoting.codes import RequestCode
+from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers import admin
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.requests import REQUESTS, answer
@@ -37,7 +37,8 @@ TEXTS = words(
 )
 ODD: list[object] = ["", " ", "\x00", "\ud7ff", "x" * 300, 5, -1, True, False, None, 1.5, [], {"a": 1}]
 VALUES: list[object] = [*NUMBERS, *TEXTS, *ODD]
-JSON: list[object] = [None, True, 0, -1, 1 << 62, 1.5, "", "T", [], {}, [[]], [{}], {"a": {}}, "9" * 30]
+JSON: list[object] = [None, True, 0, -1, 1 << 62, (1 << 64) - 1, -(1 << 63), 1.5, 1e308]
+JSON += ["", "T", "\x00", "\ud7ff", "9" * 30, [], {}, [[]], [{}], {"a": {}}]
 PASSED_ON = {307, 309, 221, 223}  # to a consumer, whose answer is the administrator's
 KEYS = words(
     "topicConfigList groupConfigList topicName groupName attributes readQueueNums perm order retryMaxTimes queueDatas "
@@ -61,7 +62,9 @@ def made_up_body(dice: random.Random) -> bytes:
     if choice < 0.8:
         return orjson.dumps(made_up(dice))
     if choice < 0.9:
-        return b"autoCreateTopicEnable=%b\nx\\\n=\\u12\n" % dice.choice((b"true", b"", b"no"))
+        value = dice.choice((b"true", b"", b"no", b"\\ud800", b"\\udc00x", b"\\ud83d\\ude00", b"\\u0000"))
+        name = dice.choice((b"autoCreateTopicEnable", b"deleteWhen", b"brokerName", b"x\\\n=\\u12\n", value))
+        return b"%b=%b\n" % (name, value)
     return dice.randbytes(dice.randrange(40))
 
 
@@ -136,3 +139,16 @@ async def test_a_table_that_cannot_be_written_does_not_end_the_broker(
     harness.broker.topics.update("x", sys_flag=1 << 80)
     await persistence._try_to_save(harness.broker, offsets=True)
     assert "cannot be written" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "line", [b"autoCreateTopicEnable=\\ud800", b"\\udc00=true", b"brokerName=\\ud800x", b"x=\\ude00\\ud83d"]
+)
+async def test_half_a_character_is_refused_by_both_ports(harness: Harness, line: bytes) -> None:
+    refused = await harness.client().ask(RequestCode.UPDATE_BROKER_CONFIG, body=line)
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert "half of a surrogate pair" in (refused.remark or "")
+    server = NameServer(NameServerConfig(), lambda data: None)
+    told = decode_frame(answer(server, "line", Command(RequestCode.UPDATE_NAMESRV_CONFIG, {}, line)))
+    assert told.code == ResponseCode.SYSTEM_ERROR
+    assert "half of a surrogate pair" in (told.remark or "")

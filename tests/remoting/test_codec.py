@@ -186,6 +186,7 @@ HOSTILE: list[tuple[str, bytes]] = [
     ("Expected `int`, got `bool`", frame(b'{"code":true}')),
     (r"Expected `int`, got `null` - at `\$\.opaque`", frame(b'{"code":1,"opaque":null}')),
     ("Expected `int` <= 2147483647", frame(b'{"code":1,"opaque":2147483648}')),
+    (r"`int` <= 2147483647 - at `\$\.version`", frame(b'{"code":34,"version":' + b"9" * 4000 + b"}")),
     ("Expected `int` >= -2147483648", frame(b'{"code":1,"flag":-2147483649}')),
     ("extFields is not a JSON object", frame(b'{"code":1,"extFields":[]}')),
     ("extFields is not JSON", frame(b'{"code":1,"extFields":{"a":"\xff"}}')),

@@ -21,6 +21,7 @@ EXAMPLES = [
     (b"a\\=b=\\u00e9\\t\\n", {"a=b": "é\t\n"}),
     (b"a=\nb\n", {"a": "", "b": ""}),
     (b"a=1\na=2\n", {"a": "2"}),
+    (b"a\\uD83D\\uDE00=\\uD83D\\uDE00 \\uD7FF\\u0000\n", {"a\U0001f600": "\U0001f600 \ud7ff\x00"}),
     (b"path=a=b:c\n", {"path": "a=b:c"}),
     ("a=ü\n".encode(), {"a": "ü"}),
     (b"", {}),

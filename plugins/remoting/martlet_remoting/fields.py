@@ -29,7 +29,7 @@ class Envelope(Struct, gc=False):
     code: I32
     opaque: I32 = 0
     flag: I32 = 0
-    version: int = 0
+    version: I32 = 0
     language: str | int | None = None
     remark: Annotated[str, Meta(max_length=REMARK_MAX)] | None = None
     extFields: Raw = Raw(b"null")

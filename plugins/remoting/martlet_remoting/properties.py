@@ -28,7 +28,7 @@ def parse_properties(data: bytes) -> dict[str, str]:
     """Return the values by name; comments and blank lines are skipped.
 
     Raises:
-      Refused: the data is not UTF-8 text (PARAMETER).
+      Refused: the data is not UTF-8 text, or an escape in it is half a character (PARAMETER).
     """
     try:
         text = data.decode()
@@ -45,7 +45,13 @@ def parse_properties(data: bytes) -> dict[str, str]:
 
 
 def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(lambda found: _meaning(found[1]), text)
+    units = _ESCAPE.sub(lambda found: _meaning(found[1]), text)
+    if "\\u" not in text:
+        return units
+    try:  # Java escapes UTF-16: beyond U+FFFF two escapes are one character
+        return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError as error:
+        raise Refused(Reason.PARAMETER, f"property {text!r:.80} holds half of a surrogate pair; send both") from error
 
 
 def _meaning(escape: str) -> str:
