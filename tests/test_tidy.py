@@ -29,6 +29,7 @@ EFFECTS = {
         {
             "martlet/store/files.py": "the one place with disk access",
             "martlet/config.py": "reads the configuration file",
+            "martlet/reference.py": "reads the source that it documents",
             "martlet/clock.py": "reads from the kernel when this process began",
             "martlet_remoting/commands/send.py": "reads the files that it sends",
         },

@@ -29,9 +29,12 @@ T = TypeVar("T")
 
 @final
 class Broker:
-    """What protocols stand on: topics, groups, and the log they share.
+    """The broker as plugins get it in their hooks.
 
-    Plugins get it in their hooks and take from it the parts they use.
+    Its parts are attributes: ``config`` (`BrokerConfig`), ``topics`` (`Topics`), ``groups`` (`Groups`),
+    ``subscriptions`` (`Subscriptions`), ``shares`` (`Shares`), ``sessions`` (`Sessions`), ``store``, ``clock``
+    (``clock.now_ms()``), ``ids`` (``ids.below(n)``) and ``stats`` (``stats.add(section, function)``).
+    All methods are for the event loop and never wait.
     """
 
     def __init__(
@@ -69,10 +72,13 @@ class Broker:
         stats.add("sessions", self.sessions.statistics)
 
     def publish(self, message: Message) -> Placed:
-        """Store *message* and return where; it is durable once ``store.wait_flushed(placed.end)`` returns.
+        """Store *message* and return where; it is durable once the log is flushed up to `Placed.end`.
+
+        A protocol passes that position to `Peer.hold_until` before it acknowledges the message.
 
         Raises:
-          Refused: no such topic, no permission, too large, no such queue, or the store cannot now.
+          Refused: there is no such topic or queue, the topic takes no messages, the message is too large, or the
+            store is read-only or busy.
         """
         if self.stages:
             message = self._staged(message)
@@ -85,7 +91,7 @@ class Broker:
         return self.store.append(message, queue_id)
 
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
-        """Store *messages*, each on its own; return for each where it is, or why it was not stored."""
+        """Store *messages* one by one; return for each where it was stored, or why it was not."""
         results: list[Placed | Refused] = []
         for message in messages:
             try:
@@ -95,10 +101,10 @@ class Broker:
         return results
 
     def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
-        """Store *messages*, all of one topic, behind each other in one queue: all or none.
+        """Store *messages* of one topic in one queue, in order: all of them, or none.
 
         Raises:
-          Refused: as `publish`; none was stored.
+          Refused: as for `publish`; none was stored.
         """
         if not messages:
             return []
@@ -156,9 +162,9 @@ class Broker:
         return message
 
     def when_saved(self, tell: Callable[[str], None]) -> None:
-        """Call *tell* once topics and groups as they are now are in their files; at once where nothing writes them.
+        """Call *tell* once the present topics and groups are on disk; at once in a broker that does not save them.
 
-        It gets the empty string, or why a table could not be written yet; that is tried again.
+        It gets the empty string, or the reason why a table could not be written yet; the broker tries again.
         """
         if self.saver is None:
             tell("")
@@ -166,11 +172,11 @@ class Broker:
             self.saver(tell)
 
     def filter_compiler(self, language: str) -> Compile | None:
-        """Return what compiles expressions of *language*, where a plugin brings it."""
+        """Return what compiles expressions of *language*; None when no plugin provides that."""
         return self.filters.get(language)
 
     def allowed(self, identity: Identity, action: str, topic: str) -> bool:
-        """Whether *identity* may do *action* (publish, read, manage) on *topic*; the first opinion rules."""
+        """Whether *identity* may do *action* (``publish``, ``read`` or ``manage``) on *topic*."""
         for authorizer in self.authorizers:
             opinion = authorizer(identity, action, topic)
             if opinion is not None:
@@ -178,7 +184,7 @@ class Broker:
         return True
 
     def capability(self, kind: type[T]) -> T | None:
-        """Return what a plugin offers under the type *kind*; None when no plugin does."""
+        """Return the object that a plugin offers under the type *kind*; None when no plugin does."""
         found = self.capabilities.get(kind)
         if found is not None and not isinstance(found, kind):
             raise MartletError(

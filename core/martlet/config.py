@@ -32,7 +32,15 @@ class Setting:
 
 
 def setting(default: T, reason: str, *, unit: str = "", low: int | None = None, high: int | None = None) -> T:
-    """Declare a key: its default, why it is there, its unit, and the bounds of a number."""
+    """Declare a field of a configuration record.
+
+    Args:
+      default: a bool, an int, a float, a str or a list of str; the annotation may be a Literal of the choices.
+      reason: why the key exists; ``martlet config`` and the documentation print it.
+      unit: of a number.
+      low: the lowest number that is accepted.
+      high: the highest number that is accepted.
+    """
     metadata = {"reason": reason, "unit": unit, "low": low, "high": high}
     if isinstance(default, list):
         copied = list(default)
@@ -63,7 +71,7 @@ def _type_name(hint: object) -> str:
 
 
 def fill(record: type[T], table: Mapping[str, object], prefix: str) -> T:
-    """Return a *record* filled from *table*; keys that are not given keep their defaults.
+    """Return a *record* filled from *table*, section *prefix* of a configuration; missing keys keep their defaults.
 
     Raises:
       ConfigError: an unknown key (the nearest known one is named) or a wrong value.

@@ -1,10 +1,10 @@
-"""What core and plugins promise each other: types only.
+"""The contracts between core and plugins: types only.
 
-A protocol plugin brings a `Protocol`: where it listens, and how to make the two
-halves of one peer. The `Connection` is a sans-I/O state machine (bytes to events,
-events to bytes; time comes in as an argument). The `Handler` says what events mean
-to the broker; it is synchronous, so what it does to the broker is atomic. The
-server owns the socket and gives the handler a `Peer` to answer through.
+A protocol plugin provides a `Protocol`: where it listens, and how to make the two
+halves of one peer. The `Connection` is a sans-I/O state machine (bytes to events;
+time is an argument). The `Handler` acts on events; it is synchronous, so what it
+does to the broker is atomic. The server owns the socket and gives the handler a
+`Peer` to answer through.
 """
 
 import ssl
@@ -32,109 +32,117 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-# Hot: called once a message from a tuple of plain callables.
-Stage: TypeAlias = Callable[[Message], Message]  # may raise Refused
+# Called with every message before it is stored; returns it, changed or not. May raise `Refused`.
+Stage: TypeAlias = Callable[[Message], Message]
+# Called with each record that a subscriber might get; returns whether it does. It must only look at the record.
 Predicate: TypeAlias = Callable[[Record], bool]
-Compile: TypeAlias = Callable[[str], Predicate]  # raises Refused(Reason.ILLEGAL) with where and what
-
-Service: TypeAlias = Callable[[], Awaitable[None]]  # runs until it is cancelled
+# Makes a predicate of an expression; raises `Refused` (Reason.ILLEGAL), which says where the mistake is.
+Compile: TypeAlias = Callable[[str], Predicate]
+# A coroutine function that runs while the broker does, until it is cancelled.
+Service: TypeAlias = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a peer proved to be; *name* is empty for an anonymous peer."""
+    """Who a peer has proved to be; ``name`` is empty for an anonymous peer."""
 
     name: str = ""
 
 
-# (who, action, canonical topic): True allows, False denies, None has no opinion
+# Asked with (identity, action, topic name): True allows, False denies, None leaves it to the next one.
 Authorizer: TypeAlias = Callable[[Identity, str, str], bool | None]
 
 
 class Connection(TypingProtocol):
-    """One peer's protocol as a state machine; it does no I/O and sees no clock."""
+    """The protocol of one peer as a state machine, without I/O and without a clock."""
 
     @property
     def buffered_bytes(self) -> int:
-        """How many received bytes no event has been made of yet: those of an incomplete request."""
+        """How many received bytes belong to a request that is not complete yet."""
         ...
 
     def receive_data(self, data: bytes, now: float) -> None:
-        """Take what the socket gave. Raises `RemoteProtocolError` when the peer broke the protocol."""
+        """Take bytes from the socket. Raises `RemoteProtocolError` when the peer broke the protocol."""
         ...
 
     def events(self) -> Iterable[Any]:
-        """Yield what the data so far says, each event once."""
+        """Yield the events that are complete, each once."""
         ...
 
     def farewell(self, error: Exception) -> bytes:
-        """The protocol's own words for closing because of *error*; empty where it has none."""
+        """Return the bytes that tell the peer about *error* before its connection closes; empty for none."""
         ...
 
     def deadline(self) -> float:
-        """When `handle_timeout` wants to be called, in seconds of the clock of *now*; infinity for never."""
+        """Return when to call `handle_timeout`, in seconds on the clock of *now*; infinity for never."""
         ...
 
     def handle_timeout(self, now: float) -> None:
-        """The deadline has passed; may make events. Raises `RemoteProtocolError` to close the peer."""
+        """Act on a deadline that has passed; may make events. Raises `RemoteProtocolError` to close the peer."""
         ...
 
 
 class Peer(TypingProtocol):
-    """The server's side of one peer, as its handler sees it."""
+    """The connection to one client, as its handler sees it."""
 
     address: str  # "127.0.0.1:53214"
     host: bytes  # 4 or 16 address bytes and an i32 port, as a record holds them
     identity: Identity
 
     def send(self, *pieces: Buffer) -> None:
-        """Put *pieces* behind what is to leave; all answers of one socket read leave in one send."""
+        """Queue *pieces* for sending; everything queued while one socket read is handled leaves in one send."""
         ...
 
     def hold_until(self, position: int) -> None:
-        """Let nothing sent from here on leave before the log is flushed up to *position* (see Store.wait_flushed)."""
+        """Hold everything sent from now on until the log is flushed up to *position*, such as `Placed.end`."""
         ...
 
     def wake(self) -> None:
-        """Ask for a `Handler.collect` as soon as the socket has room; many wakes make one collect."""
+        """Ask for a call of `Handler.collect` once the socket has room; many wakes cause one call."""
         ...
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Run *work* beside the reader; it is cancelled when the peer goes. At most a configured number at once.
+        """Run the coroutine function *work* in the background; it is cancelled when the peer disconnects.
 
         Raises:
-          Refused: too many are under way (Reason.BUSY).
+          Refused: too many are running for this peer (Reason.BUSY).
         """
         ...
 
     def close(self, reason: str) -> None:
-        """Close after what was sent has left; *reason* goes to the log. Empty for an orderly end."""
+        """Close the connection once everything queued is sent; *reason* goes to the log, empty for an orderly end."""
         ...
 
 
 class Handler(TypingProtocol):
-    """What one peer's events mean to the broker."""
+    """Acts on the events of one peer."""
 
     def handle(self, event: Any) -> None:
-        """Act on *event*; answers go to the peer. Raises `RemoteProtocolError` to close the peer."""
+        """Act on *event* and answer through the peer. Raises `RemoteProtocolError` to close the peer."""
         ...
 
     def collect(self, budget_bytes: int) -> None:
-        """The socket has room and somebody woke us: send what is due, up to about *budget_bytes*."""
+        """Send what is due, up to about *budget_bytes*; called after `Peer.wake`, once the socket has room."""
         ...
 
     def closed(self, reason: str) -> None:
-        """The peer is gone; give back what it held."""
+        """Release what the peer held: it has disconnected."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A port, and how to serve one peer on it.
+    """A port, and how to serve each peer on it.
 
-    ``tls`` is asked at each new peer, so certificates can change; with ``tls_required`` false
-    a first byte 0x16 means TLS and anything else means plain (RocketMQ ``permissive``).
-    Without a port that is ``optional`` the broker starts all the same, with a warning.
+    Args:
+      name: what logs and the ready line call it.
+      listen: ``host:port``; port 0 takes any free one.
+      connect: makes the connection of a new peer.
+      handle: makes the handler of a new peer from the peer and its connection.
+      tls: returns the TLS context, None for plain text; called for each new peer, so certificates can change.
+      tls_required: refuses plain text. Otherwise a first byte 0x16 means TLS (RocketMQ ``permissive``).
+      bound: is told the address once the port is bound.
+      optional: lets the broker start with a warning when the port cannot be bound.
     """
 
     name: str
@@ -149,7 +157,10 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One more ``martlet`` subcommand; *run* returns the exit code."""
+    """A ``martlet`` subcommand: *configure* fills its argparse parser, *run* gets the arguments.
+
+    *run* returns the exit code.
+    """
 
     name: str
     help: str

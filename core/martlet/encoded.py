@@ -31,10 +31,12 @@ BATCHES_A_TAIL: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How a protocol writes records; two with the same *name* write the same bytes.
+    """How a protocol encodes records for its peers.
 
-    *encode* is given whole records standing one behind the other (store/codec.py) and
-    returns one frame for each, in order; a frame may be empty.
+    Args:
+      name: identifies the encoding: subscribers whose encodings have the same name share encoded bytes.
+      encode: gets consecutive records as the log stores them, and returns one frame for each, in order; a frame
+        may be empty. `parts` takes records apart.
     """
 
     name: str
@@ -43,13 +45,22 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which records somebody wants; two with the same *name* select the same ones."""
+    """Which records a subscriber gets.
+
+    Args:
+      name: identifies the selection: subscribers whose selections have the same name share encoded bytes.
+      codes: hashes of tags (`martlet.store.codec.tags_code`); None for every tag. Different tags can have the same
+        hash, so the predicate has to compare the tags themselves.
+      predicate: gets one record as the log stores it, and returns whether it is wanted;
+        `martlet.store.codec.decode_record` makes a `Record` of it. It may run in a thread.
+    """
 
     name: str = ""
     codes: frozenset[int] | None = None
     predicate: Callable[[Buffer], bool] | None = None
 
 
+# Selects every record.
 EVERYTHING: Final = Selection()
 
 
@@ -86,9 +97,10 @@ class Batch:
 
 
 def parts(piece: Buffer) -> list[tuple[int, int, int, bytes, bytes]]:
-    """Return (queue id, queue offset, sysFlag, body, properties) of each record in *piece*, for an `Encoding`.
+    """Return (queue id, queue offset, sysFlag, body, properties) of each record in *piece*.
 
-    Much quicker than decoding records; what the store reads is intact, so nothing is checked again.
+    For the function of an `Encoding`: much faster than decoding whole records. Bit 0x1 of sysFlag says that the
+    producer compressed the body, and the bits 0x700 say how: 0 or 0x300 is ZLIB, 0x100 LZ4 (frame), 0x200 ZSTD.
     """
     data = bytes(piece)
     found: list[tuple[int, int, int, bytes, bytes]] = []

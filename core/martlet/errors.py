@@ -26,12 +26,12 @@ __all__ = [
 
 
 class MartletError(Exception):
-    """The base of everything that Martlet raises on purpose."""
+    """The base of all errors that Martlet raises on purpose."""
 
 
 @final
 class ConfigError(MartletError):
-    """A configuration cannot be used; the text names the key and what would be right."""
+    """The configuration cannot be used; the text names the key and says what to write instead."""
 
 
 @final
@@ -40,16 +40,16 @@ class PluginError(MartletError):
 
 
 class RemoteProtocolError(MartletError):
-    """The peer broke its protocol; its connection is closed with this text."""
+    """A peer broke its protocol; the server closes its connection and logs this text."""
 
 
 class LocalProtocolError(MartletError):
-    """We were about to break the protocol; a defect of ours or of a plugin."""
+    """Martlet, or a plugin, was about to break the protocol: a defect."""
 
 
 @unique
 class Reason(Enum):
-    """Why something is refused; each protocol translates it to its own code."""
+    """Why something is refused; each protocol translates it into its own error code."""
 
     BUSY = "busy"
     ILLEGAL = "illegal"
@@ -65,7 +65,10 @@ class Reason(Enum):
 
 @final
 class Refused(MartletError):
-    """We will not do it: *reason* for programs, the text for people (what, and what would be right)."""
+    """The broker, or a plugin, refuses a request: ``reason`` is for programs, the text for people.
+
+    ``Refused(Reason.ILLEGAL, "what is wrong; what to do")``.
+    """
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)

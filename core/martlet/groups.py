@@ -106,9 +106,9 @@ _KINDS: Final = {
 
 
 class Groups:
-    """All groups by name, what each has committed, and resets that wait for a consumer to come.
+    """All groups by name, the offsets that each has committed, and resets that wait for a consumer.
 
-    Each change of a policy moves `version` and is told, by the group's name, to every callable in `changed`.
+    Each change of a policy moves ``version`` and is passed, as the group's name, to every callable in ``changed``.
     """
 
     def __init__(self, clock: Clock, *, auto_create: bool) -> None:
@@ -129,13 +129,14 @@ class Groups:
     # policy
 
     def get(self, name: str) -> Group | None:
+        """Return group *name*, None if there is none."""
         return self._table.get(name)
 
     def names(self) -> list[str]:
         return list(self._table)
 
     def ensure(self, name: str) -> Group | None:
-        """Return group *name*, made if that is allowed; None when it is neither there nor allowed."""
+        """Return group *name*, created if the configuration allows that; None otherwise."""
         group = self._table.get(name)
         if group is None and self.auto_create:
             check_group_name(name)
@@ -193,7 +194,7 @@ class Groups:
         return (group is None or group.consume_enable) and not self.is_forbidden(name, topic)
 
     def reader(self, name: str, topic: str) -> Group:
-        """Return group *name*, made if that is allowed, which may consume *topic*.
+        """Return group *name*, created if the configuration allows that, if it may consume *topic*.
 
         Raises:
           Refused: it does not exist, its name cannot be, or it may not consume.
@@ -217,11 +218,11 @@ class Groups:
     # offsets
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
-        """The next offset *group* wants of that queue; -1 when it never committed."""
+        """Return the offset that *group* has committed in that queue, -1 if it never did."""
         return self.committed(group, topic).get(queue_id, -1)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Remember that *group* has consumed all below *offset*; going back is allowed.
+        """Note that *group* has consumed everything below *offset*; going back is allowed.
 
         While a reset waits for this queue, commits of the old consumers are ignored.
         """

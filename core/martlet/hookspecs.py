@@ -30,7 +30,11 @@ hookimpl = pluggy.HookimplMarker("martlet")
 
 
 class Hooks:
-    """Inherit, override, and name the class in an entry point; what is not overridden is not called."""
+    """The base of a plugin: override the hooks you need, and name your class in an entry point.
+
+    ``config_class`` is a frozen dataclass whose fields are made by `setting`; ``self.config`` is one, filled from the
+    plugin's section of the configuration. ``__init__`` may check it further and raise `ConfigError`.
+    """
 
     config_class: ClassVar[type | None] = None
 
@@ -44,7 +48,7 @@ class Hooks:
 
     @hookspec
     def martlet_stages(self, broker: "Broker") -> Sequence[Stage]:
-        """Return what every message passes before it is stored; a stage may raise `Refused`."""
+        """Return functions that every message passes before it is stored."""
         return ()
 
     @hookspec
@@ -54,17 +58,17 @@ class Hooks:
 
     @hookspec
     def martlet_authorizers(self, broker: "Broker") -> Sequence[Authorizer]:
-        """Return what allows or denies (identity, action, topic); the first opinion rules."""
+        """Return functions that allow or deny an action; the first opinion of all plugins decides."""
         return ()
 
     @hookspec
     def martlet_capabilities(self, broker: "Broker") -> Mapping[type, object]:
-        """Return what other plugins may ask the broker for, by its type."""
+        """Return objects that other plugins get from `Broker.capability`, by type."""
         return {}
 
     @hookspec
     def martlet_services(self, broker: "Broker") -> Sequence[Service]:
-        """Return tasks that run while the broker does."""
+        """Return coroutine functions that run while the broker does."""
         return ()
 
     @hookspec
@@ -74,11 +78,11 @@ class Hooks:
 
     @hookspec
     def martlet_reload(self) -> None:
-        """SIGHUP came: read again what may change while the broker runs, such as certificates."""
+        """Read again what may change while the broker runs, such as certificates; called on SIGHUP."""
 
     @hookspec
     def martlet_stopping(self) -> None:
-        """The broker stops accepting now; say goodbye to whoever should know."""
+        """Tell connected peers that the broker stops; called when its ports are closed."""
 
 
 HOOKS = tuple(name for name in vars(Hooks) if name.startswith("martlet_"))

@@ -1,20 +1,32 @@
-"""The pages ``docs/cli.md`` and ``docs/config.md``, from the real parsers and records.
+"""The generated pages of ``docs/``, from the real parsers, records and docstrings.
 
     python -m martlet.manual cli > docs/cli.md
     python -m martlet.manual config > docs/config.md
+    python -m martlet.manual client-api > docs/client-api.md
+    python -m martlet.manual plugin-api > docs/plugin-api.md
 
-Tests compare these files with what this module makes, so they cannot grow old.
+Tests compare these files with what this module generates, so they cannot go stale.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator
+from typing import Final
 
 from martlet.cli import EPILOG, commands, make_parser
 from martlet.commands.config import as_markdown, sections
 from martlet.plugins import available
+from martlet.reference import Chapter, api_page
 
-__all__ = ["cli_page", "config_page"]
+__all__ = [
+    "CLIENT_CHAPTERS",
+    "PAGES",
+    "PLUGIN_CHAPTERS",
+    "cli_page",
+    "client_api_page",
+    "config_page",
+    "plugin_api_page",
+]
 
 CLI_HEAD = """\
 # The command line
@@ -49,6 +61,172 @@ unknown key is an error that names the nearest known one.
 """
 
 
+CLIENT_API_HEAD = """\
+# API of the Python client
+
+Generated from the docstrings by `python -m martlet.manual client-api`. [The Python client](client.md) explains how to
+use it.
+
+These are the classes for trio. `martlet_remoting.client.aio` has `Producer`, `PushConsumer`, `PullConsumer` and `Admin`
+with the same methods for asyncio. `martlet_remoting.client.blocking` has them for plain code: no method is a coroutine
+there, and `with` and `for` replace `async with` and `async for`. All other names come from `martlet_remoting.client`.
+
+`async with` opens a client object and closes it at the end of the block. An object is opened once.
+
+"""
+
+PLUGIN_API_HEAD = """\
+# API for plugins
+
+Generated from the docstrings by `python -m martlet.manual plugin-api`. [Writing a plugin](plugins.md) explains how to
+use it, and [Hooks](hooks.md) says when each hook is called.
+
+What is not on this page may change without notice.
+
+"""
+
+CLIENT: Final = "martlet_remoting.client"
+CLIENT_CHAPTERS: Final = (
+    Chapter(
+        "Sending",
+        CLIENT,
+        ("Producer", "Message", "SendResult", "SendStatus", "Selector", "select_by_hash", "MessageQueue"),
+    ),
+    Chapter(
+        "Consuming",
+        CLIENT,
+        (
+            "PushConsumer(): client_id assigned statistics subscribe unsubscribe",
+            "Listener",
+            "Outcome",
+            "ReceivedMessage",
+            "MessageModel",
+            "ConsumeFrom",
+            "Expression",
+            "Sql",
+        ),
+    ),
+    Chapter(
+        "Sharing queues among members",
+        CLIENT,
+        (
+            "Allocation",
+            "Average",
+            "AverageByCircle",
+            "ByConfig",
+            "ByMachineRoom",
+            "ConsistentHash",
+            "MachineRoomNearby",
+        ),
+    ),
+    Chapter("Reading queues", CLIENT, ("PullConsumer", "Pulled", "PullStatus", "DamagedMessage")),
+    Chapter("Administration", CLIENT, ("Admin", "Cluster", "Member", "QueueLag", "QueueStats", "Route", "TopicQueues")),
+    Chapter("Settings", CLIENT, ("Settings",)),
+    Chapter(
+        "Errors",
+        CLIENT,
+        (
+            "ClientError",
+            "MessageRefused",
+            "SendFailed",
+            "Attempt",
+            "BrokerError",
+            "RouteNotFound",
+            "NameServerUnreachable",
+            "ConnectionLost",
+            "RequestTimeout",
+            "BadAnswer",
+            "MessageNotFound",
+            "ClientClosed",
+        ),
+    ),
+)
+
+PLUGIN_CHAPTERS: Final = (
+    Chapter("Hooks", "martlet.hookspecs", ("Hooks",)),
+    Chapter(
+        "What hooks return",
+        "martlet.contracts",
+        ("Protocol", "Stage", "Compile", "Predicate", "Authorizer", "Identity", "Service", "Command"),
+    ),
+    Chapter("Peers of a protocol", "martlet.contracts", ("Connection", "Handler", "Peer", "Buffer")),
+    Chapter("Configuration", "martlet.config", ("setting", "fill")),
+    Chapter("TLS", "martlet.tls", ("Tls", "TlsConfig")),
+    Chapter(
+        "The broker",
+        "martlet.broker",
+        ("Broker: publish publish_many publish_batch allowed capability filter_compiler when_saved",),
+    ),
+    Chapter(
+        "Messages",
+        "martlet.message",
+        (
+            "Message",
+            "Placed",
+            "Record",
+            "encode_properties",
+            "decode_properties",
+            "find_property",
+            "put_property",
+            "remove_property",
+            "PROPERTIES_BYTES_MAX",
+            "TAGS",
+            "KEYS",
+            "UNIQ_KEY",
+        ),
+    ),
+    Chapter(
+        "Topics",
+        "martlet.topics",
+        (
+            "Topics: get ensure update auto_create delete has_queue",
+            "Topic: queue",
+            "check_name",
+            "is_reserved",
+            "BROKER_TOPICS",
+            "READ",
+            "WRITE",
+            "RETRY_PREFIX",
+            "DLQ_PREFIX",
+        ),
+    ),
+    Chapter(
+        "Subscriptions",
+        "martlet.subscriptions",
+        (
+            "Subscriptions: open",
+            "Subscription: add_credit collect cursor close",
+            "Delivery",
+            "from_tail",
+            "from_earliest",
+            "from_offset",
+        ),
+    ),
+    Chapter("Encodings and selections", "martlet.encoded", ("Encoding", "parts", "Selection", "EVERYTHING")),
+    Chapter(
+        "Shared groups",
+        "martlet.shares",
+        ("Shares: join", "Member: add_credit collect ack nack extend heard_of leave"),
+    ),
+    Chapter(
+        "Sessions",
+        "martlet.sessions",
+        ("Sessions: get open subscribe commit unsubscribe leave forget_empty", "Session"),
+    ),
+    Chapter("Groups", "martlet.groups", ("Groups: get ensure reader offset commit", "check_group_name")),
+    Chapter(
+        "Errors",
+        "martlet.errors",
+        ("MartletError", "Refused", "Reason", "RemoteProtocolError", "LocalProtocolError", "ConfigError"),
+    ),
+    Chapter(
+        "Testing",
+        "martlet.testing.peers",
+        ("serving", "Serving: connect", "MemoryPeer", "RecordingPeer", "check_connection"),
+    ),
+)
+
+
 def own_plugins() -> list[str]:
     """The plugins that come with Martlet; what else is installed here is not in its pages."""
     return [name for name, entry in available().items() if entry.dist and entry.dist.name == "martlet"]
@@ -69,6 +247,24 @@ def cli_page() -> str:
     for name, parser in found:
         blocks += _chapter(f"martlet {name}", parser, "##")
     return "".join(blocks)
+
+
+def client_api_page() -> str:
+    """Return ``docs/client-api.md``."""
+    return api_page(CLIENT_API_HEAD, CLIENT_CHAPTERS)
+
+
+def plugin_api_page() -> str:
+    """Return ``docs/plugin-api.md``."""
+    return api_page(PLUGIN_API_HEAD, PLUGIN_CHAPTERS)
+
+
+PAGES: Final = {
+    "cli": cli_page,
+    "config": config_page,
+    "client-api": client_api_page,
+    "plugin-api": plugin_api_page,
+}
 
 
 def _chapter(title: str, parser: argparse.ArgumentParser, level: str) -> Iterator[str]:
@@ -111,7 +307,7 @@ def _row(action: argparse.Action) -> Iterator[str]:
 
 def main(pages: list[str]) -> None:
     for page in pages:
-        print({"cli": cli_page, "config": config_page}[page](), end="")
+        print(PAGES[page](), end="")
 
 
 if __name__ == "__main__":

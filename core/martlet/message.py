@@ -36,7 +36,7 @@ NO_HOST: Final = b"\x00\x00\x00\x00\x00\x00\x00\x00"
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Return the property string; empty values are left out, as every reader would drop them.
+    """Return *properties* encoded; empty values are left out, because readers would drop them.
 
     Raises:
       ValueError: a key or value holds a separator (U+0001 or U+0002), or a key is empty.
@@ -51,7 +51,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(properties: bytes) -> dict[str, str]:
-    """Return the properties by name; fragments that RocketMQ's reader ignores are ignored."""
+    """Return encoded *properties* by name; malformed fragments are ignored, as RocketMQ does."""
     found: dict[str, str] = {}
     for fragment in properties.decode("utf-8", "replace").split("\x02"):
         key, separator, value = fragment.partition("\x01")
@@ -72,13 +72,13 @@ def _span(properties: bytes, name: bytes) -> tuple[int, int, int]:
 
 
 def find_property(properties: bytes, name: bytes) -> bytes:
-    """Return the value of *name* without decoding the rest, the last if it stands twice; empty when it is absent."""
+    """Return the value of *name* without decoding the rest, the last of several; empty when it is absent."""
     _, value, end = _span(properties, name)
     return properties[value:end] if value >= 0 else b""
 
 
 def remove_property(properties: bytes, name: bytes) -> bytes:
-    """Return *properties* without *name*, as often as it stands there."""
+    """Return *properties* without any value of *name*."""
     if name + b"\x01" not in properties:
         return properties
     # In one go: a request may hold it 100,000 times.
@@ -86,7 +86,7 @@ def remove_property(properties: bytes, name: bytes) -> bytes:
 
 
 def put_property(properties: bytes, name: bytes, value: bytes) -> bytes:
-    """Return *properties* with *name* set to *value*, in place of an older value."""
+    """Return *properties* with *name* set to *value*; an older value is replaced."""
     rest = remove_property(properties, name)
     if rest and not rest.endswith(b"\x02"):
         rest += b"\x02"
@@ -95,11 +95,12 @@ def put_property(properties: bytes, name: bytes, value: bytes) -> bytes:
 
 @final
 class Message:
-    """What somebody wants stored.
+    """A message to be stored.
 
     ``queue_id`` -1 lets the broker choose. ``born_host`` is 4 or 16 address bytes and
-    an i32 port, big-endian, as the record holds it. ``sys_flag`` bits: RocketMQ
-    MessageSysFlag (0x1 compressed body, 0xC transaction type, 0x10 IPv6 born host).
+    an i32 port, big-endian, as the record holds it. ``sys_flag`` bits are RocketMQ's
+    (MessageSysFlag): 0x1 compressed body, 0x700 how it is compressed (0 or 0x300 ZLIB,
+    0x100 LZ4, 0x200 ZSTD), 0xC transaction type, 0x10 IPv6 born host.
     """
 
     __slots__ = (
@@ -146,7 +147,7 @@ class Message:
 
 @final
 class Placed:
-    """Where an append put a message: ``position`` and ``end`` are log bytes, ``queue_offset`` counts messages."""
+    """Where a message was stored: bytes ``position`` to ``end`` of the log, message ``queue_offset`` of its queue."""
 
     __slots__ = ("end", "position", "queue_id", "queue_offset", "store_ms")
 
@@ -160,7 +161,7 @@ class Placed:
 
 @final
 class Record:
-    """What the log holds at ``position``; ``size`` is the whole record in bytes.
+    """A stored message: the record of ``size`` bytes at ``position`` of the log.
 
     Layout: RocketMQ store CommitLog.java, magic 0xDAA320A7 (V1) and 0xDAA320AB (V2).
     """

@@ -31,10 +31,10 @@ EXPIRY_CHECK_S: Final = 60.0
 
 @final
 class Session:
-    """One name that outlives sockets.
+    """A name that outlives connections.
 
-    ``topics`` are its durable subscriptions: topic -> whatever its protocol wants to remember of it.
-    ``left_ms`` is when its peer left, 0 while one is attached; ``lost`` tells that one why it has to go.
+    ``topics`` has its durable subscriptions, each with a note of the protocol's own. ``left_ms`` is when its peer left,
+    0 while one is attached; ``lost`` tells that peer why it loses the session.
     """
 
     __slots__ = ("group", "left_ms", "lost", "name", "owner", "protocol", "topics")
@@ -51,7 +51,7 @@ class Session:
 
 @final
 class Sessions:
-    """Every session of this broker, by protocol and name."""
+    """All sessions of a broker, by protocol and name."""
 
     def __init__(self, groups: Groups, clock: Clock, config: DeliveryConfig) -> None:
         self._groups = groups
@@ -65,18 +65,20 @@ class Sessions:
         return len(self._table)
 
     def get(self, protocol: str, name: str) -> Session | None:
+        """Return session *name* of *protocol*, None if there is none."""
         return self._table.get((protocol, name))
 
     def open(
         self, protocol: str, owner: str, name: str, lost: Callable[[str], None], *, group: str = ""
     ) -> tuple[Session, bool]:
-        """Attach the caller to the session *name*; True when it existed before.
+        """Attach the caller to session *name*, created if need be; return it, and whether it existed before.
 
-        An attached peer loses it: its *lost* is called first, with the reason; so it is when the cursors
-        are reset. The cursors are offsets of *group*, of the session's own name where that is empty.
+        A peer that is attached already loses the session: its *lost* is called with the reason. That also happens
+        when an administrator resets the cursors. The cursors are offsets of *group*, or of a group with the
+        session's name if that is empty.
 
         Raises:
-          Refused: the name cannot be, belongs to somebody else, or there are too many sessions.
+          Refused: the name is not valid or belongs to another *owner*, or there are too many sessions.
         """
         session = self._table.get((protocol, name))
         if session is None:
@@ -105,12 +107,12 @@ class Sessions:
         return session
 
     def subscribe(self, session: Session, topic: Topic, start: Start, note: str = "") -> Start:
-        """Remember a durable subscription; return where it goes on: at its cursors.
+        """Add a durable subscription to the session; return the *start* for `Subscriptions.open`: its cursors.
 
-        A queue without a cursor begins at *start* if the subscription is new, else with the oldest message.
+        A queue without a cursor begins at *start* if the subscription is new, and with the oldest message otherwise.
 
         Raises:
-          Refused: its group may not consume that topic, or the session has too many subscriptions.
+          Refused: the session's group may not consume that topic, or it has too many subscriptions.
         """
         self._groups.reader(session.group, topic.name)
         limit = self._config.session_subscriptions_max
@@ -134,12 +136,12 @@ class Sessions:
         return offset
 
     def commit(self, session: Session, topic: str, queue_id: int, offset: int) -> None:
-        """The peer has done with everything below *offset*; never goes back."""
+        """Move the cursor of a queue forward to *offset*: the peer needs nothing below it any more."""
         if offset > self._groups.offset(session.group, topic, queue_id):
             self._groups.commit(session.group, topic, queue_id, offset)
 
     def unsubscribe(self, session: Session, topic: str) -> None:
-        """Forget a durable subscription and its cursors; the last one takes the session with it."""
+        """Delete a durable subscription and its cursors, and with the last one the session."""
         if session.topics.pop(topic, None) is not None:
             self.dirty = True
             self._groups.forget_offsets(session.group, topic)
@@ -147,14 +149,14 @@ class Sessions:
             self._table.pop((session.protocol, session.name), None)
 
     def leave(self, session: Session, lost: Callable[[str], None]) -> None:
-        """The peer that attached with *lost* is gone; the session stays."""
+        """Detach the peer that attached with *lost*; the session stays until it expires."""
         if session.lost == lost:
             session.lost = None
             session.left_ms = self._clock.now_ms()
             self.dirty = True
 
     def forget_empty(self, session: Session) -> None:
-        """Forget *session* if nobody has it and it subscribed to nothing: there is nothing to come back for."""
+        """Delete *session* if no peer is attached and it has no subscriptions."""
         key = session.protocol, session.name
         if session.lost is None and not session.topics and self._table.get(key) is session:
             del self._table[key]

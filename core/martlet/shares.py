@@ -88,9 +88,10 @@ class _Lane:
 
 @final
 class Member:
-    """One peer that takes part; ``credit`` is how many messages more it may hold.
+    """One peer in a shared group; ``credit`` is how many more messages it may hold.
 
-    What it lost because its lease ended gives credit back when it is heard of again; until then it may be dead.
+    A message whose lease ends goes to another member. Its credit comes back only when this member is heard of
+    again, because until then it may be dead.
     """
 
     __slots__ = ("credit", "encoding", "lapsed", "lease_s", "peer", "share")
@@ -104,39 +105,39 @@ class Member:
         self.lapsed = 0  # messages that it lost since it was last heard of
 
     def add_credit(self, count: int) -> None:
-        """Let *count* more messages be out with this member."""
+        """Allow this member to hold *count* more messages, and wake its peer."""
         self.credit += count
         self.peer.wake()
 
     def collect(self, budget_bytes: int) -> list[Delivery]:
-        """Return messages that this member holds from now on, at most `credit` and about *budget_bytes*.
+        """Return messages that this member holds from now on: at most ``credit``, and about *budget_bytes*.
 
         Raises:
-          Refused: the filter failed; the member had better leave.
+          Refused: the filter failed; leave the group.
         """
         return self.share.hand_out(self, budget_bytes) if self.credit > 0 else []
 
     def heard_of(self) -> None:
-        """It is alive: what it lost while it was silent may be followed by other messages."""
+        """Note that the peer is alive, and give back the credit of messages whose lease ended meanwhile."""
         if self.lapsed:
             lapsed, self.lapsed = self.lapsed, 0
             self.add_credit(lapsed)
 
     def ack(self, queue_id: int, offset: int) -> bool:
-        """Settle a message and give its credit back; False when this member does not hold it (any more)."""
+        """Settle a message and give its credit back; False when this member does not hold it, or no longer."""
         self.heard_of()
         return self.share.ack(self, queue_id, offset)
 
     def nack(self, queue_id: int, offset: int, delay_s: float = 0) -> bool:
-        """Give back a message that failed; False when this member does not hold it.
+        """Return a message that failed to the group; False when this member does not hold it.
 
-        Whoever is next gets it in *delay_s*, or later: the more often it failed the longer it waits (redelivery.py).
+        It is delivered again after *delay_s* or later: the more often it failed, the longer it waits.
         """
         self.heard_of()
         return self.share.nack(self, queue_id, offset, delay_s)
 
     def extend(self, queue_id: int, offset: int) -> bool:
-        """Hold a message for the whole lease time again; False when this member does not hold it."""
+        """Start the lease of a message again; False when this member does not hold it."""
         self.heard_of()
         return self.share.extend(self, queue_id, offset)
 
@@ -541,7 +542,7 @@ class Share:
 
 @final
 class Shares:
-    """Every shared group of this broker; `run` is its clock."""
+    """All shared groups of a broker; `run` is their clock."""
 
     def __init__(
         self,
@@ -582,10 +583,21 @@ class Shares:
         selection: Selection = EVERYTHING,
         start: Start = from_tail,
     ) -> Member:
-        """Make *peer* a member of *group* on *topic*; *start* counts only where the group never was.
+        """Make *peer* a member of *group* on *topic*.
+
+        Args:
+          peer: is woken when there is something to collect.
+          topic: its name; it must exist.
+          group: its name; created if the configuration allows that.
+          encoding: makes frames of records.
+          lease_s: how long the member may hold a message before it goes to another.
+          credit: how many messages it may hold at once.
+          selection: which messages the group gets; the same for all members.
+          start: where to begin in a queue that the group never consumed.
 
         Raises:
-          Refused: no such topic or group, too many, or the others select other messages.
+          Refused: there is no such topic or group, there are too many groups or members, or the other members
+            select other messages.
         """
         found = readable(self._topics, topic)
         self.groups.reader(group, topic)

@@ -25,26 +25,26 @@ Start = Callable[[Queue], int]
 
 
 def from_tail(queue: Queue) -> int:
-    """Begin with what is published from now on."""
+    """Start at the end: with messages published from now on."""
     return queue.next_offset
 
 
 def from_earliest(queue: Queue) -> int:
-    """Begin with the oldest message that is kept."""
+    """Start with the oldest message that the queue holds."""
     return queue.first_offset
 
 
 def from_offset(offset: int) -> Start:
-    """Begin at *offset* of every queue, or where that queue begins or ends."""
+    """Start at *offset* of every queue, or at the nearest offset that the queue has."""
     return lambda queue: min(max(offset, queue.first_offset), queue.next_offset)
 
 
 @final
 class Delivery:
-    """Messages of one queue, ready to be sent.
+    """Encoded messages of one queue, ready to be sent.
 
-    ``data`` is the frames of the *count* that were wanted between offset ``first`` and before ``next``.
-    ``delivery`` counts how often these were handed out; above 1 only in a shared group.
+    ``data`` has the frames of ``count`` messages, those selected from offset ``first`` to below ``next``.
+    ``delivery`` is above 1 when a shared group delivers them again.
     """
 
     __slots__ = ("count", "data", "delivery", "first", "next", "queue_id")
@@ -82,8 +82,9 @@ class _Lane:
 class Subscription:
     """One subscriber of one topic; made by `Subscriptions.open`.
 
-    ``credit`` is how many messages may still be sent. ``gone`` is set when the topic was deleted or
-    may not be read any more, and the peer is woken; the handler then tells its peer and closes the subscription.
+    ``credit`` is how many more messages may be sent; at 0 the subscription waits for `add_credit`. ``gone`` is set,
+    and the peer woken, when the topic was deleted or is no longer readable: the handler then tells its peer and
+    closes the subscription.
     """
 
     __slots__ = (
@@ -129,23 +130,23 @@ class Subscription:
         self._stalled = False
 
     def cursor(self, queue_id: int) -> int:
-        """The next offset of that queue; -1 where this reads no such queue."""
+        """Return the offset of the message that comes next from that queue, -1 if there is no such queue."""
         lane = self._lanes.get(queue_id)
         return lane.cursor if lane is not None else -1
 
     def add_credit(self, count: int) -> None:
-        """Let *count* more messages be sent."""
+        """Allow *count* more messages, and wake the peer if some are waiting."""
         self.credit += count
         if self._due and self.credit > 0:
             self.peer.wake()
 
     def collect(self, budget_bytes: int) -> list[Delivery]:
-        """Return what is to be sent now, at most `credit` messages and about *budget_bytes*; their credit is spent.
+        """Return what to send now: at most ``credit`` messages and about *budget_bytes*; spends their credit.
 
-        Wakes the peer again when more is there than that.
+        Call it in `Handler.collect`. It wakes the peer again when there is more to send.
 
         Raises:
-          Refused: the filter failed; the subscription is of no use any more.
+          Refused: the filter failed; close the subscription.
         """
         if self._failure is not None:
             raise self._failure
@@ -184,7 +185,7 @@ class Subscription:
             self.peer.wake()
 
     def close(self) -> None:
-        """Stop; nothing is held any more."""
+        """End the subscription; call it in `Handler.closed` at the latest."""
         if not self.closed:
             self.closed = True
             self._owner.forget(self)
@@ -317,7 +318,7 @@ def readable(topics: Topics, name: str) -> Topic:
 
 @final
 class Subscriptions:
-    """Every subscription of this broker; keeps them in step with the topic table."""
+    """All subscriptions of a broker; follows changes of the topic table."""
 
     def __init__(self, store: Store, topics: Topics, config: DeliveryConfig) -> None:
         self.store = store
@@ -338,10 +339,18 @@ class Subscriptions:
         start: Start = from_tail,
         credit: int = 0,
     ) -> Subscription:
-        """Return a new subscription of *peer*, from where *start* says for each queue.
+        """Return a new subscription of *peer* to all queues of *topic*.
+
+        Args:
+          peer: is woken when there is something to collect.
+          topic: its name; it must exist.
+          encoding: makes frames of records.
+          selection: which messages the peer gets.
+          start: where to begin in each queue: `from_tail`, `from_earliest` or `from_offset`.
+          credit: how many messages may be sent before `Subscription.add_credit` is called.
 
         Raises:
-          Refused: no such topic, it may not be read, or there are too many subscriptions.
+          Refused: there is no such topic, it is not readable, or there are too many subscriptions.
         """
         found = readable(self._topics, topic)
         limit = self._config.subscriptions_max

@@ -12,7 +12,7 @@ log = logging.getLogger("martlet.tls")
 
 
 class TlsConfig(Protocol):
-    """The keys of a section that say which certificates its port has."""
+    """The four keys that a plugin's configuration record needs for `Tls`."""
 
     @property
     def tls(self) -> Literal["disabled", "permissive", "enforcing"]: ...
@@ -26,7 +26,10 @@ class TlsConfig(Protocol):
 
 @final
 class Tls:
-    """Certificates in force. A reload that fails leaves the old ones in force. *section* names the keys in errors."""
+    """The TLS settings of a port, from the four keys of its section; *section* is that section's name in errors.
+
+    A reload that fails keeps the old certificates.
+    """
 
     def __init__(self, config: TlsConfig, section: str) -> None:
         self._config = config
@@ -34,7 +37,7 @@ class Tls:
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext | None:
-        """The context for a new peer; None when the port takes no TLS."""
+        """Return the context for a new peer, None if the port has no TLS."""
         return self._context
 
     @property
@@ -43,7 +46,7 @@ class Tls:
         return self._config.tls == "enforcing"
 
     def reload(self) -> None:
-        """Read the files again, for peers that come from now on."""
+        """Read the files again, for peers that connect from now on."""
         try:
             self._context = self._load()
         except ConfigError as error:

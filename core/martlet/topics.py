@@ -88,7 +88,7 @@ def check_name(name: str) -> None:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a topic *name* is made by the broker alone: the system's, and groups' retries and dead letters."""
+    """Whether only the broker creates a topic *name*: system topics, retry topics and dead-letter topics."""
     return name.startswith((SYSTEM_PREFIX, RETRY_PREFIX, DLQ_PREFIX)) or name in SYSTEM_TOPICS
 
 
@@ -133,7 +133,7 @@ class Topic:
         self.queues: dict[int, Queue] = {}
 
     def queue(self, queue_id: int) -> Queue:
-        """Return the store's queue *queue_id*; the id was checked by the caller."""
+        """Return the queue with this id; the caller has checked that the topic has it."""
         queue = self.queues.get(queue_id)
         if queue is None:
             queue = self.queues[queue_id] = self._store.queue(self.name, queue_id)
@@ -155,7 +155,7 @@ class Topic:
 
 @final
 class Topics:
-    """All topics by name. Each change moves `version` and is told to every callable in `changed`."""
+    """All topics by name. Each change moves ``version`` and is passed to every callable in ``changed``."""
 
     def __init__(self, store: Store, clock: Clock, *, auto_create: bool, auto_create_queues: int) -> None:
         self._store = store
@@ -168,6 +168,7 @@ class Topics:
         self.dirty = False
 
     def get(self, name: str) -> Topic | None:
+        """Return topic *name*, None if there is none."""
         return self._table.get(name)
 
     def has_queue(self, name: str, queue_id: int) -> bool:
@@ -192,7 +193,7 @@ class Topics:
         attributes: dict[str, str] | None = None,
         filter_type: str = "SINGLE_TAG",
     ) -> Topic:
-        """Create topic *name*, or change it, and return it.
+        """Create or change topic *name*, and return it.
 
         Raises:
           Refused: the name or a number cannot be (Reason.PARAMETER).
@@ -220,12 +221,16 @@ class Topics:
         return topic
 
     def ensure(self, name: str, queues: int, perm: int = READ | WRITE, sys_flag: int = 0) -> Topic:
-        """Return topic *name*, made with *queues* queues if it is not there."""
+        """Return topic *name*; create it with *queues* queues if there is none.
+
+        Raises:
+          Refused: the name or a number cannot be (Reason.PARAMETER), or there are too many topics.
+        """
         topic = self._table.get(name)
         return topic if topic is not None else self.update(name, queues, queues, perm, sys_flag)
 
     def auto_create(self, name: str, template: str, queues_wanted: int) -> Topic | None:
-        """Create *name* after *template*, where that is allowed; None where it is not."""
+        """Create topic *name* as *template* says; None when the configuration forbids it."""
         base = self._table.get(template)
         if base is None or not base.perm & INHERIT or (template == TEMPLATE_TOPIC and not self.auto_create_enabled):
             return None
@@ -233,7 +238,7 @@ class Topics:
         return self.update(name, queues, queues, base.perm & ~INHERIT, filter_type=base.filter_type)
 
     def delete(self, name: str) -> bool:
-        """Forget *name* and its queues; False when it was not there.
+        """Delete topic *name* and its queues; False if there was none.
 
         Raises:
           Refused: the disk is full; the topic is still there.

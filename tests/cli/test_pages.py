@@ -7,18 +7,56 @@ from pathlib import Path
 import pytest
 
 from martlet.cli import commands
-from martlet.manual import cli_page, config_page
+from martlet.manual import CLIENT_CHAPTERS
+from martlet.manual import PAGES as MADE
+from martlet.reference import Chapter, api_page, exported
 
 ROOT = Path(__file__).parents[2]
-MADE = {"cli.md": cli_page, "config.md": config_page}
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_a_made_page_is_up_to_date(name: str) -> None:
-    page = (ROOT / "docs" / name).read_text()
-    assert page == MADE[name](), f"run: python -m martlet.manual {name.removesuffix('.md')} > docs/{name}"
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    assert page == MADE[name](), f"run: python -m martlet.manual {name} > docs/{name}.md"
+
+
+def test_every_public_name_of_the_client_is_on_its_page() -> None:
+    said = {entry.partition(":")[0].removesuffix("()") for chapter in CLIENT_CHAPTERS for entry in chapter.names}
+    assert said == set(exported("martlet_remoting.client"))
+
+
+@pytest.mark.parametrize("name", ["client-api", "plugin-api"])
+def test_nothing_on_an_api_page_is_without_a_description(name: str) -> None:
+    """Each class and function has a sentence after its signature; constants may speak for themselves."""
+    blocks = re.split(r"\n(?=#{2,4} )", (ROOT / "docs" / f"{name}.md").read_text())
+    defined = [block for block in blocks if re.search(r"\n(async )?def |\nclass ", block)]
+    assert len(defined) > 50
+    assert [block.splitlines()[0] for block in defined if block.rstrip().endswith("```")] == []
+
+
+def test_an_api_page_shows_signatures_arguments_errors_and_examples() -> None:
+    page = (ROOT / "docs" / "client-api.md").read_text()
+    assert (
+        "#### `PullConsumer.pull`\n\n```python\nasync def pull(\n    queue: MessageQueue,\n    offset: int,\n    *,\n"
+        in page
+    )
+    assert "    messages_max: int = 32,\n" in page  # a constant by its value
+    assert "- `retries`: how often a failed send is tried again" in page
+    assert "- `RouteNotFound`, `NameServerUnreachable`: nobody knows where to send it.\n" in page
+    assert '```python\nasync with Producer("127.0.0.1:9876", "my-group") as producer:\n    result' in page
+    assert "Members: `SUCCESS`, `RETRY`." in page
+    assert "``" not in page.replace("```", "")
+    assert "#### `PushConsumer.rebalance`" not in page
+    assert "@asynccontextmanager\nasync def serving(" in (ROOT / "docs" / "plugin-api.md").read_text()
+
+
+def test_a_name_that_is_gone_is_an_error_of_the_page() -> None:
+    with pytest.raises(LookupError, match=r"name 'Nobody' is not defined in martlet\.broker"):
+        api_page("", [Chapter("The broker", "martlet.broker", ("Nobody",))])
+    with pytest.raises(KeyError, match="shout"):
+        api_page("", [Chapter("The broker", "martlet.broker", ("Broker: shout",))])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -127,7 +127,7 @@ class MemoryWire:
 
 @final
 class MemoryPeer:
-    """The client's end of a memory wire."""
+    """The client's end of a connection in memory."""
 
     __slots__ = ("_in", "_out", "_rest")
 
@@ -146,7 +146,7 @@ class MemoryPeer:
             data = data[self._out.put(data) :]
 
     async def receive_some(self) -> bytes:
-        """Return what is here, waiting for something; empty when the server closed."""
+        """Wait for bytes and return them; empty when the server closed."""
         await trio.lowlevel.checkpoint()
         if self._rest:
             data, self._rest = self._rest, b""
@@ -177,7 +177,7 @@ class MemoryPeer:
         return line
 
     def waiting(self) -> int:
-        """How many bytes are here and not received."""
+        """Return how many bytes have arrived and were not received yet."""
         return len(self._rest) + len(self._in.data)
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ def memory_wire(capacity: int = PIPE_BYTES) -> tuple[MemoryPeer, MemoryWire]:
 
 @dataclass
 class RecordingPeer:
-    """What a handler sees of the server (martlet.contracts.Peer); remembers all it was told."""
+    """A `Peer` without a connection, which records what a handler does with it."""
 
     address: str = "memory:1"
     host: bytes = pack_host("127.0.0.1", 1)
@@ -225,7 +225,7 @@ class RecordingPeer:
         self.started.append((work, args))
 
     async def run_started(self) -> None:
-        """Run what was started, one behind the other."""
+        """Run what was started, one after the other."""
         while self.started:
             work, args = self.started.pop(0)
             await work(*args)
@@ -266,10 +266,10 @@ async def serving(
     seed: int = 0,
     ports: Callable[[Broker], Sequence[Protocol]] = lambda broker: (),
 ) -> AsyncIterator[Serving]:
-    """Run a broker over *directory*; it is stopped in order at the end.
+    """Run a broker on *directory*, and stop it in order at the end of the block.
 
-    It has no ports but those of the protocols that *ports* returns; their ``bound`` learns the addresses.
-    Two behind each other over one directory are a restart.
+    It has only the ports of the protocols that *ports* returns, and tells their addresses to ``bound``. It loads no
+    plugins: call the hooks you test. Use it twice with one directory to test a restart.
     """
     clock = clock or SystemClock()
     stats = Stats()
@@ -317,8 +317,8 @@ def check_connection(
 ) -> None:
     """Assert that *data* makes the events *expected*, however it is cut.
 
-    Fed whole, in two pieces cut at every place, byte by byte, and in random pieces.
-    *flatten* takes apart events that say more at once when more comes at once.
+    Feeds it whole, in two pieces cut at every place, byte by byte, and in random pieces. *flatten* splits events
+    that cover several requests when these arrive together.
     """
     for pieces in _cuttings(data, random.Random(seed)):
         connection = connect()

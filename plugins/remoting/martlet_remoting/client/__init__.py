@@ -36,7 +36,7 @@ from .messages import DamagedMessage, Message, ReceivedMessage, SendResult, Send
 from .network import Settings
 from .producer import Producer, Selector, select_by_hash
 from .puller import PullConsumer
-from .pulling import Pulled, PullStatus, Sql
+from .pulling import Expression, Pulled, PullStatus, Sql
 from .routes import Route, TopicQueues
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "ConsistentHash",
     "ConsumeFrom",
     "DamagedMessage",
+    "Expression",
     "Listener",
     "MachineRoomNearby",
     "Member",
