@@ -21,6 +21,7 @@ from martlet.stats import Stats
 from martlet.store import Store
 from martlet.subscriptions import Subscriptions
 from martlet.topics import WRITE, Topic, Topics
+from martlet.turns import Turns
 
 __all__ = ["Broker"]
 
@@ -55,6 +56,7 @@ class Broker:
         self.clock = clock
         self.ids = ids
         self.stats = stats
+        self.turns = Turns()  # in which all long work of this broker waits for its slices
         self.stages: tuple[tuple[str, Stage], ...] = ()
         self.filters: dict[str, Compile] = {}
         self.authorizers: tuple[Authorizer, ...] = ()
@@ -67,6 +69,7 @@ class Broker:
         self.shares = Shares(store, topics, groups, delivery)
         self.sessions = Sessions(groups, clock, delivery)
         stats.add("broker", self.statistics)
+        stats.add("turns", self.turns.statistics)
         stats.add("subscriptions", self.subscriptions.statistics)
         stats.add("shares", self.shares.statistics)
         stats.add("sessions", self.sessions.statistics)

@@ -117,8 +117,14 @@ class Peer(TypingProtocol):
 class Handler(TypingProtocol):
     """Acts on the events of one peer."""
 
-    def handle(self, event: Any) -> None:
-        """Act on *event* and answer through the peer. Raises `RemoteProtocolError` to close the peer."""
+    def handle(self, event: Any) -> Awaitable[None] | None:
+        """Act on *event* and answer through the peer. Raises `RemoteProtocolError` to close the peer.
+
+        What would keep the event loop for more than a few milliseconds is returned as an awaitable, usually
+        of `martlet.turns.Turns.finish`. The peer's later events wait until that is done, so their
+        order is kept; it is cancelled when the peer is lost. An event that `Connection.handle_timeout` made is
+        always handled at once.
+        """
         ...
 
     def collect(self, budget_bytes: int) -> None:

@@ -157,6 +157,7 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.broker",
         ("Broker: publish publish_many publish_batch allowed capability filter_compiler when_saved",),
     ),
+    Chapter("Long work", "martlet.turns", ("Turns: finish", "Steps", "Pace", "finish_now")),
     Chapter(
         "Messages",
         "martlet.message",

@@ -23,7 +23,7 @@ from typing import Protocol as TypingProtocol
 import trio
 
 from martlet.contracts import Buffer, Connection, Handler, Identity, Protocol
-from martlet.errors import ConfigError, MartletError, Reason, Refused, RemoteProtocolError
+from martlet.errors import ConfigError, LocalProtocolError, MartletError, Reason, Refused, RemoteProtocolError
 from martlet.incomplete import IncompleteRequests, origin_of
 from martlet.settings import ServerConfig
 from martlet.stats import Stats
@@ -38,6 +38,7 @@ ACCEPTS_AT_ONCE: Final = 64
 ACCEPT_AGAIN_S: Final = 0.1
 PEERS_AT_ONCE: Final = 64
 ALARMS_SLACK: Final = 64  # alarms of peers that are gone, before they are looked for
+REST_BYTES: Final = 65536  # a piece of what a peer could not take yet
 TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (RFC 8446 5.1)
 # A reader that learned of an error waits so long for its last words to leave.
 FAREWELL_S: Final = 5.0
@@ -141,6 +142,7 @@ class _Peer:
         "out_bytes",
         "protocol",
         "reason",
+        "rest",
         "step_bytes",
         "wire",
         "woken",
@@ -165,6 +167,7 @@ class _Peer:
         self.out_bytes = 0
         self._room: trio.Event | None = None
         self._scopes: set[trio.CancelScope] = set()
+        self.rest: trio.CancelScope | None = None  # of a request that is not finished yet
         self.alarm = math.inf
         self.woken = False
         self.collect_later = False
@@ -305,7 +308,8 @@ class _Peer:
             if taken >= size:
                 taken -= size
                 continue
-            rest.append(bytes(piece) if not taken else bytes(piece[taken:]))
+            # In short pieces, so that a send which takes some of a long one does not copy all the others again.
+            rest += [bytes(piece[at : at + REST_BYTES]) for at in range(taken, size, REST_BYTES)]
             taken = 0
         self._out = rest
 
@@ -565,7 +569,9 @@ class Server:
         handle = peer.handler.handle
         try:
             for event in peer.connection.events():
-                handle(event)
+                rest = handle(event)
+                if rest is not None:
+                    await self._wait_rest(peer, rest)
                 if peer.step_bytes > self._look_bytes and peer.over:
                     self._finish_step(peer)
                     if peer.over:
@@ -579,6 +585,13 @@ class Server:
         self._set_alarm(peer)
         if peer.over:
             await peer.wait_room()
+
+    async def _wait_rest(self, peer: _Peer, rest: Awaitable[None]) -> None:
+        """Wait for the *rest* of a request; earlier answers leave meanwhile, later requests of this peer wait."""
+        self._finish_step(peer)
+        with trio.CancelScope() as peer.rest:
+            await rest
+        peer.rest = None
 
     def _note_incomplete(self, peer: _Peer, received: int, now: float) -> None:
         """Account for what *peer* holds of requests that are not handled; over a limit the slowest peers are closed."""
@@ -755,6 +768,8 @@ class Server:
         peer.closing = peer.gone = True
         peer.wire.close()
         peer.made_room()
+        if peer.rest is not None:
+            peer.rest.cancel()
 
     async def _last_words(self, peer: _Peer, *, slow_work: bool = False) -> None:
         with trio.move_on_after(FAREWELL_S):
@@ -814,13 +829,14 @@ class Server:
 
     def _ring(self, peer: _Peer, now: float) -> None:
         peer.alarm = math.inf
-        if peer.closing:
+        if peer.closing or peer.rest is not None:  # after the rest of a request the reader sets the alarm again
             return
         try:
             if peer.connection.deadline() <= now:
                 peer.connection.handle_timeout(now)
                 for event in peer.connection.events():
-                    peer.handler.handle(event)
+                    if peer.handler.handle(event) is not None:
+                        raise LocalProtocolError("an event that a timeout made must be handled at once")
                 self._finish_step(peer)
         except RemoteProtocolError as error:
             self._protocol_errors += 1

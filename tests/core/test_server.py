@@ -8,7 +8,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from martlet.contracts import Connection, Handler, Peer
-from martlet.errors import ConfigError
+from martlet.errors import ConfigError, MartletError
 from martlet.server import pack_host, split_address
 from martlet.settings import ServerConfig
 from martlet.testing.links import Caller, Conditions, Link
@@ -462,6 +462,72 @@ async def test_slow_work_is_bounded_and_is_cancelled_with_its_peer(autojump_cloc
         assert sorted(ended) == ["a", "b", "c"], "the fourth was refused, the toy let that close it"
         assert "peer_tasks_max is 3" in world.reasons[0]
         assert link.far.closed
+
+
+async def test_a_long_request_keeps_later_ones_of_its_connection_waiting_and_nobody_else(
+    autojump_clock: MockClock,
+) -> None:
+    async with toy_server() as world:
+        first, _ = world.dial()
+        other, _ = world.dial()
+        await first.send(b"echo before\nlong one\necho after\n")
+        assert await first.receive_line() == b"before", "earlier answers leave meanwhile"
+        await other.send(b"echo quick\n")
+        assert await other.receive_line() == b"quick"
+        assert world.handled == ["echo before", "long one", "echo quick"]
+        assert await first.receive_line() == b"one"
+        assert await first.receive_line() == b"after"
+
+
+async def test_a_long_request_that_raises_closes_only_its_peer(autojump_clock: MockClock) -> None:
+    async def fails(toy: Toy, text: str) -> None:
+        await trio.sleep(1)
+        raise MartletError(text)
+
+    async with toy_server() as world:
+        world.work = fails
+        caller, _ = world.dial()
+        other, _ = world.dial()
+        await caller.send(b"long gone\necho never\n")
+        assert await caller.receive() == b""
+        assert world.reasons == ["gone"]
+        await other.send(b"echo b\n")
+        assert await other.receive_line() == b"b"
+
+
+async def test_a_long_request_ends_when_its_peer_is_lost(autojump_clock: MockClock) -> None:
+    ended: list[str] = []
+
+    async def forever(toy: Toy, text: str) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(text)
+
+    async with toy_server() as world:
+        world.work = forever
+        caller, _ = world.dial()
+        await caller.send(b"long a\n")
+        await trio.testing.wait_all_tasks_blocked()
+        world.server.lost(next(iter(world.server._peers)), OSError("reset"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert ended == ["a"]
+        assert world.reasons == ["OSError: reset"]
+
+
+async def test_silence_during_a_long_request_is_judged_after_it(autojump_clock: MockClock) -> None:
+    async def three_seconds(toy: Toy, text: str) -> None:
+        await trio.sleep(3)
+        toy.do_echo(text)
+
+    async with toy_server() as world:
+        world.work = three_seconds
+        world.connect = lambda: Lines(2.0, moves=False)
+        caller, _ = world.dial()
+        await caller.send(b"long a\necho b\n")
+        assert await caller.receive_line() == b"a"
+        assert await caller.receive_line() == b"b"
+        assert await caller.receive_line() == b"error silent for too long", "then its time is over"
 
 
 @pytest.mark.parametrize("moves", [True, False])

@@ -87,10 +87,10 @@ class Toy:
         self.ended: list[str] = []
         world.toys.append(self)
 
-    def handle(self, event: str) -> None:
+    def handle(self, event: str) -> Awaitable[None] | None:
         self.world.handled.append(event)
         verb, _, rest = event.partition(" ")
-        getattr(self, f"do_{verb}")(rest)
+        return cast("Awaitable[None] | None", getattr(self, f"do_{verb}")(rest))
 
     def do_echo(self, text: str) -> None:
         self.peer.send(text.encode(), b"\n")
@@ -134,6 +134,9 @@ class Toy:
 
     def do_slowly(self, text: str) -> None:
         self.peer.start(self.world.work, self, text)
+
+    def do_long(self, text: str) -> Awaitable[None]:
+        return self.world.work(self, text)
 
     def collect(self, budget_bytes: int) -> None:
         self.collected += 1

@@ -1,0 +1,83 @@
+"""Long work in slices: one a turn of the loop, first come first served, closed when it is cancelled."""
+
+import pytest
+import trio
+import trio.testing
+
+from martlet.turns import Pace, Steps, Turns, finish_now
+
+
+def work(name: str, slices: int, done: list[str]) -> Steps[str]:
+    try:
+        for _ in range(slices):
+            done.append(name)
+            yield
+        return name
+    finally:
+        done.append(f"{name} closed")
+
+
+async def test_works_take_slices_in_turn_and_return_what_they_made() -> None:
+    turns, done, results = Turns(), list[str](), list[str]()
+
+    async def run(name: str, slices: int) -> None:
+        results.append(await turns.finish(work(name, slices, done)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, "a", 4)
+        nursery.start_soon(run, "b", 2)
+    pattern = [name for name in done if "closed" not in name]
+    assert sorted(pattern[:4]) == ["a", "a", "b", "b"]
+    assert pattern[0] != pattern[1], "nobody has two slices while another waits"
+    assert pattern[4:] == ["a", "a"]
+    assert results == ["b", "a"]
+
+
+async def test_the_loop_turns_between_any_two_slices() -> None:
+    turns, done = Turns(), list[str]()
+
+    async def tick() -> None:
+        while True:
+            done.append("tick")
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tick)
+        await turns.finish(work("a", 5, done))
+        nursery.cancel_scope.cancel()
+    assert done.count("a") == 5
+    # One of each a turn of the loop, in an order that trio chooses.
+    assert done.count("tick") >= 4
+
+
+async def test_cancelled_work_is_closed_and_blocks_nobody() -> None:
+    turns, done = Turns(), list[str]()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await turns.finish(work("a", 5, done))
+    with trio.move_on_after(0):
+        await turns.finish(work("b", 5, done))
+    assert await turns.finish(work("c", 1, done)) == "c"
+    assert turns.statistics()["waiting"] == 0
+
+
+async def test_an_error_in_a_slice_reaches_who_waits() -> None:
+    def fails() -> Steps[None]:
+        yield
+        raise ValueError("no")
+
+    turns = Turns()
+    with pytest.raises(ValueError, match="no"):
+        await turns.finish(fails())
+    assert await turns.finish(work("a", 1, [])) == "a"
+
+
+def test_without_a_loop_work_is_done_at_once() -> None:
+    assert finish_now(work("a", 3, [])) == "a"
+
+
+def test_a_slice_is_over_after_so_many_steps() -> None:
+    pace = Pace(3)
+    assert [pace.is_over() for _ in range(7)] == [False, False, True, False, False, True, False]
+    assert pace.is_over(5), "steps may come in bulk"
+    assert [pace.is_over() for _ in range(3)] == [False, False, True]
