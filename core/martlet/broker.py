@@ -196,4 +196,4 @@ class Broker:
         return found
 
     def statistics(self) -> dict[str, object]:
-        return {"topics": len(self.topics), "groups": len(self.groups.names()), "refused_by_stages": self.refused}
+        return {"topics": len(self.topics), **self.groups.statistics(), "refused_by_stages": self.refused}

@@ -5,13 +5,14 @@ is a protocol's own business; what a group has consumed is everybody's.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
-from martlet.tables import DataVersion, parse, reading, render
+from martlet.tables import DataVersion, parse, reading, render_in_steps
+from martlet.turns import Steps
 
 __all__ = ["Group", "Groups", "check_group_name"]
 
@@ -19,6 +20,7 @@ __all__ = ["Group", "Groups", "check_group_name"]
 GROUPS_MAX: Final = 40_000
 # Each a group that may not read a topic.
 FORBIDDEN_MAX: Final = 100_000
+OFFSETS_MAX: Final = 500_000  # the default of broker.offsets_max
 GROUP_CHARS_MAX: Final = 120  # RocketMQ 5.x TopicValidator/GroupValidator
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
@@ -111,12 +113,15 @@ class Groups:
     Each change of a policy moves ``version`` and is passed, as the group's name, to every callable in ``changed``.
     """
 
-    def __init__(self, clock: Clock, *, auto_create: bool) -> None:
+    def __init__(self, clock: Clock, *, auto_create: bool, offsets_max: int = OFFSETS_MAX) -> None:
         self._clock = clock
+        self._offsets_max = offsets_max
         self._table: dict[str, Group] = {name: Group(name) for name in BUILT_IN}
         # group -> topic -> queue id -> next offset to consume
         self._offsets: dict[str, dict[str, dict[int, int]]] = {}
-        self._resets: dict[tuple[str, str, int], int] = {}
+        self._offsets_kept = 0
+        # topic -> group -> queue id -> offset
+        self._resets: dict[str, dict[str, dict[int, int]]] = {}
         self._forbidden: dict[str, dict[str, int]] = {}
         self.auto_create = auto_create
         self.version = DataVersion(timestamp=clock.now_ms())
@@ -162,8 +167,11 @@ class Groups:
         if self._forbidden.pop(name, None) is not None or found:
             self._moved(name)
         if clean_offsets:
-            self._offsets.pop(name, None)
-            self._drop_resets(lambda topic, group: group == name)
+            topics = self._offsets.pop(name, {})
+            self._offsets_kept -= sum(map(len, topics.values()))
+            for topic in topics:
+                self._drop_reset(topic, name)
+            self.offsets_dirty = True
         return found
 
     def set_forbidden(self, group: str, topic: str, *, readable: bool) -> None:
@@ -187,6 +195,10 @@ class Groups:
 
     def is_forbidden(self, group: str, topic: str) -> bool:
         return bool(self._forbidden.get(group, {}).get(topic, 0) & 1 << 2)
+
+    def forbidden(self) -> Mapping[str, Mapping[str, int]]:
+        """What groups may not read: group -> topic -> bits (RocketMQ forbiddenTable); not to be changed or kept."""
+        return self._forbidden
 
     def may_read(self, name: str, topic: str) -> bool:
         """Whether an administrator lets group *name* consume *topic*; a group that is not there may."""
@@ -226,23 +238,34 @@ class Groups:
 
         While a reset waits for this queue, commits of the old consumers are ignored.
         """
-        if (topic, group, queue_id) in self._resets:
+        if self._resets and self.pending_reset(group, topic, queue_id) >= 0:
             return
         table = self._offsets.setdefault(group, {}).setdefault(topic, {})
-        if table.get(queue_id) != offset:
+        held = table.get(queue_id)
+        if held != offset:
+            self._offsets_kept += held is None
             table[queue_id] = offset
             self.offsets_dirty = True
 
-    def check_may_commit(self, group: str) -> None:
-        """Raise `Refused` unless offsets of *group*, which need not be there yet, can be kept."""
+    def check_may_commit(self, group: str, topic: str, queue_ids: Iterable[int]) -> None:
+        """Raise `Refused` unless offsets of *group*, which need not be there yet, can be kept for these queues."""
+        table = self.committed(group, topic)
+        more = sum(queue_id not in table for queue_id in queue_ids)
+        if not more:
+            return
+        if self._offsets_kept + more > self._offsets_max:
+            text = f"{self._offsets_kept} offsets are kept and {more} more are wanted; broker.offsets_max is"
+            raise Refused(Reason.BUSY, f"{text} {self._offsets_max}, delete groups that nobody uses")
+        if group in self._table:
+            return
         check_group_name(group)
-        if group not in self._table and group not in self._offsets and len(self._offsets) >= GROUPS_MAX:
+        if group not in self._offsets and len(self._offsets) >= GROUPS_MAX:
             text = f"there are offsets of {len(self._offsets)} groups, the most a broker keeps; delete some"
             raise Refused(Reason.BUSY, text)
 
-    def offsets_of(self, group: str) -> dict[str, dict[int, int]]:
-        """What *group* has committed: topic -> queue id -> offset."""
-        return {topic: dict(table) for topic, table in self._offsets.get(group, {}).items()}
+    def topics_of(self, group: str) -> list[str]:
+        """The topics on which *group* has committed."""
+        return list(self._offsets.get(group, ()))
 
     def committed(self, group: str, topic: str) -> Mapping[int, int]:
         """What *group* has committed on *topic*: queue id -> offset; not to be changed or kept."""
@@ -254,53 +277,65 @@ class Groups:
 
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Make the next pull of each queue start at its new offset (RocketMQ's server-side reset)."""
+        resets = self._resets.setdefault(topic, {}).setdefault(group, {})
+        table = self._offsets.setdefault(group, {}).setdefault(topic, {})
         for queue_id, offset in offsets.items():
-            self._resets[(topic, group, queue_id)] = offset
-            self._offsets.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset
+            resets[queue_id] = offset
+            self._offsets_kept += queue_id not in table
+            table[queue_id] = offset
         self.offsets_dirty = True
         for tell in self.was_reset:
             tell(group, topic)
 
     def pending_reset(self, group: str, topic: str, queue_id: int) -> int:
         """The offset that a reset wants; -1 when none waits."""
-        return self._resets.get((topic, group, queue_id), -1)
+        groups = self._resets.get(topic)
+        if groups is None:
+            return -1
+        return groups.get(group, {}).get(queue_id, -1)
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int:
         """As `pending_reset`, and the reset is done with."""
-        return self._resets.pop((topic, group, queue_id), -1)
+        table = self._resets.get(topic, {}).get(group, {})
+        offset = table.pop(queue_id, -1)
+        if offset >= 0 and not table:
+            self._drop_reset(topic, group)
+        return offset
 
     def forget_topic(self, topic: str) -> None:
         """Drop what every group has consumed of *topic*."""
         for group in self.groups_of(topic):
             self._forget(group, topic)
-        self._drop_resets(lambda name, group: name == topic)
+        self._resets.pop(topic, None)
+        self.offsets_dirty = True
 
     def forget_offsets(self, group: str, topic: str) -> None:
         """Drop what *group* has consumed of *topic*."""
         self._forget(group, topic)
-        self._drop_resets(lambda name, owner: name == topic and owner == group)
+        self._drop_reset(topic, group)
+        self.offsets_dirty = True
 
     def _forget(self, group: str, topic: str) -> None:
         topics = self._offsets.get(group, {})
-        topics.pop(topic, None)
+        self._offsets_kept -= len(topics.pop(topic, ()))
         if not topics:
             self._offsets.pop(group, None)
 
-    def _drop_resets(self, unwanted: Callable[[str, str], bool]) -> None:
-        self._resets = {key: offset for key, offset in self._resets.items() if not unwanted(key[0], key[1])}
-        self.offsets_dirty = True
+    def _drop_reset(self, topic: str, group: str) -> None:
+        groups = self._resets.get(topic)
+        if groups is not None and groups.pop(group, None) is not None and not groups:
+            del self._resets[topic]
+
+    def statistics(self) -> dict[str, object]:
+        return {"groups": len(self._table), "offsets": self._offsets_kept}
 
     # files
 
-    def to_json(self) -> bytes:
+    def json_in_steps(self) -> Steps[bytes]:
         """The policies as ``config/subscriptionGroup.json``."""
-        return render(
-            {
-                "dataVersion": self.version.as_json(),
-                "forbiddenTable": self._forbidden,
-                "subscriptionGroupTable": {name: group.as_json() for name, group in self._table.items()},
-            }
-        )
+        fields = {"dataVersion": self.version.as_json(), "forbiddenTable": self._forbidden}
+        table = ((group.name, group.as_json()) for group in list(self._table.values()))
+        return render_in_steps(fields, "subscriptionGroupTable", table)
 
     def load(self, data: bytes) -> None:
         """Take over a ``config/subscriptionGroup.json``. Raises `StoreError`, and takes nothing, when it is not one."""
@@ -316,12 +351,15 @@ class Groups:
         self._forbidden = forbidden
         self._table.update(found)
 
-    def offsets_to_json(self) -> bytes:
-        """The offsets as ``config/consumerOffset.json``."""
-        table = {
-            f"{topic}@{group}": offsets for group, topics in self._offsets.items() for topic, offsets in topics.items()
-        }
-        return render({"dataVersion": self.offsets_version.as_json(), "offsetTable": table}, bare_keys=True)
+    def offsets_in_steps(self) -> Steps[bytes]:
+        """The offsets as ``config/consumerOffset.json``; each table is as it was when its slice ran."""
+        table = (
+            (f"{topic}@{group}", offsets)
+            for group, topics in list(self._offsets.items())
+            for topic, offsets in list(topics.items())
+        )
+        fields = {"dataVersion": self.offsets_version.as_json()}
+        return render_in_steps(fields, "offsetTable", table, bare_keys=True)
 
     def load_offsets(self, data: bytes) -> None:
         """Take over a ``config/consumerOffset.json``. Raises `StoreError`, and takes nothing, when it is not one."""
@@ -333,4 +371,6 @@ class Groups:
                 found[(topic, group)] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
         self.offsets_version.load(table.get("dataVersion"))
         for (topic, group), table_of_queues in found.items():
+            self._forget(group, topic)
             self._offsets.setdefault(group, {})[topic] = table_of_queues
+            self._offsets_kept += len(table_of_queues)

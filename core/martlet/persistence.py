@@ -19,6 +19,7 @@ from martlet.errors import StoreError
 from martlet.groups import Groups
 from martlet.sessions import Sessions
 from martlet.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, Topics
+from martlet.turns import Steps, finish_now
 
 __all__ = ["load", "run", "save"]
 
@@ -72,9 +73,9 @@ def save(broker: Broker) -> None:
       OSError: a table could not be written; the others were.
     """
     failed: OSError | None = None
-    for table, name, data in _changed(broker, offsets=True):
+    for table, name, steps in _changed(broker, offsets=True):
         try:
-            broker.store.write_file(name, data)
+            broker.store.write_file(name, finish_now(steps))
             table.clean()
         except OSError as error:
             failed = failed or error
@@ -82,18 +83,18 @@ def save(broker: Broker) -> None:
         raise failed
 
 
-def _changed(broker: Broker, *, offsets: bool) -> list[tuple["_Flag", str, bytes]]:
-    """What is to be written: the table's flag, its file, and its content of this moment."""
+def _changed(broker: Broker, *, offsets: bool) -> list[tuple["_Flag", str, Steps[bytes]]]:
+    """What is to be written: the table's flag, its file, and the work that renders it."""
     topics, groups, sessions = broker.topics, broker.groups, broker.sessions
-    found: list[tuple[_Flag, str, bytes]] = []
+    found: list[tuple[_Flag, str, Steps[bytes]]] = []
     if topics.dirty:
-        found.append((_Flag(topics, "dirty"), TOPICS, topics.to_json()))
+        found.append((_Flag(topics, "dirty"), TOPICS, topics.json_in_steps()))
     if groups.dirty:
-        found.append((_Flag(groups, "dirty"), GROUPS, groups.to_json()))
+        found.append((_Flag(groups, "dirty"), GROUPS, groups.json_in_steps()))
     if offsets and groups.offsets_dirty:
-        found.append((_Flag(groups, "offsets_dirty"), OFFSETS, groups.offsets_to_json()))
+        found.append((_Flag(groups, "offsets_dirty"), OFFSETS, groups.offsets_in_steps()))
     if offsets and sessions.dirty:
-        found.append((_Flag(sessions, "dirty"), SESSIONS, sessions.to_bytes()))
+        found.append((_Flag(sessions, "dirty"), SESSIONS, sessions.bytes_in_steps()))
     return found
 
 
@@ -160,22 +161,20 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
 
     Returns why something could not be written, empty when all could.
     """
-    store = broker.store
-    try:
-        changed = _changed(broker, offsets=offsets)
-    except (StoreError, TypeError, ValueError) as error:
-        # Not even a table that cannot be written as JSON may end the broker.
-        log.error("topics, groups and offsets cannot be written, tried again; %s", error)
-        return str(error)
-    # All of it is of this moment: what changes while one table is written is for the next time.
-    for flag, _, _ in changed:
-        flag.clean()
+    store, turns = broker.store, broker.turns
     problem = ""
-    for flag, name, data in changed:
+    for flag, name, steps in _changed(broker, offsets=offsets):
+        # What changes while the table is rendered or written marks it again, for the next time.
+        flag.clean()
         try:
+            data = await turns.finish(steps)
             with trio.CancelScope(shield=True):
                 await store.disk.off_loop(partial(store.write_file, name, data))
-        except (OSError, StoreError) as error:
+        except trio.Cancelled:
+            flag.soil()
+            raise
+        except (OSError, StoreError, TypeError, ValueError) as error:
+            # Not even a table that cannot be written as JSON may end the broker.
             flag.soil()
             log.error("%s cannot be written, tried again; %s", name, error)
             problem = f"{name} cannot be written; {error}"

@@ -240,7 +240,7 @@ def _make_broker(config: Config, store: Store, clock: Clock, stats: Stats) -> Br
     topics = Topics(
         store, clock, auto_create=settings.auto_create_topics, auto_create_queues=settings.auto_create_queues
     )
-    groups = Groups(clock, auto_create=settings.auto_create_groups)
+    groups = Groups(clock, auto_create=settings.auto_create_groups, offsets_max=settings.offsets_max)
     broker = Broker(settings, store, topics, groups, clock, Ids(random.Random()), stats, config.delivery)
     persistence.load(broker)
     return broker

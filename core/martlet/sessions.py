@@ -22,6 +22,7 @@ from martlet.settings import DeliveryConfig
 from martlet.store import Queue
 from martlet.subscriptions import Start, from_earliest
 from martlet.topics import Topic
+from martlet.turns import Pace, Steps
 
 __all__ = ["Session", "Sessions"]
 
@@ -112,9 +113,11 @@ class Sessions:
         A queue without a cursor begins at *start* if the subscription is new, and with the oldest message otherwise.
 
         Raises:
-          Refused: the session's group may not consume that topic, or it has too many subscriptions.
+          Refused: the session's group may not consume that topic, it has too many subscriptions, or so many
+            offsets are kept that its cursors find no room.
         """
         self._groups.reader(session.group, topic.name)
+        self._groups.check_may_commit(session.group, topic.name, range(topic.read_queues))
         limit = self._config.session_subscriptions_max
         if topic.name not in session.topics and len(session.topics) >= limit:
             text = f"session {session.name!r} has {limit} subscriptions; delivery.session_subscriptions_max is {limit}"
@@ -187,14 +190,17 @@ class Sessions:
 
     # file
 
-    def to_bytes(self) -> bytes:
+    def bytes_in_steps(self) -> Steps[bytes]:
         """The whole table; a session that is attached now has left when the table is loaded."""
-        rows = [
-            [s.protocol, s.owner, s.name, s.group, 0 if s.lost is not None else s.left_ms, s.topics]
-            for s in self._table.values()
-        ]
-        packed: bytes = msgpack.packb([FORMAT, rows])
-        return packed
+        sessions, pace = list(self._table.values()), Pace()
+        packer = msgpack.Packer()
+        parts = [packer.pack_array_header(2), packer.pack(FORMAT), packer.pack_array_header(len(sessions))]
+        for s in sessions:
+            left_ms = 0 if s.lost is not None else s.left_ms
+            parts.append(packer.pack([s.protocol, s.owner, s.name, s.group, left_ms, s.topics]))
+            if pace.is_over(1 + len(s.topics)):
+                yield
+        return b"".join(parts)
 
     def load(self, data: bytes) -> None:
         """Take over what `to_bytes` wrote.

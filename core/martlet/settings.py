@@ -37,6 +37,12 @@ class BrokerConfig:
     auto_create_groups: bool = setting(
         True, "create a consumer group when it first appears (autoCreateSubscriptionGroup)"
     )
+    offsets_max: int = setting(
+        500_000,
+        "committed offsets, one a group and queue; more are refused. Each takes about 100 bytes of memory",
+        unit="offsets",
+        low=1,
+    )
     offsets_persist_ms: int = setting(
         5000,
         "how often changed topics, groups and offsets go to the disk; RocketMQ's flushConsumerOffsetInterval",

@@ -601,6 +601,7 @@ class Shares:
         """
         found = readable(self._topics, topic)
         self.groups.reader(group, topic)
+        self.groups.check_may_commit(group, topic, range(found.read_queues))
         share = self._shares.get((topic, group))
         if share is None:
             limit = self.config.shares_max

@@ -5,7 +5,7 @@ a ``dataVersion``, and integer map keys without quotes (Fastjson's way; not JSON
 """
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, final
 
@@ -13,11 +13,15 @@ import orjson
 
 from martlet.clock import Clock
 from martlet.errors import Refused, StoreError
+from martlet.turns import Pace, Steps
 
-__all__ = ["DataVersion", "parse", "reading", "render"]
+__all__ = ["DataVersion", "parse", "reading", "render_in_steps"]
 
 # A text, which is left alone, or a map key without quotes.
 _TEXT_OR_BARE_KEY: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)', re.DOTALL)
+ENTRY_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+BYTES_OF_A_STEP: Final = 256  # an entry of a table has about so many; longer ones count as several steps
+BYTES_AT_ONCE: Final = 1 << 20  # of what is copied in one slice
 _QUOTED_KEY: Final = re.compile(rb'([{,]\s*)"(-?\d+)"(\s*:)')
 
 
@@ -87,7 +91,23 @@ def reading(name: str) -> Generator[None]:
         raise StoreError(f"{name} is not what it should be; {error}") from error
 
 
-def render(table: Mapping[str, object], *, bare_keys: bool = False) -> bytes:
-    """Return *table* as RocketMQ writes it: keys in order; *bare_keys* leaves out the quotes of whole numbers."""
-    data = orjson.dumps(table, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
-    return _QUOTED_KEY.sub(rb"\1\2\3", data) if bare_keys else data
+def render_in_steps(
+    fields: Mapping[str, object], name: str, table: Iterable[tuple[str, object]], *, bare_keys: bool = False
+) -> Steps[bytes]:
+    """Return a JSON object of *fields* and the object *name*, whose entries are *table*, in slices; one line an entry.
+
+    *table* may be read while others change what it comes from: each entry is then as it was when its slice ran.
+    *bare_keys* leaves out the quotes of whole numbers that are keys within an entry.
+    """
+    pace = Pace()
+    lines: list[bytes] = []
+    for key, value in table:
+        line = b"%b:%b" % (orjson.dumps(key), orjson.dumps(value, option=ENTRY_OPTIONS))
+        lines.append(_QUOTED_KEY.sub(rb"\1\2\3", line) if bare_keys else line)
+        if pace.is_over(1 + len(line) // BYTES_OF_A_STEP):
+            yield
+    head = b"".join(b"%b:%b,\n" % (orjson.dumps(key), orjson.dumps(value)) for key, value in fields.items())
+    entries = b",\n".join(lines)
+    if len(entries) > BYTES_AT_ONCE:
+        yield
+    return b"{%b%b:{\n%b\n}}" % (head, orjson.dumps(name), entries)

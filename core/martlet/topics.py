@@ -11,7 +11,8 @@ from typing import Any, Final, final
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
 from martlet.store import Queue, Store
-from martlet.tables import DataVersion, parse, reading, render
+from martlet.tables import DataVersion, parse, reading, render_in_steps
+from martlet.turns import Steps
 
 __all__ = [
     "BROKER_TOPICS",
@@ -257,10 +258,10 @@ class Topics:
         for tell in self.changed:
             tell(topic)
 
-    def to_json(self) -> bytes:
+    def json_in_steps(self) -> Steps[bytes]:
         """The whole table as ``config/topics.json``."""
-        table = {topic.name: topic.as_json() for topic in self._table.values()}
-        return render({"dataVersion": self.version.as_json(), "topicConfigTable": table})
+        table = ((topic.name, topic.as_json()) for topic in self)
+        return render_in_steps({"dataVersion": self.version.as_json()}, "topicConfigTable", table)
 
     def load(self, data: bytes) -> None:
         """Take over a ``config/topics.json``.

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from martlet.errors import Reason, Refused, StoreError
 from martlet.groups import Group, Groups
 from martlet.testing.stores import ManualClock
+from martlet.turns import finish_now
 
 WRITTEN = b"""{
 \t"dataVersion":{"counter":5,"stateVersion":0,"timestamp":1700000000000},
@@ -81,7 +82,7 @@ def test_policies_of_4x_are_read() -> None:
 def test_policies_are_written_as_rocketmq_does() -> None:
     groups = make()
     groups.load(WRITTEN)
-    written, wanted = orjson.loads(groups.to_json()), orjson.loads(WRITTEN)
+    written, wanted = orjson.loads(finish_now(groups.json_in_steps())), orjson.loads(WRITTEN)
     del wanted["subscriptionGroupTable"]["G"]["subscriptionDataSet"]
     assert written["subscriptionGroupTable"]["G"] == wanted["subscriptionGroupTable"]["G"]
     assert written["forbiddenTable"] == wanted["forbiddenTable"]
@@ -104,10 +105,10 @@ def test_policies_are_written_as_rocketmq_does() -> None:
 def test_broken_policies_are_refused_and_change_nothing(data: bytes) -> None:
     groups = make()
     groups.load(WRITTEN)
-    before = groups.to_json()
+    before = finish_now(groups.json_in_steps())
     with pytest.raises(StoreError):
         groups.load(data)
-    assert groups.to_json() == before
+    assert finish_now(groups.json_in_steps()) == before
 
 
 def test_offsets_written_by_rocketmq_are_read() -> None:
@@ -117,7 +118,7 @@ def test_offsets_written_by_rocketmq_are_read() -> None:
     assert groups.offset("G", "T", 1) == 7
     assert groups.offset("G", "%RETRY%G", 0) == 3
     assert groups.offset("G", "T", 2) == -1
-    assert groups.offsets_of("G") == {"T": {0: 12, 1: 7}, "%RETRY%G": {0: 3}}
+    assert groups.topics_of("G") == ["T", "%RETRY%G"]
     assert groups.groups_of("T") == ["G"]
     assert not groups.offsets_dirty
 
@@ -125,9 +126,9 @@ def test_offsets_written_by_rocketmq_are_read() -> None:
 def test_offsets_are_written_as_rocketmq_does() -> None:
     groups = make()
     groups.load_offsets(OFFSETS)
-    assert b"".join(groups.offsets_to_json().split()) == (
+    assert b"".join(finish_now(groups.offsets_in_steps()).split()) == (
         b'{"dataVersion":{"counter":9,"stateVersion":0,"timestamp":1700000000000},'
-        b'"offsetTable":{"%RETRY%G@G":{0:3},"T@G":{0:12,1:7}}}'
+        b'"offsetTable":{"T@G":{0:12,1:7},"%RETRY%G@G":{0:3}}}'
     )
 
 
@@ -144,9 +145,9 @@ def test_offsets_come_back_as_they_were(table: dict[tuple[str, str], dict[int, i
         for queue_id, offset in offsets.items():
             groups.commit(group, topic, queue_id, offset)
     back = make()
-    back.load_offsets(groups.offsets_to_json())
+    back.load_offsets(finish_now(groups.offsets_in_steps()))
     for (topic, group), offsets in table.items():
-        assert back.offsets_of(group)[topic] == offsets
+        assert back.committed(group, topic) == offsets
 
 
 @pytest.mark.parametrize(
@@ -163,10 +164,10 @@ def test_offsets_come_back_as_they_were(table: dict[tuple[str, str], dict[int, i
 def test_broken_offsets_are_refused_and_change_nothing(data: bytes) -> None:
     groups = make()
     groups.load_offsets(OFFSETS)
-    before = groups.offsets_to_json()
+    before = finish_now(groups.offsets_in_steps())
     with pytest.raises(StoreError):
         groups.load_offsets(data)
-    assert groups.offsets_to_json() == before
+    assert finish_now(groups.offsets_in_steps()) == before
 
 
 @pytest.mark.parametrize(
@@ -252,8 +253,66 @@ def test_forgetting_one_topic_of_a_group_leaves_the_rest() -> None:
         groups.reset(group, topic, {1: 3})
     groups.forget_offsets("a", "T")
     assert (groups.committed("a", "T"), groups.committed("a", "U")) == ({}, {0: 7, 1: 3})
-    assert (groups.groups_of("T"), groups.offsets_of("a")) == (["b"], {"U": {0: 7, 1: 3}})
+    assert (groups.groups_of("T"), groups.topics_of("a")) == (["b"], ["U"])
     assert (groups.pending_reset("a", "T", 1), groups.pending_reset("b", "T", 1)) == (-1, 3)
     groups.forget_topic("T")
-    assert (groups.groups_of("T"), groups.offsets_of("b"), groups.pending_reset("b", "T", 1)) == ([], {}, -1)
+    assert (groups.groups_of("T"), groups.topics_of("b"), groups.pending_reset("b", "T", 1)) == ([], [], -1)
     assert groups.groups_of("U") == ["a"]
+
+
+def test_offsets_have_a_total_bound_and_known_ones_still_move() -> None:
+    groups = Groups(ManualClock(), auto_create=True, offsets_max=3)
+    groups.check_may_commit("a", "T", range(3))
+    for queue_id in range(3):
+        groups.commit("a", "T", queue_id, 7)
+    assert groups.statistics()["offsets"] == 3
+    with pytest.raises(Refused, match=r"3 offsets are kept and 1 more are wanted; broker\.offsets_max is 3") as error:
+        groups.check_may_commit("b", "T", (0,))
+    assert error.value.reason is Reason.BUSY
+    groups.check_may_commit("a", "T", (0, 2))
+    groups.commit("a", "T", 0, 8)
+    assert groups.offset("a", "T", 0) == 8
+
+
+def test_offsets_that_are_forgotten_make_room() -> None:
+    def full() -> Groups:
+        groups = Groups(ManualClock(), auto_create=True, offsets_max=2)
+        groups.commit("a", "T", 0, 7)
+        groups.reset("a", "U", {0: 1})
+        with pytest.raises(Refused):
+            groups.check_may_commit("b", "T", (0,))
+        return groups
+
+    made = [full() for _ in range(4)]
+    made[0].forget_topic("T")
+    made[1].forget_offsets("a", "U")
+    made[2].delete("a", clean_offsets=True)
+    back = Groups(ManualClock(), auto_create=True, offsets_max=2)
+    back.load_offsets(finish_now(made[3].offsets_in_steps()))
+    back.load_offsets(finish_now(made[3].offsets_in_steps()))
+    assert [groups.statistics()["offsets"] for groups in (*made, back)] == [1, 1, 0, 2, 2]
+    for groups in made[:3]:
+        groups.check_may_commit("b", "T", (0,))
+
+
+def test_large_tables_are_rendered_in_slices() -> None:
+    groups = make()
+    for number in range(1000):
+        groups.update(Group(f"g{number}"))
+        groups.commit(f"g{number}", "T", 0, number)
+    assert sum(1 for _ in groups.json_in_steps()) >= 3
+    assert sum(1 for _ in groups.offsets_in_steps()) >= 3
+
+
+def test_a_group_that_goes_while_offsets_are_rendered_harms_nothing() -> None:
+    groups = make()
+    for number in range(1000):
+        groups.commit(f"g{number}", "T", 0, number)
+    steps = groups.offsets_in_steps()
+    next(steps)
+    groups.offsets_dirty = False
+    groups.forget_topic("T")
+    back = make()
+    back.load_offsets(finish_now(steps))
+    assert back.offset("g0", "T", 0) == 0
+    assert groups.offsets_dirty, "what changed meanwhile is written the next time"

@@ -11,6 +11,7 @@ from martlet.errors import Reason, Refused, StoreError
 from martlet.store import Queue, Store
 from martlet.testing.stores import ManualClock
 from martlet.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic, Topics, check_name
+from martlet.turns import finish_now
 
 # As RocketMQ 5.x writes it (pretty-printed, keys in alphabetical order), with what only a real one has.
 WRITTEN = b"""{
@@ -97,7 +98,7 @@ def test_what_is_written_is_what_rocketmq_writes() -> None:
     topics.load(WRITTEN)
     wanted = orjson.loads(WRITTEN)
     del wanted["topicConfigTable"]["TBW102"]["topicMessageType"]
-    written = orjson.loads(topics.to_json())
+    written = orjson.loads(finish_now(topics.json_in_steps()))
     assert written["dataVersion"] == wanted["dataVersion"]
     for name in wanted["topicConfigTable"]:
         assert written["topicConfigTable"][name] == wanted["topicConfigTable"][name]
@@ -116,7 +117,7 @@ def test_a_table_comes_back_as_it_was(table: dict[str, tuple[int, int, int, bool
     for name, (reads, writes, perm, order) in table.items():
         topics.update(name, reads, writes, perm, order=order, attributes=attributes)
     back = make()
-    back.load(topics.to_json())
+    back.load(finish_now(topics.json_in_steps()))
     assert {t.name: t.as_json() for t in back} == {t.name: t.as_json() for t in topics}
     assert back.version.counter == topics.version.counter
 
@@ -136,10 +137,10 @@ def test_a_table_comes_back_as_it_was(table: dict[str, tuple[int, int, int, bool
 def test_a_broken_table_is_refused_and_changes_nothing(data: bytes) -> None:
     topics = make()
     topics.load(WRITTEN)
-    before = topics.to_json()
+    before = finish_now(topics.json_in_steps())
     with pytest.raises(StoreError):
         topics.load(data)
-    assert topics.to_json() == before
+    assert finish_now(topics.json_in_steps()) == before
 
 
 def test_half_a_broken_table_is_not_taken() -> None:

@@ -45,6 +45,10 @@ class FakeClock:
         return self.ms + round((trio.current_time() - self._began) * 1000)
 
 
+async def finish(rest: Awaitable[None]) -> None:
+    await rest
+
+
 class FakePeer:
     """The server's side of one client: keeps what is sent, runs what is started."""
 
@@ -98,7 +102,13 @@ class FakeClient:
     def send_command(self, command: Command) -> None:
         self.connection.receive_data(encode_command(command), trio.current_time())
         for event in self.connection.events():
-            self.handler.handle(event)
+            self.handle(event)
+
+    def handle(self, command: Command) -> None:
+        """Give *command* to the handler; what is left of a long one is done by the next `Harness.step`."""
+        rest = self.handler.handle(command)
+        if rest is not None:
+            self.harness.nursery.start_soon(finish, rest)
 
     async def ask(
         self, code: int, ext: Mapping[str, object] = NO_HEADER, body: bytes = b"", *, version: int = 479
@@ -163,6 +173,7 @@ class Harness:
         self.config = config
         self.nursery = nursery
         self.parts = Parts(broker, config)
+        nursery.start_soon(self.parts.members.run)
         self.clients: list[FakeClient] = []
 
     def client(self, *, fast: bool = False, host: str = "127.0.0.1") -> FakeClient:
@@ -279,7 +290,7 @@ async def _broker(directory: Path, clock: Clock, config: BrokerConfig, store_con
     opened.store_host = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
     topics = Topics(opened, clock, auto_create=config.auto_create_topics, auto_create_queues=config.auto_create_queues)
     topics.ensure("TBW102", 8, 7)
-    groups = Groups(clock, auto_create=config.auto_create_groups)
+    groups = Groups(clock, auto_create=config.auto_create_groups, offsets_max=config.offsets_max)
     return Broker(config, opened, topics, groups, clock, Ids(random.Random(7)), Stats())
 
 

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from martlet import persistence
+from martlet.turns import finish_now
 from martlet_remoting.codec import decode_frame
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers import admin
@@ -83,7 +84,7 @@ async def test_every_administrative_request_is_answered_or_passed_on(harness: Ha
     await client.heartbeat("c", "G", "T")
     for _ in range(400):
         command = made_up_command(dice, codes)
-        client.handler.handle(command)
+        client.handle(command)
         await harness.step()
         passed_on = list(client.requests)
         client.requests.clear()
@@ -104,7 +105,7 @@ def test_every_request_to_the_name_server_is_answered(seed: int) -> None:
         codes = list(REQUESTS)
         for _ in range(2000):
             command = made_up_command(dice, codes)
-            found = decode_frame(answer(server, "line", command))
+            found = decode_frame(finish_now(answer(server, "line", command)))
             assert found.opaque == command.opaque
             assert found.code == 0 or found.remark, command
         await trio.lowlevel.checkpoint()
@@ -149,6 +150,6 @@ async def test_half_a_character_is_refused_by_both_ports(harness: Harness, line:
     assert refused.code == ResponseCode.INVALID_PARAMETER
     assert "half of a surrogate pair" in (refused.remark or "")
     server = NameServer(NameServerConfig(), lambda data: None)
-    told = decode_frame(answer(server, "line", Command(RequestCode.UPDATE_NAMESRV_CONFIG, {}, line)))
+    told = decode_frame(finish_now(answer(server, "line", Command(RequestCode.UPDATE_NAMESRV_CONFIG, {}, line))))
     assert told.code == ResponseCode.SYSTEM_ERROR
     assert "half of a surrogate pair" in (told.remark or "")

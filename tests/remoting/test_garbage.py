@@ -132,7 +132,7 @@ async def test_no_request_harms_the_broker(harness: Harness, seed: int) -> None:
             ext = {**send_ext("T"), **pull_ext("T", 0), "offset": "0", "group": "G", "key": "7", "maxNum": "5"} | ext
         flag = 2 if choice.random() < 0.05 else 0
         version = choice.choice([0, 317, 513])
-        client.handler.handle(Command(code, ext, choice.choice(BODIES), number, flag, None, "JAVA", version))
+        client.handle(Command(code, ext, choice.choice(BODIES), number, flag, None, "JAVA", version))
     harness.parts.parked.answer_all()
     await harness.step()
     assert len(client.answers) > 1000
@@ -143,7 +143,7 @@ async def test_no_request_harms_the_broker(harness: Harness, seed: int) -> None:
 async def test_answers_that_nobody_asked_for_are_passed_over(harness: Harness) -> None:
     client = harness.client()
     for code in (*TABLE, 0, -1, 99999):
-        client.handler.handle(Command(code, {"a": None}, b"x", code, 1))
-        client.handler.handle(Command(code, {}, b"", code, 3))
+        client.handle(Command(code, {"a": None}, b"x", code, 1))
+        client.handle(Command(code, {}, b"", code, 3))
     await harness.step()
     assert (client.answers, client.requests) == ({}, [])

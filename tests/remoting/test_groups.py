@@ -1,10 +1,12 @@
 import math
+from itertools import pairwise
 
 import orjson
 import pytest
 import trio
 
 from martlet.groups import Group
+from martlet.turns import finish_now
 from martlet_remoting import members
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command
@@ -16,6 +18,8 @@ NOTIFY = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
 def notices(client: FakeClient) -> list[str]:
     """The groups that the client was told to rebalance, in order; each notice is a oneway request."""
+    while client.harness.parts.members.tell_some():
+        pass
     client.receive()
     found, client.requests = client.requests, []
     assert all(request.code == NOTIFY and request.is_oneway for request in found)
@@ -82,6 +86,58 @@ async def test_every_member_is_listed_the_asking_one_too_and_hears_of_changes(ha
     assert await member_ids(first) == ["c1"]
 
 
+def join_all(harness: Harness, count: int) -> list[FakeClient]:
+    """Clients that all join one group within one turn of the loop."""
+    clients = [harness.client() for _ in range(count)]
+    for number, client in enumerate(clients):
+        body = {"clientID": f"c{number}", "consumerDataSet": [{"groupName": "G"}]}
+        client.send(RequestCode.HEART_BEAT, body=orjson.dumps(body))
+    return clients
+
+
+async def test_members_hear_once_of_many_changes(harness: Harness) -> None:
+    clients = join_all(harness, 200)
+    await harness.step()
+    assert [notices(client) for client in clients] == [["G"]] * 200
+    assert len(await member_ids(clients[0])) == 200
+
+
+async def test_a_turn_of_the_loop_tells_a_bounded_number_of_members(harness: Harness) -> None:
+    join_all(harness, 200)
+    told = [sum(len(client.peer.sent) for client in harness.clients)]
+    while True:
+        more = harness.parts.members.tell_some()
+        told.append(sum(len(client.peer.sent) for client in harness.clients))
+        if not more:
+            break
+    assert [after - before for before, after in pairwise(told)] == [64, 64, 64, 8]
+
+
+async def test_a_change_while_members_are_told_is_told_to_all_again(harness: Harness) -> None:
+    clients = join_all(harness, 100)
+    members = harness.parts.members
+    assert members.tell_some()
+    group = members.consumers["G"]
+    for _ in range(5):
+        members.notify(group)
+    clients[70].close()
+    heard = [notices(client) for client in (clients[0], clients[99])]
+    assert heard == [["G", "G"], ["G", "G"]]
+
+
+async def test_the_list_of_members_is_rendered_once_until_one_comes_or_goes(harness: Harness) -> None:
+    first, second = harness.client(), harness.client()
+    await first.heartbeat("c1", "G", "T")
+    group = harness.parts.members.consumers["G"]
+    assert group.client_ids_as_json() is group.client_ids_as_json()
+    await second.heartbeat("c2", "G", "T")
+    assert await member_ids(first) == ["c1", "c2"]
+    await second.heartbeat("renamed", "G", "T")
+    assert await member_ids(first) == ["c1", "renamed"]
+    second.close()
+    assert await member_ids(first) == ["c1"]
+
+
 async def test_a_closed_connection_leaves_all_its_groups(harness: Harness) -> None:
     first, second = harness.client(), harness.client()
     for group in ("G", "H"):
@@ -108,7 +164,7 @@ async def test_a_silent_client_leaves_its_groups(harness: Harness, autojump_cloc
     await first.heartbeat("c1", "G", "T")
     notices(first)
     await trio.sleep(30)
-    harness.parts.members.expire(harness.parts.now() - harness.config.client_expiry_s)
+    finish_now(harness.parts.members.expire(harness.parts.now() - harness.config.client_expiry_s))
     assert notices(first) == ["G"]
     assert await member_ids(first) == ["c1"]
     assert harness.parts.members.producers == {}
@@ -344,7 +400,7 @@ async def test_a_lock_ends_when_it_is_not_renewed(harness: Harness, autojump_clo
     assert (len(locks), locks.any_held("G", harness.parts.now())) == (2, True)
     await trio.sleep(61)
     assert locks.any_held("G", harness.parts.now()) is False
-    locks.expire(harness.parts.now())
+    finish_now(locks.expire(harness.parts.now()))
     assert len(locks) == 0
 
 
@@ -402,7 +458,7 @@ async def test_at_the_limit_locks_of_closed_connections_make_room(
     assert await held(there, "b", 1, 2) == [1, 2]
     for client in (there, late):
         client.close()
-    harness.parts.locks.expire(math.inf)
+    finish_now(harness.parts.locks.expire(math.inf))
     assert len(harness.parts.locks) == 0
 
 

@@ -23,7 +23,7 @@ async def test_a_queue_that_is_not_there_is_not_reset(harness: Harness, offset: 
     refused = await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ext, "queueId": "2"})
     assert refused.code == ResponseCode.INVALID_PARAMETER
     assert "has queues 0 to 1" in (refused.remark or "")
-    assert harness.broker.groups.offsets_of("G") == {}
+    assert harness.broker.groups.topics_of("G") == []
     assert (await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ext, "queueId": "1"})).code == 0
 
 
@@ -155,11 +155,39 @@ async def test_a_pull_that_waits_ends_with_what_authorizers_allow(harness: Harne
 
 
 @pytest.mark.parametrize("code", [RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ])
-async def test_a_long_body_that_is_no_plain_json_is_not_read(harness: Harness, code: int) -> None:
-    client = harness.client()
-    refused = await client.ask(code, body=b"{" + b",".join(b"%d:1" % n for n in range(150_000)) + b"}")
+@pytest.mark.parametrize(
+    ("body", "remark"),
+    [
+        (b"{" + b",".join(b"%d:1" % n for n in range(100_000)) + b"}", "about 100001 values are too many"),
+        (b'{"a":[' + b",".join([b"[]"] * 200_000) + b"]}", "values are too many"),
+        (b'{"a":"' + bytes(1 << 20) + b'"}', "1048584 bytes are too many"),
+    ],
+)
+async def test_a_body_with_more_than_clients_send_is_not_read(
+    harness: Harness, code: int, body: bytes, remark: str
+) -> None:
+    refused = await harness.client().ask(code, body=body)
     assert refused.code == ResponseCode.SYSTEM_ERROR
-    assert "no plain JSON" in (refused.remark or "")
+    assert remark in (refused.remark or "")
+
+
+async def test_a_long_heartbeat_in_a_tolerant_dialect_is_read_in_slices(harness: Harness) -> None:
+    subscriptions = b",".join(b'{0:1,"topic":"t%d","subString":"*"}' % number for number in range(4000))
+    body = b'{"clientID":"c","consumerDataSet":[{"groupName":"G","subscriptionDataSet":[%b]}]}' % subscriptions
+    turns = harness.broker.turns
+    before = turns.slices
+    assert (await harness.client().ask(RequestCode.HEART_BEAT, body=body)).code == 0
+    assert turns.slices - before > 20
+    assert len(harness.parts.members.consumers["G"].subscriptions) == 4000
+
+
+async def test_a_heartbeat_of_many_groups_registers_them_in_slices(harness: Harness) -> None:
+    named = [{"groupName": f"g{number}"} for number in range(1000)]
+    turns = harness.broker.turns
+    before = turns.slices
+    assert (await harness.client().heartbeat_body({"clientID": "c", "consumerDataSet": named})).code == 0
+    assert turns.slices - before > 50
+    assert len(harness.parts.members.consumers) == 1000
 
 
 @pytest.mark.parametrize("kind", ["consumerDataSet", "producerDataSet"])

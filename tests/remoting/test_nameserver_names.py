@@ -1,5 +1,6 @@
 """Two brokers of one name: what the one does when it comes and goes, the other notices and mends."""
 
+from martlet.turns import finish_now
 from martlet_remoting.nameserver.table import RouteTable
 from martlet_remoting.registrations import Registration
 from martlet_remoting.routes import TopicShape, Version
@@ -13,14 +14,14 @@ def broker(address: str, *topics: TopicShape) -> Registration:
 
 def test_a_broker_whose_place_was_taken_is_not_known_as_it_was() -> None:
     table = RouteTable()
-    table.register(broker("one:1"), 0.0)
+    finish_now(table.register(broker("one:1"), 0.0))
     assert table.version_of("c", "one:1") == Version(1)
-    table.register(broker("two:1"), 1.0, "connection")
+    finish_now(table.register(broker("two:1"), 1.0, "connection"))
     assert table.version_of("c", "one:1") is None  # so it registers as a whole again
     table.drop_connection("connection")
     assert table.route("A") is None
     assert table.version_of("c", "one:1") is None
-    table.register(broker("one:1"), 2.0)
+    finish_now(table.register(broker("one:1"), 2.0))
     route = table.route("A")
     assert route is not None
     assert route.brokers[0].addresses == {0: "one:1"}
@@ -29,8 +30,8 @@ def test_a_broker_whose_place_was_taken_is_not_known_as_it_was() -> None:
 
 def test_a_broker_that_comes_back_with_the_version_it_had_gets_its_topics_back() -> None:
     table = RouteTable()
-    table.register(broker("one:1"), 0.0)
-    table.register(broker("two:1", TopicShape("C", 1, 1, 6), TopicShape("D", 1, 1, 6)), 1.0)
+    finish_now(table.register(broker("one:1"), 0.0))
+    finish_now(table.register(broker("two:1", TopicShape("C", 1, 1, 6), TopicShape("D", 1, 1, 6)), 1.0))
     table.unregister("c", "b", "two:1")
-    table.register(broker("one:1"), 2.0)
-    assert sorted(table.topics()) == ["A", "B"]
+    finish_now(table.register(broker("one:1"), 2.0))
+    assert sorted(finish_now(table.topics())) == ["A", "B"]

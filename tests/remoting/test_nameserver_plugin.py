@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from martlet.contracts import Buffer, Identity
+from martlet.turns import finish_now
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
 from martlet_remoting.nameserver.config import NameServerConfig
@@ -76,7 +77,7 @@ async def test_peer_is_answered_in_order_and_its_brokers_go_with_it(harness: Har
     frames.receive_data(peer.sent)
     assert [(answer.opaque, answer.code) for answer in frames.commands()] == [(1, 0), (2, 0), (4, 0)]
     handler.closed("")
-    assert server.table.topics() == []
+    assert finish_now(server.table.topics()) == []
     assert harness.broker.stats.collect()["nameserver"]["requests"] == 4
 
 

@@ -1,12 +1,14 @@
 """Requests to the name server: what each answers, byte for byte where clients depend on it."""
 
 import struct
+import tracemalloc
 import zlib
 
 import orjson
 import pytest
 import trio
 
+from martlet.turns import finish_now
 from martlet_remoting.codec import decode_frame
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.nameserver.config import NameServerConfig
@@ -26,7 +28,7 @@ class Station:
 
     def ask(self, code: int, body: bytes = b"", version: int = NEW, /, **ext: object) -> Command:
         command = Command(code, ext, body, opaque=7, language="JAVA", version=version)
-        answered = decode_frame(answer(self.server, "line", command))
+        answered = decode_frame(finish_now(answer(self.server, "line", command)))
         assert answered.is_response
         assert answered.opaque == 7
         return answered
@@ -152,13 +154,13 @@ async def test_compressed_registration_says_the_same(station: Station) -> None:
 async def test_compressed_registration_is_known_by_its_body(station: Station) -> None:
     ext = {"clusterName": "c", "brokerName": "b", "brokerId": "0", "brokerAddr": "b:0", "haServerAddr": "h"}
     station.good(RequestCode.REGISTER_BROKER, compressed("T", "U"), 513, compressed="false", **ext)
-    assert station.server.table.topics() == ["T", "U"]
+    assert finish_now(station.server.table.topics()) == ["T", "U"]
 
 
 async def test_brokers_of_old_send_the_bare_table(station: Station) -> None:
     ext = {"clusterName": "c", "brokerName": "b", "brokerId": "0", "brokerAddr": "b:0", "haServerAddr": "h"}
     station.good(RequestCode.REGISTER_BROKER, orjson.dumps(wrapper("T", "U")), 36, **ext)
-    assert station.server.table.topics() == ["T", "U"]
+    assert finish_now(station.server.table.topics()) == ["T", "U"]
 
 
 BROKEN = [
@@ -169,6 +171,10 @@ BROKEN = [
     (b"no deflate", {"compressed": "true"}),
     (compressed("T")[:-5], {"compressed": "true"}),
     (zlib.compress(b"\x7f\xff\xff\xff"), {"compressed": "true"}),
+    (zlib.compress(b"\x00\x00\x00\x02{}\x00\x00\x00\x01\x00\x00\x00\x02\xff\xff"), {"compressed": "true"}),
+    (zlib.compress(b"\x00\x00\x00\x02{}\x00\x00\x00\x00\x00\x00\x00\x01{"), {"compressed": "true"}),
+    (registration_body("T" * 600, "U"), {}),
+    (registration_body("T", "U"), {"brokerName": "b" * 600}),
     (zlib.compress(b"\x00\x00\x00\x02{}\x7f\x00\x00\x00"), {"compressed": "true"}),
     (zlib.compress(b"\x00\x00\x00\x02{}\x00\x00\x00\x01\x00\x00\x00\x01T"), {"compressed": "true"}),
     (registration_body("T", "U"), {"bodyCrc32": "5"}),
@@ -183,16 +189,76 @@ async def test_broken_registration_is_refused_and_changes_nothing(body: bytes, e
     refused = station.ask(RequestCode.REGISTER_BROKER, body, 479, **fields)
     assert refused.code == ResponseCode.SYSTEM_ERROR
     assert refused.remark
-    assert station.server.table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0}
+    assert station.server.table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0, "topics_of_all_brokers": 0}
 
 
 async def test_deflate_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet_remoting.registrations.BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr("martlet_remoting.registrations.INFLATED_BYTES_MAX", 1000)
     ext = {"clusterName": "c", "brokerName": "b", "brokerId": "0", "brokerAddr": "b:0", "haServerAddr": "h"}
     body = zlib.compress(bytes(100_000))
     refused = Station().ask(RequestCode.REGISTER_BROKER, body, 479, compressed="true", **ext)
     assert refused.code == ResponseCode.SYSTEM_ERROR
     assert "over 1000 bytes" in str(refused.remark)
+
+
+BROKER = {"clusterName": "c", "brokerName": "b", "brokerId": "0", "brokerAddr": "b:0", "haServerAddr": "h"}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+async def test_a_large_registration_is_read_and_taken_in_slices(packed: bool) -> None:
+    station = Station()
+    names = [f"t{number}" for number in range(20_000)]
+    body = compressed(*names) if packed else registration_body(*names)
+    command = Command(RequestCode.REGISTER_BROKER, {**BROKER, "compressed": packed}, body, 7, version=479)
+    slices = sum(1 for _ in answer(station.server, "line", command))
+    assert slices > 100
+    assert finish_now(station.server.table.topics()) == names
+
+
+@pytest.mark.parametrize("packed", [True, False])
+async def test_a_registration_of_more_topics_than_brokers_have_is_refused(packed: bool) -> None:
+    station = Station(NameServerConfig(broker_topics_max=3))
+    body = compressed(*"TUVW") if packed else registration_body(*"TUVW")
+    refused = station.ask(RequestCode.REGISTER_BROKER, body, 479, compressed=packed, **BROKER)
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "broker registers 4 topics; nameserver.broker_topics_max is 3" in str(refused.remark)
+    assert station.server.table.statistics()["brokers"] == 0
+
+
+async def test_a_registration_inflates_no_more_than_it_reads() -> None:
+    text = struct.pack(">i", 2) + b"{}" + struct.pack(">i", 1) + struct.pack(">i", 1 << 28)
+    bomb = zlib.compress(text + bytes(1 << 26))
+    tracemalloc.start()
+    try:
+        refused = Station().ask(RequestCode.REGISTER_BROKER, bomb, 479, compressed="true", **BROKER)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "has a text of 268435456 bytes" in str(refused.remark)
+    assert peak < 1 << 20
+
+
+async def test_values_without_end_in_a_registration_are_refused() -> None:
+    station = Station(NameServerConfig(broker_topics_max=10))
+    body = b'{"a":[' + b",".join([b"[]"] * 90_000) + b"]}"
+    refused = station.ask(RequestCode.REGISTER_BROKER, body, 479, **BROKER)
+    assert "values are too many" in str(refused.remark)
+
+
+async def test_a_broker_keeps_its_routes_when_others_fill_the_table(caplog: pytest.LogCaptureFixture) -> None:
+    station = Station(NameServerConfig(topics_max=5))
+    station.register("b", 0, ("T", "U"))
+    flood = {**BROKER, "brokerName": "flood", "brokerAddr": "flood:0"}
+    answered = station.ask(RequestCode.REGISTER_BROKER, compressed(*"VWXYZ"), 479, compressed="true", **flood)
+    assert answered.code == ResponseCode.SUCCESS
+    assert "2 new topics of broker 'flood' have no route; the table is full" in str(answered.remark)
+    assert "nameserver.topics_max is 5" in caplog.text
+    ext = {**BROKER, "heartbeatTimeoutMillis": "60000"}
+    answered = station.ask(RequestCode.REGISTER_BROKER, registration_body("T", "U", "N"), 479, **ext)
+    assert answered.code == ResponseCode.SUCCESS
+    assert station.good(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T").body
+    asked = station.good(RequestCode.QUERY_DATA_VERSION, b'{"counter":3,"stateVersion":0,"timestamp":5}', **BROKER)
+    assert asked.ext == {"changed": "true"}, "so it tells them again, when there may be room"
 
 
 async def test_unregistered_broker_is_gone(station: Station) -> None:
@@ -261,10 +327,10 @@ async def test_topics_come_and_go_one_by_one(station: Station) -> None:
     station.register()
     station.good(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T")
     station.good(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="U", clusterName="c")
-    assert station.server.table.topics() == []
+    assert finish_now(station.server.table.topics()) == []
     body = b'{"queueDatas":[{"brokerName":"b","perm":6,"readQueueNums":1,"topicSysFlag":0,"writeQueueNums":1}]}'
     station.good(RequestCode.REGISTER_TOPIC_IN_NAMESRV, body, topic="X")
-    assert station.server.table.topics() == ["X"]
+    assert finish_now(station.server.table.topics()) == ["X"]
 
 
 async def test_texts_are_kept_and_saved(station: Station) -> None:
@@ -288,7 +354,7 @@ async def test_text_that_cannot_be_saved_does_not_count() -> None:
 
     server = NameServer(NameServerConfig(), fail)
     command = Command(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"})
-    refused = decode_frame(answer(server, "line", command))
+    refused = decode_frame(finish_now(answer(server, "line", command)))
     assert (refused.code, refused.remark) == (ResponseCode.SYSTEM_ERROR, "disk full")
     assert server.kv.get("n", "k") is None
 
@@ -344,12 +410,12 @@ async def test_silent_brokers_expire(autojump_clock: object) -> None:
 
     fields = {"clusterName": "c", "brokerName": "b", "brokerId": "0", "brokerAddr": "b:0", "haServerAddr": "h"}
     command = Command(RequestCode.REGISTER_BROKER, fields, registration_body("T", "U"), version=NEW)
-    answer(station.server, Line(), command)
+    finish_now(answer(station.server, Line(), command))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(station.server.scan)
         await trio.sleep(119)
-        assert station.server.table.topics() == ["T", "U"]
+        assert finish_now(station.server.table.topics()) == ["T", "U"]
         await trio.sleep(7)
-        assert station.server.table.topics() == []
+        assert finish_now(station.server.table.topics()) == []
         assert closed == ["its broker was silent for too long"]
         nursery.cancel_scope.cancel()

@@ -1,12 +1,21 @@
 """The route table: who is registered, for how long, and what routes say of it."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from martlet.errors import Reason, Refused
-from martlet_remoting.nameserver.table import UNIT, UNIT_SUB, RouteTable
+from martlet.turns import Steps, finish_now
+from martlet_remoting.nameserver.table import (
+    BROKERS_OF_A_CONNECTION_MAX,
+    UNIT,
+    UNIT_SUB,
+    Registered,
+    RouteTable,
+)
 from martlet_remoting.registrations import Registration
 from martlet_remoting.routes import TopicQueues, TopicShape, Version
 
@@ -43,6 +52,10 @@ def broker(
     )
 
 
+def register(table: RouteTable, new: Registration, now: float, connection: object = None) -> Registered:
+    return finish_now(table.register(new, now, connection))
+
+
 def brokers_of(table: RouteTable, topic: str) -> list[str]:
     route = table.route(topic)
     return [] if route is None else [entry.broker_name for entry in route.queues]
@@ -50,8 +63,8 @@ def brokers_of(table: RouteTable, topic: str) -> list[str]:
 
 def test_registered_topic_has_a_route_with_all_its_brokers() -> None:
     table = RouteTable()
-    table.register(broker("a"), 0.0)
-    table.register(broker("b", topics=shapes("T", "V")), 0.0)
+    register(table, broker("a"), 0.0)
+    register(table, broker("b", topics=shapes("T", "V")), 0.0)
     route = table.route("T")
     assert route is not None
     assert route.queues == (TopicQueues("a", 4, 4, 6), TopicQueues("b", 4, 4, 6))
@@ -63,38 +76,38 @@ def test_registered_topic_has_a_route_with_all_its_brokers() -> None:
 def test_single_topic_from_an_unknown_broker_is_refused_and_leaves_no_trace() -> None:
     table = RouteTable()
     with pytest.raises(Refused, match="register broker failed") as error:
-        table.register(broker(topics=shapes("T")), 0.0)
+        register(table, broker(topics=shapes("T")), 0.0)
     assert error.value.reason is Reason.NOT_SUPPORTED
     assert table.clusters() == {}
-    assert table.topics() == []
-    table.register(broker(topics=shapes("T"), complete=True), 0.0)
-    assert table.topics() == ["T"]
+    assert finish_now(table.topics()) == []
+    register(table, broker(topics=shapes("T"), complete=True), 0.0)
+    assert finish_now(table.topics()) == ["T"]
 
 
 def test_a_known_broker_may_register_one_changed_topic() -> None:
     table = RouteTable()
-    table.register(broker(), 0.0)
-    table.register(broker(topics=shapes("T", queues=9), version=V2), 1.0)
+    register(table, broker(), 0.0)
+    register(table, broker(topics=shapes("T", queues=9), version=V2), 1.0)
     route = table.route("T")
     assert route is not None
     assert route.queues == (TopicQueues("a", 9, 9, 6),)
-    assert table.topics() == ["T", "U"]
+    assert finish_now(table.topics()) == ["T", "U"]
 
 
 def test_same_version_changes_nothing_but_adds_unknown_topics() -> None:
     table = RouteTable()
-    table.register(broker(), 0.0)
-    table.wipe_write("a")
-    table.register(broker(topics=shapes("T", "U", "W")), 1.0)
-    perms = {topic: route.queues[0].perm for topic in table.topics() if (route := table.route(topic))}
+    register(table, broker(), 0.0)
+    finish_now(table.wipe_write("a"))
+    register(table, broker(topics=shapes("T", "U", "W")), 1.0)
+    perms = {topic: route.queues[0].perm for topic in finish_now(table.topics()) if (route := table.route(topic))}
     assert perms == {"T": 4, "U": 4, "W": 6}
 
 
 def test_complete_registration_takes_missing_topics_away() -> None:
     table = RouteTable()
-    table.register(broker(), 0.0)
-    table.register(broker("b"), 0.0)
-    table.register(broker(topics=shapes("U"), version=V2, complete=True), 1.0)
+    register(table, broker(), 0.0)
+    register(table, broker("b"), 0.0)
+    register(table, broker(topics=shapes("U"), version=V2, complete=True), 1.0)
     assert brokers_of(table, "T") == ["b"]
     assert brokers_of(table, "U") == ["a", "b"]
 
@@ -102,29 +115,29 @@ def test_complete_registration_takes_missing_topics_away() -> None:
 def test_missing_topics_linger_unless_configured_otherwise() -> None:
     for drop, left in ((False, ["T", "U", "W"]), (True, ["U", "W"])):
         table = RouteTable(drop_missing_topics=drop)
-        table.register(broker(), 0.0)
-        table.register(broker(topics=shapes("U", "W"), version=V2), 1.0)
-        assert sorted(table.topics()) == left
+        register(table, broker(), 0.0)
+        register(table, broker(topics=shapes("U", "W"), version=V2), 1.0)
+        assert sorted(finish_now(table.topics())) == left
 
 
 def test_silent_broker_expires_after_its_own_time_and_takes_its_topics() -> None:
     table = RouteTable()
-    table.register(broker("a", timeout_ms=10_000), 0.0, "line a")
-    table.register(broker("b", topics=shapes("T", "V")), 0.0, "line b")
+    register(table, broker("a", timeout_ms=10_000), 0.0, "line a")
+    register(table, broker("b", topics=shapes("T", "V")), 0.0, "line b")
     assert table.expire(10.0) == []
     assert table.expire(10.1) == ["line a"]
-    assert table.topics() == ["T", "V"]
+    assert finish_now(table.topics()) == ["T", "V"]
     table.heard("c", "b:0", 100.0)
     assert table.expire(200.0) == []
     assert table.expire(220.1) == ["line b"]
-    assert (table.topics(), table.clusters(), table.groups()) == ([], {}, [])
+    assert (finish_now(table.topics()), table.clusters(), table.groups()) == ([], {}, [])
 
 
 def test_closed_connection_drops_its_brokers_only() -> None:
     table = RouteTable()
-    table.register(broker("a"), 0.0, 1)
-    table.register(broker("a"), 0.0, 2)
-    table.register(broker("b"), 0.0, 3)
+    register(table, broker("a"), 0.0, 1)
+    register(table, broker("a"), 0.0, 2)
+    register(table, broker("b"), 0.0, 3)
     table.drop_connection(1)
     assert brokers_of(table, "T") == ["a", "b"]
     table.drop_connection(2)
@@ -133,8 +146,8 @@ def test_closed_connection_drops_its_brokers_only() -> None:
 
 def test_slave_learns_its_master_and_contributes_its_address_only() -> None:
     table = RouteTable()
-    table.register(broker(), 0.0)
-    answer = table.register(broker(number=1, topics=shapes("T", "X", queues=1), version=V2), 0.0)
+    register(table, broker(), 0.0)
+    answer = register(table, broker(number=1, topics=shapes("T", "X", queues=1), version=V2), 0.0)
     assert (answer.master_address, answer.ha_address) == ("a:0", "ha-a:0")
     assert table.group("a").addresses == {0: "a:0", 1: "a:1"}
     assert table.route("X") is None
@@ -142,17 +155,17 @@ def test_slave_learns_its_master_and_contributes_its_address_only() -> None:
 
 def test_promoted_slave_keeps_one_id() -> None:
     table = RouteTable()
-    table.register(broker(number=1, address="x"), 0.0)
-    table.register(broker(number=0, address="x", version=V2), 1.0)
+    register(table, broker(number=1, address="x"), 0.0)
+    register(table, broker(number=0, address="x", version=V2), 1.0)
     assert table.group("a").addresses == {0: "x"}
 
 
 def test_older_state_does_not_take_a_live_address_over() -> None:
     table = RouteTable()
-    table.register(broker(address="new", version=Version(1, 5, 0)), 0.0)
-    table.register(broker(address="old", version=Version(9, 4, 0)), 1.0)
+    register(table, broker(address="new", version=Version(1, 5, 0)), 0.0)
+    register(table, broker(address="old", version=Version(9, 4, 0)), 1.0)
     assert table.group("a").addresses == {0: "new"}
-    table.register(broker(address="newer", version=Version(1, 6, 0)), 2.0)
+    register(table, broker(address="newer", version=Version(1, 6, 0)), 2.0)
     assert table.group("a").addresses == {0: "newer"}
 
 
@@ -160,7 +173,7 @@ def test_acting_master_is_read_only_and_stands_at_id_0_where_that_is_wanted() ->
     for wanted, addresses in ((False, {1: "a:1", 2: "a:2"}), (True, {0: "a:1", 2: "a:2"})):
         table = RouteTable(acting_master=wanted)
         for number in (0, 1, 2):
-            table.register(broker(number=number, acting=True), 0.0)
+            register(table, broker(number=number, acting=True), 0.0)
         table.unregister("c", "a", "a:0")
         route = table.route("T")
         assert route is not None
@@ -170,39 +183,39 @@ def test_acting_master_is_read_only_and_stands_at_id_0_where_that_is_wanted() ->
 
 def test_unregister_of_a_moved_broker_keeps_the_new_address() -> None:
     table = RouteTable()
-    table.register(broker(address="old"), 0.0)
-    table.register(broker(address="new"), 1.0)
+    register(table, broker(address="old"), 0.0)
+    register(table, broker(address="new"), 1.0)
     table.unregister("c", "a", "old")
     assert table.group("a").addresses == {0: "new"}
     table.unregister("c", "a", "new")
-    assert table.topics() == []
+    assert finish_now(table.topics()) == []
 
 
 def test_write_permission_is_wiped_and_given_back() -> None:
     table = RouteTable()
-    table.register(broker(topics=shapes("T", "U", perm=7)), 0.0)
-    assert table.wipe_write("a") == 2
-    assert table.wipe_write("nobody") == 0
+    register(table, broker(topics=shapes("T", "U", perm=7)), 0.0)
+    assert finish_now(table.wipe_write("a")) == 2
+    assert finish_now(table.wipe_write("nobody")) == 0
     assert table.route("T").queues[0].perm == 5  # type: ignore[union-attr]
-    assert table.add_write("a") == 2
+    assert finish_now(table.add_write("a")) == 2
     assert table.route("T").queues[0].perm == 6  # type: ignore[union-attr]
 
 
 def test_topic_is_deleted_everywhere_or_in_one_cluster() -> None:
     table = RouteTable()
-    table.register(broker("a", cluster="c"), 0.0)
-    table.register(broker("b", cluster="d"), 0.0)
+    register(table, broker("a", cluster="c"), 0.0)
+    register(table, broker("b", cluster="d"), 0.0)
     table.delete_topic("T", "d")
     assert brokers_of(table, "T") == ["a"]
     table.delete_topic("T", "nowhere")
     table.delete_topic("U")
-    assert table.topics() == ["T"]
-    assert table.topics_of_cluster("d") == []
+    assert finish_now(table.topics()) == ["T"]
+    assert finish_now(table.topics_of_cluster("d")) == []
 
 
 def test_topic_is_registered_on_known_brokers_only() -> None:
     table = RouteTable()
-    table.register(broker("a"), 0.0)
+    register(table, broker("a"), 0.0)
     table.register_topic("X", [TopicQueues("a", 1, 1, 6), TopicQueues("ghost", 1, 1, 6)])
     assert brokers_of(table, "X") == ["a"]
 
@@ -210,21 +223,114 @@ def test_topic_is_registered_on_known_brokers_only() -> None:
 def test_topics_are_listed_by_their_unit_flags() -> None:
     flags = {"none": 0, "unit": UNIT, "sub": UNIT_SUB, "both": UNIT | UNIT_SUB}
     table = RouteTable()
-    table.register(broker(topics=tuple(TopicShape(n, 1, 1, 6, flag) for n, flag in flags.items())), 0.0)
-    assert table.topics_by_flag(UNIT) == ["unit", "both"]
-    assert table.topics_by_flag(UNIT_SUB) == ["sub", "both"]
-    assert table.topics_by_flag(UNIT_SUB, UNIT) == ["sub"]
+    register(table, broker(topics=tuple(TopicShape(n, 1, 1, 6, flag) for n, flag in flags.items())), 0.0)
+    assert finish_now(table.topics_by_flag(UNIT)) == ["unit", "both"]
+    assert finish_now(table.topics_by_flag(UNIT_SUB)) == ["sub", "both"]
+    assert finish_now(table.topics_by_flag(UNIT_SUB, UNIT)) == ["sub"]
 
 
-def test_full_table_refuses_more() -> None:
-    table = RouteTable(brokers_max=1, topics_max=3)
-    table.register(broker("a"), 0.0)
-    with pytest.raises(Refused, match=r"nameserver\.brokers_max is 1"):
-        table.register(broker("b"), 0.0)
-    with pytest.raises(Refused, match=r"nameserver\.topics_max is 3"):
-        table.register(broker("a", topics=shapes("V", "W")), 0.0)
-    table.register(broker("a", topics=shapes("T", "U", "V"), version=V2), 0.0)
-    assert len(table.topics()) == 3
+def test_too_many_brokers_are_refused() -> None:
+    table = RouteTable(brokers_max=2)
+    register(table, broker("a"), 0.0, "line")
+    register(table, broker("a", 1), 0.0)
+    for new in (broker("b"), broker("a", 2)):
+        with pytest.raises(Refused, match=r"nameserver\.brokers_max is 2"):
+            register(table, new, 0.0)
+    register(table, broker("b", address="a:0"), 0.0)
+    with pytest.raises(Refused, match=r"2 names of brokers are registered; nameserver\.brokers_max is 2"):
+        register(table, broker("c", address="a:0"), 0.0)
+    many = RouteTable()
+    for number in range(BROKERS_OF_A_CONNECTION_MAX):
+        register(many, broker(f"b{number}"), 0.0, "line")
+    with pytest.raises(Refused, match="registered over this connection"):
+        register(many, broker("more"), 0.0, "line")
+    register(many, broker("b0"), 1.0, "line")
+    register(many, broker("more"), 0.0, "another line")
+
+
+def test_a_full_table_keeps_the_routes_it_has_and_leaves_new_ones_out() -> None:
+    table = RouteTable(topics_max=5)
+    register(table, broker("a"), 0.0)
+    assert register(table, broker("hostile", topics=shapes(*"VWXYZ")), 0.0).left_out == 2
+    assert table.version_of("c", "hostile:0") is None, "it is to tell its topics again"
+    found = register(table, broker("a", topics=shapes("T", "U", "N", queues=9), version=V2), 1.0)
+    assert found.left_out == 1
+    route = table.route("U")
+    assert route is not None
+    assert route.queues[0].read_queues == 9, "what is known is brought up to date"
+    assert (brokers_of(table, "T"), brokers_of(table, "N")) == (["a"], [])
+    assert table.version_of("c", "a:0") is None
+    table.heard("c", "a:0", 100.0)
+    table.expire(130.0)
+    register(table, broker("late"), 130.0)
+    assert brokers_of(table, "T") == ["a"], "what is gone takes room until it is swept"
+    assert finish_now(table.sweep()) is None
+    assert register(table, broker("a", topics=shapes("T", "U", "N"), version=V2), 131.0).left_out == 0
+    assert table.version_of("c", "a:0") == V2
+
+
+def test_mappings_of_static_topics_count_and_go_with_their_topics() -> None:
+    table = RouteTable(topics_max=6)
+    mapping = {"bname": "a", "currIdMap": {"0": 0, "1": 1}}
+    new = replace(broker("a"), mappings={"T": mapping, "U": mapping, "ghost": mapping})
+    register(table, new, 0.0)
+    assert table.route("T").mappings == {"a": mapping}  # type: ignore[union-attr]
+    assert table.route("U").mappings is None  # type: ignore[union-attr]
+    assert table.statistics()["topics_of_all_brokers"] == 5
+    table.delete_topic("T")
+    assert table.statistics()["topics_of_all_brokers"] == 1
+
+
+def test_many_topics_are_taken_listed_changed_and_removed_in_slices() -> None:
+    table = RouteTable()
+    names = tuple(f"t{number}" for number in range(3000))
+    assert slices(table.register(broker("a", topics=shapes(*names)), 0.0, "line")) >= 5
+    assert slices(table.topics()) >= 5
+    assert slices(table.topics_of_cluster("c")) >= 5
+    assert slices(table.wipe_write("a")) >= 5
+    table.drop_connection("line")
+    assert finish_now(table.topics()) == [], "it is gone at once"
+    assert table.statistics()["topics"] == 3000
+    assert slices(table.sweep()) >= 5
+    assert table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0, "topics_of_all_brokers": 0}
+
+
+def slices(steps: Steps[object]) -> int:
+    return sum(1 for _ in steps)
+
+
+def test_a_broker_that_comes_back_before_its_old_topics_are_swept_keeps_its_new_ones() -> None:
+    table = RouteTable()
+    register(table, broker("a", topics=shapes("T", "U", "old")), 0.0)
+    table.unregister("c", "a", "a:0")
+    register(table, broker("a", topics=shapes("T", "U")), 1.0)
+    table.delete_topic("U")
+    finish_now(table.sweep())
+    assert finish_now(table.topics()) == ["T"]
+    assert table.statistics()["topics_of_all_brokers"] == 1
+
+
+def test_a_broker_that_leaves_while_it_registers_leaves_nothing_behind() -> None:
+    table = RouteTable()
+    steps = table.register(broker("a", topics=shapes(*(f"t{number}" for number in range(3000)))), 0.0, "line")
+    next(steps)
+    table.drop_connection("line")
+    finish_now(steps)
+    finish_now(table.sweep())
+    assert table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0, "topics_of_all_brokers": 0}
+
+
+def test_a_topic_that_comes_while_the_whole_is_told_is_not_taken_for_missing() -> None:
+    table = RouteTable()
+    register(table, broker("a", topics=shapes("gone", "T"), complete=True), 0.0)
+    names = tuple(f"t{number}" for number in range(3000))
+    steps = table.register(broker("a", topics=shapes("T", *names), version=V2, complete=True), 1.0)
+    next(steps)
+    register(table, broker("a", topics=shapes("new"), version=Version(3)), 1.0)
+    finish_now(steps)
+    assert brokers_of(table, "new") == ["a"]
+    assert brokers_of(table, "gone") == []
+    assert table.version_of("c", "a:0") == Version(3)
 
 
 class TableModel(RuleBasedStateMachine):
@@ -251,7 +357,7 @@ class TableModel(RuleBasedStateMachine):
             timeout_ms=seconds * 1000,
             complete=True,
         )
-        self.table.register(new, self.now, name)
+        register(self.table, new, self.now, name)
         self.alive[name] = (self.now + seconds, topics)
 
     @precondition(lambda self: self.alive)
@@ -278,7 +384,7 @@ class TableModel(RuleBasedStateMachine):
             expected = {name for name, (_, topics) in self.alive.items() if topic in topics}
             assert set(brokers_of(self.table, topic)) == expected
         assert {group.name for group in self.table.groups()} == set(self.alive)
-        assert set(self.table.topics()) == {topic for _, topics in self.alive.values() for topic in topics}
+        assert set(finish_now(self.table.topics())) == {topic for _, topics in self.alive.values() for topic in topics}
         assert {name for names in self.table.clusters().values() for name in names} == set(self.alive)
 
 
@@ -290,6 +396,6 @@ TestTableModel.settings = settings(max_examples=60, stateful_step_count=20, dead
 def test_an_address_never_stands_at_two_ids(steps: list[tuple[str, int, str]]) -> None:
     table = RouteTable()
     for name, number, address in steps:
-        table.register(broker(name, number, address=f"{name}{address}"), 0.0)
+        register(table, broker(name, number, address=f"{name}{address}"), 0.0)
     for group in table.groups():
         assert len(set(group.addresses.values())) == len(group.addresses)

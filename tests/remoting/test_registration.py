@@ -1,6 +1,5 @@
 """Our broker at name servers: the one in its process, and others over a wire in memory."""
 
-import logging
 from collections.abc import Callable
 
 import orjson
@@ -8,6 +7,7 @@ import pytest
 import trio
 import trio.testing
 
+from martlet.turns import finish_now
 from martlet_remoting.codec import FrameBuffer, encode_response
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.nameserver.config import NameServerConfig
@@ -66,7 +66,7 @@ class Elsewhere:
     def _answer(self, stream: trio.abc.Stream, command: Command) -> bytes:
         if self.refuses:
             return encode_response(command.opaque, 1, remark="register broker failed")
-        return answer(self.server, stream, command)
+        return finish_now(answer(self.server, stream, command))
 
     def codes(self) -> list[int]:
         return [command.code for command in self.asked]
@@ -106,7 +106,7 @@ def inside(harness: Harness) -> tuple[NameServer, Registrar]:
 
 async def test_standard_topics_have_routes_as_soon_as_the_port_is_bound(harness: Harness) -> None:
     server, registrar = inside(harness)
-    assert server.table.topics() == []
+    assert finish_now(server.table.topics()) == []
     registrar.bound(ADDRESS)
     for name, count in {
         "TBW102": 8,
@@ -162,7 +162,8 @@ async def test_deleted_topics_leave_the_route_and_the_end_leaves_nothing(
         await trio.sleep(1000)
         assert queues_of(server, "TBW102"), "registered again and again"
         nursery.cancel_scope.cancel()
-    assert server.table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0}
+    finish_now(server.table.sweep())
+    assert server.table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0, "topics_of_all_brokers": 0}
 
 
 async def test_advertised_host_stands_in_the_route(open_harness: OpenHarness) -> None:
@@ -173,18 +174,14 @@ async def test_advertised_host_stands_in_the_route(open_harness: OpenHarness) ->
     assert server.table.group("martlet").addresses == {0: "mq.example.org:10911"}
 
 
-async def test_full_name_server_keeps_nobody_from_making_a_topic(
-    harness: Harness, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_full_name_server_has_room_for_every_topic_of_its_own_process(harness: Harness) -> None:
     create_standard_topics(harness.broker)
-    server = NameServer(NameServerConfig(topics_max=len(harness.broker.topics)), lambda data: None)
+    server = NameServer(NameServerConfig(topics_max=1), lambda data: None)
     harness.broker.capabilities[NameServer] = server
     Registrar(harness.broker).bound(ADDRESS)
     assert queues_of(server, "TBW102")
-    with caplog.at_level(logging.WARNING):
-        harness.topic("T")
-    assert harness.broker.topics.get("T") is not None
-    assert "nameserver.topics_max" in caplog.text
+    harness.topic("T")
+    assert queues_of(server, "T") == {"martlet": (4, 4)}
 
 
 async def test_several_brokers_share_a_topic(open_harness: OpenHarness, harness: Harness, tmp_path: object) -> None:
@@ -230,7 +227,7 @@ async def test_everything_is_told_first_then_what_changes_then_everything_every_
         assert elsewhere.topics(4) == elsewhere.topics(0) | {"T", "U"}
         nursery.cancel_scope.cancel()
     assert elsewhere.codes()[-1] == RequestCode.UNREGISTER_BROKER
-    assert elsewhere.server.table.topics() == []
+    assert finish_now(elsewhere.server.table.topics()) == []
 
 
 async def test_broker_with_many_topics_mostly_says_that_it_is_alive(
@@ -272,9 +269,9 @@ async def test_stopping_broker_says_goodbye_before_anything_else_ends(
         nursery.start_soon(registrar.run)
         await until(lambda: len(elsewhere.asked) == 1)
         registrar.stop()
-        assert server.table.topics() == []
+        assert finish_now(server.table.topics()) == []
         harness.topic("T")
-        assert server.table.topics() == []
+        assert finish_now(server.table.topics()) == []
     assert elsewhere.codes() == [RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER]
     await registrar.run()
     assert len(elsewhere.asked) == 2

@@ -73,7 +73,7 @@ async def test_bare_numbers_and_booleans_in_the_header_are_taken(harness: Harnes
     frame = (4 + len(raw) + 1).to_bytes(4, "big") + len(raw).to_bytes(4, "big") + raw + b"x"
     client.connection.receive_data(frame, 0.0)
     for command in client.connection.events():
-        client.handler.handle(command)
+        client.handle(command)
     await harness.step()
     assert (client.answers[5].code, client.answers[5].ext["queueId"]) == (0, "3")
 

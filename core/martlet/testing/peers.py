@@ -282,7 +282,7 @@ async def serving(
             Topics(
                 opened, clock, auto_create=settings.auto_create_topics, auto_create_queues=settings.auto_create_queues
             ),
-            Groups(clock, auto_create=settings.auto_create_groups),
+            Groups(clock, auto_create=settings.auto_create_groups, offsets_max=settings.offsets_max),
             clock,
             Ids(random.Random(seed)),
             stats,

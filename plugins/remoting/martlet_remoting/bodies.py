@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from martlet.turns import Steps
+
 from .codes import ResponseCode
 from .context import Declined
-from .fastjson import DIALECT_BYTES_MAX, loads
+from .fastjson import read
 from .packets import Command, MessageQueue
 
 __all__ = ["boolean", "enum_name", "integer", "items", "queues", "read_body", "text"]
@@ -14,10 +16,15 @@ DIGITS_MAX: Final = 20  # of an i64
 WORD_CHARS_MAX: Final = 64  # of the name of an enum's value
 
 
-def read_body(command: Command) -> dict[object, object]:
-    """Return the JSON object in the body of *command*. Raises `Declined` when there is none."""
+def read_body(command: Command) -> Steps[dict[object, object]]:
+    """Return the JSON object in the body of *command*, usually at once.
+
+    Raises:
+      Declined: there is none, or it is longer than `fastjson.BODY_BYTES_MAX` or has more than `fastjson.VALUES_MAX`
+        values.
+    """
     try:
-        found = loads(command.body, DIALECT_BYTES_MAX)
+        found = yield from read(command.body)
     except (ValueError, RecursionError) as error:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"body of request {command.code} is not JSON; {error}") from error
     if not isinstance(found, dict):

@@ -1,8 +1,10 @@
 """What request handlers work with: `Parts`, shared by all connections, and a `Context` per connection.
 
-A request handler is a plain function ``(context, command) -> bytes | None``: it returns
-the frame of the answer, or None when the answer has left or will leave by
-`Context.answer` (a held pull, a relayed request). It raises `Refused` for what it will
+A request handler is a function ``(context, command) -> Answer``: it returns the frame of
+the answer, or None when the answer has left or will leave by `Context.answer` (a held
+pull, a relayed request). One that may take more than a few milliseconds is a generator, which yields at the end of each
+slice of its work and returns the same; further requests of its connection wait for it, unless it
+is given as `Beside`. It raises `Refused` for what it will
 not do, which becomes the code of `REASON_CODES`, or `Declined` where RocketMQ has a code
 of its own for that. It never looks at the oneway bit: the caller drops the answer.
 """
@@ -16,6 +18,7 @@ from martlet.broker import Broker
 from martlet.contracts import Peer
 from martlet.errors import MartletError, Reason, Refused
 from martlet.topics import Topic
+from martlet.turns import Steps
 
 from .codec import encode_command, encode_response, pull_response_template, send_response_template
 from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, ResponseCode
@@ -28,7 +31,17 @@ from .rates import Rates
 from .registration import Registrar
 from .subscriptions import FilterCache
 
-__all__ = ["REASON_CODES", "Context", "Declined", "Handle", "Parts", "refuse", "reply"]
+__all__ = [
+    "REASON_CODES",
+    "Answer",
+    "Beside",
+    "Context",
+    "Declined",
+    "Handle",
+    "Parts",
+    "refuse",
+    "reply",
+]
 
 REASON_CODES: Final = {
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
@@ -235,4 +248,15 @@ class Context:
             self.finish(opaque, None)
 
 
-Handle: TypeAlias = Callable[[Context, Command], bytes | None]
+@final
+class Beside:
+    """Slices of a request that changes nothing: further requests of its connection are handled meanwhile."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self, steps: Steps[bytes | None]) -> None:
+        self.steps = steps
+
+
+Answer: TypeAlias = bytes | Steps[bytes | None] | Beside | None
+Handle: TypeAlias = Callable[[Context, Command], Answer]

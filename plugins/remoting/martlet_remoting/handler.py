@@ -1,18 +1,20 @@
 """What commands mean to the broker: answers to our questions, and requests, which go to their handlers.
 
-Everything here is synchronous; pulls that wait and requests to clients are finished by
-later commands, by the store's watchers and by `Deadlines`.
+Nearly everything is handled at once. What takes more than a few milliseconds is a generator, and goes on in slices
+(`martlet.turns`); pulls that wait and requests to clients are finished by later commands, by
+the store's watchers and by `Deadlines`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Final, final
 
 from martlet.contracts import Peer
-from martlet.errors import Refused, StoreError, StoreFailed
+from martlet.errors import MartletError, Refused, StoreError, StoreFailed
+from martlet.turns import Steps
 
 from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from .connection import RemotingConnection
-from .context import REASON_CODES, Context, Declined, Handle, Parts, refuse
+from .context import REASON_CODES, Beside, Context, Declined, Handle, Parts, refuse
 from .handlers import admin, groups, offsets, pull, query, replies, send, sendback
 from .packets import NO_EXT, Command
 
@@ -48,34 +50,66 @@ class RemotingHandler:
         connection.waiting = self.context.pulls.held
         parts.contexts.add(self.context)
 
-    def handle(self, event: Command) -> None:
-        """Answer a request, or take the client's answer to one of ours."""
+    def handle(self, event: Command) -> Awaitable[None] | None:
+        """Answer a request, or take the client's answer to one of ours; what is returned finishes a long request."""
         flag = event.flag
         context = self.context
         if flag & FLAG_RESPONSE:
             context.finish(event.opaque, event)
-            return
+            return None
         context.parts.requests += 1
         try:
             handle = self._table.get(event.code)
             if handle is None:
                 raise Declined(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {event.code} not supported")
             answer = handle(context, event)
-        except Refused as error:
-            answer = self._refusal(event, REASON_CODES[error.reason], str(error))
-        except Declined as error:
-            answer = self._refusal(event, error.code, str(error), error.ext)
-        except StoreFailed as error:
-            answer = self._refusal(event, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
-        except StoreError as error:
-            answer = self._refusal(event, ResponseCode.SYSTEM_ERROR, str(error))
+            if answer is not None and not isinstance(answer, bytes):
+                return self._begin(event, answer)
+        except MartletError as error:
+            answer = self._refusal(event, error)
         if answer is not None and not flag & FLAG_ONEWAY:
             context.peer.send(answer)
+        return None
 
-    def _refusal(self, command: Command, code: int, text: str, ext: Mapping[str, object] = NO_EXT) -> bytes:
+    def _begin(self, command: Command, answer: Beside | Steps[bytes | None]) -> Awaitable[None] | None:
+        """Run the first slice, which is all there is of most requests; return what waits for the others."""
+        beside = isinstance(answer, Beside)
+        steps = answer.steps if isinstance(answer, Beside) else answer
+        try:
+            next(steps)
+        except StopIteration as done:
+            if done.value is not None and not command.flag & FLAG_ONEWAY:
+                self.context.peer.send(done.value)
+            return None
+        if beside:
+            self.context.peer.start(self._finish, command, steps)
+            return None
+        return self._finish(command, steps)
+
+    async def _finish(self, command: Command, steps: Steps[bytes | None]) -> None:
+        try:
+            frame = await self.context.parts.broker.turns.finish(steps)
+        except MartletError as error:
+            frame = self._refusal(command, error)
+        if frame is not None:
+            self.context.answer(command, frame)
+
+    def _refusal(self, command: Command, error: MartletError) -> bytes:
+        """The answer that says *error*; raises it again when it is the end of the connection."""
+        ext: Mapping[str, object] = NO_EXT
+        if isinstance(error, Refused):
+            code = REASON_CODES[error.reason]
+        elif isinstance(error, Declined):
+            code, ext = error.code, error.ext
+        elif isinstance(error, StoreFailed):
+            code = ResponseCode.SERVICE_NOT_AVAILABLE
+        elif isinstance(error, StoreError):
+            code = ResponseCode.SYSTEM_ERROR
+        else:
+            raise error
         parts = self.context.parts
         parts.count_refusal(code)
-        return refuse(command, code, text, parts.send_ext if command.code in send.TABLE else ext)
+        return refuse(command, code, str(error), parts.send_ext if command.code in send.TABLE else ext)
 
     def collect(self, budget_bytes: int) -> None:
         """Send what was waiting for room: answers to pulls."""

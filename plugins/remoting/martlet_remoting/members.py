@@ -1,17 +1,26 @@
 """Who is there: the live clients of every consumer and producer group, and the queues that ordered ones hold.
 
 A client is registered per (group, connection) by its heartbeats. Whoever leaves, by
-word, by silence or by a closed connection, is told to the rest of its group at once, so
+word, by silence or by a closed connection, is told to the rest of its group, so
 that they share out its queues (NOTIFY_CONSUMER_IDS_CHANGED).
+
+A change of a group of n costs n notices, so n joins at once would cost n * n of them. `Members.run` therefore
+sends a bounded number a turn of the event loop, and a group that changed again while its members were being
+told is told once more, however often it changed.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol, final
 
+import orjson
+import trio
+
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
 from martlet.groups import Groups
+from martlet.turns import Pace, Steps
 
 from .codes import RequestCode
 from .packets import Command, MessageQueue
@@ -29,6 +38,11 @@ __all__ = [
 
 BROADCASTING: Final = "BROADCASTING"
 CLUSTERING: Final = "CLUSTERING"
+# A notice takes 20 microseconds to encode and send (benchmarks/pauses.py).
+TOLD_AT_ONCE: Final = 64
+CHANNELS_AT_ONCE: Final = 4096
+STEPS_OF_A_LEAVE: Final = 16
+LOCKS_AT_ONCE: Final = 4096
 LOCKS_MAX: Final = 200_000  # over all groups and connections: a thousand busy ordered groups
 
 
@@ -67,7 +81,17 @@ class Channel:
 class ConsumerGroup:
     """The live side of one consumer group; what the newest heartbeats say holds for all its members."""
 
-    __slots__ = ("channels", "fingerprint", "from_where", "kind", "model", "name", "subscriptions")
+    __slots__ = (
+        "channels",
+        "fingerprint",
+        "from_where",
+        "ids_json",
+        "kind",
+        "model",
+        "name",
+        "subscriptions",
+        "weight",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -75,12 +99,17 @@ class ConsumerGroup:
         self.model = CLUSTERING
         self.from_where = "CONSUME_FROM_LAST_OFFSET"
         self.subscriptions: dict[str, Subscription] = {}
+        self.weight = 0  # of the subscriptions
         self.channels: dict[Line, Channel] = {}
         self.fingerprint: int | None = None
+        self.ids_json: bytes | None = None  # until a member comes or goes
 
-    def client_ids(self) -> list[str]:
-        """Every member once, also one with several connections."""
-        return list(dict.fromkeys(channel.client_id for channel in self.channels.values()))
+    def client_ids_as_json(self) -> bytes:
+        """Every member once, also one with several connections; all of a group ask for it after each change."""
+        if self.ids_json is None:
+            ids = list(dict.fromkeys(channel.client_id for channel in self.channels.values()))
+            self.ids_json = orjson.dumps({"consumerIdList": ids})
+        return self.ids_json
 
     def find(self, client_id: str) -> Channel | None:
         """The channel of *client_id*; None when it is not here."""
@@ -102,7 +131,26 @@ class ConsumerGroup:
         for topic in [topic for topic in self.subscriptions if topic not in named]:
             del self.subscriptions[topic]
             changed = True
+        self.weight = sum(subscription.weight for subscription in self.subscriptions.values())
         return changed
+
+
+@final
+class _Joined:
+    """The groups of one connection: what it subscribes to in each, in characters, and in all."""
+
+    __slots__ = ("chars", "groups")
+
+    def __init__(self) -> None:
+        self.groups: dict[tuple[bool, str], int] = {}  # by (consumer?, group)
+        self.chars = 0
+
+    def put(self, key: tuple[bool, str], chars: int) -> None:
+        self.chars += chars - self.groups.get(key, 0)
+        self.groups[key] = chars
+
+    def drop(self, key: tuple[bool, str]) -> None:
+        self.chars -= self.groups.pop(key, 0)
 
 
 @final
@@ -115,8 +163,11 @@ class Members:
         self._groups = groups
         self._groups_peer_max = groups_peer_max
         self._subscribed_chars_peer_max = subscribed_chars_peer_max
-        # (consumer?, group) -> what it subscribes to, in characters
-        self._of_line: dict[Line, dict[tuple[bool, str], int]] = {}
+        self._of_line: dict[Line, _Joined] = {}
+        self._changed: dict[str, None] = {}  # groups whose members are to be told, in the order they changed
+        self._telling = ""  # the group whose members are being told now
+        self._untold: deque[Line] = deque()
+        self._woken = trio.Event()
 
     def group(self, name: str) -> ConsumerGroup | None:
         """The live consumer group *name*; None when nobody is there."""
@@ -131,9 +182,11 @@ class Members:
           Refused: the connection is in too many groups, or these subscribe to too much (BUSY).
         """
         group = self.consumers.get(name)
-        if subscriptions is None:
-            subscriptions = group.subscriptions.values() if group is not None else ()
-        self._note(channel.line, True, name, sum(subscription.weight for subscription in subscriptions))
+        if subscriptions is not None:
+            chars = sum(subscription.weight for subscription in subscriptions)
+        else:
+            chars = group.weight if group is not None else 0
+        self._note(channel.line, True, name, chars)
         if group is None:
             group = self.consumers[name] = ConsumerGroup(name)
         return group
@@ -142,7 +195,10 @@ class Members:
         """Put *channel* into *group*; whether it was not there, or under another client id."""
         old = group.channels.get(channel.line)
         group.channels[channel.line] = channel
-        return old is None or old.client_id != channel.client_id
+        if old is not None and old.client_id == channel.client_id:
+            return False
+        group.ids_json = None
+        return True
 
     def join_producers(self, name: str, channel: Channel) -> None:
         """Register *channel* as a producer of group *name*."""
@@ -150,58 +206,106 @@ class Members:
         self.producers.setdefault(name, {})[channel.line] = channel
 
     def _note(self, line: Line, consumer: bool, name: str, chars: int = 0) -> None:
-        mine = self._of_line.setdefault(line, {})
-        if len(mine) >= self._groups_peer_max and (consumer, name) not in mine:
-            text = f"connection is in {len(mine)} groups; remoting.groups_peer_max is {self._groups_peer_max}"
+        mine, key = self._of_line.setdefault(line, _Joined()), (consumer, name)
+        count = len(mine.groups)
+        if count >= self._groups_peer_max and key not in mine.groups:
+            text = f"connection is in {count} groups; remoting.groups_peer_max is {self._groups_peer_max}"
             raise Refused(Reason.BUSY, text)
-        total, limit = sum(mine.values()) - mine.get((consumer, name), 0) + chars, self._subscribed_chars_peer_max
+        total, limit = mine.chars - mine.groups.get(key, 0) + chars, self._subscribed_chars_peer_max
         if chars and total > limit:
             text = f"groups of this connection would subscribe to {total} characters of topics and expressions"
             raise Refused(Reason.BUSY, f"{text}; remoting.subscribed_chars_peer_max is {limit}")
-        mine[consumer, name] = chars
+        mine.put(key, chars)
+
+    def _forget(self, line: Line, consumer: bool, name: str) -> None:
+        mine = self._of_line.get(line)
+        if mine is not None:
+            mine.drop((consumer, name))
 
     def leave(self, line: Line, name: str) -> None:
         """*line* has left the consumer group *name*; the others are told."""
         group = self.consumers.get(name)
-        self._of_line.get(line, {}).pop((True, name), None)
+        self._forget(line, True, name)
         if group is None or group.channels.pop(line, None) is None:
             return
+        group.ids_json = None
         if not group.channels:
             del self.consumers[name]
         self.notify(group)
 
     def leave_producers(self, line: Line, name: str) -> None:
         """*line* has left the producer group *name*."""
-        self._of_line.get(line, {}).pop((False, name), None)
+        self._forget(line, False, name)
         channels = self.producers.get(name)
         if channels is not None and channels.pop(line, None) is not None and not channels:
             del self.producers[name]
 
     def drop(self, line: Line) -> None:
         """The connection is gone; it leaves all its groups."""
-        for consumer, name in list(self._of_line.get(line, ())):
+        mine = self._of_line.get(line)
+        for consumer, name in list(mine.groups) if mine is not None else ():
             if consumer:
                 self.leave(line, name)
             else:
                 self.leave_producers(line, name)
         self._of_line.pop(line, None)
 
-    def expire(self, before: float) -> None:
+    def expire(self, before: float) -> Steps[None]:
         """Whoever was last heard of before *before* leaves."""
+        pace = Pace(CHANNELS_AT_ONCE)
         for group in list(self.consumers.values()):
-            for channel in [c for c in group.channels.values() if c.seen < before]:
-                self.leave(channel.line, group.name)
+            late = [channel for channel in group.channels.values() if channel.seen < before]
+            if pace.is_over(1 + len(group.channels)):
+                yield
+            for channel in late:
+                if group.channels.get(channel.line) is channel:
+                    self.leave(channel.line, group.name)
+                if pace.is_over(STEPS_OF_A_LEAVE):
+                    yield
         for name, channels in list(self.producers.items()):
-            for channel in [c for c in channels.values() if c.seen < before]:
-                self.leave_producers(channel.line, name)
+            late = [channel for channel in channels.values() if channel.seen < before]
+            if pace.is_over(1 + len(channels)):
+                yield
+            for channel in late:
+                if channels.get(channel.line) is channel:
+                    self.leave_producers(channel.line, name)
+                if pace.is_over(STEPS_OF_A_LEAVE):
+                    yield
+
+    # notices
 
     def notify(self, group: ConsumerGroup) -> None:
-        """Tell every member of *group* that its members or subscriptions changed, unless the group forbids it."""
+        """Let every member of *group* know soon that members or subscriptions changed, unless the group forbids it."""
         policy = self._groups.get(group.name)
         if group.model == BROADCASTING or (policy and not policy.notify_consumer_ids_changed_enable):
             return
-        for line in group.channels:
-            line.tell(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
+        self._changed[group.name] = None
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Tell the members of groups that changed, until cancelled."""
+        while True:
+            await self._woken.wait()
+            self._woken = trio.Event()
+            while self.tell_some():
+                await trio.lowlevel.checkpoint()
+
+    def tell_some(self, count_max: int = TOLD_AT_ONCE) -> bool:
+        """Tell up to *count_max* members that their group changed; whether more wait."""
+        for _ in range(count_max):
+            group = self.consumers.get(self._telling)
+            if not self._untold or group is None:
+                self._telling = next(iter(self._changed), "")
+                self._changed.pop(self._telling, None)
+                group = self.consumers.get(self._telling)
+                self._untold = deque(group.channels if group is not None else ())
+            if self._untold and group is not None:
+                line = self._untold.popleft()
+                if line in group.channels:
+                    line.tell(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
+            elif not self._changed:
+                return False
+        return bool(self._untold or self._changed)
 
     def find_producer(self, client_id: str) -> Channel | None:
         """The connection of the producer *client_id*, in whatever group; None when it is not here."""
@@ -217,6 +321,7 @@ class Members:
             "consumers": sum(len(group.channels) for group in self.consumers.values()),
             "producer_groups": len(self.producers),
             "producers": sum(len(channels) for channels in self.producers.values()),
+            "groups_to_be_told": len(self._changed),
         }
 
 
@@ -336,10 +441,15 @@ class QueueLocks:
         """Whether *group* holds a lock that has not ended."""
         return any(lock.until > now for lock in self._table.get(group, {}).values())
 
-    def expire(self, now: float) -> None:
+    def expire(self, now: float) -> Steps[None]:
         """Forget locks that have ended."""
-        for lock in [lock for table in self._table.values() for lock in table.values() if lock.until <= now]:
-            self._forget(lock)
+        pace = Pace(LOCKS_AT_ONCE)
+        for table in list(self._table.values()):
+            for lock in list(table.values()):
+                if lock.until <= now and table.get(lock.key) is lock:
+                    self._forget(lock)
+                if pace.is_over():
+                    yield
 
     def __len__(self) -> int:
         return self._count

@@ -12,7 +12,7 @@ from martlet.errors import Reason, Refused
 from martlet.topics import RETRY_PREFIX
 
 from .codes import RequestCode
-from .context import Context, Handle
+from .context import Answer, Context, Handle
 from .packets import Command
 
 __all__ = [
@@ -115,7 +115,7 @@ def check_read(code: int, handle: Handle) -> Handle:
     if check is None:
         return handle
 
-    def checked(context: Context, command: Command) -> bytes | None:
+    def checked(context: Context, command: Command) -> Answer:
         if context.parts.broker.authorizers:
             check(context, command)
         return handle(context, command)

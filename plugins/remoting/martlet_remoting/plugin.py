@@ -113,7 +113,9 @@ class RemotingPlugin(Hooks):
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         assert self._registrar is not None
-        return [self._introduce, self.parts.deadlines.run, self._scan, self._registrar.run, self.parts.rates.run]
+        parts = self.parts
+        runs = parts.deadlines.run, parts.members.run, parts.rates.run
+        return [self._introduce, self._scan, self._registrar.run, *runs]
 
     async def _introduce(self) -> None:
         """Say on the log the line that a client needs, and where it is sent from there."""
@@ -143,8 +145,9 @@ class RemotingPlugin(Hooks):
         while True:
             await trio.sleep(SCAN_S)
             now = parts.now()
-            parts.members.expire(now - self._config.client_expiry_s)
-            parts.locks.expire(now)
+            turns = parts.broker.turns
+            await turns.finish(parts.members.expire(now - self._config.client_expiry_s))
+            await turns.finish(parts.locks.expire(now))
             parts.parked.sweep()
 
     def martlet_commands(self) -> Sequence[Command]:

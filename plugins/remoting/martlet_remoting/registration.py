@@ -8,7 +8,7 @@ away does not keep the others waiting.
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 
@@ -19,6 +19,7 @@ from martlet.broker import Broker
 from martlet.errors import MartletError, Refused, RemoteProtocolError
 from martlet.server import split_address
 from martlet.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic
+from martlet.turns import Steps, Turns, finish_now
 
 from .codec import FrameBuffer, encode_command
 from .codes import ANSWER_LANGUAGE, RequestCode, ResponseCode
@@ -116,7 +117,7 @@ class Registrar:
         host = advertise or host
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._inside = self._broker.capability(NameServer)
-        self._register_inside()
+        finish_now(self._register_inside())
 
     @property
     def address(self) -> str:
@@ -128,8 +129,8 @@ class Registrar:
         inside = [self._inside.address] if self._inside is not None else []
         return inside + [remote.address for remote in self._remotes]
 
-    def registration(self, topics: Iterable[Topic], *, complete: bool) -> Registration:
-        """What we are, with *topics*."""
+    def registration(self, *, complete: bool) -> Registration:
+        """What we are, without our topics."""
         config = self._broker.config
         host, port = split_address(self._address)
         return Registration(
@@ -142,7 +143,6 @@ class Registrar:
             False,
             None,
             self.version(),
-            tuple(map(_shape, topics)),
             complete=complete,
         )
 
@@ -155,10 +155,10 @@ class Registrar:
         """Whether round number *rounds* tells all topics, even when none has changed."""
         return len(self._broker.topics) <= FEW_TOPICS or rounds % WHOLE_EVERY == 0
 
-    def encode(self, topics: Iterable[Topic]) -> Command:
+    def encode(self, topics: Iterable[Topic]) -> Steps[Command]:
         """The request that registers us with *topics* at a name server elsewhere."""
-        table = {topic.name: topic.as_json() for topic in topics}
-        ext, body = encode_registration(self.registration((), complete=False), table)
+        table = ((topic.name, topic.as_json()) for topic in topics)
+        ext, body = yield from encode_registration(self.registration(complete=False), table)
         return Command(RequestCode.REGISTER_BROKER, ext, body, language=ANSWER_LANGUAGE)
 
     def question(self) -> Command:
@@ -210,19 +210,28 @@ class Registrar:
             self._inside_stale = True
             self._wake.set()
         elif self._inside is not None:
-            self._tell_inside(self._inside, (topic,), complete=False)
+            finish_now(self._tell_inside(self._inside, (_shape(topic),), complete=False))
 
-    def _register_inside(self) -> None:
+    def _register_inside(self) -> Steps[None]:
         if self._inside is None:
             return
         self._inside_stale = False
-        self._tell_inside(self._inside, self._broker.topics, complete=True)
+        yield from self._tell_inside(self._inside, self._shapes(), complete=True)
         self.take_orders((self._inside.kv.namespace(ORDER_TOPICS) or {}).items())
 
-    def _tell_inside(self, server: NameServer, topics: Iterable[Topic], *, complete: bool) -> None:
-        """Register; a name server that is full keeps nobody from making a topic."""
+    def _shapes(self) -> Iterator[TopicShape]:
+        """All topics, each as it is when it is taken, for they change while they are told."""
+        topics = self._broker.topics
+        for topic in topics:
+            held = topics.get(topic.name)
+            if held is not None:
+                yield _shape(held)
+
+    def _tell_inside(self, server: NameServer, shapes: Iterable[TopicShape], *, complete: bool) -> Steps[None]:
+        """Register; a name server that is full keeps nobody from making a topic, and has room for all of ours."""
+        new = self.registration(complete=complete)
         try:
-            server.table.register(self.registration(topics, complete=complete), server.now())
+            yield from server.table.register(new, server.now(), None, shapes, limited=False)
         except Refused as error:
             log.warning("the name server in this process refuses our registration; %s", error)
 
@@ -252,7 +261,7 @@ class Registrar:
                 await self._wake.wait()
             self._wake = trio.Event()
             if self._inside_stale or self.tells_all(rounds) or not self._renewed_inside():
-                self._register_inside()
+                await self.turns.finish(self._register_inside())
 
     def _renewed_inside(self) -> bool:
         """Say that we are alive; false when that is not enough, because our topics are not known as they are."""
@@ -268,6 +277,11 @@ class Registrar:
         if self._inside is not None:
             config = self._broker.config
             self._inside.table.unregister(config.cluster, config.name, self._address)
+
+    @property
+    def turns(self) -> Turns:
+        """Where long work waits for its slices."""
+        return self._broker.turns
 
     @property
     def register_s(self) -> float:
@@ -337,9 +351,11 @@ class _Remote:
     async def _register(self, line: "_Line", topics: list[Topic]) -> None:
         self._changed.clear()
         self.state = "registering"
-        answer = await line.ask(self._registrar.encode(topics))
+        answer = await line.ask(await self._registrar.turns.finish(self._registrar.encode(topics)))
         self.state = "registered"
         self._pause_s = RETRY_FIRST_S
+        if answer.remark:
+            log.warning("name server %s took our registration, but %s", self.address, answer.remark)
         self._registrar.take_orders(order_topics(answer.body))
 
     async def _is_unknown(self, line: "_Line") -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from martlet.errors import RemoteProtocolError
+from martlet.turns import Steps
 
 from . import fastjson
 
@@ -23,6 +24,7 @@ __all__ = [
     "encode_route",
     "integer",
     "load_object",
+    "read_object",
 ]
 
 MASTER_ID: Final = 0
@@ -163,18 +165,35 @@ def _escaped(text: str) -> bytes:
 
 
 def load_object(body: bytes) -> Mapping[str, object]:
-    """Return the JSON object in *body*, in any dialect.
+    """Return the JSON object in *body*, in any dialect; for what is short, or comes from whom we trust.
 
     Raises:
       RemoteProtocolError: it is something else.
     """
     try:
-        fields = fastjson.loads(body, fastjson.DIALECT_BYTES_MAX)
+        return _object(fastjson.loads(body))
     except ValueError as error:
         raise RemoteProtocolError(f"body is not JSON; {error}") from error
-    if not isinstance(fields, dict):
+
+
+def read_object(
+    body: bytes,
+    bytes_max: int = fastjson.BODY_BYTES_MAX,
+    values_max: int = fastjson.VALUES_MAX,
+    shape: fastjson.Shape | None = None,
+) -> Steps[Mapping[str, object]]:
+    """As `load_object`, for what any peer may send: bounded, and in slices where it is long (`fastjson.read`)."""
+    try:
+        found = yield from fastjson.read(body, bytes_max=bytes_max, values_max=values_max, shape=shape)
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"body is not JSON; {error}") from error
+    return _object(found)
+
+
+def _object(found: object) -> Mapping[str, object]:
+    if not isinstance(found, dict):
         raise RemoteProtocolError("body is not a JSON object")
-    return fields
+    return found
 
 
 def integer(value: object, default: int = 0) -> int:

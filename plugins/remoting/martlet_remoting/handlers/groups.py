@@ -6,18 +6,17 @@ RocketMQ ClientManageProcessor, ConsumerManageProcessor and AdminBrokerProcessor
 from collections.abc import Iterable
 from typing import Final
 
-import orjson
-
 from martlet.errors import Reason, Refused
 from martlet.groups import Group
 from martlet.topics import RETRY_PREFIX
+from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, enum_name, integer, items, queues, read_body, text
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.members import CLUSTERING, Channel
 from martlet_remoting.packets import Command, MessageQueue
-from martlet_remoting.permission import may_consume, may_read_group
+from martlet_remoting.permission import may_consume, may_read, may_read_group
 from martlet_remoting.subscriptions import EXPRESSION_CHARS_MAX, TAG, Filter, Subscription
 
 __all__ = ["TABLE", "make_retry_topic"]
@@ -37,30 +36,39 @@ SUBSCRIPTIONS_MAX: Final = 4096
 TOPIC_CHARS_MAX: Final = 255
 QUEUES_LOCKED_AT_ONCE_MAX: Final = 16_384
 CLIENT_ID_CHARS_MAX: Final = 1024
+# Of the `martlet.turns.STEPS_AT_ONCE` of a slice: what a new group with its retry topic costs, what a question
+# to the authorizers costs, and how much of an expression compiles in the time of one.
+STEPS_OF_A_GROUP: Final = 32
+STEPS_OF_A_CHECK: Final = 8
+CHARS_OF_A_STEP: Final = 16
 LANGUAGE_CHARS_MAX: Final = 32
 
 
-def heartbeat(context: Context, command: Command) -> bytes:
+def heartbeat(context: Context, command: Command) -> Steps[bytes]:
     """Register the client in the groups that it names; what it does not name stays as it was."""
     parts = context.parts
-    body = read_body(command)
+    body = yield from read_body(command)
     client_id = text(body, "clientID")
     if not client_id or len(client_id) > CLIENT_ID_CHARS_MAX:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"heartbeat has no usable clientID; it is {len(client_id)} long")
-    if parts.broker.authorizers:
-        _check_heartbeat(context, body)
-    language = command.language[:LANGUAGE_CHARS_MAX]
-    channel = Channel(context, client_id, language, command.version, parts.now(), parts.clock.now_ms())
-    fingerprint = integer(body, "heartbeatFingerprint")
-    without_subscriptions = boolean(body, "withoutSub")
-    changed = fingerprint == 0
     consumers, producers = items(body, "consumerDataSet"), items(body, "producerDataSet")
     limit = parts.config.groups_peer_max
     if len(consumers) > limit or len(producers) > limit:
         text_ = f"heartbeat names {len(consumers)} consumer and {len(producers)} producer groups"
         raise Refused(Reason.BUSY, f"{text_}; remoting.groups_peer_max is {limit}")
+    pace = Pace()
+    if parts.broker.authorizers:
+        yield from _check_heartbeat(context, consumers, pace)
+    language = command.language[:LANGUAGE_CHARS_MAX]
+    channel = Channel(context, client_id, language, command.version, parts.now(), parts.clock.now_ms())
+    fingerprint = integer(body, "heartbeatFingerprint")
+    without_subscriptions = boolean(body, "withoutSub")
+    changed = fingerprint == 0
     for data in consumers:
-        changed = _consume(parts, channel, data, fingerprint, without_subscriptions) or changed
+        subscriptions = None if without_subscriptions else (yield from _subscriptions(parts, data, pace))
+        changed = _consume(parts, channel, data, fingerprint, subscriptions) or changed
+        if pace.is_over(STEPS_OF_A_GROUP):
+            yield
     for data in producers:
         if name := text(data, "groupName"):
             if len(name) > TOPIC_CHARS_MAX:
@@ -70,30 +78,40 @@ def heartbeat(context: Context, command: Command) -> bytes:
     return reply(command, {"IS_SUPPORT_HEART_BEAT_V2": True, "IS_SUB_CHANGE": changed})
 
 
-def _check_heartbeat(context: Context, body: dict[object, object]) -> None:
+def _check_heartbeat(context: Context, consumers: list[dict[object, object]], pace: Pace) -> Steps[None]:
     """Whoever may not consume one of the topics joins none of the groups; a producer says nothing by being there."""
-    for data in items(body, "consumerDataSet"):
+    for data in consumers:
         if group := text(data, "groupName"):
-            topics = [text(item, "topic") for item in items(data, "subscriptionDataSet")]
-            may_consume(context, group, *filter(None, topics))
+            may_consume(context, group)
+            for item in items(data, "subscriptionDataSet"):
+                if topic := text(item, "topic"):
+                    may_read(context, topic)
+                if pace.is_over(STEPS_OF_A_CHECK):
+                    yield
 
 
 def _consume(
-    parts: Parts, channel: Channel, data: dict[object, object], fingerprint: int, without_subscriptions: bool
+    parts: Parts,
+    channel: Channel,
+    data: dict[object, object],
+    fingerprint: int,
+    subscriptions: list[Subscription] | None,
 ) -> bool:
-    """Register one consumer group of a heartbeat; whether the client should send its subscriptions again."""
+    """Register one consumer group of a heartbeat; whether the client should send its subscriptions again.
+
+    *subscriptions* are None in a heartbeat that leaves them as they were.
+    """
     name = text(data, "groupName")
     policy = _policy(parts, name)
     if policy is None:
         return False
     make_retry_topic(parts, policy, unit=boolean(data, "unitMode"))
     # What cannot be taken is refused before there is a group, for one without members would stay for ever.
-    subscriptions = [] if without_subscriptions else _subscriptions(parts, data)
-    group = parts.members.join(name, channel, None if without_subscriptions else subscriptions)
+    group = parts.members.join(name, channel, subscriptions)
     held = group.fingerprint
     if fingerprint:
         group.fingerprint = fingerprint
-    if without_subscriptions:
+    if subscriptions is None:
         if parts.members.enter(group, channel):
             parts.members.notify(group)
         # After our restart we hold no subscriptions; the full form is wanted then.
@@ -124,12 +142,18 @@ def make_retry_topic(parts: Parts, policy: Group, *, unit: bool = False) -> None
         parts.topics.ensure(name, policy.retry_queue_nums, sys_flag=HAS_UNIT_SUBSCRIPTION if unit else 0)
 
 
-def _subscriptions(parts: Parts, data: dict[object, object]) -> list[Subscription]:
-    found = items(data, "subscriptionDataSet")
-    if len(found) > SUBSCRIPTIONS_MAX:
-        text_ = f"heartbeat names {len(found)} topics for one group; at most {SUBSCRIPTIONS_MAX}"
+def _subscriptions(parts: Parts, data: dict[object, object], pace: Pace) -> Steps[list[Subscription]]:
+    named = items(data, "subscriptionDataSet")
+    if len(named) > SUBSCRIPTIONS_MAX:
+        text_ = f"heartbeat names {len(named)} topics for one group; at most {SUBSCRIPTIONS_MAX}"
         raise Refused(Reason.PARAMETER, text_)
-    return [_subscription(parts, item) for item in found if text(item, "topic")]
+    found: list[Subscription] = []
+    for item in named:
+        if text(item, "topic"):
+            found.append(_subscription(parts, item))
+            if pace.is_over(1 + len(found[-1].expression) // CHARS_OF_A_STEP):
+                yield
+    return found
 
 
 def _subscription(parts: Parts, data: dict[object, object]) -> Subscription:
@@ -170,14 +194,14 @@ def consumer_list(context: Context, command: Command) -> bytes:
     group = context.parts.members.group(name)
     if group is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
-    return reply(command, body=orjson.dumps({"consumerIdList": group.client_ids()}))
+    return reply(command, body=group.client_ids_as_json())
 
 
-def check_client_config(context: Context, command: Command) -> bytes:
+def check_client_config(context: Context, command: Command) -> Steps[bytes]:
     """Say whether a subscription's expression can be served here, before the consumer starts."""
     if not command.body:
         return reply(command)
-    data = read_body(command).get("subscriptionData")
+    data = (yield from read_body(command)).get("subscriptionData")
     if not isinstance(data, dict):
         return reply(command)
     kind = text(data, "expressionType") or TAG
@@ -195,10 +219,10 @@ def check_client_config(context: Context, command: Command) -> bytes:
 # locks
 
 
-def lock_queues(context: Context, command: Command) -> bytes:
+def lock_queues(context: Context, command: Command) -> Steps[bytes]:
     """Answer which of the queues the client now holds, also those that it held already."""
     parts = context.parts
-    body = read_body(command)
+    body = yield from read_body(command)
     wanted = _named_queues(body)
     group, client_id = _owner(context, body, wanted)
     held = parts.locks.lock(context, group, client_id, wanted, parts.now())
@@ -206,9 +230,9 @@ def lock_queues(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps({"lockOKMQSet": found}))
 
 
-def unlock_queues(context: Context, command: Command) -> bytes:
+def unlock_queues(context: Context, command: Command) -> Steps[bytes]:
     """The client gives queues back; those of others stay theirs."""
-    body = read_body(command)
+    body = yield from read_body(command)
     given = _named_queues(body)
     group, client_id = _owner(context, body, given)
     context.parts.locks.unlock(group, client_id, given)

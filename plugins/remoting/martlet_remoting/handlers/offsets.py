@@ -86,6 +86,7 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
     if offset < 0 or not 0 <= queue_id < max(found.read_queues, found.write_queues):
         text = f"queue {queue_id} or offset {offset} of topic[{topic}] is illegal"
         raise Refused(Reason.PARAMETER, f"{text}; the topic has {found.read_queues} queues, and offsets begin at 0")
+    parts.groups.check_may_commit(group, topic, (queue_id,))
     parts.groups.commit(group, topic, queue_id, offset)
     return reply(command)
 

@@ -66,6 +66,7 @@ def pull_message(context: Context, command: Command) -> bytes | None:
         pull.bring_filter(header.expression)
     desk.check_room(pull)
     if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
+        parts.groups.check_may_commit(header.group, header.topic, (header.queue_id,))
         parts.groups.commit(header.group, header.topic, header.queue_id, header.commit_offset)
     if header.sys_flag & PULL_SUSPEND:
         suspend_ms = min(header.suspend_ms, parts.config.suspend_ms_max)

@@ -22,7 +22,15 @@ class NameServerConfig:
         16_777_216, "a larger frame closes the peer; as in RocketMQ", unit="bytes", low=65_536, high=1 << 30
     )
     brokers_max: int = setting(10_000, "more brokers are refused", unit="brokers", low=1)
-    topics_max: int = setting(1_000_000, "more topics are refused", unit="topics", low=1)
+    topics_max: int = setting(
+        1_000_000,
+        "topics of all brokers, each counted once a broker; new ones beyond get no route, known ones keep theirs",
+        unit="topics",
+        low=1,
+    )
+    broker_topics_max: int = setting(
+        100_000, "topics of one broker; a registration with more is refused, Martlet has 80,000", unit="topics", low=1
+    )
     order_messages: bool = setting(False, "answer routes with the topic's ORDER_TOPIC_CONFIG (orderMessageEnable)")
     return_order_topics: bool = setting(
         True, "answer registrations with ORDER_TOPIC_CONFIG (returnOrderTopicConfigToBroker)"

@@ -1,8 +1,10 @@
-"""One peer of the name server: its requests, in order, each answered at once."""
+"""One peer of the name server: its requests, in order; a long one keeps those behind it waiting, and nobody else."""
 
+from collections.abc import Awaitable
 from typing import final
 
 from martlet.contracts import Peer
+from martlet.turns import Steps
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from martlet_remoting.packets import Command
 
@@ -22,12 +24,23 @@ class NameServerHandler:
         self._server = server
         self._peer = peer
 
-    def handle(self, event: Command) -> None:
+    def handle(self, event: Command) -> Awaitable[None] | None:
         """Answer a request; what is an answer itself is nothing that we asked for."""
         if event.flag & FLAG_RESPONSE:
-            return
-        frame = answer(self._server, self._peer, event)
-        if not event.flag & FLAG_ONEWAY:
+            return None
+        steps = answer(self._server, self._peer, event)
+        try:
+            next(steps)
+        except StopIteration as done:
+            self._send(event, done.value)
+            return None
+        return self._finish(event, steps)
+
+    async def _finish(self, command: Command, steps: Steps[bytes]) -> None:
+        self._send(command, await self._server.turns.finish(steps))
+
+    def _send(self, command: Command, frame: bytes) -> None:
+        if not command.flag & FLAG_ONEWAY:
             self._peer.send(frame)
 
     def collect(self, budget_bytes: int) -> None:

@@ -70,7 +70,7 @@ class NameServerPlugin(Hooks):
     def _start(self, broker: Broker) -> NameServer:
         """The one name server of this plugin, with what it kept of its key-value texts."""
         if self.server is None:
-            self.server = NameServer(self.config, lambda data: broker.store.write_file(KV_FILE, data))
+            self.server = NameServer(self.config, lambda data: broker.store.write_file(KV_FILE, data), broker.turns)
             broker.stats.add("nameserver", self.server.statistics)
             self._load(broker, self.server)
         return self.server

@@ -1,16 +1,18 @@
 """What each request to the name server means: a table of functions by request code."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
 from martlet.errors import MartletError, Reason, Refused
+from martlet.turns import Steps
 from martlet_remoting import fastjson
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import VERSION_4_9_4, RequestCode, ResponseCode
 from martlet_remoting.packets import NO_EXT, Command
-from martlet_remoting.registrations import decode_registration
-from martlet_remoting.routes import MASTER_ID, Route, TopicQueues, Version, encode_route, load_object
+from martlet_remoting.registrations import NAME_CHARS_MAX, VERSION_BYTES_MAX, decode_registration
+from martlet_remoting.routes import MASTER_ID, Route, TopicQueues, Version, encode_route, load_object, read_object
 
 from .kvconfig import ORDER_TOPICS
 from .server import NameServer
@@ -18,8 +20,11 @@ from .table import UNIT, UNIT_SUB
 
 __all__ = ["REQUESTS", "answer"]
 
-# (name server, the peer's connection, request): the frame of the answer
-Handle: TypeAlias = Callable[[NameServer, object, Command], bytes]
+log = logging.getLogger("martlet.nameserver")
+
+# (name server, the peer's connection, request): the frame of the answer, or a generator that returns it after slices
+Answer: TypeAlias = bytes | Steps[bytes]
+Handle: TypeAlias = Callable[[NameServer, object, Command], Answer]
 
 _CODES: Final = {
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
@@ -29,15 +34,16 @@ _CODES: Final = {
 }
 
 
-def answer(server: NameServer, connection: object, command: Command) -> bytes:
-    """Return the frame that answers *command*, also where it is refused."""
+def answer(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
+    """Return the frame that answers *command*, also where it is refused; most take one slice."""
     server.requests += 1
     handle = REQUESTS.get(command.code)
     if handle is None:
         text = f" request type {command.code} not supported"
         return encode_response(command.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=text)
     try:
-        return handle(server, connection, command)
+        found = handle(server, connection, command)
+        return found if isinstance(found, bytes) else (yield from found)
     except Refused as error:
         code = _CODES.get(error.reason, ResponseCode.SYSTEM_ERROR)
         return encode_response(command.opaque, code, remark=str(error))
@@ -53,13 +59,21 @@ def _reply(command: Command, ext: Mapping[str, object] = NO_EXT, body: bytes = b
 # brokers
 
 
-def _register(server: NameServer, connection: object, command: Command) -> bytes:
-    found = server.table.register(decode_registration(command), server.now(), connection)
+def _register(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
+    new = yield from decode_registration(command, server.config.broker_topics_max)
+    found = yield from server.table.register(new, server.now(), connection)
     ext: dict[str, object] = {}
     if found.master_address:
         ext = {"haServerAddr": found.ha_address, "masterAddr": found.master_address}
+    remark = None
+    if found.left_out:
+        # No refusal: a broker that is refused may close the connection, and then all its routes would go.
+        remark = f"{found.left_out} new topics of broker {new.name!r} have no route"
+        remark += f"; the table is full, nameserver.topics_max is {server.config.topics_max}"
+        log.warning("%s", remark)
     orders = server.kv.namespace(ORDER_TOPICS) if server.switches["returnOrderTopicConfigToBroker"] else None
-    return _reply(command, ext, fastjson.dumps({"table": orders}) if orders is not None else b"")
+    body = fastjson.dumps({"table": orders}) if orders is not None else b""
+    return encode_response(command.opaque, ResponseCode.SUCCESS, ext, body, remark)
 
 
 def _unregister(server: NameServer, connection: object, command: Command) -> bytes:
@@ -70,6 +84,9 @@ def _unregister(server: NameServer, connection: object, command: Command) -> byt
 def _query_version(server: NameServer, connection: object, command: Command) -> bytes:
     cluster, address = command.text("clusterName"), command.text("brokerAddr")
     held = server.table.version_of(cluster, address)
+    if len(command.body) > VERSION_BYTES_MAX:
+        text = f"body of {len(command.body)} bytes is no version; it has at most {VERSION_BYTES_MAX}"
+        raise Refused(Reason.MALFORMED, text)
     changed = held is None or held != Version.from_json(load_object(command.body or b"{}"))
     if not changed:
         server.table.heard(cluster, address, server.now())
@@ -92,18 +109,18 @@ def _member_group(server: NameServer, connection: object, command: Command) -> b
     return _reply(command, body=fastjson.dumps({"brokerMemberGroup": group}))
 
 
-def _cluster_info(server: NameServer, connection: object, command: Command) -> bytes:
-    brokers = {group.name: group.as_json() for group in server.table.groups()}
-    body = fastjson.dumps({"brokerAddrTable": brokers, "clusterAddrTable": server.table.clusters()})
-    return _reply(command, body=body)
+def _cluster_info(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
+    brokers = fastjson.Lazy((group.name, group.as_json()) for group in server.table.groups())
+    table = {"brokerAddrTable": brokers, "clusterAddrTable": server.table.clusters()}
+    return _reply(command, body=(yield from fastjson.dumps_in_steps(table)))
 
 
-def _wipe_write(server: NameServer, connection: object, command: Command) -> bytes:
-    return _reply(command, {"wipeTopicCount": server.table.wipe_write(command.text("brokerName"))})
+def _wipe_write(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
+    return _reply(command, {"wipeTopicCount": (yield from server.table.wipe_write(command.text("brokerName")))})
 
 
-def _add_write(server: NameServer, connection: object, command: Command) -> bytes:
-    return _reply(command, {"addTopicCount": server.table.add_write(command.text("brokerName"))})
+def _add_write(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
+    return _reply(command, {"addTopicCount": (yield from server.table.add_write(command.text("brokerName")))})
 
 
 # topics
@@ -142,20 +159,24 @@ def _delete_topic(server: NameServer, connection: object, command: Command) -> b
     return _reply(command)
 
 
-def _register_topic(server: NameServer, connection: object, command: Command) -> bytes:
-    entries = load_object(command.body or b"{}").get("queueDatas")
+def _register_topic(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
+    topic = command.text("topic")
+    entries = (yield from read_object(command.body or b"{}")).get("queueDatas")
+    if len(topic) > NAME_CHARS_MAX:
+        raise Refused(Reason.PARAMETER, f"topic {topic!r:.80} has {len(topic)} characters; at most {NAME_CHARS_MAX}")
     if isinstance(entries, list):
-        server.table.register_topic(command.text("topic"), map(TopicQueues.from_json, entries))
+        server.table.register_topic(topic, map(TopicQueues.from_json, entries))
     return _reply(command)
 
 
-def _list(switch: str, find: Callable[[NameServer, Command], list[str]]) -> Handle:
+def _list(switch: str, find: Callable[[NameServer, Command], Steps[list[str]]]) -> Handle:
     """A handler that answers a list of topics, where *switch* allows it."""
 
-    def handle(server: NameServer, connection: object, command: Command) -> bytes:
+    def handle(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
         if not server.switches[switch]:
             raise Refused(Reason.NOT_SUPPORTED, f"disable; {switch} is false, so lists of topics are not answered")
-        return _reply(command, body=fastjson.dumps({"topicList": find(server, command)}))
+        names = yield from find(server, command)
+        return _reply(command, body=(yield from fastjson.dumps_in_steps({"topicList": names})))
 
     return handle
 

@@ -6,6 +6,7 @@ from typing import Final, Protocol, final, runtime_checkable
 import trio
 
 from martlet.errors import Reason, Refused
+from martlet.turns import Turns
 from martlet_remoting.properties import format_properties, parse_properties
 
 from .config import NameServerConfig
@@ -38,8 +39,9 @@ class Closable(Protocol):
 class NameServer:
     """Everything that requests to the name server act on; needs no broker and no store."""
 
-    def __init__(self, config: NameServerConfig, save: Callable[[bytes], None]) -> None:
+    def __init__(self, config: NameServerConfig, save: Callable[[bytes], None], turns: Turns | None = None) -> None:
         self.config = config
+        self.turns = turns or Turns()
         self.kv = KVConfig(save)
         self.table = RouteTable(
             acting_master=config.acting_master,
@@ -67,12 +69,13 @@ class NameServer:
         return trio.current_time()
 
     async def scan(self) -> None:
-        """Drop silent brokers, until cancelled."""
+        """Drop silent brokers, and the topics of those that have gone, until cancelled."""
         while True:
             await trio.sleep(self.config.scan_s)
             for connection in self.table.expire(self.now()):
                 if isinstance(connection, Closable):
                     connection.close("its broker was silent for too long")
+            await self.turns.finish(self.table.sweep())
 
     def properties(self) -> bytes:
         """The configuration as RocketMQ's tools read it."""

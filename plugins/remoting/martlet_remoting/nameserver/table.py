@@ -5,11 +5,13 @@ when it was silent for too long. Topics belong to brokers: with the last broker 
 go its topics. Rules: RocketMQ RouteInfoManager.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from martlet.errors import Reason, Refused
+from martlet.turns import Pace, Steps
 from martlet_remoting.registrations import Registration
 from martlet_remoting.routes import MASTER_ID, BrokerGroup, Route, TopicQueues, TopicShape, Version
 
@@ -22,41 +24,53 @@ UNIT: Final = 1
 UNIT_SUB: Final = 2
 
 DEFAULT_TIMEOUT_MS: Final = 120_000
+# A container of RocketMQ 5 registers all its brokers over one connection.
+BROKERS_OF_A_CONNECTION_MAX: Final = 256
+TOPICS_AT_ONCE: Final = 512  # a topic takes two microseconds
 SYNC_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
 @final
 @dataclass(slots=True)
 class _Live:
-    """When the broker *name* was last heard of, and over which connection."""
+    """When the broker at an address was last heard of, under which names, and over which connection."""
 
     name: str
     seen: float
     timeout_ms: int
-    version: Version
+    state_version: int
+    version: Version | None  # None: its topics are not here as they are, so it is to register all of them again
     ha_address: str
     connection: object
+    names: dict[str, None]
     filter_servers: tuple[str, ...] = ()
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Brokers:
-    """The brokers of one name."""
+    """The brokers of one name, and their topics."""
 
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
     acting_master: bool = False
     zone: str | None = None
+    topics: dict[str, TopicQueues] = field(default_factory=dict)
+    mappings: dict[str, Mapping[str, object]] = field(default_factory=dict)
+    read_only: bool = False  # whatever its topics say: it lost its master
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The answer to a registration: a slave learns where its master is."""
+    """The answer to a registration: a slave learns where its master is.
+
+    ``left_out`` topics found no room; what was here before stays.
+    """
 
     master_address: str = ""
     ha_address: str = ""
+    left_out: int = 0
 
 
 @final
@@ -65,6 +79,9 @@ class RouteTable:
 
     With *acting_master* the smallest slave stands in for a lost master, to be read from; with
     *drop_missing_topics* a registration also takes topics away that it does not name.
+
+    A topic belongs to its `_Brokers`, so a name is forgotten at once, however many topics it has; `sweep` then
+    removes these from the index in slices.
     """
 
     def __init__(
@@ -83,50 +100,75 @@ class RouteTable:
         self._topics_max = topics_max
         self._brokers: dict[str, _Brokers] = {}
         self._clusters: dict[str, dict[str, None]] = {}  # names in the order they came
-        self._topics: dict[str, dict[str, TopicQueues]] = {}
-        self._mappings: dict[str, dict[str, Mapping[str, object]]] = {}
+        self._index: dict[str, dict[str, _Brokers]] = {}  # topic -> broker name
+        self._kept = 0  # topics of all brokers, and queues of their mappings, also of those to be swept
+        self._gone: dict[_Brokers, str] = {}  # to be swept, with the names they had
         self._live: dict[tuple[str, str], _Live] = {}  # by cluster and address
+        self._of_connection: dict[object, dict[tuple[str, str], None]] = {}
 
     # brokers come and go
 
-    def register(self, registration: Registration, now: float, connection: object = None) -> Registered:
-        """Take a broker in, or hear of it again.
+    def register(
+        self,
+        new: Registration,
+        now: float,
+        connection: object = None,
+        topics: Iterable[TopicShape] | None = None,
+        *,
+        limited: bool = True,
+    ) -> Steps[Registered]:
+        """Take a broker in, or hear of it again, in slices. *topics* stand for those of *new*.
+
+        When the table is full, topics that it has are kept and changed, and new ones are left out; not
+        those of a broker that is not *limited*.
 
         Raises:
           Refused: it is new and has one topic only, so this is a change of it that came before the whole
-            (NOT_SUPPORTED); or the table is full (BUSY).
+            (NOT_SUPPORTED); or there are too many brokers (BUSY).
         """
-        self._check_room(registration)
-        brokers = self._brokers.get(registration.name)
-        known = brokers is not None and registration.broker_id in brokers.addresses
-        if not known and len(registration.topics) == 1 and not registration.complete:
+        self._check_room(new, connection)
+        brokers = self._brokers.get(new.name)
+        known = brokers is not None and new.broker_id in brokers.addresses
+        if not known and len(new.topics) == 1 and not new.complete:
             raise Refused(
                 Reason.NOT_SUPPORTED,
-                f"register broker failed: broker {registration.name!r} is not known and names one topic; "
+                f"register broker failed: broker {new.name!r} is not known and names one topic; "
                 "it must register all its topics first",
             )
         if brokers is None:
-            brokers = self._brokers[registration.name] = _Brokers(registration.cluster)
-        self._clusters.setdefault(registration.cluster, {})[registration.name] = None
-        brokers.acting_master = registration.acting_master is True
-        brokers.zone = registration.zone
-        if self._is_overtaken(brokers, registration):
-            self._live.pop((registration.cluster, registration.address), None)
+            brokers = self._brokers[new.name] = _Brokers(new.cluster)
+        self._clusters.setdefault(new.cluster, {})[new.name] = None
+        brokers.acting_master = new.acting_master is True
+        brokers.zone = new.zone
+        if self._is_overtaken(brokers, new):
+            self._forget_live((new.cluster, new.address))
             return Registered()
-        self._place(brokers, registration)
-        self._take_topics(brokers, registration, first=not known)
-        self._note_alive(registration, now, connection)
-        return self._answer(brokers, registration)
+        self._place(brokers, new)
+        old = self._live.get((new.cluster, new.address))
+        changed = not known or old is None or old.version != new.version
+        live = self._note_alive(new, now, connection)
+        live.version = None if changed else new.version
+        left_out = 0
+        if self._speaks_for_all(brokers, new):
+            limit = self._topics_max if limited else sys.maxsize
+            left_out = yield from self._take_topics(
+                brokers, new, new.topics if topics is None else topics, changed, limit
+            )
+        live.version = new.version if not left_out else None
+        return self._answer(brokers, new, left_out)
 
-    def _check_room(self, new: Registration) -> None:
-        if len(self._live) >= self._brokers_max and (new.cluster, new.address) not in self._live:
+    def _check_room(self, new: Registration, connection: object) -> None:
+        key = new.cluster, new.address
+        if key not in self._live and len(self._live) >= self._brokers_max:
             text = f"{len(self._live)} brokers are registered; nameserver.brokers_max is {self._brokers_max}"
             raise Refused(Reason.BUSY, text)
-        if len(self._topics) + len(new.topics) > self._topics_max:
-            more = sum(shape.name not in self._topics for shape in new.topics)
-            if len(self._topics) + more > self._topics_max:
-                text = f"{len(self._topics)} topics are registered; nameserver.topics_max is {self._topics_max}"
-                raise Refused(Reason.BUSY, text)
+        if new.name not in self._brokers and len(self._brokers) >= self._brokers_max:
+            text = f"{len(self._brokers)} names of brokers are registered; nameserver.brokers_max is"
+            raise Refused(Reason.BUSY, f"{text} {self._brokers_max}")
+        held = self._of_connection.get(connection, {})
+        if connection is not None and key not in held and len(held) >= BROKERS_OF_A_CONNECTION_MAX:
+            text = f"{len(held)} brokers are registered over this connection"
+            raise Refused(Reason.BUSY, f"{text}; at most {BROKERS_OF_A_CONNECTION_MAX}")
 
     def _is_overtaken(self, brokers: _Brokers, new: Registration) -> bool:
         """Whether the id is held by another live address of a newer state."""
@@ -134,76 +176,137 @@ class RouteTable:
         if old is None or old == new.address:
             return False
         live = self._live.get((new.cluster, old))
-        return live is not None and live.version.state_version > new.version.state_version
+        return live is not None and live.state_version > new.version.state_version
 
     def _place(self, brokers: _Brokers, new: Registration) -> None:
         """Give the address its id; it can have no other, as when a slave becomes the master."""
         for number in [n for n, address in brokers.addresses.items() if address == new.address]:
             del brokers.addresses[number]
         brokers.addresses[new.broker_id] = new.address
+        if new.broker_id == MASTER_ID:
+            brokers.read_only = False
 
-    def _take_topics(self, brokers: _Brokers, new: Registration, *, first: bool) -> None:
+    def _speaks_for_all(self, brokers: _Brokers, new: Registration) -> bool:
+        """Whether the topics of a name are what *new* says: the master does, or who stands in for it."""
         stands_in = new.acting_master is not None and new.broker_id == min(brokers.addresses)
-        if new.broker_id != MASTER_ID and not stands_in:
-            return
-        live = self._live.get((new.cluster, new.address))
-        changed = first or live is None or live.version != new.version
+        return new.broker_id == MASTER_ID or stands_in
+
+    def _take_topics(
+        self, brokers: _Brokers, new: Registration, topics: Iterable[TopicShape], changed: bool, limit: int
+    ) -> Steps[int]:
+        """Put *topics* in their places; return how many found no room."""
         read_only = new.broker_id != MASTER_ID and new.acting_master is True
-        for shape in new.topics:
-            if changed or new.name not in self._topics.get(shape.name, {}):
-                self._put(new.name, shape, shape.perm & ~WRITE if read_only else shape.perm)
+        dropping = changed and (new.complete or (self.drop_missing_topics and not new.mappings))
+        # What others add while this goes on is not missing.
+        missing = dict.fromkeys(brokers.topics) if dropping else {}
+        left_out, pace = 0, Pace(TOPICS_AT_ONCE)
+        for shape in topics:
+            missing.pop(shape.name, None)
+            if changed or shape.name not in brokers.topics:
+                perm = shape.perm & ~WRITE if read_only else shape.perm
+                queues = TopicQueues(new.name, shape.read_queues, shape.write_queues, perm, shape.sys_flag)
+                left_out += not self._put(brokers, shape.name, queues, limit)
+            if pace.is_over():
+                yield
+                if self._brokers.get(new.name) is not brokers:  # it was unregistered meanwhile
+                    return 0
         if changed:
             for topic, mapping in new.mappings.items():
-                self._mappings.setdefault(topic, {})[str(mapping.get("bname") or new.name)] = mapping
-            if new.complete or (self.drop_missing_topics and not new.mappings):
-                self._drop_missing(new)
+                self._put_mapping(brokers, topic, mapping, limit)
+                if pace.is_over():
+                    yield
+        for topic in missing:
+            self._take_away(topic, new.name, brokers)
+            if pace.is_over():
+                yield
+        return left_out
 
-    def _put(self, broker: str, shape: TopicShape, perm: int) -> None:
-        queues = TopicQueues(broker, shape.read_queues, shape.write_queues, perm, shape.sys_flag)
-        self._topics.setdefault(shape.name, {})[broker] = queues
+    def _put(self, brokers: _Brokers, topic: str, queues: TopicQueues, limit: int) -> bool:
+        """Give *brokers* a topic, or change it; false when it is new and there is no room."""
+        if topic not in brokers.topics:
+            if self._kept >= limit:
+                return False
+            self._kept += 1
+            self._index.setdefault(topic, {})[queues.broker_name] = brokers
+        brokers.topics[topic] = queues
+        return True
 
-    def _drop_missing(self, new: Registration) -> None:
-        named = {shape.name for shape in new.topics}
-        for topic in [t for t, by_broker in self._topics.items() if new.name in by_broker and t not in named]:
-            self._take_away(topic, (new.name,))
+    def _put_mapping(self, brokers: _Brokers, topic: str, mapping: Mapping[str, object], limit: int) -> None:
+        self._drop_mapping(brokers, topic)
+        if topic in brokers.topics and self._kept + _weight(mapping) <= limit:
+            brokers.mappings[topic] = mapping
+            self._kept += _weight(mapping)
 
-    def _note_alive(self, new: Registration, now: float, connection: object) -> None:
+    def _drop_mapping(self, brokers: _Brokers, topic: str) -> None:
+        old = brokers.mappings.pop(topic, None)
+        if old is not None:
+            self._kept -= _weight(old)
+
+    def _note_alive(self, new: Registration, now: float, connection: object) -> _Live:
         timeout_ms = self.timeout_ms if new.timeout_ms is None else new.timeout_ms
         key = (new.cluster, new.address)
+        old = self._live.get(key)
         servers = new.filter_servers
         if servers is None:
-            old = self._live.get(key)
             servers = old.filter_servers if old is not None else ()
-        self._live[key] = _Live(new.name, now, timeout_ms, new.version, new.ha_address, connection, servers)
+        names = {**(old.names if old is not None else {}), new.name: None}
+        self._forget_live(key)
+        state = new.version.state_version
+        live = _Live(new.name, now, timeout_ms, state, None, new.ha_address, connection, names, servers)
+        self._live[key] = live
+        if connection is not None:
+            self._of_connection.setdefault(connection, {})[key] = None
+        return live
 
-    def _answer(self, brokers: _Brokers, new: Registration) -> Registered:
+    def _forget_live(self, key: tuple[str, str]) -> _Live | None:
+        live = self._live.pop(key, None)
+        if live is not None and live.connection is not None:
+            held = self._of_connection[live.connection]
+            del held[key]
+            if not held:
+                del self._of_connection[live.connection]
+        return live
+
+    def _answer(self, brokers: _Brokers, new: Registration, left_out: int) -> Registered:
         master = brokers.addresses.get(MASTER_ID)
         if new.broker_id == MASTER_ID or master is None:
-            return Registered()
+            return Registered(left_out=left_out)
         live = self._live.get((new.cluster, master))
-        return Registered(master, live.ha_address) if live is not None else Registered()
+        if live is None:
+            return Registered(left_out=left_out)
+        return Registered(master, live.ha_address, left_out)
 
     def unregister(self, cluster: str, name: str, address: str) -> None:
         """Forget the broker at *address*, and with the last one of *name* its topics."""
-        self._live.pop((cluster, address), None)
+        self._forget_live((cluster, address))
         brokers = self._brokers.get(name)
         if brokers is None:
             return
         for number in [n for n, found in brokers.addresses.items() if found == address]:
             del brokers.addresses[number]
         if not brokers.addresses:
-            self._forget_name(name)
+            self._forget_name(name, brokers)
         elif brokers.acting_master and MASTER_ID not in brokers.addresses:
-            self._each_of(name, lambda perm: perm & ~WRITE)
+            brokers.read_only = True
 
-    def _forget_name(self, name: str) -> None:
+    def _forget_name(self, name: str, brokers: _Brokers) -> None:
         del self._brokers[name]
         for cluster in [cluster for cluster, names in self._clusters.items() if name in names]:
             del self._clusters[cluster][name]
             if not self._clusters[cluster]:
                 del self._clusters[cluster]
-        for topic in [topic for topic, by_broker in self._topics.items() if name in by_broker]:
-            self._take_away(topic, (name,))
+        self._gone[brokers] = name
+
+    def sweep(self) -> Steps[None]:
+        """Remove the topics of brokers that have gone from the index."""
+        pace = Pace(TOPICS_AT_ONCE)
+        while self._gone:
+            brokers, name = next(iter(self._gone.items()))
+            while brokers.topics:
+                self._take_away(next(iter(brokers.topics)), name, brokers)
+                if pace.is_over():
+                    yield
+            self._gone.pop(brokers, None)
 
     def heard(self, cluster: str, address: str, now: float) -> None:
         """A broker is alive; one that is not registered stays unknown."""
@@ -214,7 +317,8 @@ class RouteTable:
     def version_of(self, cluster: str, address: str) -> Version | None:
         """The version that the broker at *address* registered last.
 
-        None when it is not known, or another of its name took its place: then it has to register as a whole again.
+        None when it is not known, when some of its topics found no room, or when another of its name took its place:
+        then it has to register as a whole again.
         """
         live = self._live.get((cluster, address))
         brokers = self._brokers.get(live.name) if live is not None else None
@@ -225,34 +329,39 @@ class RouteTable:
     def expire(self, now: float) -> list[object]:
         """Forget brokers that were silent for too long; return the connections of those."""
         late = [(key, live) for key, live in self._live.items() if live.seen + live.timeout_ms / 1000 < now]
-        for (cluster, address), _ in late:
-            self._forget_address(cluster, address)
+        for key, _ in late:
+            self._forget_address(key)
         return [live.connection for _, live in late if live.connection is not None]
 
     def drop_connection(self, connection: object) -> None:
         """Forget every broker that registered over *connection*, which has closed."""
-        for cluster, address in [key for key, live in self._live.items() if live.connection == connection]:
-            self._forget_address(cluster, address)
+        for key in list(self._of_connection.get(connection, ())):
+            self._forget_address(key)
 
-    def _forget_address(self, cluster: str, address: str) -> None:
-        names = [name for name, brokers in self._brokers.items() if address in brokers.addresses.values()]
-        for name in names or [""]:
-            self.unregister(cluster, name, address)
+    def _forget_address(self, key: tuple[str, str]) -> None:
+        live = self._live.get(key)
+        for name in live.names if live is not None else ():
+            self.unregister(key[0], name, key[1])
 
     # topics
 
     def route(self, topic: str) -> Route | None:
         """Where *topic* is; None when no live broker has it."""
-        by_broker = self._topics.get(topic)
-        if by_broker is None:
+        found = self._brokers_of(topic)
+        if not found:
             return None
-        brokers = [self.group(name) for name in by_broker if name in self._brokers]
-        if not brokers:
-            return None
+        queues = [_as_now(brokers, brokers.topics[topic]) for brokers in found.values()]
+        groups = [self.group(name) for name in found]
         if self.acting_master and not topic.startswith(SYNC_MEMBER_PREFIX):
-            brokers = [_standing_in(group, by_broker[group.name]) for group in brokers]
-        servers = self._filter_servers(brokers)
-        return Route(tuple(by_broker.values()), tuple(brokers), None, servers, self._mappings.get(topic))
+            groups = [_standing_in(group, each) for group, each in zip(groups, queues, strict=True)]
+        held = {name: brokers.mappings[topic] for name, brokers in found.items() if topic in brokers.mappings}
+        mappings = {str(mapping.get("bname") or name): mapping for name, mapping in held.items()}
+        return Route(tuple(queues), tuple(groups), None, self._filter_servers(groups), mappings or None)
+
+    def _brokers_of(self, topic: str) -> dict[str, _Brokers]:
+        """The brokers that have *topic*, by name; those that went and were not swept yet are not among them."""
+        found = self._index.get(topic, {})
+        return {name: brokers for name, brokers in found.items() if self._brokers.get(name) is brokers}
 
     def group(self, name: str) -> BrokerGroup:
         """The brokers of *name*. Raises `KeyError` when there are none."""
@@ -270,59 +379,83 @@ class RouteTable:
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget *topic*, of all brokers or of those in *cluster*."""
-        names: Iterable[str] = self._topics.get(topic, {}) if cluster is None else self._clusters.get(cluster, {})
-        self._take_away(topic, list(names))
+        names = self._clusters.get(cluster, {}) if cluster is not None else self._brokers
+        for name, brokers in self._brokers_of(topic).items():
+            if name in names:
+                self._take_away(topic, name, brokers)
 
-    def _take_away(self, topic: str, brokers: Iterable[str]) -> None:
-        by_broker = self._topics.get(topic)
-        mappings = self._mappings.get(topic, {})
-        for name in brokers:
-            mappings.pop(name, None)
-            if by_broker is not None:
-                by_broker.pop(name, None)
-        if not by_broker:
-            self._topics.pop(topic, None)
-            self._mappings.pop(topic, None)
+    def _take_away(self, topic: str, name: str, brokers: _Brokers) -> None:
+        self._drop_mapping(brokers, topic)
+        if brokers.topics.pop(topic, None) is None:
+            return
+        self._kept -= 1
+        by_name = self._index.get(topic, {})
+        if by_name.get(name) is brokers:  # not another of that name, which came when this one had gone
+            del by_name[name]
+            if not by_name:
+                del self._index[topic]
 
     def register_topic(self, topic: str, queues: Iterable[TopicQueues]) -> None:
-        """Put *topic* on brokers that are known; the first unknown one ends it."""
-        for entry in queues:
-            if entry.broker_name not in self._brokers:
-                return
-            self._topics.setdefault(topic, {})[entry.broker_name] = entry
+        """Put *topic* on brokers that are known; the first unknown one ends it.
 
-    def wipe_write(self, broker: str) -> int:
+        Raises:
+          Refused: the table is full (BUSY).
+        """
+        for entry in queues:
+            brokers = self._brokers.get(entry.broker_name)
+            if brokers is None:
+                return
+            if not self._put(brokers, topic, entry, self._topics_max):
+                text = f"{self._kept} topics are registered; nameserver.topics_max is {self._topics_max}"
+                raise Refused(Reason.BUSY, text)
+
+    def wipe_write(self, broker: str) -> Steps[int]:
         """Make every topic of *broker* read-only in routes; return how many there are."""
         return self._each_of(broker, lambda perm: perm & ~WRITE)
 
-    def add_write(self, broker: str) -> int:
+    def add_write(self, broker: str) -> Steps[int]:
         """Make every topic of *broker* readable and writable in routes; return how many there are."""
         return self._each_of(broker, lambda _: READ_WRITE)
 
-    def _each_of(self, broker: str, change: Callable[[int], int]) -> int:
-        count = 0
-        for by_broker in self._topics.values():
-            queues = by_broker.get(broker)
+    def _each_of(self, name: str, change: Callable[[int], int]) -> Steps[int]:
+        brokers = self._brokers.get(name)
+        if brokers is None:
+            return 0
+        brokers.read_only = False
+        pace, names = Pace(TOPICS_AT_ONCE), list(brokers.topics)
+        for topic in names:
+            queues = brokers.topics.get(topic)
             if queues is not None:
-                by_broker[broker] = replace(queues, perm=change(queues.perm))
-                count += 1
-        return count
+                brokers.topics[topic] = replace(queues, perm=change(queues.perm))
+            if pace.is_over():
+                yield
+        return len(names)
 
     # lists
 
-    def topics(self) -> list[str]:
+    def topics(self) -> Steps[list[str]]:
         """The names of all topics."""
-        return list(self._topics)
+        return self._choose(lambda found: True)
 
-    def topics_of_cluster(self, cluster: str) -> list[str]:
+    def topics_of_cluster(self, cluster: str) -> Steps[list[str]]:
         """The topics that some broker of *cluster* has."""
-        names = self._clusters.get(cluster, {})
-        return [topic for topic, by_broker in self._topics.items() if not names.keys().isdisjoint(by_broker)]
+        names = self._clusters.get(cluster, {}).keys()
+        return self._choose(lambda found: not names.isdisjoint(queues.broker_name for queues in found))
 
-    def topics_by_flag(self, wanted: int, unwanted: int = 0) -> list[str]:
+    def topics_by_flag(self, wanted: int, unwanted: int = 0) -> Steps[list[str]]:
         """The topics whose sysFlag has the bits *wanted* and none of *unwanted*, as their first broker says."""
-        flags = ((topic, next(iter(by_broker.values())).sys_flag) for topic, by_broker in self._topics.items())
-        return [topic for topic, flag in flags if flag & wanted == wanted and not flag & unwanted]
+        return self._choose(lambda found: found[0].sys_flag & wanted == wanted and not found[0].sys_flag & unwanted)
+
+    def _choose(self, is_wanted: Callable[[list[TopicQueues]], bool]) -> Steps[list[str]]:
+        names: list[str] = []
+        pace = Pace(TOPICS_AT_ONCE)
+        for topic in list(self._index):
+            found = [brokers.topics[topic] for brokers in self._brokers_of(topic).values()]
+            if found and is_wanted(found):
+                names.append(topic)
+            if pace.is_over(1 + len(found)):
+                yield
+        return names
 
     def clusters(self) -> dict[str, list[str]]:
         """Broker names by cluster."""
@@ -333,7 +466,22 @@ class RouteTable:
         return [self.group(name) for name in self._brokers]
 
     def statistics(self) -> dict[str, object]:
-        return {"brokers": len(self._live), "clusters": len(self._clusters), "topics": len(self._topics)}
+        return {
+            "brokers": len(self._live),
+            "clusters": len(self._clusters),
+            "topics": len(self._index),
+            "topics_of_all_brokers": self._kept,
+        }
+
+
+def _weight(mapping: Mapping[str, object]) -> int:
+    """What a mapping counts of the topics that the table holds: its queues."""
+    ids = mapping.get("currIdMap")
+    return 1 + (len(ids) if isinstance(ids, Mapping) else 0)
+
+
+def _as_now(brokers: _Brokers, queues: TopicQueues) -> TopicQueues:
+    return replace(queues, perm=queues.perm & ~WRITE) if brokers.read_only else queues
 
 
 def _standing_in(group: BrokerGroup, queues: TopicQueues) -> BrokerGroup:

@@ -7,19 +7,22 @@ import orjson
 
 from martlet.errors import Reason, Refused
 from martlet.groups import Group, check_group_name
-from martlet.tables import parse
 from martlet.topics import check_name
+from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import items, read_body
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.context import Context, Handle, reply
-from martlet_remoting.fastjson import dumps
+from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
 from martlet_remoting.packets import Command
 from martlet_remoting.permission import may_manage_group
 from martlet_remoting.routes import Version
 
-from .common import saved, version_of
+from .common import saved
+from .topics import page
 
 __all__ = ["TABLE"]
+
+GROUPS_AT_ONCE: Final = 32
 
 
 def _group(context: Context, fields: Mapping[object, object]) -> Group:
@@ -34,16 +37,24 @@ def _group(context: Context, fields: Mapping[object, object]) -> Group:
     return group
 
 
-def update_group(context: Context, command: Command) -> bytes:
+def update_group(context: Context, command: Command) -> Steps[bytes]:
     """Create a group or change it."""
-    context.parts.groups.update(_group(context, read_body(command)))
+    context.parts.groups.update(_group(context, (yield from read_body(command))))
     return reply(command)
 
 
-def update_groups(context: Context, command: Command) -> bytes:
+def update_groups(context: Context, command: Command) -> Steps[bytes]:
     """Create or change many groups: all, or none when one of them cannot be."""
-    for group in [_group(context, fields) for fields in items(read_body(command), "groupConfigList")]:
+    wanted: list[Group] = []
+    pace = Pace(GROUPS_AT_ONCE)
+    for fields in items((yield from read_body(command)), "groupConfigList"):
+        wanted.append(_group(context, fields))
+        if pace.is_over():
+            yield
+    for group in wanted:
         context.parts.groups.update(group)
+        if pace.is_over():
+            yield
     return reply(command)
 
 
@@ -56,18 +67,22 @@ def delete_group(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def all_groups(context: Context, command: Command) -> bytes:
+def all_groups(context: Context, command: Command) -> Steps[bytes]:
     """Answer the whole table of groups, or one page of it."""
-    table = parse(context.parts.groups.to_json(), "subscriptionGroup.json")
-    groups: dict[str, object] = table["subscriptionGroupTable"]
-    names = sorted(groups)
-    total, count = len(names), command.integer("maxGroupNum", 0)
-    if count > 0:
-        current = version_of(command.text("dataVersion", "")) == Version.from_json(table["dataVersion"])
-        start = max(command.integer("groupSeq", 0), 0) if current else 0
-        names = names[start : start + count]
-    table["subscriptionGroupTable"] = {name: groups[name] for name in names}
-    return reply(command, {"totalGroupNum": total}, orjson.dumps(table))
+    groups = context.parts.groups
+    held = groups.version
+    version = Version(held.counter, held.state_version, held.timestamp)
+    names = page(command, "groupSeq", "maxGroupNum", version, groups.names())
+    total = len(groups.names())
+    found = filter(None, map(groups.get, names))
+    body = yield from dumps_in_steps(
+        {
+            "dataVersion": version.as_json(),
+            "forbiddenTable": groups.forbidden(),
+            "subscriptionGroupTable": Lazy((group.name, orjson.dumps(group.as_json())) for group in found),
+        }
+    )
+    return reply(command, {"totalGroupNum": total}, body)
 
 
 def one_group(context: Context, command: Command) -> bytes:

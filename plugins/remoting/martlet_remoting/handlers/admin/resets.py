@@ -3,20 +3,25 @@
 from typing import Final
 
 from martlet.errors import Reason, Refused
+from martlet.groups import check_group_name
 from martlet.topics import Topic
+from martlet.turns import Pace, Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
-from martlet_remoting.fastjson import dumps
+from martlet_remoting.fastjson import dumps_in_steps
 from martlet_remoting.packets import Command, MessageQueue
 from martlet_remoting.permission import may_manage_group, may_read_group
 
 from .clients import VERSION_3_0_7
-from .common import Pace, Steps, end_of, message_queue, slow
+from .common import QUEUES_AT_ONCE, end_of, message_queue
 
 __all__ = ["TABLE"]
 
+CLIENTS_AT_ONCE: Final = 64
+BYTES_OF_A_STEP: Final = 65_536  # of a request that is sent to each
 
-def reset(context: Context, command: Command) -> Steps:
+
+def reset(context: Context, command: Command) -> Steps[bytes]:
     """Move a group to a time, or one of its queues to an offset.
 
     The broker keeps the new offsets until the consumers pull: they are told then (RocketMQ's
@@ -29,7 +34,7 @@ def reset(context: Context, command: Command) -> Steps:
     return (yield from _reset_clients(parts, command))
 
 
-def _reset_here(parts: Parts, command: Command) -> Steps:
+def _reset_here(parts: Parts, command: Command) -> Steps[bytes]:
     name, group = command.text("topic"), command.text("group")
     topic = parts.topics.get(name)
     if topic is None:
@@ -41,18 +46,22 @@ def _reset_here(parts: Parts, command: Command) -> Steps:
         text = f"queue {queue_id} of topic[{name}] does not exist; it has queues 0 to"
         raise Refused(Reason.PARAMETER, f"{text} {max(topic.read_queues, topic.write_queues) - 1}")
     offsets: dict[int, int] = {}
-    pace = Pace()
+    pace = Pace(QUEUES_AT_ONCE)
     if queue_id >= 0 and (offset := command.integer("offset", -1)) != -1:
         offsets[queue_id] = _checked(parts, topic, queue_id, offset)
     else:
         for number in [queue_id] if queue_id >= 0 else range(topic.read_queues):
             offsets[number] = _offset_at(parts, topic, number, timestamp)
-            yield from pace.step()
+            if pace.is_over():
+                yield
+    if parts.topics.get(name) is None:
+        raise Refused(Reason.NO_TOPIC, f"Topic {name} was deleted meanwhile")
     if not offsets:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No queues to reset.; topic[{name}] has none to read")
+    parts.groups.check_may_commit(group, name, offsets)
     parts.groups.reset(group, name, offsets)
     parts.parked.wake_topic(name)
-    return _answer(parts, command, {message_queue(parts, name, number): to for number, to in offsets.items()})
+    return (yield from _answer(command, {message_queue(parts, name, number): to for number, to in offsets.items()}))
 
 
 def _checked(parts: Parts, topic: Topic, queue_id: int, offset: int) -> int:
@@ -72,11 +81,11 @@ def _offset_at(parts: Parts, topic: Topic, queue_id: int, timestamp: int) -> int
     return parts.store.offset_by_time(queue, timestamp)
 
 
-def _answer(parts: Parts, command: Command, table: dict[MessageQueue, int]) -> bytes:
-    return reply(command, body=dumps({"offsetTable": table}))
+def _answer(command: Command, table: dict[MessageQueue, int]) -> Steps[bytes]:
+    return reply(command, body=(yield from dumps_in_steps({"offsetTable": table})))
 
 
-def _reset_clients(parts: Parts, command: Command) -> Steps:
+def _reset_clients(parts: Parts, command: Command) -> Steps[bytes]:
     """Tell every live member where to go on; unless forced, only backwards."""
     name, group = command.text("topic"), command.text("group")
     timestamp, forced = command.integer("timestamp", -1), command.boolean("isForce")
@@ -85,32 +94,37 @@ def _reset_clients(parts: Parts, command: Command) -> Steps:
         text = f"[reset-offset] reset offset failed, no topic in this broker. topic={name}"
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
     table: dict[MessageQueue, int] = {}
-    pace = Pace()
+    pace = Pace(QUEUES_AT_ONCE)
     for number in range(topic.write_queues):
         committed = parts.groups.offset(group, name, number)
         if committed < 0:
             raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
         target = _offset_at(parts, topic, number, timestamp)
         table[message_queue(parts, name, number)] = target if forced else min(target, committed)
-        yield from pace.step()
-    _tell(parts, command, group, name, table)
-    return _answer(parts, command, table)
+        if pace.is_over():
+            yield
+    yield from _tell(parts, command, group, name, table)
+    return (yield from _answer(command, table))
 
 
-def _tell(parts: Parts, command: Command, group: str, topic: str, table: dict[MessageQueue, int]) -> None:
+def _tell(parts: Parts, command: Command, group: str, topic: str, table: dict[MessageQueue, int]) -> Steps[None]:
     live = parts.members.group(group)
     if live is None:
         text = f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic}"
         raise Declined(ResponseCode.CONSUMER_NOT_ONLINE, f"{text} Timestamp: {command.integer('timestamp', -1)}")
     ext = {name: command.ext[name] for name in ("topic", "group", "timestamp", "isForce") if name in command.ext}
-    body = dumps({"offsetTable": _as_list(table) if command.language == "CPP" else table})
+    body = yield from dumps_in_steps({"offsetTable": _as_list(table) if command.language == "CPP" else table})
     channels = list(live.channels.values())
+    pace = Pace(CLIENTS_AT_ONCE)
     for channel in channels:
         if channel.version < VERSION_3_0_7:
             text = f"the client does not support this feature. version={channel.version}"
             raise Declined(ResponseCode.SYSTEM_ERROR, f"[reset-offset] {text}")
     for channel in channels:
-        channel.line.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+        if channel.line in live.channels:
+            channel.line.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+        if pace.is_over(1 + len(body) // BYTES_OF_A_STEP):
+            yield
 
 
 def _as_list(table: dict[MessageQueue, int]) -> list[dict[str, object]]:
@@ -121,31 +135,29 @@ def _as_list(table: dict[MessageQueue, int]) -> list[dict[str, object]]:
     ]
 
 
-def clone(context: Context, command: Command) -> bytes:
+def clone(context: Context, command: Command) -> Steps[bytes]:
     """Let one group begin where another stands."""
     parts = context.parts
+    groups = parts.groups
     source, target, topic = command.text("srcGroup"), command.text("destGroup"), command.text("topic", "")
     may_manage_group(context, target)
     may_read_group(context, source)
-    parts.groups.check_may_commit(target)
-    offsets = parts.groups.offsets_of(source)
+    check_group_name(target)
     live = parts.members.group(source)
-    for name in [topic] if topic.strip() else list(offsets):
-        if parts.topics.get(name) is None:
-            continue
-        if (
-            not command.boolean("offline")
-            and live is not None
-            and live.subscriptions
-            and name not in live.subscriptions
-        ):
-            continue
-        for queue_id, offset in offsets.get(name, {}).items():
-            parts.groups.commit(target, name, queue_id, offset)
+    subscribed = live.subscriptions if live is not None and not command.boolean("offline") else {}
+    pace = Pace()
+    for name in [topic] if topic.strip() else groups.topics_of(source):
+        offsets = groups.committed(source, name)
+        if parts.topics.get(name) is not None and (not subscribed or name in subscribed):
+            groups.check_may_commit(target, name, offsets)
+            for queue_id, offset in offsets.items():
+                groups.commit(target, name, queue_id, offset)
+        if pace.is_over(1 + len(offsets)):
+            yield
     return reply(command)
 
 
 TABLE: Final[dict[int, Handle]] = {
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: slow(reset),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: reset,
     RequestCode.CLONE_GROUP_OFFSET: clone,
 }

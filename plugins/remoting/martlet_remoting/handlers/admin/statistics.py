@@ -1,19 +1,19 @@
 """How much is in topics, and how far groups have come (RocketMQ AdminBrokerProcessor, ConsumeStats and friends)."""
 
-from collections.abc import Generator
 from typing import Final
 
 from martlet.store.codec import ENTRY, ENTRY_BYTES
 from martlet.store.queues import BLANK_SIZE
 from martlet.topics import Topic
+from martlet.turns import Pace, Steps
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
-from martlet_remoting.fastjson import dumps
+from martlet_remoting.fastjson import dumps, dumps_in_steps
 from martlet_remoting.packets import Command, MessageQueue
 from martlet_remoting.subscriptions import Subscription
 
-from .common import Pace, Steps, end_of, existing_topic, message_queue, slow, stored_ms
+from .common import QUEUES_AT_ONCE, end_of, existing_topic, message_queue, slow, stored_ms
 
 __all__ = ["TABLE", "consume_stats"]
 
@@ -23,12 +23,12 @@ WHOLE_BROKER: Final = {"BROKER_PUT_NUMS": ("BROKER", "PUT"), "BROKER_GET_NUMS": 
 LONG_MAX: Final = (1 << 63) - 1
 
 
-def topic_stats(context: Context, command: Command) -> Steps:
+def topic_stats(context: Context, command: Command) -> Steps[bytes]:
     """Answer begin, end and last time of every queue of a topic."""
     parts = context.parts
     topic = existing_topic(parts, command.text("topic"))
     table: dict[MessageQueue, object] = {}
-    pace = Pace()
+    pace = Pace(QUEUES_AT_ONCE)
     for queue_id in range(max(topic.read_queues, topic.write_queues)):
         queue = parts.store.find_queue(topic.name, queue_id)
         end = end_of(parts, queue)
@@ -37,23 +37,24 @@ def topic_stats(context: Context, command: Command) -> Steps:
             "maxOffset": end,
             "minOffset": queue.first_offset if queue is not None else 0,
         }
-        yield from pace.step()
+        if pace.is_over():
+            yield
     tps = parts.rates.tps("TOPIC_PUT_NUMS", topic.name)
-    return reply(command, body=dumps({"offsetTable": table, "topicPutTps": tps}))
+    return reply(command, body=(yield from dumps_in_steps({"offsetTable": table, "topicPutTps": tps})))
 
 
 def _topics_of(parts: Parts, group: str, wanted: list[str]) -> list[Topic]:
     """The topics of *group* that are there, without those that its live members no longer subscribe to."""
     live = parts.members.group(group)
     subscribed = live.subscriptions if live is not None else {}
-    names = wanted or list(parts.groups.offsets_of(group))
+    names = wanted or parts.groups.topics_of(group)
     found = (parts.topics.get(name) for name in names)
     return [topic for topic in found if topic is not None and (not subscribed or topic.name in subscribed)]
 
 
 def consume_stats(
     parts: Parts, group: str, topic: Topic, queues: int, pace: Pace
-) -> Generator[None, None, dict[MessageQueue, dict[str, int]]]:
+) -> Steps[dict[MessageQueue, dict[str, int]]]:
     """Return how far *group* is in the first *queues* queues of *topic* (OffsetWrapper)."""
     table: dict[MessageQueue, dict[str, int]] = {}
     for queue_id in range(queues):
@@ -66,29 +67,30 @@ def consume_stats(
             # How far clients have pulled is known to them alone; what they have consumed is the least of it.
             "pullOffset": committed,
         }
-        yield from pace.step()
+        if pace.is_over():
+            yield
     return table
 
 
-def group_stats(context: Context, command: Command) -> Steps:
+def group_stats(context: Context, command: Command) -> Steps[bytes]:
     """Answer how far a group is in its topics."""
     parts, group = context.parts, command.text("consumerGroup")
     wanted = [name for name in command.text("topicList", "").split(";") if name]
     if topic := command.text("topic", ""):
         wanted = [topic]
     table: dict[MessageQueue, dict[str, int]] = {}
-    tps, pace = 0.0, Pace()
+    tps, pace = 0.0, Pace(QUEUES_AT_ONCE)
     for found in _topics_of(parts, group, wanted):
         table |= yield from consume_stats(parts, group, found, found.read_queues, pace)
         tps += parts.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
-    return reply(command, body=dumps({"consumeTps": tps, "offsetTable": table}))
+    return reply(command, body=(yield from dumps_in_steps({"consumeTps": tps, "offsetTable": table})))
 
 
-def all_group_stats(context: Context, command: Command) -> Steps:
+def all_group_stats(context: Context, command: Command) -> Steps[bytes]:
     """Answer how far every group of this broker is."""
     parts, ordered = context.parts, command.boolean("isOrder")
     found: list[dict[str, object]] = []
-    total, pace = 0, Pace()
+    total, pace = 0, Pace(QUEUES_AT_ONCE)
     for group in parts.groups.names():
         stats: list[object] = []
         for topic in _topics_of(parts, group, []):
@@ -99,10 +101,11 @@ def all_group_stats(context: Context, command: Command) -> Steps:
             tps = parts.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
         found.append({group: stats})
-        yield from pace.step()
+        if pace.is_over():
+            yield
     address = parts.registrar.address if parts.registrar else ""
     body = {"brokerAddr": address, "consumeStatsList": found, "totalDiff": total, "totalInflightDiff": 0}
-    return reply(command, body=dumps(body))
+    return reply(command, body=(yield from dumps_in_steps(body)))
 
 
 def stats_data(context: Context, command: Command) -> bytes:
@@ -117,12 +120,12 @@ def stats_data(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps(series.as_json()))
 
 
-def time_span(context: Context, command: Command) -> Steps:
+def time_span(context: Context, command: Command) -> Steps[bytes]:
     """Answer the times between which a group's messages lie, queue by queue, and how late it is."""
     parts = context.parts
     topic, group = existing_topic(parts, command.text("topic")), command.text("group")
     spans: list[object] = []
-    pace = Pace()
+    pace = Pace(QUEUES_AT_ONCE)
     for queue_id in range(topic.write_queues):
         queue = parts.store.find_queue(topic.name, queue_id)
         end = end_of(parts, queue)
@@ -138,24 +141,26 @@ def time_span(context: Context, command: Command) -> Steps:
                 "minTimeStamp": first_ms,
             }
         )
-        yield from pace.step()
-    return reply(command, body=dumps({"consumeTimeSpanSet": spans}))
+        if pace.is_over():
+            yield
+    return reply(command, body=(yield from dumps_in_steps({"consumeTimeSpanSet": spans})))
 
 
-def consumers_of_topic(context: Context, command: Command) -> bytes:
+def consumers_of_topic(context: Context, command: Command) -> Steps[bytes]:
     """Answer the groups that consume a topic: those alive, and those that have committed on it."""
     parts, topic = context.parts, command.text("topic")
     alive = [name for name, group in parts.members.consumers.items() if topic in group.subscriptions]
-    return reply(command, body=dumps({"groupList": list(dict.fromkeys(alive + parts.groups.groups_of(topic)))}))
+    yield
+    names = list(dict.fromkeys(alive + parts.groups.groups_of(topic)))
+    return reply(command, body=(yield from dumps_in_steps({"groupList": names})))
 
 
-def topics_of_group(context: Context, command: Command) -> bytes:
+def topics_of_group(context: Context, command: Command) -> Steps[bytes]:
     """Answer the topics on which a group has committed."""
     parts = context.parts
     address = parts.registrar.address if parts.registrar else ""
-    return reply(
-        command, body=dumps({"brokerAddr": address, "topicList": list(parts.groups.offsets_of(command.text("group")))})
-    )
+    names = parts.groups.topics_of(command.text("group"))
+    return reply(command, body=(yield from dumps_in_steps({"brokerAddr": address, "topicList": names})))
 
 
 def subscription_of_group(context: Context, command: Command) -> bytes:
@@ -167,12 +172,12 @@ def subscription_of_group(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps(body))
 
 
-def all_offsets(context: Context, command: Command) -> bytes:
+def all_offsets(context: Context, command: Command) -> Steps[bytes]:
     """Answer everything that all groups have committed."""
-    return reply(command, body=context.parts.groups.offsets_to_json())
+    return reply(command, body=(yield from context.parts.groups.offsets_in_steps()))
 
 
-def correction_offsets(context: Context, command: Command) -> bytes:
+def correction_offsets(context: Context, command: Command) -> Steps[bytes]:
     """Answer per queue how far the slowest other group is, where the compared group is ahead of it.
 
     A group that shall take over from others may go back to there.
@@ -180,12 +185,15 @@ def correction_offsets(context: Context, command: Command) -> bytes:
     parts, topic = context.parts, command.text("topic")
     left_out = {name for name in command.text("filterGroups", "").split(",") if name}
     slowest: dict[int, int] = {}
+    pace = Pace()
     for group in parts.groups.groups_of(topic):
-        if group not in left_out:
-            for queue_id, offset in parts.groups.committed(group, topic).items():
-                queue = parts.store.find_queue(topic, queue_id)
-                if offset >= (queue.first_offset if queue is not None else 0):
-                    slowest[queue_id] = min(slowest.get(queue_id, offset), offset)
+        committed = parts.groups.committed(group, topic) if group not in left_out else {}
+        for queue_id, offset in committed.items():
+            queue = parts.store.find_queue(topic, queue_id)
+            if offset >= (queue.first_offset if queue is not None else 0):
+                slowest[queue_id] = min(slowest.get(queue_id, offset), offset)
+        if pace.is_over(1 + len(committed)):
+            yield
     compared = parts.groups.committed(command.text("compareGroup"), topic)
     for queue_id, offset in compared.items():
         if slowest.get(queue_id, -1) > offset:

@@ -1,14 +1,17 @@
 """Topics: create, change, delete, list (RocketMQ AdminBrokerProcessor)."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeVar
+
+import orjson
 
 from martlet.errors import Reason, Refused
 from martlet.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, Topic, check_name
+from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, integer, items, read_body
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.context import Context, Handle, Parts, reply
-from martlet_remoting.fastjson import dumps
+from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
 from martlet_remoting.packets import Command
 from martlet_remoting.permission import may_manage
 from martlet_remoting.registration import standard_topics
@@ -16,7 +19,11 @@ from martlet_remoting.routes import Version
 
 from .common import existing_topic, saved, version_of
 
-__all__ = ["TABLE", "is_system", "system_topics"]
+__all__ = ["TABLE", "is_system", "page", "system_topics"]
+
+T = TypeVar("T")
+
+TOPICS_AT_ONCE: Final = 16  # a change is told to name servers, shared groups and subscriptions
 
 # What each attribute of a topic may be (TopicAttributes); None for a number.
 ATTRIBUTES: Final[Mapping[str, tuple[str, ...] | None]] = {
@@ -113,13 +120,18 @@ def update_topic(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def update_topics(context: Context, command: Command) -> bytes:
+def update_topics(context: Context, command: Command) -> Steps[bytes]:
     """Create or change many topics: all, or none when one of the names cannot be."""
-    wanted = items(read_body(command), "topicConfigList")
+    wanted = items((yield from read_body(command)), "topicConfigList")
+    pace = Pace(TOPICS_AT_ONCE)
     for fields in wanted:
         _check_changeable(context, str(fields.get("topicName") or ""))
+        if pace.is_over():
+            yield
     for fields in wanted:
         _update_from_json(context.parts, fields)
+        if pace.is_over():
+            yield
     return reply(command)
 
 
@@ -153,25 +165,30 @@ def delete_topic(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def all_topics(context: Context, command: Command) -> bytes:
+def all_topics(context: Context, command: Command) -> Steps[bytes]:
     """Answer the whole topic table, or one page of it."""
     topics = context.parts.topics
     held = topics.version
     version = Version(held.counter, held.state_version, held.timestamp)
-    found = sorted(topics, key=lambda topic: topic.name)
-    chosen = page(command, "topicSeq", "maxTopicNum", version, found)
-    body = {
-        "dataVersion": version.as_json(),
-        "mappingDataVersion": Version().as_json(),
-        "topicConfigTable": {topic.name: topic.as_json() for topic in chosen},
-        "topicQueueMappingDetailMap": {},
-        "topicQueueMappingInfoMap": {},
-    }
-    return reply(command, {"totalTopicNum": len(found)}, dumps(body))
+    found = page(command, "topicSeq", "maxTopicNum", version, list(topics))
+    total = len(topics)
+    body = yield from dumps_in_steps(
+        {
+            "dataVersion": version.as_json(),
+            "mappingDataVersion": Version().as_json(),
+            "topicConfigTable": Lazy((topic.name, orjson.dumps(topic.as_json())) for topic in found),
+            "topicQueueMappingDetailMap": {},
+            "topicQueueMappingInfoMap": {},
+        }
+    )
+    return reply(command, {"totalTopicNum": total}, body)
 
 
-def page(command: Command, start_field: str, count_field: str, version: Version, found: list[Topic]) -> list[Topic]:
-    """The page of *found* that the request names; it begins at 0 when the table has changed since the last one."""
+def page(command: Command, start_field: str, count_field: str, version: Version, found: list[T]) -> list[T]:
+    """The page of *found* that the request names; it begins at 0 when the table has changed since the last one.
+
+    *found* is in the order in which the table grew, which stays as it is between changes.
+    """
     count = command.integer(count_field, 0)
     if count <= 0:
         return found
@@ -189,13 +206,14 @@ def system_topic_list(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps({"topicList": system_topics(context.parts)}))
 
 
-def clean_unused_topics(context: Context, command: Command) -> bytes:
+def clean_unused_topics(context: Context, command: Command) -> Steps[bytes]:
     """Remove what is stored of topics that are in no table."""
     may_manage(context)
     parts = context.parts
     for name in parts.store.topics_on_disk():
         if parts.topics.get(name) is None:
             parts.store.delete_topic(name)
+            yield
     return reply(command)
 
 
