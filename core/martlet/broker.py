@@ -33,8 +33,8 @@ class Broker:
     """The broker as plugins get it in their hooks.
 
     Its parts are attributes: ``config`` (`BrokerConfig`), ``topics`` (`Topics`), ``groups`` (`Groups`),
-    ``subscriptions`` (`Subscriptions`), ``shares`` (`Shares`), ``sessions`` (`Sessions`), ``store``, ``clock``
-    (``clock.now_ms()``), ``ids`` (``ids.below(n)``) and ``stats`` (``stats.add(section, function)``).
+    ``subscriptions`` (`Subscriptions`), ``shares`` (`Shares`), ``sessions`` (`Sessions`), ``turns`` (`Turns`),
+    ``store``, ``clock`` (``clock.now_ms()``), ``ids`` (``ids.below(n)``) and ``stats`` (``stats.add(name, function)``).
     All methods are for the event loop and never wait.
     """
 

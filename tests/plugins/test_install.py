@@ -24,30 +24,38 @@ def test_the_page_shows_the_whole_stamp_plugin() -> None:
     assert (EXAMPLES / "martlet-stamp" / "pyproject.toml").read_text() in page
 
 
+def test_all_code_on_the_page_is_from_the_examples() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "plugins.md").read_text(), re.DOTALL)
+    sources = [path.read_text() for path in EXAMPLES.rglob("*.py")]
+    assert len(blocks) > 4
+    assert [block for block in blocks if not any(block in source for source in sources)] == []
+
+
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment with Martlet and the three examples in it."""
+    """The interpreter of a new environment with Martlet and the examples in it."""
     home = tmp_path_factory.mktemp("clean") / "venv"
     venv.create(home, with_pip=True)
     interpreter = home / "bin" / "python"
     # The wheel that is under test where one is, else what this checkout would build.
     martlet = os.environ.get("MARTLET_WHEEL") or str(ROOT)
     command = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", martlet]
-    command += [str(EXAMPLES / name) for name in ("martlet-stamp", "martlet-freeze", "martlet-line")]
+    command += [str(EXAMPLES / name) for name in ("martlet-stamp", "martlet-freeze", "martlet-feed", "martlet-line")]
     fetch.download(command, home.parent)
     return interpreter
 
 
 @contextmanager
-def broker(python: Path, directory: Path, *settings: str) -> Iterator[tuple[str, int]]:
-    """Run ``martlet run`` there; the line protocol's address."""
+def broker(python: Path, directory: Path, *settings: str, port: str = "line") -> Iterator[tuple[str, int]]:
+    """Run ``martlet run`` there; the address of *port*."""
     command = [str(python.parent / "martlet"), "run", "--data", str(directory / "data")]
-    for setting in ('plugins.enabled=["stamp", "freeze", "line"]', "line.listen=127.0.0.1:0", *settings):
+    ports = ("line.listen=127.0.0.1:0", "feed.listen=127.0.0.1:0")
+    for setting in ('plugins.enabled=["stamp", "freeze", "line", "feed"]', *ports, *settings):
         command += ["--set", setting]
     with (directory / "log").open("a") as log:
         process = subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
-            yield ready(process, directory / "log")
+            yield ready(process, directory / "log", port)
         finally:
             process.terminate()
             assert process.wait(180) == 0
@@ -55,14 +63,14 @@ def broker(python: Path, directory: Path, *settings: str) -> Iterator[tuple[str,
             process.stdout.close()
 
 
-def ready(process: "subprocess.Popen[str]", log: Path) -> tuple[str, int]:
-    """Wait for the ready line and return the address in it."""
+def ready(process: "subprocess.Popen[str]", log: Path, port: str) -> tuple[str, int]:
+    """Wait for the ready line and return the address of *port* in it."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         assert selector.select(READY_S), log.read_text()
     line = process.stdout.readline()
-    found = re.search(r"line=([\d.]+):(\d+)", line)
+    found = re.search(rf"\b{port}=([\d.]+):(\d+)", line)
     assert found, (line, log.read_text())
     return found[1], int(found[2])
 
@@ -78,7 +86,7 @@ def talk(address: tuple[str, int], *lines: str) -> list[str]:
 
 def test_the_examples_work_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
     listed = subprocess.run([str(python.parent / "martlet"), "plugins"], check=True, capture_output=True, text=True)
-    for name in ("stamp", "freeze", "line", "remoting", "nameserver"):
+    for name in ("stamp", "freeze", "feed", "line", "remoting", "nameserver"):
         assert re.search(rf"\b{name}\b", listed.stdout), listed.stdout
     settings = ("broker.name=north", "stamp.name=VIA", 'freeze.topics=["old"]')
     with broker(python, tmp_path, *settings) as address:
@@ -90,6 +98,20 @@ def test_the_examples_work_in_a_clean_environment(python: Path, tmp_path: Path) 
         # After a restart the durable name goes on behind what it acknowledged.
         assert durable(address) == ["MSG 0 1 5 size=9 VIA=north", "again"]
         assert shared(address) == ["MSG 0 1 5 size=9 VIA=north", "again"]
+
+
+def test_the_feed_works_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
+    with broker(python, tmp_path) as address:
+        assert talk(address, "PUB news first", "PUB news second") == ["OK 0 0", "OK 0 1"]
+    with (
+        broker(python, tmp_path, "feed.credit=1", port="feed") as address,
+        socket.create_connection(address, timeout=180) as connected,
+        connected.makefile("rb") as feed,
+    ):
+        connected.sendall(b"FEED news\n")
+        assert (feed.readline(), feed.read(5)) == (b"5\n", b"first")
+        connected.sendall(b"MORE 1\n")
+        assert (feed.readline(), feed.read(6)) == (b"6\n", b"second")
 
 
 def durable(address: tuple[str, int], *then: str) -> list[str]:
