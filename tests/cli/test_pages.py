@@ -59,6 +59,13 @@ def test_a_name_that_is_gone_is_an_error_of_the_page() -> None:
         api_page("", [Chapter("The broker", "martlet.broker", ("Broker: shout",))])
 
 
+def test_the_readme_says_what_is_missing_before_how_to_connect() -> None:
+    before, _, _ = (ROOT / "README.md").read_text().partition("## Connect a client")
+    planned = [line for line in before.splitlines() if re.search(r"\| (planned|not supported)", line)]
+    for feature in ("gRPC", "Delayed", "Transactional", "SQL92", "POP", "MQTT and STOMP", "Replication"):
+        assert any(feature in line for line in planned), feature
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file(page: Path) -> None:
     targets = LINK.findall(page.read_text())
