@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet_remoting import fastjson
-from martlet_remoting.properties import format_properties, parse_properties
+from martlet_remoting.properties import PROPERTIES_BYTES_MAX, format_properties, parse_properties
 from martlet_remoting.registrations import order_topics
 from martlet_remoting.routes import BrokerGroup, Route, TopicQueues, Version, encode_route
 
@@ -35,6 +35,12 @@ def test_properties_are_read_as_java_reads_them(data: bytes, expected: dict[str,
 
 def test_properties_are_written_in_order_with_java_s_words_for_truth() -> None:
     assert format_properties({"b": True, "a": 5, "c": "x\\y\nz"}) == b"a=5\nb=true\nc=x\\\\y\\nz\n"
+
+
+def test_no_properties_are_read_for_long() -> None:
+    assert parse_properties(b"a=" + b"x" * (PROPERTIES_BYTES_MAX - 2))
+    with pytest.raises(Refused, match="at most 32768 are read"):
+        parse_properties(b"a=" + b"x" * PROPERTIES_BYTES_MAX)
 
 
 names = st.from_regex(r"[A-Za-z][A-Za-z0-9_.]{0,10}", fullmatch=True)

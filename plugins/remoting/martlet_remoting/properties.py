@@ -8,7 +8,10 @@ from martlet.errors import Reason, Refused
 
 from .packets import ext_text
 
-__all__ = ["format_properties", "parse_properties"]
+__all__ = ["PROPERTIES_BYTES_MAX", "format_properties", "parse_properties"]
+
+# A whole configuration of a RocketMQ broker is 20 kB. So much takes up to 10 ms, in which nobody else is served.
+PROPERTIES_BYTES_MAX: Final = 32_768
 
 _LINE: Final = re.compile(r"((?:\\.|[^\\=:\s])+)[ \t]*[=:]?[ \t]*(.*)")
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
@@ -28,8 +31,11 @@ def parse_properties(data: bytes) -> dict[str, str]:
     """Return the values by name; comments and blank lines are skipped.
 
     Raises:
-      Refused: the data is not UTF-8 text, or an escape in it is half a character (PARAMETER).
+      Refused: the data is too long, is not UTF-8 text, or an escape in it is half a character (PARAMETER).
     """
+    if len(data) > PROPERTIES_BYTES_MAX:
+        text = f"properties of {len(data)} bytes are too long; at most {PROPERTIES_BYTES_MAX} are read"
+        raise Refused(Reason.PARAMETER, text)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
