@@ -10,23 +10,12 @@ to the average. So over a limit those close whose bytes have waited longest, how
 from heapq import nsmallest
 from typing import Final, Generic, TypeVar, final
 
-__all__ = ["IncompleteRequests", "origin_of"]
+__all__ = ["IncompleteRequests"]
 
 T = TypeVar("T")
 # Over a limit as much goes as makes room for a sixteenth of it, so that not every read has to look for somebody.
 ROOM: Final = 16
 AT_ONCE: Final = 256  # connections, so that nobody else waits long
-PORT_BYTES: Final = 4
-MAPPED: Final = bytes(10) + b"\xff\xff"  # IPv4 in IPv6 (RFC 4291 2.5.5.2)
-
-
-def origin_of(host: bytes) -> bytes:
-    """Return what the connections of one client have in common: its IPv4 address, or its IPv6 network of 64 bits.
-
-    *host* is an address and a port as records hold them; who has one IPv6 address usually has a whole such network.
-    """
-    address = host[:-PORT_BYTES]
-    return address[:8] if len(address) == 16 and not address.startswith(MAPPED) else address
 
 
 @final

@@ -22,9 +22,11 @@ from typing import Protocol as TypingProtocol
 
 import trio
 
+from martlet.complaints import Complaints
 from martlet.contracts import Buffer, Connection, Handler, Identity, Protocol
 from martlet.errors import ConfigError, LocalProtocolError, MartletError, Reason, Refused, RemoteProtocolError
-from martlet.incomplete import IncompleteRequests, origin_of
+from martlet.incomplete import IncompleteRequests
+from martlet.origins import Origins, origin_of
 from martlet.settings import ServerConfig
 from martlet.stats import Stats
 from martlet.wires import SocketWire, TlsWire, Wire
@@ -381,7 +383,10 @@ class Server:
         self._accepted = 0
         self._turned_away = 0
         self._protocol_errors = 0
+        self._gave_way = 0
+        self._complaints = Complaints(log)
         self._peers: dict[_Peer, None] = {}
+        self._origins: Origins[_Peer] = Origins()
         self._ready: deque[_Peer] = deque()
         self._ready_event = trio.Event()
         self._alarms: list[tuple[float, int, _Peer]] = []
@@ -473,10 +478,8 @@ class Server:
 
     def _welcome(self, protocol: Protocol, connected: socket.socket, name: tuple[Any, ...]) -> None:
         address = _show(name[0], name[1])
-        if len(self._peers) >= self.config.connections_max:
-            self._turned_away += 1
-            limit = self.config.connections_max
-            log.warning("%s turned away; %d connections are open, server.connections_max is %d", address, limit, limit)
+        host = pack_host(name[0].partition("%")[0], name[1])
+        if len(self._peers) >= self.config.connections_max and not self._make_room(address, origin_of(host)):
             connected.close()
             return
         try:
@@ -484,7 +487,22 @@ class Server:
         except OSError:  # it is gone already
             connected.close()
             return
-        self.serve(protocol, wire, address, pack_host(name[0].partition("%")[0], name[1]))
+        self.serve(protocol, wire, address, host)
+
+    def _make_room(self, address: str, origin: bytes) -> bool:
+        """Close a connection of an address that has very many for one of *origin*; False where that has as many."""
+        limit = self.config.connections_max
+        peer = self._origins.give_way(origin)
+        if peer is None:
+            self._turned_away += 1
+            text = "%s turned away; %d connections are open, server.connections_max is %d"
+            self._complaints.warn(text, address, len(self._peers), limit)
+            return False
+        self._gave_way += 1
+        text = "%s %s closed for %s, whose address has fewer; server.connections_max is %d"
+        self._complaints.warn(text, peer.protocol.name, peer.address, address, limit)
+        self.lost(peer, TimeoutError("its address has the most connections, and another needed one"))
+        return True
 
     def serve(self, protocol: Protocol, wire: Wire, address: str, host: bytes) -> None:
         """Serve one peer over *wire* until it goes."""
@@ -497,6 +515,7 @@ class Server:
             wire.close()
             return
         self._peers[peer] = None
+        self._origins.add(peer, peer.origin)
         log.debug("%s connected to %s", address, protocol.name)
         self._nursery.start_soon(self._live, peer)
 
@@ -516,7 +535,7 @@ class Server:
         except RemoteProtocolError as error:
             self._protocol_errors += 1
             peer.reason = str(error)
-            log.warning("%s %s closed; %s", peer.protocol.name, peer.address, error)
+            self._complaints.warn("%s %s closed; %s", peer.protocol.name, peer.address, error)
             peer.send(peer.connection.farewell(error))
         except (OSError, ssl.SSLError, trio.ClosedResourceError) as error:
             self.lost(peer, error)
@@ -611,7 +630,7 @@ class Server:
         held, held_here = requests.total, requests.held_by(peer.origin)
         slow = requests.give_way(peer.origin)
         self._incomplete_closed += len(slow)
-        log.warning(
+        self._complaints.warn(
             "%d connections closed, the slowest in sending a request, %s first; incomplete requests held %d bytes "
             "and those from the address of %s %d, server.incomplete_total_bytes_max is %d and "
             "server.incomplete_address_bytes_max %d",
@@ -782,6 +801,7 @@ class Server:
             await self._last_words(peer, slow_work=half_closed)
         finally:
             self._peers.pop(peer, None)
+            self._origins.remove(peer, peer.origin)
             self.holding.pop(peer, None)
             peer.end()
             self._tell_closed(peer)
@@ -853,7 +873,10 @@ class Server:
         return {
             "connections": len(self._peers),
             "accepted": self._accepted,
+            "connections_address": self._origins.largest(),
             "turned_away": self._turned_away,
+            "gave_way": self._gave_way,
+            "warnings_left_out": self._complaints.left_out,
             "protocol_errors": self._protocol_errors,
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,

@@ -55,7 +55,11 @@ class BrokerConfig:
 class ServerConfig:
     """``[server]``: limits of what peers may hold."""
 
-    connections_max: int = setting(20_000, "connections at once, over all ports; more are closed at once", low=1)
+    connections_max: int = setting(
+        20_000,
+        "connections at once, over all ports; above, the address with the most gives one up for one with fewer",
+        low=1,
+    )
     unsent_bytes_max: int = setting(
         1 << 20, "answers waiting for one slow peer; above, it is not read from", unit="bytes", low=4096
     )

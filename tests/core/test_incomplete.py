@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.incomplete import AT_ONCE, IncompleteRequests, origin_of
-from martlet.server import pack_host
+from martlet.incomplete import AT_ONCE, IncompleteRequests
 
 HERE, THERE = b"here", b"there"
 
@@ -55,15 +54,6 @@ def test_very_many_close_in_several_steps() -> None:
         closed += found
     assert closed == list(range(len(closed)))
     assert requests.total <= 10_000
-
-
-def test_the_clients_of_one_address_belong_together() -> None:
-    def origin(host: str, port: int = 1) -> bytes:
-        return origin_of(pack_host(host, port))
-
-    assert origin("10.0.0.1") == origin("10.0.0.1", 2) != origin("10.0.0.2")
-    assert origin("2001:db8::1") == origin("2001:db8::2:1") != origin("2001:db8:0:1::1")
-    assert origin("::ffff:10.0.0.1") != origin("::ffff:10.0.0.2")
 
 
 Notes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.integers(1, 50), st.floats(0, 10)), max_size=60)

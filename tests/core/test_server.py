@@ -800,3 +800,18 @@ async def test_requests_that_wait_for_room_are_counted(autojump_clock: MockClock
         await greedy.send(b"fill 100000\n" + b"echo z\n" * 5000)
         await trio.sleep(1)
         assert world.statistic("incomplete_bytes") == 35_000
+
+
+async def test_many_bad_peers_make_few_log_lines(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    async with toy_server() as world:
+        for second in (1, 2):
+            for _ in range(100):
+                caller, _ = world.dial()
+                await caller.send(b"bad words\n")
+                assert await caller.receive_all() == b"error words\n"
+            assert len(caplog.records) <= 20 * second + second - 1
+            await trio.sleep(1)
+        assert (world.statistic("protocol_errors"), world.statistic("warnings_left_out")) == (200, 160)
+    assert [text for text in caplog.messages if "closed" not in text] == [
+        "80 more warnings about connections were left out"
+    ]

@@ -145,6 +145,23 @@ async def test_connections_over_the_limit_are_closed_at_once(world: World, caplo
     assert "server.connections_max is 2" in caplog.text
 
 
+async def test_an_address_with_all_connections_gives_one_up_for_another_address(world: World) -> None:
+    async with toy_server(ServerConfig(connections_max=3), world.protocol(), world):
+        crowd = [await dial(world) for _ in range(3)]
+        await wait_connections(world, 3)
+        host, port = world.addresses[0].rsplit(":", 1)
+        other = await trio.open_tcp_stream(host, int(port), local_address="127.0.0.2")
+        await other.send_all(b"echo in\n")
+        assert await receive_exactly(other, 3) == b"in\n"
+        assert await crowd[2].receive_some() == b"", "the newest"
+        await crowd[0].send_all(b"echo still in\n")
+        assert await receive_exactly(crowd[0], 9) == b"still in\n"
+        assert (world.statistic("gave_way"), world.statistic("turned_away")) == (1, 0)
+        assert world.statistic("connections_address") == 2
+        for stream in (*crowd, other):
+            await stream.aclose()
+
+
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -16,7 +16,7 @@ from typing import Final, final
 
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
-from martlet.incomplete import origin_of
+from martlet.origins import origin_of
 from martlet.store import Queue, ReadResult
 from martlet.topics import Topics
 

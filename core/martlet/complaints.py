@@ -1,0 +1,38 @@
+"""Warnings about connections: a peer that provokes one a thousand times a second does not fill the disk with them."""
+
+import logging
+from typing import Final, final
+
+import trio
+
+__all__ = ["Complaints"]
+
+PER_SECOND: Final = 20
+
+
+@final
+class Complaints:
+    """Logs so many warnings in a second and counts the others; the next one says how many these were."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._second_ends = 0.0
+        self._room = 0
+        self.left_out = 0
+        self._left_out_told = 0
+
+    def warn(self, text: str, *values: object) -> None:
+        now = trio.current_time()
+        if now >= self._second_ends:
+            self._second_ends = now + 1
+            self._room = PER_SECOND
+            if self.left_out > self._left_out_told:
+                self._log.warning(
+                    "%d more warnings about connections were left out", self.left_out - self._left_out_told
+                )
+                self._left_out_told = self.left_out
+        if self._room > 0:
+            self._room -= 1
+            self._log.warning(text, *values)
+        else:
+            self.left_out += 1
