@@ -36,7 +36,7 @@ HOT = (
     "martlet/store/log.py",
     "martlet/store/queues.py",
     "martlet/store/reading.py",
-    "martlet/store/recovery.py",
+    "martlet/store/scan.py",
     "martlet/store/segments.py",
     "martlet/store/tags.py",
     "martlet_remoting/batches.py",

@@ -168,6 +168,8 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
         flag.clean()
         try:
             data = await turns.finish(steps)
+            # A topic may leave its file only once the log says that it was deleted.
+            await store.wait_deleted()
             with trio.CancelScope(shield=True):
                 await store.disk.off_loop(partial(store.write_file, name, data))
         except trio.Cancelled:

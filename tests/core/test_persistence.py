@@ -1,7 +1,9 @@
 """The tables beside the log: what changes while they are written is written too, and what one lacks keeps no other."""
 
 import errno
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -12,7 +14,8 @@ from trio.testing import MockClock
 
 from martlet import persistence
 from martlet.broker import Broker
-from martlet.testing.disk import FakeDisk
+from martlet.message import Message
+from martlet.testing.disk import Cut, FakeDisk
 
 T = TypeVar("T")
 
@@ -152,3 +155,50 @@ async def test_where_nothing_writes_the_tables_nobody_waits() -> None:
     async with broker_in_memory() as broker:
         broker.when_saved(told.append)
     assert told == [""]
+
+
+async def test_a_deletion_that_was_confirmed_survives_a_kill(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    confirmed: list[str] = []
+    async with broker_in_memory(disk) as broker, trio.open_nursery() as nursery:
+        nursery.start_soon(persistence.run, broker)
+        topic = broker.topics.ensure("t", 1)
+        broker.publish(Message("t", b"x", queue_id=0))
+        broker.store.commit()
+        await trio.sleep(20)
+        assert broker.topics.delete(topic.name)
+        broker.when_saved(confirmed.append)
+        await trio.sleep(1)
+        assert confirmed == [""]
+        killed = disk.after_power_cut(Cut.LOST, random.Random(0))
+        nursery.cancel_scope.cancel()
+    async with broker_in_memory(killed) as broker:
+        persistence.load(broker)
+        assert broker.topics.get("t") is None
+
+
+async def test_a_topic_stays_in_its_file_until_the_log_says_that_it_was_deleted(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut in between brings its messages back, and not how many queues it had."""
+    disk = FakeDisk()
+
+    async def off_loop(work: Callable[[], T]) -> T:
+        # Only what writes a table comes as a partial: the flush of the deletion's record takes longer.
+        await trio.sleep(0.0 if isinstance(work, partial) else 1.0)
+        return work()
+
+    async with broker_in_memory(disk, flush="sync") as broker, trio.open_nursery() as nursery:
+        nursery.start_soon(persistence.run, broker)
+        broker.topics.ensure("t", 3)
+        broker.publish(Message("t", b"x", queue_id=0))
+        broker.store.commit()
+        await trio.sleep(20)
+        monkeypatch.setattr(disk, "off_loop", off_loop)
+        broker.topics.delete("t")
+        await trio.sleep(0.5)
+        assert broker.store.durable < broker.store.deleted_to
+        assert '"t"' in topics_on_disk(broker)
+        await trio.sleep(6)
+        assert '"t"' not in topics_on_disk(broker)
+        nursery.cancel_scope.cancel()

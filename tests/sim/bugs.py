@@ -13,7 +13,7 @@ from martlet import persistence, server
 from martlet.broker import Broker
 from martlet.groups import Groups
 from martlet.message import Message, Placed
-from martlet.store import Queue, Store, log, reading, recovery
+from martlet.store import Queue, Store, log, reading, scan
 from martlet.store.files import Disk, Files
 from martlet.store.flush import Flusher
 from martlet.store.reading import Reader
@@ -271,7 +271,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("group offset goes back", (Groups, "commit", _commit_back)),
     bug("group offset lost at a crash", (persistence, "_changed", _keep_offsets)),
     bug("appended twice", (Store, "append", _append_twice)),
-    bug("torn record served", (recovery, "crc32", _any_sum), (reading, "check_record", _believe_record)),
+    bug("torn record served", (scan, "crc32", _any_sum), (reading, "check_record", _believe_record)),
     bug("checkpoint claims more than is on disk", (Upkeep, "_take_checkpoint", _claim_more)),
     bug("rename without directory sync", (log, "atomic_write", _rename_unsynced)),
     bug("segment's name is not synced", (Flusher, "created", _ignored)),

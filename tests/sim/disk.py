@@ -40,6 +40,9 @@ class SlowDisk:
     def size(self, fd: int) -> int:
         return self.disk.size(fd)
 
+    def path_size(self, path: str) -> int:
+        return self.disk.path_size(path)
+
     def read(self, fd: int, size: int, position: int) -> bytes:
         return self.disk.read(fd, size, position)
 

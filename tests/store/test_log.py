@@ -456,6 +456,7 @@ async def test_a_topic_that_could_not_be_deleted_stays_whole_for_good() -> None:
     store = await Store.open(Path("/data"), small_config(flush="async"), ManualClock(), disk)
     for topic in "TTTV":
         store.append(message(b"x", topic), 0)
+    store.append(message(b"x" * 3400, "V"), 0)  # no room in the segment for the record of a deletion
     store.commit()
     store.flusher.flush_now()
     fill_up(disk)

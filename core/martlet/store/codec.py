@@ -49,6 +49,7 @@ __all__ = [
     "seal",
     "seal_holds",
     "tags_code",
+    "topic_of",
     "with_room_for_seal",
     "without_seal",
 ]
@@ -357,6 +358,17 @@ def check_record(data: Buffer, start: int, end: int, position: int) -> bool:
     if body_bytes and crc32(memoryview(data)[body_at:topic_at]) & 0x7FFFFFFF != crc:
         return False
     return seal_holds(data, start, end)
+
+
+def topic_of(record: Buffer) -> bytes:
+    """The topic of an intact *record*."""
+    _, magic, _, _, _, _, _, sys_flag, _ = START.unpack_from(record, 0)
+    body_at = HEAD_BYTES + (12 if sys_flag & BORN_V6 else 0) + (12 if sys_flag & STORE_V6 else 0)
+    (body_bytes,) = BODY_BYTES.unpack_from(record, body_at - 4)
+    at = body_at + body_bytes
+    if magic == MAGIC_V2:
+        return bytes(record[at + 2 : at + 2 + SHORT.unpack_from(record, at)[0]])
+    return bytes(record[at + 1 : at + 1 + record[at]])
 
 
 def _powers(count: int) -> tuple[int, ...]:

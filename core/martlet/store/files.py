@@ -10,6 +10,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
@@ -63,6 +64,10 @@ class Disk(Protocol):
 
     def write(self, fd: int, data: Bytes, position: int) -> None:
         """Write all of *data*, or raise; a part may have been written then."""
+        ...
+
+    def path_size(self, path: str) -> int:
+        """The bytes of the file *path*, holes counted; -1 when it is absent or no file."""
         ...
 
     def truncate(self, fd: int, size: int) -> None:
@@ -160,6 +165,13 @@ class RealDisk:
         size = len(data)
         while done < size:
             done += os.pwrite(fd, memoryview(data)[done:], position + done)
+
+    def path_size(self, path: str) -> int:
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return -1
+        return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)

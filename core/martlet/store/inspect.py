@@ -26,7 +26,7 @@ from martlet.store.codec import (
 from martlet.store.config import QUEUE_FILE_ENTRIES
 from martlet.store.files import Disk, Files
 from martlet.store.queues import QueueFiles, Queues
-from martlet.store.recovery import valid_after
+from martlet.store.scan import valid_after
 from martlet.store.segments import Segment, Segments
 
 __all__ = ["Damage", "Inspection", "QueueContent", "SegmentContent", "inspect"]

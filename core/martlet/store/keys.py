@@ -7,6 +7,7 @@ made; so whatever a crash leaves in a slot names an entry that is there. Appends
 a reference; `drain` does the work later, and a query drains first.
 """
 
+import logging
 import sys
 from array import array
 from collections import deque
@@ -16,12 +17,16 @@ from operator import mul
 from struct import Struct
 from typing import Final, final
 
+from martlet.checksum import crc32
 from martlet.message import find_property
+from martlet.store.checkpoint import Checkpoint
 from martlet.store.codec import POWERS_OF, hash_code
 from martlet.store.files import Files
 from martlet.store.queues import Queue
 
 __all__ = ["IndexFile", "KeyIndex"]
+
+logger = logging.getLogger("martlet.store")
 
 HEADER: Final = Struct(">4q2i")  # begin and end ms, begin and end position, used slots, next entry number
 SLOT: Final = Struct(">i")
@@ -30,6 +35,8 @@ ITEM: Final = Struct(">iqii")  # hash, position, seconds since begin, entry befo
 ITEM_BYTES: Final = 20
 PAGE_SLOTS: Final = 1024  # a page of slots is written when one of them changed
 PAGE_BYTES: Final = PAGE_SLOTS * SLOT_BYTES
+# Slots that are counted in one go; about a millisecond's work.
+SLOTS_A_READ: Final = 32_768
 SECONDS_MAX: Final = 2**31 - 1
 # Prefixes of unique keys whose hash is remembered: one a client and minute.
 PREFIXES_MAX: Final = 4096
@@ -76,6 +83,7 @@ class KeyIndex:
         "_saved",
         "_slots",
         "active",
+        "damaged",
         "directory",
         "entries_max",
         "files",
@@ -86,6 +94,7 @@ class KeyIndex:
         "saving",
         "slots",
         "store_ms",
+        "unchecked",
     )
 
     def __init__(self, files: Files, directory: str, slots: int, entries_max: int) -> None:
@@ -99,6 +108,10 @@ class KeyIndex:
         self.position = 0
         self.store_ms = 0
         self.new_names = False
+        # A query met what cannot be: the index is to be rebuilt.
+        self.damaged = False
+        # Files that were there at the start, and how many of their slots are in use.
+        self.unchecked: list[tuple[str, int]] = []
         # A thread is writing what `take_slots` returned.
         self.saving = False
         self.pending: deque[tuple[Queue, int, int, int, bytes]] = deque()
@@ -118,7 +131,7 @@ class KeyIndex:
     def load(self) -> bool:
         """Find the files; False when one is damaged and all are to be made again."""
         for name in self.files.disk.names(self.directory):
-            if len(name) != 17 or not name.isdecimal():
+            if not _is_name(name):
                 continue
             found = self._load_file(f"{self.directory}/{name}")
             if found is None:
@@ -147,13 +160,65 @@ class KeyIndex:
         """The entries in all files."""
         return sum(item.count - 1 for item in self.items)
 
+    def headers_crc(self) -> int:
+        """The CRC of the headers of all files that have entries."""
+        return crc32(b"".join(item.header() for item in self.items if item.count > 1))
+
+    def begin(self, checkpoint: Checkpoint | None, start: int, end: int, *, clean: bool) -> None:
+        """Load what there is, for a log from *start* to *end*; `position` then says from where on keys are missing.
+
+        After a crash nothing but a checkpoint of ours tells how much of the index is durable: a power cut can leave a
+        header ahead of its slots.
+        """
+        loaded = self.load()
+        ours = checkpoint is not None and checkpoint.position >= 0
+        if loaded and clean and not ours and self.items and checkpoint is not None and not checkpoint.known:
+            # RocketMQ's.
+            self.reopen(clean=False)
+            self.position = min(max(max(item.end_position for item in self.items), start), end)
+        elif loaded and checkpoint is not None and ours and self._agrees(checkpoint, clean=clean):
+            self.unchecked = [(item.path, item.used_slots) for item in self.items]
+            self.reopen(clean=clean)
+            self.new_names = not clean
+            self.position = min(max(checkpoint.index_position, start), end)
+        else:
+            if end > start or self.items:
+                logger.warning("the key index is missing or damaged; rebuilding it from the log")
+            self.clear()
+            self.position = start
+
+    def check_slots(self, path: str, used_slots: int) -> bool:
+        """Whether file *path* has no fewer slots in use than its header said; blocks, for a tenth of a second.
+
+        Slots that were zeroed name no entries, so no query would notice.
+        """
+        count = 0
+        for first in range(0, self.slots, SLOTS_A_READ):
+            size = min(SLOTS_A_READ, self.slots - first) * SLOT_BYTES
+            try:
+                data = self.files.read(path, size, HEADER.size + first * SLOT_BYTES)
+            except FileNotFoundError:
+                return True  # retention removed it
+            count += len(data) // SLOT_BYTES - array("i", data).count(0)
+        return count >= used_slots
+
+    def _agrees(self, checkpoint: Checkpoint, *, clean: bool) -> bool:
+        """Whether the files are those that *checkpoint* speaks of, or newer ones where that may be."""
+        if self.total() == checkpoint.index_entries:
+            return self.headers_crc() == checkpoint.index_crc or checkpoint.shared
+        return self.total() > checkpoint.index_entries and (checkpoint.shared or not clean)
+
     def clear(self) -> None:
         """Remove every file and start over."""
         for name in self.files.disk.names(self.directory):
-            self.files.unlink(f"{self.directory}/{name}")
+            if _is_name(name):
+                self.files.unlink(f"{self.directory}/{name}")
         self.items.clear()
         self.active = None
         self.new_names = True
+        self.damaged = False
+        self.unchecked.clear()
+        self.pending.clear()
         self._slots = memoryview(array("i"))
         self._entries = bytearray()
         self._saved = 1
@@ -365,13 +430,15 @@ class KeyIndex:
         else:
             (number,) = SLOT.unpack(self.files.read(item.path, SLOT_BYTES, HEADER.size + slot * SLOT_BYTES))
         for _ in range(CHAIN_MAX):
-            if not 0 < number < item.count:
+            if not number:
                 return
-            key, position, seconds, before = ITEM.unpack(self._item(item, number))
+            entry = self._item(item, number) if 0 < number < item.count else b""
+            key, position, seconds, before = ITEM.unpack(entry) if len(entry) == ITEM_BYTES else (-1, 0, 0, 0)
+            if key < 0 or key % self.slots != slot or not 0 <= before < number:
+                self.damaged = True
+                return
             if key == code:
                 yield position, seconds
-            if before >= number:
-                return
             number = before
 
     def _item(self, item: IndexFile, number: int) -> bytes:
@@ -387,6 +454,10 @@ def _swapped(data: bytes) -> "array[int]":
     if sys.byteorder == "little":
         numbers.byteswap()
     return numbers
+
+
+def _is_name(name: str) -> bool:
+    return len(name) == 17 and name.isascii() and name.isdecimal()
 
 
 def _name(ms: int) -> str:

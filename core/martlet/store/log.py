@@ -9,7 +9,6 @@ readable when they are durable, with ``"async"`` when they are written. Everythi
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final, final
 
@@ -18,7 +17,7 @@ import trio
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused, StoreFailed, StoreLocked
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
-from martlet.store.checkpoint import QueueList, read_checkpoint, read_queue_list
+from martlet.store.checkpoint import read_checkpoint
 from martlet.store.chunks import Chunks, Tail
 from martlet.store.codec import (
     BORN_V6,
@@ -35,6 +34,7 @@ from martlet.store.codec import (
     has_seal,
     record_size,
     seal,
+    topic_of,
     with_room_for_seal,
     without_seal,
 )
@@ -42,7 +42,8 @@ from martlet.store.config import StoreConfig
 from martlet.store.files import Disk, Files, RealDisk, atomic_write, read_file
 from martlet.store.flush import Flusher
 from martlet.store.keys import KeyIndex
-from martlet.store.queues import BLANK_SIZE, Queue, QueueFiles, Queues
+from martlet.store.notes import NOTES_TOPIC, deletion, is_note, offset_notes
+from martlet.store.queues import BLANK_SIZE, BlockDamaged, Queue, QueueFiles, Queues
 from martlet.store.reading import Predicate, Reader, ReadResult, bounds, matching
 from martlet.store.recovery import Progress, Recovery
 from martlet.store.retention import Retention
@@ -62,6 +63,8 @@ UNINDEXED_MAX: Final = 20_000
 HEAD_BYTES_READ: Final = 76
 # Entries that a read in a worker thread takes along.
 SCAN_ENTRIES: Final = 4096
+# A note of many queues' offsets goes into several records.
+NOTE_BYTES_MAX: Final = 256 * 1024
 # Positions of damaged records that are remembered, so that each is reported once.
 DAMAGED_MAX: Final = 10_000
 
@@ -107,6 +110,7 @@ class Store:
         "cut_bytes",
         "damaged",
         "damaged_records",
+        "deleted_to",
         "directory",
         "disk",
         "files",
@@ -153,6 +157,8 @@ class Store:
         self.refusal = ""
         self.damaged: set[int] = set()
         self.damaged_records = 0
+        # The log position behind the newest deletion of a topic.
+        self.deleted_to = 0
         self.cut_bytes = 0
         self.recovery_seconds = 0.0
         self.recovered_records = 0
@@ -222,14 +228,23 @@ class Store:
     async def _recover(self, report: Progress | None) -> None:
         began = trio.current_time()
         root = self.directory
-        clean = "abort" not in self.disk.names(root)
-        self.segments.load()
         checkpoint = read_checkpoint(self.files, f"{root}/checkpoint")
-        listed = read_queue_list(self.files, f"{root}/queues")
+        clean = "abort" not in self.disk.names(root)
+        if checkpoint is not None and checkpoint.position >= 0:
+            # `abort` is RocketMQ's mark, and counts where RocketMQ may have been the last one here.
+            clean = checkpoint.orderly and (clean or not checkpoint.shared)
+        self.segments.load()
         self._mark_running()
-        recovery = Recovery(self.segments, self.queues, self.keys, report, partial(self.upkeep.distrust, checkpoint))
-        await recovery.run(checkpoint, listed, clean=clean)
-        self._begin_at(recovery, listed)
+        recovery = Recovery(self.segments, self.queues, report)
+        await recovery.run(
+            checkpoint,
+            self.upkeep.journal,
+            clean=clean,
+            distrust=lambda: self.upkeep.distrust(checkpoint, clean=clean),
+        )
+        if self.keys is not None:
+            self.keys.begin(checkpoint, self.segments.start, recovery.end, clean=clean)
+        self._begin_at(recovery)
         self.last_store_ms = max(recovery.last_store_ms, checkpoint.log_ms if checkpoint else 0)
         self.damaged_records = recovery.damaged
         self.cut_bytes = recovery.cut_bytes
@@ -252,12 +267,12 @@ class Store:
         self.files.forget(path)
         self.disk.sync_directory(self.directory)
 
-    def _begin_at(self, recovery: Recovery, listed: QueueList | None) -> None:
+    def _begin_at(self, recovery: Recovery) -> None:
         end = recovery.end
         self.chunks.trusted_from = end
         self.tail.open_at(end)
         self.flusher.durable = self.readable = end
-        self.upkeep.open_at(end, listed)
+        self.upkeep.open_at(end, recovery.paths, recovery.deleted)
 
     async def close(self) -> None:
         """Make everything durable and leave the directory as after an orderly stop; idempotent."""
@@ -267,8 +282,9 @@ class Store:
             if self.flusher.failed is None:
                 self._commit_last()
                 self.flusher.flush_now()
-                self.upkeep.write_checkpoint()
-                self.disk.unlink(f"{self.directory}/abort")
+                self.upkeep.write_checkpoint(orderly=True)
+                if "abort" in self.disk.names(self.directory):
+                    self.disk.unlink(f"{self.directory}/abort")
                 self.disk.sync_directory(self.directory)
         except OSError as error:
             raise self.flusher.fail(error) from error
@@ -324,20 +340,64 @@ class Store:
         return sorted(self.queues.topics)
 
     def delete_topic(self, topic: str) -> None:
-        """Remove the queues of *topic*; its records are void from now on and go with their segments."""
+        """Remove *topic*: its records are void from now on and go with their segments.
+
+        A record in the log says so. The deletion holds through any crash once that is durable (`wait_deleted`); only
+        then the files of the queues go.
+        """
+        if topic not in self.queues.topics:
+            return
+        # Twice, so that no single damaged record brings the topic back.
+        note = deletion(topic, self.store_host, self._clock.now_ms())
         try:
             self.commit()
         except (Refused, StoreFailed) as error:
             self._lost = error
             raise
-        queues = self.queues.topics.get(topic, {})
-        for queue in queues.values():
+        self._append_notes((note, note))
+        queues = self.queues.forget_topic(topic)
+        for queue in queues:
             self._touched.pop(queue, None)
-        try:
-            self.upkeep.delete_topic(topic)
-            self.queues.remove_topic(topic)
-        except OSError as error:
-            raise self._disk_refused(error) from error
+        self.deleted_to = self.tail.written
+        self.upkeep.delete_topic(topic, queues, self.deleted_to)
+
+    async def wait_deleted(self) -> None:
+        """Return when every deletion so far is durable.
+
+        Raises:
+          StoreFailed: it will never be.
+        """
+        await self.flusher.wait_durable(self.deleted_to)
+
+    def note_offsets(self, queues: list[Queue]) -> int:
+        """Write into the log where *queues* go on, whose records are to be removed; return the position behind it.
+
+        Raises:
+          Refused: the disk is full.
+          StoreFailed: the disk failed.
+        """
+        self.commit()
+        ends = [(queue.topic, queue.queue_id, queue.next_offset) for queue in queues]
+        position = self.tail.position
+        body_bytes_max = min(NOTE_BYTES_MAX, self.config.segment_bytes // 4)
+        for note in offset_notes(ends, body_bytes_max, self.store_host, self._clock.now_ms()):
+            self._append_notes((note,))
+        for queue in queues:
+            queue.noted = position
+        return self.tail.written
+
+    def _append_notes(self, notes: Sequence[Message]) -> None:
+        """Append records of the store's own, which belong to no queue, in one segment; all or none is stored."""
+        queue = Queue(NOTES_TOPIC, 0)
+        size = sum(record_size(note, queue.topic_bytes, self.store_host) for note in notes)
+        if self.tail.position + size + FILLER_BYTES > self.tail.segment.end:
+            self._roll_for(size, "a record of the store")
+        now = self._clock.now_ms()
+        for note in notes:
+            position = self.tail.position
+            self.tail.put(encode_record(note, 0, 0, position, now, self.store_host))
+            self._pending.append((queue, position, self.tail.position, now, b""))
+        self.commit()
 
     # ---- tables beside the log
 
@@ -610,7 +670,7 @@ class Store:
             if len(keys.pending) > UNINDEXED_MAX:
                 self._help_index(keys)
         self._pending = []
-        self.upkeep.stir()
+        self.upkeep.wake()
         self.flusher.ask()
         if not self._sync:
             self._became_readable(self.tail.written)
@@ -694,14 +754,21 @@ class Store:
         The first message comes whatever its size; then as many as fit both limits and are at hand (`read_is_near`).
         *codes* are compared with the tags' codes of the entries, *predicate* is shown whole records. Looks at a bounded
         number of entries, so ``next_offset`` may move though nothing matched. Damaged records are left out.
+        Where the entry of *offset* is in a damaged block, that is rebuilt from the log first, which may take long: call
+        `read_is_near` before.
         """
         end = self.end_offset(queue)
         outside = bounds(queue, offset, end)
         if outside is not None:
             return outside
-        return self.reader.read(
-            queue, offset, end, max_messages, budget_bytes, codes, predicate, self.queues.entries, self.chunks.load_now
-        )
+        read = self.reader.read
+        entries, load = self.queues.load_entries, self.chunks.load_now
+        try:
+            return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+        except BlockDamaged:
+            self.upkeep.repair_now(queue)
+        entries = self.queues.entries
+        return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
 
     def next_match(self, queue: Queue, offset: int, codes: frozenset[int], entries_max: int) -> tuple[int, bool]:
         """Where the next readable message with one of *codes* may be, and whether one is among *entries_max* entries.
@@ -723,7 +790,10 @@ class Store:
         """Whether `read` would find its first record without waiting for the disk."""
         if not queue.first_offset <= offset < self.end_offset(queue):
             return True
-        entry = self.queues.entries(queue, offset, 1)
+        try:
+            entry = self.queues.load_entries(queue, offset, 1)
+        except BlockDamaged:
+            return False
         if len(entry) < ENTRY_BYTES:
             return True
         position, size, _ = ENTRY.unpack(entry)
@@ -746,27 +816,50 @@ class Store:
         outside = bounds(queue, offset, end)
         if outside is not None:
             return outside
+        try:
+            result = await self._read_off_loop(queue, offset, end, max_messages, budget_bytes, codes, predicate)
+        except BlockDamaged:
+            await self.upkeep.repair(queue)
+            outside = bounds(queue, offset, end)
+            if outside is not None:
+                return outside
+            result = await self._read_off_loop(queue, offset, end, max_messages, budget_bytes, codes, predicate)
+        result.end_offset = self.end_offset(queue)
+        return result
+
+    async def _read_off_loop(
+        self,
+        queue: Queue,
+        offset: int,
+        end: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None,
+        predicate: Predicate | None,
+    ) -> ReadResult:
+        """Read in a worker thread; raises `BlockDamaged` where the first entry is in a damaged block."""
         # The entries in memory belong to the event loop's thread: take them along.
-        held = self.queues.entries(queue, offset, SCAN_ENTRIES) if offset >= queue.tail_offset else b""
+        held = self.queues.load_entries(queue, offset, SCAN_ENTRIES) if offset >= queue.tail_offset else b""
         end = min(end, offset + len(held) // ENTRY_BYTES if held else queue.tail_offset)
 
         def entries(queue: Queue, at: int, count: int) -> bytes:
             if not held:
-                return self.queues.files.read(queue, at, count)
+                return self.queues.saved_entries(queue, at, count)
             return held[(at - offset) * ENTRY_BYTES : (at - offset + count) * ENTRY_BYTES]
 
-        result = await self.disk.off_loop(
+        return await self.disk.off_loop(
             lambda: _copied(
                 self.reader.read(
                     queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, self.chunks.load
                 )
             )
         )
-        result.end_offset = self.end_offset(queue)
-        return result
 
     def record_at(self, position: int, size_hint: int = 0) -> bytes | None:
-        """The record that begins at *position*; None when none does, it is damaged, or not readable yet."""
+        """The record that begins at *position*; None when none does, it is damaged, or not readable yet.
+
+        The store's own records are none.
+        """
         if position < self.segments.start or position + RECORD_BYTES_MIN > self.readable:
             return None
         head = self.chunks.read(position, max(size_hint, 4))
@@ -777,7 +870,9 @@ class Store:
         if segment is None or size < RECORD_BYTES_MIN or position + size > min(segment.end, self.readable):
             return None
         data = head[:size] if len(head) >= size else self.chunks.read(position, size)
-        return data if check_record(data, 0, size, position) else None
+        if not check_record(data, 0, size, position) or is_note(topic_of(data)):
+            return None
+        return data
 
     def _found_damage(self, position: int, queue: Queue, offset: int) -> None:
         if position in self.damaged or len(self.damaged) >= DAMAGED_MAX:
@@ -851,9 +946,26 @@ class Store:
         records: list[bytes] = []
         for position in keys.find(queue, key, max_count, begin_ms, end_ms):
             data = self.record_at(position)
-            if data is not None:
+            if data is not None and self._is_kept(data, queue.topic_bytes, position):
                 records.append(data)
+        if keys.damaged:
+            self.upkeep.wake()
         return Found(records, keys.store_ms, keys.position)
+
+    def _is_kept(self, record: bytes, topic: bytes, position: int) -> bool:
+        """Whether the entry of *record* in its queue names it; one of a deleted topic has none, or another's."""
+        if topic_of(record) != topic:
+            return False
+        queue = self.queues.find(topic.decode(), int.from_bytes(record[12:16], "big", signed=True))
+        offset = int.from_bytes(record[20:28], "big", signed=True)
+        if queue is None or not queue.first_offset <= offset < queue.next_offset:
+            return False
+        try:
+            entry = self.queues.load_entries(queue, offset, 1)
+        except BlockDamaged:
+            self.upkeep.want_repair(queue)
+            return True
+        return entry[:8] == record[28:36]
 
     # ---- background
 

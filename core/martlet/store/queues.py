@@ -4,18 +4,28 @@ Entries of 20 bytes in ``consumequeue/<topic>/<queue id>/<20 digits>`` (RocketMQ
 ConsumeQueue.java). New ones gather in memory and go to the files in the background,
 never before the records they point at are durable. An idle queue holds no file and
 next to no memory.
+
+Files hold blocks of 1,000 entries, and each queue knows the CRC of each of its blocks. Entries are read a
+block at a time, checked once, and kept in a small cache. A block that does not fit its CRC is never used: it is
+rebuilt from the log (`repair.py`).
 """
 
+from array import array
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
+from math import gcd
 from struct import Struct
+from threading import Lock
 from typing import Final, final
 
+from martlet.checksum import crc32
 from martlet.store.codec import ENTRY, ENTRY_BYTES, RECORD_BYTES_MIN, TOPIC_V1_BYTES_MAX
 from martlet.store.files import Files
 from martlet.store.segments import NAME_DIGITS, numbered_names
 from martlet.store.tags import SCHEDULE_TOPIC
 
-__all__ = ["BLANK_ENTRY", "Queue", "QueueFiles", "Queues"]
+__all__ = ["BLANK_ENTRY", "BlockDamaged", "Queue", "QueueFiles", "Queues", "queue_ids"]
 
 # What RocketMQ writes where a queue has no message (ConsumeQueue.fillPreBlank).
 BLANK_SIZE: Final = 0x7FFFFFFF
@@ -23,10 +33,25 @@ BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
 # Entries that stay in memory after they were written, for consumers at the tail.
 KEPT_ENTRIES: Final = 64
 
-# Files are searched for data in steps of this size: the rest of a file is mostly a hole.
-HOLE_BYTES: Final = 64 * 1024
-POSITION: Final = Struct(">q")
+# Divides RocketMQ's 300,000 entries a file. Block CRCs cost 4 bytes of memory for so many messages.
+BLOCK_ENTRIES: Final = 1000
+# 20 KB each.
+BLOCKS_CACHED: Final = 64
+UNKNOWN: Final = 0  # in place of a CRC: the block was begun by RocketMQ
+QUEUE_ID_MAX: Final = 2**31 - 1
 POSITION_SIZE: Final = Struct(">qi")
+
+
+# Shared by all queues without a whole block; never changed.
+NO_CRCS: Final = array("I")
+
+
+class BlockDamaged(Exception):
+    """A block of a queue's files is not what was written there; `repair` rebuilds it from the log."""
+
+    def __init__(self, queue: "Queue") -> None:
+        super().__init__(f"consume queue {queue.topic}/{queue.queue_id} has a damaged block")
+        self.queue = queue
 
 
 @final
@@ -39,14 +64,20 @@ class Queue:
 
     __slots__ = (
         "begins",
+        "blocks",
+        "changed",
         "dirty",
         "first_offset",
+        "journaled",
         "last_end",
+        "mark",
         "narrow",
         "next_offset",
+        "noted",
         "overhead",
         "queue_id",
         "saved",
+        "saved_end",
         "tail",
         "tail_offset",
         "timed",
@@ -68,6 +99,18 @@ class Queue:
         self.tail = bytearray()
         self.tail_offset = 0
         self.saved = 0
+        # The log position behind the newest record whose entry is in a file.
+        self.saved_end = 0
+        # The number of the first block with a CRC, and the CRCs of all whole blocks from there on.
+        self.blocks: tuple[int, array[int]] = (0, NO_CRCS)
+        # As far as the files are covered by CRCs: `saved`, and the CRC of the block that it is in. One attribute, so
+        # that another thread never sees half of a change.
+        self.mark: tuple[int, int] = (0, 0)
+        # Blocks before this number are in the journal; `changed` says that something of the queue is not.
+        self.journaled = 0
+        self.changed = False
+        # The log position of a note that says where this queue goes on; 0 for none.
+        self.noted = 0
         self.dirty = False
         # What its file holds before `tail_offset` is not to be relied on.
         self.begins = True
@@ -95,7 +138,8 @@ class Queue:
         """Start over: empty, with *offset* as the first free one."""
         self.first_offset = self.next_offset = self.tail_offset = self.saved = offset
         self.tail = bytearray()
-        self.last_end = 0
+        self.last_end = self.saved_end = 0
+        self.blocks, self.mark, self.journaled = (0, NO_CRCS), (offset, UNKNOWN), 0
         self.begins = True
 
     def add(self, position: int, size: int, code: int) -> None:
@@ -121,6 +165,36 @@ class Queue:
             position, size, _ = ENTRY.unpack_from(self.tail, len(self.tail) - ENTRY_BYTES)
             self.last_end = position + size
 
+    def seal_blocks(self, entries: bytes, block_bytes: int) -> None:
+        """Cover *entries*, which were written from `saved` on, by CRCs."""
+        within = self.saved * ENTRY_BYTES % block_bytes
+        crc, known = self.mark[1], self.mark[1] != UNKNOWN or not within
+        at = 0
+        while at < len(entries):
+            part = entries[at : at + block_bytes - within]
+            crc = crc32(part, crc) if known else UNKNOWN
+            at += len(part)
+            within += len(part)
+            if within == block_bytes:
+                self._add_block((self.saved * ENTRY_BYTES + at) // block_bytes - 1, crc)
+                crc, known, within = 0, True, 0
+        self.saved += len(entries) // ENTRY_BYTES
+        self.mark = self.saved, crc
+        position, size = POSITION_SIZE.unpack_from(entries, len(entries) - ENTRY_BYTES)
+        self.saved_end = position + (size if size != BLANK_SIZE else 0)
+
+    def _add_block(self, block: int, crc: int) -> None:
+        base, crcs = self.blocks
+        if crcs is NO_CRCS or block != base + len(crcs):
+            self.blocks = (block, array("I", (crc,)))
+        else:
+            crcs.append(crc)
+
+    def crc_of(self, block: int) -> int:
+        """The CRC of a whole block; `UNKNOWN` where there is none."""
+        base, crcs = self.blocks
+        return crcs[block - base] if 0 <= block - base < len(crcs) else UNKNOWN
+
     def end_before(self, limit: int) -> int:
         """The offset behind the newest message whose record ends at or before log position *limit*."""
         if self.last_end <= limit:
@@ -141,13 +215,24 @@ class Queue:
 class QueueFiles:
     """Reads and writes the files of queues."""
 
-    __slots__ = ("directory", "file_bytes", "file_entries", "files", "new_directories")
+    __slots__ = (
+        "block_bytes",
+        "block_entries",
+        "directory",
+        "file_bytes",
+        "file_entries",
+        "files",
+        "new_directories",
+    )
 
     def __init__(self, files: Files, directory: str, file_entries: int) -> None:
         self.files = files
         self.directory = directory
         self.file_entries = file_entries
         self.file_bytes = file_entries * ENTRY_BYTES
+        # A block lies in one file.
+        self.block_entries = gcd(file_entries, BLOCK_ENTRIES)
+        self.block_bytes = self.block_entries * ENTRY_BYTES
         # Directories whose names are not durable yet.
         self.new_directories: set[str] = set()
 
@@ -177,6 +262,8 @@ class QueueFiles:
         written: set[str] = set()
         at = offset * ENTRY_BYTES
         if queue.begins:
+            # What is there is of a queue that was deleted.
+            self.remove(queue.topic, queue.queue_id)
             # As RocketMQ does, so that the queue's end is where its entries end (ConsumeQueue.fillPreBlank).
             within = at % self.file_bytes
             at -= within
@@ -190,10 +277,11 @@ class QueueFiles:
             part = entries[: self.file_bytes - within]
             path = self.path_of(queue, at - within)
             try:
-                self.files.write(path, part, within)
+                if self.files.size(path) != self.file_bytes:
+                    self.files.truncate(path, self.file_bytes)
             except FileNotFoundError:
                 self._create(queue, path)
-                self.files.write(path, part, within)
+            self.files.write(path, part, within)
             written.add(path)
             at += len(part)
             entries = entries[len(part) :]
@@ -209,16 +297,14 @@ class QueueFiles:
         directory = self.directory_of(queue.topic, queue.queue_id)
         self.new_directories.update((directory, f"{self.directory}/{queue.topic}", self.directory))
 
-    def any_short(self, queue: Queue, starts: list[int]) -> bool:
-        """Whether a file has not its full size; the last one is lengthened, which a crash may have prevented."""
-        for start in starts:
-            path = self.path_of(queue, start)
-            if self.files.size(path) >= self.file_bytes:
-                continue
-            if start != starts[-1]:
-                return True
-            self.files.truncate(path, self.file_bytes)
-        return False
+    def whole(self, queue: Queue) -> bool:
+        """Whether every file is there, and as long as it has to be, that holds an entry from the first offset on."""
+        start = queue.first_offset * ENTRY_BYTES
+        start -= start % self.file_bytes
+        for at in range(start, queue.saved * ENTRY_BYTES, self.file_bytes):
+            if self.files.disk.path_size(self.path_of(queue, at)) != self.file_bytes:
+                return False
+        return True
 
     def cut(self, queue: Queue, end: int) -> None:
         """Make sure that the files hold nothing from offset *end* on."""
@@ -228,17 +314,8 @@ class QueueFiles:
             if start > at:
                 self.files.unlink(path)
                 self.new_directories.add(self.directory_of(queue.topic, queue.queue_id))
-            elif start + self.file_bytes > at and self._holds_data(path, at - start):
+            elif start + self.file_bytes > at and self.files.next_data(path, at - start) < self.file_bytes:
                 self.files.clear(path, at - start)
-
-    def _holds_data(self, path: str, at: int) -> bool:
-        size = self.files.size(path)
-        while (at := self.files.next_data(path, at)) < size:
-            data = self.files.read(path, HOLE_BYTES, at)
-            if data.rstrip(b"\x00"):
-                return True
-            at += len(data)
-        return False
 
     def remove_before(self, queue: Queue, first: int) -> None:
         """Remove files all of whose entries are before offset *first*; the last file stays."""
@@ -248,24 +325,55 @@ class QueueFiles:
                 self.files.unlink(self.path_of(queue, start))
 
     def remove(self, topic: str, queue_id: int) -> None:
-        """Remove every file of the queue, and its directory."""
+        """Remove every file of the queue, and its directory unless something else is in there."""
         directory = self.directory_of(topic, queue_id)
-        for name in self.files.disk.names(directory):
-            self.files.unlink(f"{directory}/{name}")
-        self.files.disk.remove_directory(directory)
+        names = self.files.disk.names(directory)
+        for start in numbered_names(names):
+            self.files.unlink(f"{directory}/{start:0{NAME_DIGITS}d}")
+        if names:
+            self._remove_directory(directory)
+
+    def remove_topic(self, topic: str) -> None:
+        """Remove the files of every queue of *topic*."""
+        directory = f"{self.directory}/{topic}"
+        names = self.files.disk.names(directory)
+        for queue_id in queue_ids(names):
+            self.remove(topic, queue_id)
+            self._remove_directory(f"{directory}/{queue_id}")
+        self._remove_directory(directory)
+        if names:
+            gone = {path for path in self.new_directories if path == directory or path.startswith(f"{directory}/")}
+            self.new_directories.difference_update(gone)
+            self.new_directories.add(self.directory)
+
+    def _remove_directory(self, path: str) -> None:
+        with suppress(OSError):  # it is gone, or holds what is not ours
+            self.files.disk.remove_directory(path)
+
+
+def queue_ids(names: list[str]) -> list[int]:
+    """The queues that the directories *names* of a topic are for; whatever else lies there is left alone."""
+    found = (int(name) for name in names if name.isascii() and name.isdecimal() and len(name) <= 10)
+    return [queue_id for queue_id in found if queue_id <= QUEUE_ID_MAX and str(queue_id) in names]
 
 
 @final
 class Queues:
     """All queues by topic and id, and the entries of each."""
 
-    __slots__ = ("dirty", "files", "topics")
+    __slots__ = ("_cache", "_lock", "changed", "dirty", "files", "on_damage", "topics")
 
     def __init__(self, files: QueueFiles) -> None:
         self.files = files
         self.topics: dict[str, dict[int, Queue]] = {}
         # Queues with entries that are not in their files.
         self.dirty: dict[Queue, None] = {}
+        # Queues that are not in the journal as they are in their files.
+        self.changed: dict[Queue, None] = {}
+        # Told of a queue with a damaged block, on the event loop.
+        self.on_damage: Callable[[Queue], None] | None = None
+        self._cache: OrderedDict[tuple[Queue, int], bytes] = OrderedDict()
+        self._lock = Lock()
 
     def find(self, topic: str, queue_id: int) -> Queue | None:
         of_topic = self.topics.get(topic)
@@ -288,20 +396,82 @@ class Queues:
             queue.dirty = True
             self.dirty[queue] = None
 
+    def note_change(self, queue: Queue) -> None:
+        """Remember that the journal is to be told of *queue*."""
+        if not queue.changed:
+            queue.changed = True
+            self.changed[queue] = None
+
+    # ---- reading entries
+
     def entries(self, queue: Queue, offset: int, count: int) -> bytes:
-        """Return entries from *offset* on, at most *count*; fewer at a file's end, none only where there is none."""
+        """Return entries from *offset* on, at most *count*; fewer at a block's end, none only where there is none.
+
+        A damaged block reads as none and is reported to `on_damage`.
+        """
+        try:
+            return self.load_entries(queue, offset, count)
+        except BlockDamaged:
+            if self.on_damage is not None:
+                self.on_damage(queue)
+            return b""
+
+    def load_entries(self, queue: Queue, offset: int, count: int) -> bytes:
+        """As `entries`, but raises `BlockDamaged`."""
         if offset >= queue.tail_offset:
             at = (offset - queue.tail_offset) * ENTRY_BYTES
             return bytes(queue.tail[at : at + count * ENTRY_BYTES])
-        return self.files.read(queue, offset, min(count, queue.tail_offset - offset))
+        return self.saved_entries(queue, offset, min(count, queue.tail_offset - offset))
+
+    def saved_entries(self, queue: Queue, offset: int, count: int) -> bytes:
+        """As `load_entries`, of what is in files; threads may call it."""
+        block_entries = self.files.block_entries
+        block = offset // block_entries
+        at = (offset - block * block_entries) * ENTRY_BYTES
+        data = self._cached(queue, block)
+        if data is None or at >= len(data):
+            data = self.load_block(queue, block)
+            with self._lock:
+                self._cache[queue, block] = data
+                while len(self._cache) > BLOCKS_CACHED:
+                    self._cache.popitem(last=False)
+        return data[at : at + count * ENTRY_BYTES]
+
+    def _cached(self, queue: Queue, block: int) -> bytes | None:
+        with self._lock:
+            data = self._cache.get((queue, block))
+            if data is not None:
+                self._cache.move_to_end((queue, block))
+        return data
+
+    def load_block(self, queue: Queue, block: int) -> bytes:
+        """Read a block from its file and check it.
+
+        Raises:
+          BlockDamaged: it is not what was written.
+        """
+        saved, running = queue.mark
+        entries = self.files.block_entries
+        count = min(entries, saved - block * entries)
+        crc = running if count < entries else queue.crc_of(block)
+        data = self.files.read(queue, block * entries, count) if count > 0 else b""
+        if crc != UNKNOWN and (len(data) != count * ENTRY_BYTES or crc32(data) != crc):
+            if (block + 1) * entries <= queue.first_offset:
+                return b""  # retention removed it since
+            raise BlockDamaged(queue)
+        return data
+
+    def forget_blocks(self, queue: Queue) -> None:
+        """Drop what is cached of *queue*, whose files changed."""
+        with self._lock:
+            for key in [key for key in self._cache if key[0] is queue]:
+                del self._cache[key]
 
     def position_at(self, queue: Queue, offset: int) -> int:
         """The log position of message *offset*; -1 where there is none."""
-        entry = self.entries(queue, offset, 1)
-        if len(entry) < ENTRY_BYTES:
-            return -1
-        position, size = POSITION_SIZE.unpack_from(entry)
-        return -1 if size == BLANK_SIZE or size == 0 else int(position)
+        return _position(self.entries(queue, offset, 1))
+
+    # ---- saving
 
     def save(self, queue: Queue, limit: int) -> set[str]:
         """Write the entries of records that end at or before *limit*; return the paths to sync.
@@ -313,11 +483,15 @@ class Queues:
         if end > queue.saved:
             start = (queue.saved - queue.tail_offset) * ENTRY_BYTES
             data = bytes(queue.tail[start : (end - queue.tail_offset) * ENTRY_BYTES])
+            if queue.begins:
+                blanks = queue.saved % self.files.block_entries
+                queue.mark = queue.saved, crc32(BLANK_ENTRY * blanks)
             paths = self.files.write(queue, queue.saved, memoryview(data))
+            queue.seal_blocks(data, self.files.block_bytes)
+            self.note_change(queue)
             kept = min(KEPT_ENTRIES, end - queue.tail_offset)
         else:
             kept = 0
-        queue.saved = max(queue.saved, end)
         gone = queue.saved - kept - queue.tail_offset
         if gone > 0:
             del queue.tail[: gone * ENTRY_BYTES]
@@ -328,43 +502,85 @@ class Queues:
             self.dirty.pop(queue, None)
         return paths
 
-    def advance_first(self, queue: Queue, start: int) -> None:
-        """Move the first offset to the first record at or behind log position *start*; whole old files go."""
-        queue.first_offset = self.first_behind(queue, queue.first_offset, queue.next_offset, start)
-        self.files.remove_before(queue, queue.first_offset)
+    def rewind(self, queue: Queue, offset: int) -> None:
+        """Take back every entry from *offset* on, saved ones as well; not before the first offset."""
+        queue.next_offset = offset
+        if offset >= queue.tail_offset:
+            del queue.tail[(offset - queue.tail_offset) * ENTRY_BYTES :]
+        else:
+            queue.tail, queue.tail_offset = bytearray(), offset
+        if offset < queue.saved:
+            block, within = divmod(offset, self.files.block_entries)
+            base, crcs = queue.blocks
+            queue.blocks = base, crcs[: max(block - base, 0)]
+            queue.saved, queue.journaled = offset, min(queue.journaled, block)
+            data = self.files.read(queue, offset - within, within) if within else b""
+            queue.mark = offset, crc32(data) if within else UNKNOWN
+        self.forget_blocks(queue)
+        self.touch(queue)
+
+    # ---- retention and deletion
+
+    def advance_first(self, queue: Queue, start: int) -> bool:
+        """Move the first offset to the first record at or behind log position *start*; whole old files go.
+
+        Returns False when a damaged block hides where that is.
+        """
+        try:
+            first = self.first_behind(queue, queue.first_offset, queue.next_offset, start)
+        except BlockDamaged:
+            if self.on_damage is not None:
+                self.on_damage(queue)
+            return False
+        if first != queue.first_offset:
+            queue.first_offset = first
+            base, crcs = queue.blocks
+            gone = min(first // self.files.block_entries - base, len(crcs))
+            if gone > 0:
+                queue.blocks = base + gone, crcs[gone:]
+            self.note_change(queue)
+            self.files.remove_before(queue, first)
+        return True
 
     def first_behind(self, queue: Queue, low: int, end: int, start: int) -> int:
-        """The first of the offsets *low* to *end* whose record is at or behind log position *start*; holes are none."""
+        """The first of the offsets *low* to *end* whose record is at or behind log position *start*; holes are none.
+
+        Raises:
+          BlockDamaged: one of the entries that were looked at is damaged.
+        """
         high = end
-        if low < end and self.position_at(queue, low) >= start:
+        if low < end and self._checked_position(queue, low) >= start:
             return low
         while low < high:
             middle = (low + high) // 2
             at = self._real_from(queue, middle, high)
-            if at == high or self.position_at(queue, at) >= start:
+            if at == high or self._checked_position(queue, at) >= start:
                 high = middle
             else:
                 low = at + 1
         return self._real_from(queue, low, end)
 
+    def _checked_position(self, queue: Queue, offset: int) -> int:
+        return _position(self.load_entries(queue, offset, 1))
+
     def _real_from(self, queue: Queue, offset: int, end: int) -> int:
-        while offset < end and self.position_at(queue, offset) < 0:
+        while offset < end and self._checked_position(queue, offset) < 0:
             offset += 1
         return offset
 
-    def remove_topic(self, topic: str) -> None:
-        """Forget *topic* and remove its files."""
-        for queue in self.topics.pop(topic, {}).values():
-            self.dirty.pop(queue, None)
-        disk = self.files.files.disk
-        directory = f"{self.files.directory}/{topic}"
-        names = disk.names(directory)
-        for name in names:
-            if name.isdecimal():
-                self.files.remove(topic, int(name))
-        if names:
-            disk.remove_directory(directory)
-            self.files.new_directories.difference_update(
-                {d for d in self.files.new_directories if d.startswith(directory)}
-            )
-            self.files.new_directories.add(self.files.directory)
+    def forget_topic(self, topic: str) -> list[Queue]:
+        """Take *topic* out of the table and return its queues; their files stay."""
+        return list(self.topics.pop(topic, {}).values())
+
+    def let_go(self, queue: Queue) -> None:
+        """Never save *queue* again."""
+        self.dirty.pop(queue, None)
+        self.changed.pop(queue, None)
+        self.forget_blocks(queue)
+
+
+def _position(entry: bytes) -> int:
+    if len(entry) < ENTRY_BYTES:
+        return -1
+    position, size = POSITION_SIZE.unpack_from(entry)
+    return -1 if size == BLANK_SIZE or size == 0 else int(position)

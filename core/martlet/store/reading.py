@@ -12,7 +12,7 @@ from typing import Final, final
 
 from martlet.store.chunks import Chunk, Chunks
 from martlet.store.codec import ENTRY, ENTRY_BYTES, Buffer, check_record
-from martlet.store.queues import BLANK_SIZE, Queue
+from martlet.store.queues import BLANK_SIZE, BlockDamaged, Queue
 
 __all__ = ["ReadResult", "ReadStatus", "Reader"]
 
@@ -133,14 +133,22 @@ class Reader:
     ) -> ReadResult:
         """Read *queue* from *offset*, which is below *end*; *entries* gives bytes of entries, *load* chunks.
 
-        What *load* does not have ends the read, unless it is the first.
+        What *load* does not have ends the read, unless it is the first, and so does a damaged block of entries.
+
+        Raises:
+          BlockDamaged: that of the first entry.
         """
         result = ReadResult(ReadStatus.NO_MATCH, offset, queue.first_offset, end)
         filtered = codes is not None or predicate is not None
         scan = max(SCAN_BYTES // ENTRY_BYTES, max_messages) if filtered else max_messages
         stop = min(end, offset + scan)
         while offset < stop:
-            data = entries(queue, offset, stop - offset)
+            try:
+                data = entries(queue, offset, stop - offset)
+            except BlockDamaged:
+                if offset == result.next_offset:
+                    raise
+                break  # whoever begins there has it repaired
             if not data:
                 if not result.count:
                     result.status, offset = self._after_hole(queue, offset, stop)
@@ -159,6 +167,8 @@ class Reader:
             offset += covered
             if result.count >= max_messages:
                 break
+        if result.status is ReadStatus.REMOVED and not result.count:
+            offset = max(offset, queue.first_offset)
         result.next_offset = offset
         return result
 

@@ -14,12 +14,14 @@ long as ``file_reserved_hours``. Nothing is remembered across starts, so no rest
 
 import errno
 import logging
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, final
 
 import trio
 
 from martlet.clock import Clock
+from martlet.errors import Refused
 
 if TYPE_CHECKING:
     from martlet.store.log import Store
@@ -35,6 +37,8 @@ BATCH: Final = 10
 # Each queue then has its first offset looked for, in about 70 us: so many at once, so many before others have a turn.
 ADVANCED_AT_ONCE: Final = 256
 ADVANCED_A_TURN: Final = 32
+# Queues that are looked at before the event loop gets its turn, to see which a removal leaves empty.
+NOTED_A_TURN: Final = 2000
 # Further past its time than an hour of `delete_when` explains, with a day missed and a clock set for summer.
 OVERDUE_HOURS: Final = 49
 HOUR_MS: Final = 3_600_000
@@ -53,8 +57,11 @@ class Retention:
     __slots__ = (
         "_behind",
         "_clock",
+        "_noted_to",
         "_overdue_from",
         "_store",
+        "_stuck",
+        "_unnoted",
         "clock_behind_ms",
         "full_error",
         "overdue_ms",
@@ -69,6 +76,12 @@ class Retention:
         self.removed_segments = 0
         # Queues that may still begin with what was removed; who reads there is told so.
         self._behind: dict[Queue, None] = {}
+        # Of these a damaged block, which is being rebuilt, hides where they begin.
+        self._stuck: dict[Queue, None] = {}
+        # Before this log position every queue that has no record behind it is noted in the log.
+        self._noted_to = 0
+        # A note found no space on the disk and is owed.
+        self._unnoted = False
         # A write failed for want of space; until a probe succeeds.
         self.full_error = False
         # How far the oldest segment is past its time, if that is too far to believe the clock; else 0.
@@ -95,6 +108,7 @@ class Retention:
         interval = self._store.config.retention_interval_ms / 1000
         while True:
             try:
+                await self._note_ends()
                 self.look()
                 while self.advance(ADVANCED_A_TURN):
                     await trio.lowlevel.checkpoint()
@@ -105,7 +119,10 @@ class Retention:
     def look(self) -> None:
         """Measure, remove what may go, and decide whether appends are taken."""
         self.used_ratio = self._store.disk.usage(self._store.directory).ratio
+        self._behind |= self._stuck
+        self._stuck = {}
         self._check_clock()
+        self._note_ends_now()
         self._remove_old()
         self._decide()
 
@@ -155,12 +172,67 @@ class Retention:
         self._overdue_from += pause_s
         return True
 
+    # ---- where queues go on
+
+    def _wanted_end(self) -> int:
+        """Before which log position segments may go now."""
+        items = self._store.segments.items
+        ends = [segment.end for segment in items[: min(BATCH, len(items) - 1)]]
+        wanted = ends[-1] if ends and self._removal_is_due() and (self._is_forced() or self._past_due_ms() > 0) else 0
+        return max(wanted, self._store.segments.start) if self._unnoted else wanted
+
+    def _left_empty(self, end: int) -> "Iterator[list[Queue]]":
+        """Queues that have records, none of them at or behind log position *end*, and no note there."""
+        queues = self._store.queues.all()
+        for at in range(0, len(queues), NOTED_A_TURN):
+            part = queues[at : at + NOTED_A_TURN]
+            yield [queue for queue in part if queue.last_end <= end and queue.next_offset and queue.noted < end]
+
+    def _note(self, queues: "list[Queue]") -> None:
+        """Write into the log where *queues* go on: without their records nothing else there says it."""
+        try:
+            if queues:
+                self._store.note_offsets(queues)
+        except Refused as refused:
+            # Segments go all the same, which makes space.
+            self._unnoted = True
+            logger.warning("where %d empty queues go on is noted later; %s", len(queues), refused)
+
+    async def _note_ends(self) -> None:
+        """Note where queues go on that a removal leaves empty, and wait until that is durable."""
+        end = self._wanted_end()
+        if self._store.failed is not None or (end <= self._noted_to and not self._unnoted):
+            return
+        self._unnoted = False
+        for queues in self._left_empty(end):
+            self._note(queues)
+            await trio.lowlevel.checkpoint()
+        await self._store.flusher.wait_durable(self._store.written)
+        self._noted_to = end
+
+    def _note_ends_now(self) -> None:
+        """As `_note_ends`, blocking; nothing is left to do behind that."""
+        end = self._wanted_end()
+        if self._store.failed is not None or (end <= self._noted_to and not self._unnoted):
+            return
+        self._unnoted = False
+        for queues in self._left_empty(end):
+            self._note(queues)
+        self._store.flusher.flush_now()
+        if self._store.durable >= self._store.written:
+            self._noted_to = end
+
     # ---- what goes
 
+    def _is_forced(self) -> bool:
+        return self.used_ratio > self._store.config.disk_clean_ratio
+
+    def _removal_is_due(self) -> bool:
+        return self._is_forced() or self.used_ratio > self._store.config.disk_used_ratio_max or self._is_the_hour()
+
     def _remove_old(self) -> None:
-        config = self._store.config
-        forced = self.used_ratio > config.disk_clean_ratio
-        if not (forced or self.used_ratio > config.disk_used_ratio_max or self._is_the_hour()):
+        forced = self._is_forced()
+        if not self._removal_is_due():
             return
         removed = 0
         while removed < BATCH and self._may_go(forced):
@@ -185,7 +257,9 @@ class Retention:
         a queue of which nothing is left would begin again at 0.
         """
         store = self._store
-        if len(store.segments.items) < 2 or store.segments.items[0].end > store.upkeep.checkpointed:
+        if len(store.segments.items) < 2 or store.segments.items[0].end > min(
+            store.upkeep.checkpointed, self._noted_to
+        ):
             return False
         if forced:
             return True
@@ -228,9 +302,15 @@ class Retention:
         while self._behind and count:
             queue, _ = self._behind.popitem()
             if queues.find(queue.topic, queue.queue_id) is queue:  # else its topic was deleted
-                queues.advance_first(queue, start)
+                if not queues.advance_first(queue, start):
+                    self._stuck[queue] = None
                 count -= 1
         return bool(self._behind)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether some queues may begin with what was removed."""
+        return bool(self._behind or self._stuck)
 
     # ---- whether appends are taken
 

@@ -6,15 +6,18 @@ written: first the queues' entries of durable records, then the sync of their fi
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from martlet.store.checkpoint import Checkpoint, QueueList, write_checkpoint, write_queue_list
-from martlet.store.recovery import Follower
+from martlet.store.checkpoint import NO_JOURNAL, Checkpoint, write_checkpoint
+from martlet.store.follow import Follower
+from martlet.store.journal import Journal, encode_deletion, encode_queue
+from martlet.store.queues import Queue
+from martlet.store.repair import Repair
 
 if TYPE_CHECKING:
     from martlet.store.log import Store
@@ -29,6 +32,8 @@ INDEX_BATCH: Final = 256
 # in blocks that take less than a millisecond each.
 FOLLOW_AT_ONCE_BYTES: Final = 16 * 1024 * 1024
 FOLLOW_BYTES: Final = 128 * 1024
+# With so few slots they are counted while the store opens; a real index has 5,000,000.
+SLOTS_AT_ONCE: Final = 65_536
 # The slots of the key index, 20 MB, are written at most this often.
 INDEX_SECONDS: Final = 15.0
 # With more files than this to sync, one sync of the whole file system is quicker.
@@ -38,6 +43,8 @@ SYNC_EACH_MAX: Final = 100
 SAVE_OFTEN_MAX: Final = 1000
 # Queues that are saved before the event loop gets its turn.
 SAVE_BATCH: Final = 16
+# Queues that are encoded for the journal before it does; about 2 us each.
+JOURNAL_BATCH: Final = 256
 
 
 @final
@@ -45,74 +52,148 @@ class Upkeep:
     """The indexes and checkpoints of one store."""
 
     __slots__ = (
+        "_behind",
+        "_deletions",
         "_dirty_paths",
+        "_doomed",
         "_index_saved",
         "_index_saved_at",
+        "_lock",
+        "_repairs",
         "_store",
         "_work",
         "checkpointed",
-        "deleted",
         "follower",
+        "journal",
     )
 
     def __init__(self, store: "Store") -> None:
         self._store = store
         self._work = trio.Event()
+        # Entries go to their files, and damaged blocks are rebuilt, by one task at a time.
+        self._lock = trio.Lock()
         self._dirty_paths: set[str] = set()
+        self.journal = Journal(store.files, store.directory)
+        # Deleted topics, where the record of the deletion ends, and their queues: the files go once it is durable.
+        self._doomed: list[tuple[int, str, list[Queue]]] = []
+        # Deletions that the journal is to be told of.
+        self._deletions: list[str] = []
+        # Queues with damaged blocks.
+        self._repairs: dict[Queue, None] = {}
         # Below this log position consume queues and checkpoint are durable.
         self.checkpointed = 0
-        # Topics that were removed, with the log position before which their records are void.
-        self.deleted: dict[str, int] = {}
         # Makes up for what the key index lacks; None when it lacks nothing but `keys.pending`.
         self.follower: Follower | None = None
-        # Up to where the key index was durable when its slots were last written, with how many entries.
-        self._index_saved = (0, 0)
+        self._behind = trio.Event()
+        # Up to where the key index was durable when its slots were last written, with how many entries, and the CRC of
+        # its headers.
+        self._index_saved = (0, 0, 0)
         self._index_saved_at = 0.0
 
-    def stir(self) -> None:
+    def wake(self) -> None:
         """Something was appended."""
         if not self._work.is_set():
             self._work.set()
 
-    def open_at(self, end: int, listed: QueueList | None) -> None:
-        """Begin behind a recovery that ended at *end*; completes the key index unless it is far behind."""
+    def open_at(self, end: int, paths: set[str], deleted: list[str]) -> None:
+        """Begin after a recovery that ended at *end*, changed *paths* and found the deletions of topics *deleted*."""
         store, keys = self._store, self._store.keys
-        self.deleted = listed.deleted if listed else {}
+        self._dirty_paths |= paths
+        self._deletions = deleted
+        store.queues.on_damage = self.want_repair
         if keys is None:
             return
+        if keys.slots <= SLOTS_AT_ONCE and not all(keys.check_slots(*each) for each in keys.unchecked):
+            logger.warning("the key index is damaged; rebuilding it from the log")
+            keys.clear()
+            keys.position = store.segments.start
         self.follower = Follower(store.segments, store.queues, keys)
         if end - keys.position <= FOLLOW_AT_ONCE_BYTES:
             wanted = FOLLOW_BYTES
             while keys.position < end:
                 wanted = self.follower.take(self.follower.read(end, wanted), end, wanted) or FOLLOW_BYTES
             self.follower = None
+        else:
+            self._behind.set()
 
-    def distrust(self, checkpoint: Checkpoint | None) -> None:
-        """Queues are to be made anew: should this start not come to its end, the next reads the whole log as well."""
+    def distrust(self, checkpoint: Checkpoint | None, *, clean: bool) -> None:
+        """All queues are to be rebuilt: should this start not come to its end, the next does the same."""
         store = self._store
-        if checkpoint is not None:
-            changed = replace(checkpoint, position=store.segments.start)
-            write_checkpoint(store.files, f"{store.directory}/checkpoint", changed)
+        before = checkpoint or Checkpoint()
+        position = max(before.position, store.segments.start)
+        changed = replace(before, position=position, journal_generation=NO_JOURNAL, orderly=clean)
+        write_checkpoint(store.files, f"{store.directory}/checkpoint", changed)
 
-    def delete_topic(self, topic: str) -> None:
-        """Note that what the log holds of *topic* is void; its queues go next."""
-        before = dict(self.deleted)
-        self.deleted[topic] = self._store.tail.written
-        try:
-            self._write_list(without=topic)
-        except OSError:
-            self.deleted = before
-            raise
+    def delete_topic(self, topic: str, queues: list[Queue], end: int) -> None:
+        """*topic* was deleted by the record that ends at *end*; the files of *queues* go later."""
+        self._doomed.append((end, topic, queues))
+        self.wake()
+
+    # ---- repairs
+
+    def want_repair(self, queue: Queue) -> None:
+        """Have the damaged blocks of *queue* rebuilt."""
+        self._repairs[queue] = None
+        self.wake()
+
+    async def repair(self, queue: Queue) -> None:
+        """Rebuild the damaged blocks of *queue*, and of others that wait for it, in a worker thread."""
+        store = self._store
+        self._repairs[queue] = None
+        async with self._lock:
+            if queue not in self._repairs:
+                return  # somebody did it meanwhile
+            work = self._new_repair()
+            with trio.CancelScope(shield=True):
+                await store.disk.off_loop(partial(_run_repair, work))
+            self._finish_repair(work)
+
+    def repair_now(self, queue: Queue) -> None:
+        """As `repair`, blocking."""
+        self._repairs[queue] = None
+        work = self._new_repair()
+        _run_repair(work)
+        self._finish_repair(work)
+
+    def _new_repair(self) -> Repair:
+        store = self._store
+        wanted, self._repairs = self._repairs, {}
+        # The files of a deleted topic are not to come back.
+        live = [queue for queue in wanted if store.queues.find(queue.topic, queue.queue_id) is queue]
+        return Repair(store.segments, store.queues, live, store.flusher.durable)
+
+    def _finish_repair(self, work: Repair) -> None:
+        work.finish()
+        self._dirty_paths |= work.paths
+        self.wake()
+
+    # ---- the key index
 
     async def follow(self) -> None:
-        """Complete the key index after a start that found it far behind."""
-        store = self._store
-        follower, wanted = self.follower, FOLLOW_BYTES
-        while follower is not None:
+        """Complete the key index whenever it is far behind: after a start, and when it is rebuilt; until cancelled."""
+        await self._check_keys()
+        while True:
+            await self._behind.wait()
+            self._behind = trio.Event()
+            if self.follower is not None:
+                await self._follow(self.follower)
+
+    async def _check_keys(self) -> None:
+        """See in a worker thread whether the files of the key index have lost slots."""
+        keys = self._store.keys
+        while keys is not None and keys.unchecked:
+            path, used_slots = keys.unchecked.pop()
+            if not await self._store.disk.off_loop(partial(keys.check_slots, path, used_slots)):
+                keys.damaged = True
+                self.wake()
+
+    async def _follow(self, follower: Follower) -> None:
+        store, wanted = self._store, FOLLOW_BYTES
+        while True:
             end = store.tail.written
             if follower.keys.position >= end:
-                self.follower = follower = None
-                break
+                self.follower = None
+                return
             follower.keys.position = max(follower.keys.position, store.segments.start)
             data = await store.disk.off_loop(partial(follower.read, end, wanted))
             try:
@@ -121,6 +202,20 @@ class Upkeep:
                 if not store.retention.is_full_error(error):
                     raise store.flusher.fail(error) from error
                 await trio.sleep(1)
+
+    def _rebuild_keys(self) -> None:
+        """Begin the key index again, after a query met what cannot be in it."""
+        store, keys = self._store, self._store.keys
+        if keys is None or keys.saving or self.follower is not None:
+            return
+        logger.warning("the key index is damaged; rebuilding it from the log")
+        keys.clear()
+        keys.position = store.segments.start
+        self._index_saved = (0, 0, keys.headers_crc())
+        self.follower = Follower(store.segments, store.queues, keys)
+        self._behind.set()
+
+    # ---- entries and checkpoints
 
     async def maintain(self) -> None:
         """Bring entries and keys to their files, and make checkpoints, as appends come; until cancelled."""
@@ -133,10 +228,12 @@ class Upkeep:
             self._work = trio.Event()
             await trio.sleep(interval)
             try:
+                await self._mend()
                 await self._drain_keys()
                 few = len(store.queues.dirty) <= SAVE_OFTEN_MAX
                 if few:
-                    await self._save_queues()
+                    async with self._lock:
+                        await self._save_queues(store.flusher.durable)
                 grown = few and store.flusher.durable - self.checkpointed >= store.config.checkpoint_bytes
                 if grown or trio.current_time() - last >= checkpoint_seconds:
                     await self.checkpoint()
@@ -145,18 +242,33 @@ class Upkeep:
                 if not store.retention.is_full_error(error):
                     raise store.flusher.fail(error) from error
                 store.refusal = store.retention.refusal_for(error)
-            if store.queues.dirty or self.checkpointed < store.tail.written:
+            if self._unfinished():
                 self._work.set()
+
+    def _unfinished(self) -> bool:
+        store = self._store
+        return bool(store.queues.dirty or self._doomed) or self.checkpointed < store.tail.written
+
+    async def _mend(self) -> None:
+        """Rebuild what queries and lookups found damaged."""
+        while self._repairs:
+            await self.repair(next(iter(self._repairs)))
+        if self._store.keys is not None and self._store.keys.damaged:
+            self._rebuild_keys()
 
     async def _drain_keys(self) -> None:
         keys = self._store.keys
-        while keys is not None and keys.drain(INDEX_BATCH):
+        while keys is not None and self.follower is None and keys.drain(INDEX_BATCH):
             await trio.lowlevel.checkpoint()
 
-    async def _save_queues(self) -> None:
-        """Write the entries of durable records, and of the key index, to their files."""
+    async def _save_queues(self, limit: int) -> None:
+        """Write the entries of records before *limit*, which are durable, and of the key index, to their files."""
         store = self._store
-        limit = store.flusher.durable
+        for topic, queues in self._take_doomed(limit):
+            for queue in queues:
+                store.queues.let_go(queue)
+            # Queues that were made since under the same name have nothing in files yet.
+            await store.disk.off_loop(partial(store.queues.files.remove_topic, topic))
         for index, queue in enumerate(list(store.queues.dirty)):
             self._dirty_paths |= store.queues.save(queue, limit)
             if index % SAVE_BATCH == SAVE_BATCH - 1:
@@ -164,28 +276,65 @@ class Upkeep:
         if store.keys is not None:
             store.keys.save_entries()
 
+    def _take_doomed(self, limit: int) -> list[tuple[str, list[Queue]]]:
+        """The topics whose deletion is durable, below *limit*."""
+        due = [(topic, queues) for end, topic, queues in self._doomed if end <= limit]
+        self._doomed = [item for item in self._doomed if item[0] > limit]
+        self._deletions += [topic for topic, _ in due]
+        return due
+
     async def checkpoint(self) -> None:
         """Make the indexes durable and note how far they are, so that a start reads only what is behind."""
         store = self._store
-        position = store.flusher.durable
         await self._drain_keys()
-        await self._save_queues()
-        # Nothing was appended below `position` since, so all its entries are in files now.
-        due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
-        work = self._take_checkpoint(position, with_index=due)
-        # A stop must not come between: what is to be synced is known to `work` alone.
-        with trio.CancelScope(shield=True):
-            await store.disk.off_loop(work)
+        async with self._lock:
+            position = store.flusher.durable
+            await self._save_queues(position)
+            whole = self.journal.outgrown
+            parts: list[bytes] = []
+            for part in self._journal_parts(whole=whole):
+                parts.append(part)
+                await trio.lowlevel.checkpoint()
+            due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
+            work = self._take_checkpoint(position, parts, whole=whole, with_index=due)
+            # Shielded: what is to be synced is known to `work` alone.
+            with trio.CancelScope(shield=True):
+                await store.disk.off_loop(work)
         self.checkpointed = max(self.checkpointed, position)
 
-    def _take_checkpoint(self, position: int, *, with_index: bool) -> Callable[[], None]:
+    def _journal_parts(self, *, whole: bool) -> Iterator[bytes]:
+        """Encode what the journal is to be told, in parts of less than a millisecond's work.
+
+        Appends go on meanwhile; they change nothing of what is in files. A topic that is deleted meanwhile is told of
+        next time: its record is behind this checkpoint.
+        """
+        store = self._store
+        queues = store.queues
+        changed, queues.changed = list(queues.changed), {}
+        deletions, self._deletions = self._deletions, []
+        if whole:
+            # Queues of topics that were deleted while entries were saved have their files still.
+            changed = [*queues.all(), *(queue for _, _, gone in self._doomed for queue in gone)]
+        elif deletions:
+            yield b"".join(map(encode_deletion, deletions))
+        start = -1 if store.retention.is_behind else store.segments.start
+        for at in range(0, len(changed), JOURNAL_BATCH):
+            part = changed[at : at + JOURNAL_BATCH]
+            for queue in part:
+                queue.changed = False
+            yield b"".join([encode_queue(queue, start, whole=whole) for queue in part if queue.saved])
+
+    def _take_checkpoint(
+        self, position: int, journal: list[bytes], *, whole: bool, with_index: bool, orderly: bool = False
+    ) -> Callable[[], None]:
         """Return the blocking part of a checkpoint at *position*, whose entries are all in their files."""
         store = self._store
-        paths, self._dirty_paths = sorted(self._dirty_paths), set()
-        directories, store.queues.files.new_directories = sorted(store.queues.files.new_directories), set()
+        paths, self._dirty_paths = self._dirty_paths, set()
+        directories, store.queues.files.new_directories = store.queues.files.new_directories, set()
         keys = store.keys if with_index else None
         made = Checkpoint(store.last_store_ms, store.last_store_ms, store.last_store_ms, position=position)
         made.confirmed_position = position
+        made.orderly = orderly
         parts: list[tuple[int, bytes]] = []
         index_path = ""
         before = self._index_saved, self._index_saved_at
@@ -193,23 +342,28 @@ class Upkeep:
             keys.save_entries()
             parts = keys.take_slots()
             index_path = keys.active.path if keys.active is not None else ""
-            self._index_saved = min(keys.position, position), keys.total()
+            self._index_saved = min(keys.position, position), keys.total(), keys.headers_crc()
             self._index_saved_at = trio.current_time()
             if index_path:
-                paths.append(index_path)
+                paths.add(index_path)
             if keys.new_names:
-                directories.append(keys.directory)
+                directories.add(keys.directory)
                 keys.new_names = False
             keys.saving = True
-        made.index_position, made.index_entries = self._index_saved
+        made.index_position, made.index_entries, made.index_crc = self._index_saved
 
         def work() -> None:
             try:
-                self._sync_all(paths, directories)
+                self._sync_all(sorted(paths), sorted(directories))
                 if keys is not None and index_path and parts:
                     keys.write_slots(index_path, parts)
+                self.journal.write(b"".join(journal), whole=whole, into=made)
                 write_checkpoint(store.files, f"{store.directory}/checkpoint", made)
+                if whole:
+                    self.journal.remove_others()
             except OSError:
+                # The next checkpoint tells a new journal everything.
+                self.journal.abandon()
                 self._index_saved, self._index_saved_at = before
                 raise
             finally:
@@ -244,29 +398,29 @@ class Upkeep:
         except FileNotFoundError:
             logger.debug("%s was removed before it was synced", path)
 
-    def write_checkpoint(self) -> None:
-        """As `checkpoint`, blocking, with the list of queues; for the start and the end."""
+    def write_checkpoint(self, *, orderly: bool = False) -> None:
+        """As `checkpoint`, blocking; for the start and, *orderly*, for the end."""
         store = self._store
         keys = store.keys
-        if keys is not None:
+        if keys is not None and self.follower is None:
             keys.drain(len(keys.pending))
         position = store.flusher.durable
+        for topic, queues in self._take_doomed(position):
+            for queue in queues:
+                store.queues.let_go(queue)
+            store.queues.files.remove_topic(topic)
         for queue in list(store.queues.dirty):
             self._dirty_paths |= store.queues.save(queue, position)
-        self._take_checkpoint(position, with_index=True)()
-        self._write_list()
-        self.checkpointed = position
-
-    def _write_list(self, without: str = "") -> None:
-        """Write what the queues hold in durable files."""
-        store = self._store
         while store.retention.advance(1 << 20):
             pass
-        topics = {
-            topic: {queue_id: (queue.first_offset, queue.saved) for queue_id, queue in of_topic.items()}
-            for topic, of_topic in store.queues.topics.items()
-            if topic != without
-        }
-        start = store.segments.start
-        self.deleted = {topic: position for topic, position in self.deleted.items() if position > start}
-        write_queue_list(store.files, f"{store.directory}/queues", topics, self.deleted, start)
+        whole = self.journal.outgrown
+        parts = list(self._journal_parts(whole=whole))
+        self._take_checkpoint(position, parts, whole=whole, with_index=True, orderly=orderly)()
+        self.checkpointed = position
+
+
+def _run_repair(work: Repair) -> None:
+    work.prepare()
+    while work.step():
+        pass
+    work.complete()

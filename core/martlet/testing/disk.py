@@ -280,6 +280,10 @@ class FakeDisk:
         if self.free_bytes is not None:
             self.free_bytes -= len(needed) * BLOCK_BYTES
 
+    def path_size(self, path: str) -> int:
+        file = self.files.get(path)
+        return -1 if file is None else len(file.data)
+
     def truncate(self, fd: int, size: int) -> None:
         self._changing("truncate")
         file = self._file(fd)

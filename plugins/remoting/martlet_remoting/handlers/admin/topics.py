@@ -224,5 +224,5 @@ TABLE: Final[dict[int, Handle]] = {
     RequestCode.GET_ALL_TOPIC_CONFIG: all_topics,
     RequestCode.GET_TOPIC_CONFIG: one_topic,
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: system_topic_list,
-    RequestCode.CLEAN_UNUSED_TOPIC: clean_unused_topics,
+    RequestCode.CLEAN_UNUSED_TOPIC: saved(clean_unused_topics),
 }

@@ -1,0 +1,204 @@
+"""What the queues held at the newest checkpoint: ``queues.<generation>``, an append-only file.
+
+Each checkpoint appends the queues that changed since the one before, then records the file's length and
+CRC in the checkpoint page. So the state that a start trusts is exactly as old as the checkpoint: bytes behind the
+recorded length are a checkpoint that never finished. A file that has grown to twice what it says is replaced by a
+new generation; the page names the one that counts.
+"""
+
+import logging
+import sys
+from array import array
+from struct import Struct, error
+from typing import Final, final
+from zlib import crc32
+
+from martlet.store.checkpoint import NO_JOURNAL, Checkpoint
+from martlet.store.files import Files, read_file
+from martlet.store.queues import Queue
+
+__all__ = ["Journal", "QueueState", "encode_deletion", "encode_queue", "replay"]
+
+logger = logging.getLogger("martlet.store")
+
+PREFIX: Final = "queues."
+KIND_QUEUE: Final = 1
+KIND_DELETION: Final = 2
+# A file of less than twice its content is kept, and so is one that is this much longer at most.
+SLACK_BYTES: Final = 1024 * 1024
+
+HEAD: Final = Struct(">BH")  # kind, bytes of the topic's name, which follows
+# Queue id; first offset and the log start for which it holds; next offset; log position behind its last record;
+# CRC of the last, unfinished block; number of the first block that follows, and how many.
+STATE: Final = Struct(">iqqqqIqI")
+
+
+@final
+class QueueState:
+    """One queue at a checkpoint; ``crcs`` are those of its blocks from number ``base`` on."""
+
+    __slots__ = ("base", "crcs", "first_offset", "first_start", "last_end", "next_offset", "running")
+
+    def __init__(self) -> None:
+        self.first_offset = 0
+        self.first_start = 0
+        self.next_offset = 0
+        self.last_end = 0
+        self.running = 0
+        self.base = 0
+        self.crcs = array("I")
+
+    def take(self, base: int, crcs: "array[int]") -> None:
+        """Blocks from number *base* on have *crcs*."""
+        kept = base - self.base
+        if not 0 <= kept <= len(self.crcs):
+            self.base, self.crcs = base, crcs
+            return
+        del self.crcs[kept:]
+        self.crcs.extend(crcs)
+
+
+def encode_queue(queue: Queue, log_start: int, *, whole: bool) -> bytes:
+    """Return what changed of *queue* since it was last encoded, or all of it; *log_start* is -1 where it is behind."""
+    base, crcs = queue.blocks
+    begin = base if whole else max(base, min(queue.journaled, base + len(crcs)))
+    part = crcs[begin - base :]
+    queue.journaled = base + len(crcs)
+    state = STATE.pack(
+        queue.queue_id,
+        queue.first_offset,
+        log_start,
+        queue.saved,
+        queue.saved_end,
+        queue.mark[1],
+        begin,
+        len(part),
+    )
+    return b"".join((HEAD.pack(KIND_QUEUE, len(queue.topic_bytes)), queue.topic_bytes, state, _turned(part).tobytes()))
+
+
+def _turned(crcs: "array[int]") -> "array[int]":
+    """*crcs* in little-endian order, or back."""
+    if sys.byteorder == "big":
+        crcs.byteswap()
+    return crcs
+
+
+def encode_deletion(topic: str) -> bytes:
+    """Return the entry that removes every queue of *topic*."""
+    name = topic.encode()
+    return HEAD.pack(KIND_DELETION, len(name)) + name
+
+
+def replay(data: bytes) -> dict[str, dict[int, QueueState]]:
+    """Return the queues by topic and id after all that *data* says.
+
+    Raises:
+      ValueError: it is no journal.
+    """
+    topics: dict[str, dict[int, QueueState]] = {}
+    at = 0
+    try:
+        while at < len(data):
+            kind, name_bytes = HEAD.unpack_from(data, at)
+            at += HEAD.size + name_bytes
+            name = data[at - name_bytes : at].decode()
+            if kind == KIND_DELETION:
+                topics.pop(name, None)
+                continue
+            if kind != KIND_QUEUE:
+                raise ValueError(f"the journal of queues has an entry of kind {kind}")
+            queue_id, first, start, following, last_end, running, base, count = STATE.unpack_from(data, at)
+            at += STATE.size
+            of_topic = topics.setdefault(name, {})
+            state = of_topic.get(queue_id)
+            if state is None:
+                state = of_topic[queue_id] = QueueState()
+            state.first_offset, state.first_start = first, start
+            state.next_offset, state.last_end, state.running = following, last_end, running
+            crcs = _turned(array("I", data[at : at + 4 * count]))
+            at += 4 * count
+            state.take(base, crcs)
+    except error as reason:
+        raise ValueError("the journal of queues is cut short") from reason
+    return topics
+
+
+@final
+class Journal:
+    """The files of one store; blocking, and used by one thread at a time."""
+
+    __slots__ = ("content", "crc", "directory", "files", "generation", "length")
+
+    def __init__(self, files: Files, directory: str) -> None:
+        self.files = files
+        self.directory = directory
+        self.generation = NO_JOURNAL
+        self.length = 0
+        self.crc = 0
+        # What the newest generation held when it was begun.
+        self.content = 0
+
+    def _path(self, generation: int) -> str:
+        return f"{self.directory}/{PREFIX}{generation:010d}"
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether the next checkpoint is to write all queues into a new generation."""
+        return self.generation < 0 or self.length > 2 * self.content + SLACK_BYTES
+
+    def load(self, checkpoint: Checkpoint) -> dict[str, dict[int, QueueState]] | None:
+        """Return the queues at *checkpoint*; None when the file is missing or damaged."""
+        if checkpoint.journal_generation < 0:
+            return None
+        length = checkpoint.journal_length
+        data = read_file(self.files.disk, self._path(checkpoint.journal_generation))
+        if data is None or len(data) < length or crc32(data[:length]) != checkpoint.journal_crc:
+            return None
+        try:
+            topics = replay(data[:length])
+        except ValueError:
+            return None
+        self.generation, self.length, self.crc = checkpoint.journal_generation, length, checkpoint.journal_crc
+        self.content = length // 2
+        return topics
+
+    def abandon(self) -> None:
+        """Let the next checkpoint begin a new generation."""
+        self.generation = NO_JOURNAL
+
+    def exists(self) -> bool:
+        """Whether there is a file of any generation."""
+        return bool(self._generations())
+
+    def _generations(self) -> list[int]:
+        names = (name.removeprefix(PREFIX) for name in self.files.disk.names(self.directory) if name.startswith(PREFIX))
+        return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and len(name) == 10)
+
+    def write(self, data: bytes, *, whole: bool, into: Checkpoint) -> None:
+        """Make *data* durable, appended or as a new generation, and note in *into* where it is."""
+        if whole:
+            self._begin(data)
+        elif data:
+            path = self._path(self.generation)
+            self.files.write(path, data, self.length)
+            self.files.sync(path)
+            self.crc = crc32(data, self.crc)
+            self.length += len(data)
+        into.journal_generation, into.journal_length, into.journal_crc = self.generation, self.length, self.crc
+
+    def _begin(self, data: bytes) -> None:
+        generation = max([*self._generations(), -1]) + 1
+        path = self._path(generation)
+        self.files.create(path, 0)
+        if data:
+            self.files.write(path, data, 0)
+        self.files.sync(path)
+        self.files.disk.sync_directory(self.directory)
+        self.generation, self.length, self.crc, self.content = generation, len(data), crc32(data), len(data)
+
+    def remove_others(self) -> None:
+        """Remove generations that the checkpoint does not name."""
+        for generation in self._generations():
+            if generation != self.generation:
+                self.files.unlink(self._path(generation))

@@ -1,0 +1,64 @@
+"""Records that the store writes for itself: what the log alone would not say of its queues.
+
+A *deletion* says that the records of a topic before it are void. An *offset note* says where queues go on whose
+records retention removes. Both are records of `NOTES_TOPIC`, a name that no client can use, with the transaction
+state ROLLBACK, which neither Martlet nor RocketMQ puts into a consume queue or the key index. A scan of the log
+applies them in log order, so what was deleted stays deleted whatever is rebuilt from where.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgpack  # type: ignore[import-untyped]
+
+from martlet.message import Message
+from martlet.store.codec import ROLLBACK
+
+__all__ = ["NOTES_TOPIC", "deletion", "is_note", "offset_notes", "read_note"]
+
+# Not a legal topic name: no client can create, list, read or write it (TopicValidator allows no dot).
+NOTES_TOPIC: Final = "martlet.store"
+NOTES_BYTES: Final = NOTES_TOPIC.encode()
+
+QueueEnd = tuple[str, int, int]
+
+
+def _note(content: dict[str, object], host: bytes, now_ms: int) -> Message:
+    body: bytes = msgpack.packb(content)
+    return Message(NOTES_TOPIC, body, b"", sys_flag=ROLLBACK, born_ms=now_ms, born_host=host)
+
+
+def deletion(topic: str, host: bytes, now_ms: int) -> Message:
+    """The record that voids everything of *topic* before it."""
+    return _note({"deleted": topic}, host, now_ms)
+
+
+def offset_notes(ends: Iterable[QueueEnd], body_bytes_max: int, host: bytes, now_ms: int) -> Iterator[Message]:
+    """Records that say the next offset of each queue in *ends* (topic, queue id, offset), of limited size."""
+    part: list[QueueEnd] = []
+    size = 0
+    for end in ends:
+        cost = len(end[0].encode()) + 24
+        if part and size + cost > body_bytes_max:
+            yield _note({"next": part}, host, now_ms)
+            part, size = [], 0
+        part.append(end)
+        size += cost
+    if part:
+        yield _note({"next": part}, host, now_ms)
+
+
+def is_note(topic: bytes) -> bool:
+    """Whether *topic* is the one of these records."""
+    return topic == NOTES_BYTES
+
+
+def read_note(body: bytes) -> tuple[str, list[QueueEnd]]:
+    """Return the topic that a note deletes, or empty, and the queue ends that it says."""
+    try:
+        content = msgpack.unpackb(body)
+        deleted = content.get("deleted", "")
+        ends = [(str(topic), int(queue_id), int(offset)) for topic, queue_id, offset in content.get("next", ())]
+        return (deleted if isinstance(deleted, str) else ""), ends
+    except (ValueError, TypeError, AttributeError):
+        return "", []  # a later version's

@@ -1,0 +1,373 @@
+"""Reads records from a range of the log and puts each into its queue, or its keys into the key index.
+
+The same code serves a start, the repair of damaged queues, and the key index that follows the log.
+"""
+
+import logging
+from collections.abc import Callable
+from struct import Struct
+from typing import Final, final
+
+from martlet.checksum import crc32
+from martlet.store.codec import (
+    BLANK_MAGIC,
+    BODY_BYTES,
+    BORN_V6,
+    ENTRY,
+    FILLER,
+    FILLER_BYTES,
+    HEAD_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    PREPARED,
+    RECORD_BYTES_MIN,
+    ROLLBACK,
+    SHORT,
+    START,
+    STORE_V6,
+    TRANSACTION_MASK,
+    check_record,
+    seal_holds,
+)
+from martlet.store.keys import KeyIndex
+from martlet.store.notes import is_note, read_note
+from martlet.store.order import Order
+from martlet.store.queues import Queue, Queues
+from martlet.store.segments import Segment, Segments
+from martlet.store.tags import TagCodes
+
+__all__ = ["BLOCK_BYTES", "NOWHERE", "UNSAVED_RECORDS_MAX", "Scan", "valid_after"]
+
+logger = logging.getLogger("martlet.store")
+
+BLOCK_BYTES: Final = 4 * 1024 * 1024
+MARK: Final = b"\xda\xa3\x20"
+# Entries of this many records stay in memory before they go to their files.
+UNSAVED_RECORDS_MAX: Final = 200_000
+NOWHERE: Final = 2**62  # behind every position
+# size magic crc queue_id queue_offset position sys_flag store_ms body_bytes, of a record with IPv4 hosts
+USUAL: Final = Struct(">iIIi4xqqi8x8xq8x4x8xi")
+UNUSUAL_FLAGS: Final = BORN_V6 | STORE_V6 | TRANSACTION_MASK
+STORE_MS: Final = Struct(">q")
+
+# Finds the queue of a record, or makes it; None for a record that is not wanted.
+Find = Callable[[str, int], Queue | None]
+# Called with a topic that was deleted at this place of the log, and with where queues go on.
+OnNote = Callable[[str, list[tuple[str, int, int]], int], None]
+
+
+def valid_after(segments: Segments, position: int) -> int:
+    """The first position behind *position* at which an intact record begins; -1 when none does."""
+    for segment in segments.items:
+        if segment.end <= position:
+            continue
+        found = _valid_in(segments, segment, max(position + 1, segment.start))
+        if found >= 0:
+            return found
+    return -1
+
+
+def _valid_in(segments: Segments, segment: Segment, position: int) -> int:
+    size = segments.files.size(segment.path)
+    while position < segment.end:
+        at = segments.files.next_data(segment.path, position - segment.start)
+        if at >= size:
+            return -1
+        # The first bytes of a record's size are zeros.
+        position = max(position, segment.start + at - 4)
+        data = segments.read(position, BLOCK_BYTES)
+        at = data.find(MARK)
+        while at >= 0:
+            if at >= 4 and intact_at(segments, segment, position + at - 4):
+                return position + at - 4
+            at = data.find(MARK, at + 1)
+        if len(data) <= 7:
+            return -1
+        position += len(data) - 7
+    return -1
+
+
+def intact_at(segments: Segments, segment: Segment, position: int) -> bool:
+    """Whether an intact record begins at *position* of *segment*."""
+    head = segments.read(position, FILLER_BYTES)
+    if len(head) < FILLER_BYTES:
+        return False
+    size, magic = FILLER.unpack(head)
+    if magic not in (MAGIC_V1, MAGIC_V2) or size < RECORD_BYTES_MIN or position + size > segment.end:
+        return False
+    data = segments.read(position, size)
+    return len(data) == size and check_record(data, 0, size, position)
+
+
+@final
+class Scan:
+    """Takes the records of a range of the log, in order.
+
+    Give it either queues, then `find` says the queue of each record, or a key index.
+    """
+
+    __slots__ = (
+        "_by_topic",
+        "_codes",
+        "_find",
+        "_on_note",
+        "_saved_records",
+        "damaged",
+        "damaged_bytes",
+        "keys",
+        "last_store_ms",
+        "limit",
+        "order",
+        "queues",
+        "records",
+        "segments",
+        "torn_from",
+    )
+
+    def __init__(
+        self,
+        segments: Segments,
+        queues: Queues,
+        find: Find,
+        on_note: OnNote | None = None,
+        keys: KeyIndex | None = None,
+    ) -> None:
+        self.segments = segments
+        self.queues = queues
+        self.keys = keys
+        self._find = find
+        self._on_note = on_note
+        self._codes = TagCodes()
+        self._by_topic: dict[bytes, dict[int, Queue | None]] = {}
+        self._saved_records = 0
+        self.order = Order(queues, self.lost)
+        # From here on a write may have been torn.
+        self.torn_from = NOWHERE
+        # Records from here on are left alone.
+        self.limit = NOWHERE
+        self.records = 0
+        self.damaged = 0
+        self.damaged_bytes = 0
+        self.last_store_ms = 0
+
+    def step(self, position: int, want: int) -> tuple[int, int]:
+        """Take about a block of the log from *position* on.
+
+        Returns where to go on, -1 at the end of the log, and how many bytes to want there.
+        """
+        segment = self.segments.find(position)
+        if segment is None:
+            return -1, 0
+        done, more = self.take_block(segment, position, self.segments.read(position, want))
+        position += done
+        if done and more >= 0:
+            return position, max(BLOCK_BYTES, more)
+        if more > want:  # a record longer than a block
+            return position, more
+        found = valid_after(self.segments, position)
+        if found < 0:
+            return -1, position
+        self.damage(position, found)
+        return found, BLOCK_BYTES
+
+    def save_some(self, position: int) -> None:
+        """Write entries to files before they take much memory."""
+        if self.records - self._saved_records < UNSAVED_RECORDS_MAX:
+            return
+        self._saved_records = self.records
+        for queue in list(self.queues.dirty):
+            self.queues.save(queue, position)
+
+    def take_block(self, segment: Segment, position: int, data: bytes) -> tuple[int, int]:
+        """Take the records of *data*, which begins at *position*.
+
+        Returns the bytes taken, and why it ended: the size of a record that is longer than the rest of
+        *data*, 0 when the segment ends, or -1 when something else than a record follows.
+        """
+        at = 0
+        end = len(data)
+        room = segment.end - position
+        records = self.records
+        try:
+            while True:
+                if end - at < FILLER_BYTES:
+                    return at, (FILLER_BYTES if position + end < segment.end and at else -1)
+                size, magic = FILLER.unpack_from(data, at)
+                if magic == BLANK_MAGIC and at + size == room:
+                    return room, 0
+                if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < RECORD_BYTES_MIN or at + size > room:
+                    return at, -1
+                if at + size > end:
+                    return at, (size if position + end < segment.end else -1)
+                if not self._take(data, at, size, position + at, magic):
+                    return at, -1
+                records += 1
+                at += size
+                if at == room:
+                    return at, 0
+        finally:
+            self.records = records
+
+    def _take(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
+        """Put the record at *at* into its queue or the key index; False when it is not intact.
+
+        The short way, for all that is usual; whatever is odd is looked at again by `_take_any`.
+        """
+        _, _, crc, queue_id, offset, said, sys_flag, store_ms, body_bytes = USUAL.unpack_from(data, at)
+        if magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or not 0 <= body_bytes <= size - RECORD_BYTES_MIN:
+            return self._take_any(data, at, size, position, magic)
+        end = at + size
+        topic_at = at + HEAD_BYTES + body_bytes
+        topic_end = topic_at + 1 + data[topic_at]
+        if (
+            said != position
+            or topic_end + 2 > end
+            or topic_end + 2 + (data[topic_end] << 8 | data[topic_end + 1]) != end
+        ):
+            return self._take_any(data, at, size, position, magic)
+        if crc32(data[at + HEAD_BYTES : topic_at]) & 0x7FFFFFFF != crc or not seal_holds(data, at, end):
+            return self._take_any(data, at, size, position, magic)
+        of_topic = self._by_topic.get(data[topic_at + 1 : topic_end])
+        queue = of_topic.get(queue_id) if of_topic is not None else None
+        properties = data[topic_end + 2 : end]
+        if queue is None or queue.timed or 0 in properties or self.order.suspects or position >= self.limit:
+            return self._take_any(data, at, size, position, magic)
+        if self.keys is not None:
+            self.keys.put(queue, position, store_ms, properties)
+        elif offset == queue.next_offset:
+            queue.tail += ENTRY.pack(position, size, self._codes.of(properties))
+            queue.next_offset = offset + 1
+            queue.last_end = position + size
+            if not queue.dirty:
+                self.queues.touch(queue)
+        else:
+            return self._take_any(data, at, size, position, magic)
+        if store_ms > self.last_store_ms:
+            self.last_store_ms = store_ms
+        return True
+
+    def _take_any(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
+        """As `_take`, for every kind of record."""
+        _, _, crc, queue_id, _, offset, said, sys_flag, _ = START.unpack_from(data, at)
+        end = at + size
+        body_at = at + HEAD_BYTES
+        store_at = at + 56
+        if sys_flag & 0x30:
+            body_at += (12 if sys_flag & BORN_V6 else 0) + (12 if sys_flag & STORE_V6 else 0)
+            store_at += 12 if sys_flag & BORN_V6 else 0
+        wide = magic == MAGIC_V2
+        if said != position or body_at + 3 + wide > end:
+            return False
+        (body_bytes,) = BODY_BYTES.unpack_from(data, body_at - 4)
+        topic_at = body_at + body_bytes
+        if body_bytes < 0 or topic_at + 3 + wide > end:
+            return False
+        body = data[body_at:topic_at]
+        if wide:
+            (topic_bytes,) = SHORT.unpack_from(data, topic_at)
+            topic_at += 2
+        else:
+            topic_bytes = data[topic_at]
+            topic_at += 1
+        properties_at = topic_at + topic_bytes
+        if topic_bytes < 0 or properties_at + 2 > end:
+            return False
+        if properties_at + 2 + SHORT.unpack_from(data, properties_at)[0] != end:
+            return False
+        if body and crc32(body) & 0x7FFFFFFF != crc:
+            return False
+        if not seal_holds(data, at, end):
+            return False
+        (store_ms,) = STORE_MS.unpack_from(data, store_at)
+        topic = data[topic_at:properties_at]
+        properties = data[properties_at + 2 : end]
+        if 0 in topic or (0 in properties and self.torn_from <= position):
+            # No CRC guards these two. Where a write may have been torn, what is missing reads as zeros.
+            self._void_record(position)
+            return False
+        if position >= self.limit:
+            return True
+        self._dispatch(topic, queue_id, offset, position, size, sys_flag, body, properties, store_ms)
+        return True
+
+    def _void_record(self, position: int) -> None:
+        """Let no later start take what this one did not: remove the magic."""
+        segment = self.segments.find(position)
+        if segment is not None and self.torn_from <= position:
+            self.segments.files.write(segment.path, bytes(4), position + 4 - segment.start)
+
+    def _dispatch(
+        self,
+        topic: bytes,
+        queue_id: int,
+        offset: int,
+        position: int,
+        size: int,
+        sys_flag: int,
+        body: bytes,
+        properties: bytes,
+        store_ms: int,
+    ) -> None:
+        if store_ms > self.last_store_ms:
+            self.last_store_ms = store_ms
+        if is_note(topic):
+            if self._on_note is not None:
+                self._on_note(*read_note(body), position)
+            return
+        kind = sys_flag & TRANSACTION_MASK
+        if kind == ROLLBACK or (kind == PREPARED and self.keys is None):
+            return
+        queue = self._queue_of(topic, queue_id, position)
+        if queue is None:
+            return
+        if self.keys is not None:
+            self.keys.put(queue, position, store_ms, properties)
+            return
+        code = self._codes.due(properties, store_ms) if queue.timed else self._codes.of(properties)
+        if offset == queue.next_offset and queue not in self.order.suspects:
+            self.queues.touch(queue)
+            queue.add(position, size, code)
+        else:
+            self.order.take(queue, offset, position, size, code)
+
+    def _queue_of(self, topic: bytes, queue_id: int, position: int) -> Queue | None:
+        """Find or make the queue; None where the record is not wanted, or its name can be no directory."""
+        of_topic = self._by_topic.get(topic)
+        if of_topic is None:
+            of_topic = self._by_topic[topic] = {}
+        if queue_id in of_topic:
+            return of_topic[queue_id]
+        try:
+            name = topic.decode()
+        except UnicodeDecodeError:
+            name = ""
+        if not name or "/" in name or name in (".", "..") or queue_id < 0:
+            self.lost(position)
+            return None
+        found = of_topic[queue_id] = self._find(name, queue_id)
+        return found
+
+    def forget_topic(self, topic: str) -> None:
+        """Look the queues of *topic* up again from now on."""
+        self._by_topic.pop(topic.encode(), None)
+
+    def ignore(self, queue: Queue) -> None:
+        """Leave the records of *queue* alone from now on."""
+        self.order.suspects.pop(queue, None)
+        self._by_topic.setdefault(queue.topic_bytes, {})[queue.queue_id] = None
+
+    # ---- damage
+
+    def lost(self, position: int) -> None:
+        """The record at *position* contradicts its neighbours or its own form."""
+        self.damaged += 1
+        logger.error("record at position %d has a damaged header; it is skipped", position)
+
+    def damage(self, start: int, end: int) -> None:
+        """There is no record from *start* to *end*, and there is one at *end*."""
+        self.damaged += 1
+        self.damaged_bytes += end - start
+        self.order.damage(start, end - start)
+        logger.error(
+            "the log holds no record from position %d to %d; these %d bytes are skipped", start, end, end - start
+        )

@@ -1,0 +1,199 @@
+"""A deleted topic stays deleted: through kills and power cuts, rebuilds, and saves that come late."""
+
+import shutil
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from martlet.store import Store
+from martlet.store.notes import NOTES_TOPIC
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
+
+from .conftest import OpenStore
+
+ROOT = Path("/data")
+CONFIG = small_config(flush="async", segment_bytes=65536)
+
+
+async def open_on(disk: FakeDisk) -> Store:
+    store = await Store.open(ROOT, CONFIG, ManualClock(), disk)
+    store.store_host = HOST
+    return store
+
+
+def send(store: Store, topic: str, *texts: str, queue_id: int = 0) -> None:
+    for text in texts:
+        store.append(message(text, topic, unique=f"{topic}-{text}"), queue_id)
+    store.commit()
+
+
+def numbers(count: int, label: str = "") -> list[str]:
+    return [f"{label}{number}" for number in range(count)]
+
+
+@pytest.mark.parametrize("gone", [(), ("consumequeue",), ("index",), ("queues.",), ("checkpoint", "index")], ids=str)
+async def test_a_deletion_that_is_durable_survives_a_kill_and_any_rebuild(gone: tuple[str, ...]) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    for number in range(10):
+        send(store, f"T{number}", "x", "y", queue_id=number)
+    send(store, "Kept", *numbers(5))
+    store.flusher.flush_now()
+    await store.checkpoint()
+    for number in range(10):
+        store.delete_topic(f"T{number}")
+    store.flusher.flush_now()
+    store.crash()
+    for path in [path for path in disk.files if path.startswith(tuple(f"/data/{name}" for name in gone))]:
+        disk.unlink(path)
+    store = await open_on(disk)
+    assert store.topics_on_disk() == ["Kept"]
+    assert store.query_keys("T1", b"T1-x", 9, 0, 2**62).records == []
+    assert len(store.query_keys("Kept", b"Kept-1", 9, 0, 2**62).records) == 1
+    assert disk.names("/data/consumequeue") == ["Kept"]
+    store.crash()
+
+
+async def test_a_deletion_that_was_not_durable_is_undone_by_a_power_cut() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "T", *numbers(20))
+    store.flusher.flush_now()
+    await store.checkpoint()
+    store.delete_topic("T")
+    await store.checkpoint()
+    for cut in (Cut.LOST, Cut.TORN):
+        found = await open_on(disk.after_power_cut(cut, Random(0)))
+        whole = [text.encode() for text in numbers(20)]
+        assert drain(found, found.queue("T", 0)) in ([], whole)
+        assert cut is Cut.TORN or drain(found, found.queue("T", 0)) == whole
+        found.crash()
+    store.crash()
+
+
+async def test_a_start_after_a_deletion_and_a_kill_reads_the_log_from_the_checkpoint_only() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "Kept", *numbers(100))
+    send(store, "T", *numbers(10))
+    store.flusher.flush_now()
+    await store.checkpoint()
+    store.delete_topic("T")
+    store.flusher.flush_now()
+    store.upkeep._take_doomed(0)
+    await store.checkpoint()  # its files are gone, and the next kill comes before the checkpoint page
+    killed = disk.after_power_cut(Cut.KILLED, Random(0))
+    store = await open_on(killed)
+    assert store.topics_on_disk() == ["Kept"]
+    assert store.statistics().recovered_records < 5
+    store.crash()
+
+
+async def test_a_topic_made_again_has_only_its_new_messages() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "T", *numbers(40, "old"))
+    store.delete_topic("T")
+    send(store, "T", *numbers(17, "new"))
+    wanted = [text.encode() for text in numbers(17, "new")]
+    assert drain(store, store.queue("T", 0)) == wanted
+    store.flusher.flush_now()
+    await store.checkpoint()
+    store.crash()
+    for gone in ("consumequeue", "checkpoint"):
+        found = disk.after_power_cut(Cut.KILLED, Random(0))
+        for path in [path for path in found.files if path.startswith(f"/data/{gone}")]:
+            found.unlink(path)
+        store = await open_on(found)
+        assert drain(store, store.queue("T", 0)) == wanted
+        assert store.query_keys("T", b"T-old3", 9, 0, 2**62).records == []
+        store.crash()
+
+
+async def test_no_single_damaged_record_brings_a_topic_back() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "T", *numbers(3))
+    start = store.written
+    store.delete_topic("T")
+    end = store.written
+    await store.close()
+    for at in range(start, end):
+        found = disk.after_power_cut(Cut.KILLED, Random(0))
+        (path,) = (path for path in found.files if "/commitlog/" in path)
+        found.files[path].data[at] ^= 1
+        for name in [path for path in found.files if path.startswith("/data/queues.")]:
+            found.unlink(name)
+        store = await open_on(found)
+        assert "T" not in store.topics_on_disk()
+        store.crash()
+
+
+async def test_files_of_a_deleted_topic_are_not_written_again(
+    autojump_clock: MockClock, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deletions between the turns of a save: its list of queues is from before them."""
+    monkeypatch.setattr("martlet.store.upkeep.SAVE_BATCH", 1)
+    store = await open_store(small_config(flush="async", persist_interval_ms=10, checkpoint_interval_ms=50))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for number in range(100):
+            for topic in ("T", "U", "V"):
+                send(store, topic, f"{number}")
+            await trio.sleep(0.011)
+            with trio.move_on_after(1):
+                for _ in range(number % 4):
+                    await trio.lowlevel.checkpoint()
+                store.delete_topic("V")
+            send(store, "V", f"again {number}")
+            assert drain(store, store.queue("V", 0)) == [b"again %d" % number]
+            await trio.sleep(0.1)
+            assert drain(store, store.queue("V", 0)) == [b"again %d" % number]
+            store.delete_topic("V")
+            await trio.sleep(2)
+            assert "V" not in store.disk.names(f"{store.directory}/consumequeue")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_directory_of_a_deleted_topic_that_is_put_back_does_not_surface(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    store = await open_store()
+    for number in range(20):
+        send(store, "T", f"old {number}")
+    await store.close()
+    queues = tmp_path / "store" / "consumequeue"
+    shutil.copytree(queues / "T", tmp_path / "copy")
+    store = await open_store()
+    store.delete_topic("T")
+    await store.close()
+    shutil.copytree(tmp_path / "copy", queues / "T")
+    store = await open_store()
+    assert store.topics_on_disk() == []
+    await store.close()
+    shutil.copytree(tmp_path / "copy", queues / "T")
+    store = await open_store()
+    send(store, "T", "new")
+    assert bodies(store.read(store.queue("T", 0), 0, 9, 9999).pieces) == []
+    store.flusher.flush_now()
+    assert drain(store, store.queue("T", 0)) == [b"new"]
+    await store.close()
+    assert len(list((queues / "T" / "0").iterdir())) == 1
+
+
+async def test_nobody_can_read_the_stores_own_records(open_store: OpenStore) -> None:
+    store = await open_store()
+    send(store, "T", "x")
+    position = store.written
+    store.delete_topic("T")
+    store.flusher.flush_now()
+    assert store.record_at(position) is None
+    assert store.find_queue(NOTES_TOPIC, 0) is None
+    assert store.topics_on_disk() == []
+    await store.close()
+    store = await open_store()
+    assert store.topics_on_disk() == []

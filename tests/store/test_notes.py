@@ -1,0 +1,124 @@
+"""Where a queue goes on whose records retention removed is in the log, so a rebuild does not begin at 0 again."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from martlet.store import Store
+from martlet.store.notes import deletion, offset_notes, read_note
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import HOST, ManualClock, message, small_config
+
+CONFIG = small_config(flush="async", disk_clean_ratio=0.9, retention_interval_ms=100)
+
+
+async def open_on(disk: FakeDisk) -> Store:
+    store = await Store.open(Path("/data"), CONFIG, ManualClock(), disk)
+    store.store_host = HOST
+    return store
+
+
+def send(store: Store, topic: str, count: int, size: int = 100) -> None:
+    for _ in range(count):
+        store.append(message(b"x" * size, topic), 0)
+        store.commit()
+
+
+async def remove_all_but_the_last(store: Store, disk: FakeDisk) -> None:
+    await store.flusher.flush()
+    await store.checkpoint()
+    disk.used_ratio = 0.95
+    for _ in range(10):
+        store.retention.look()
+    disk.used_ratio = 0.1
+    assert len(store.segments.items) == 1
+
+
+def without(disk: FakeDisk, *names: str) -> FakeDisk:
+    found = disk.after_power_cut(Cut.KILLED, Random(0))
+    for path in [path for path in found.files if path.startswith(tuple(f"/data/{name}" for name in names))]:
+        found.unlink(path)
+    return found
+
+
+@pytest.mark.parametrize("gone", [(), ("consumequeue",), ("queues.",), ("checkpoint", "consumequeue")], ids=str)
+@pytest.mark.parametrize("rounds", [1, 3])
+async def test_an_empty_queue_goes_on_where_it_was(rounds: int, gone: tuple[str, ...]) -> None:
+    """Notes are repeated when the segment that holds them goes."""
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "Idle", 7)
+    for _ in range(rounds):
+        send(store, "Busy", 120)
+        await remove_all_but_the_last(store, disk)
+    busy = store.queue("Busy", 0).next_offset
+    store.crash()
+    store = await open_on(without(disk, *gone))
+    idle = store.queue("Idle", 0)
+    assert (idle.first_offset, idle.next_offset) == (7, 7)
+    assert store.queue("Busy", 0).next_offset == busy
+    placed = store.append(message(b"next", "Idle"), 0)
+    store.commit()
+    assert placed.queue_offset == 7
+    store.crash()
+
+
+async def test_notes_are_durable_before_records_go(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "Idle", 7)
+    send(store, "Busy", 120)
+    await store.flusher.flush()
+    await store.checkpoint()
+    cuts: list[FakeDisk] = []
+    disk.on_change = lambda name: cuts.append(disk.after_power_cut(Cut.LOST, Random(0)))
+    disk.used_ratio = 0.95
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await trio.sleep(2)
+        nursery.cancel_scope.cancel()
+    disk.on_change = None
+    assert len(store.segments.items) == 1
+    assert len(cuts) > 3
+    for cut in cuts:
+        found = await open_on(without(cut, "queues.", "consumequeue"))
+        assert found.queue("Idle", 0).next_offset == 7
+        found.crash()
+    store.crash()
+
+
+async def test_a_full_disk_is_cleaned_though_no_note_finds_space() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "Idle", 7)
+    send(store, "Busy", 120)
+    await store.flusher.flush()
+    await store.checkpoint()
+    disk.total_bytes = 100_000
+    disk.free_bytes = 0
+    store.refusal = "full"
+    for _ in range(5):
+        store.retention.look()
+    assert disk.free_bytes > 0
+    disk.free_bytes = 90_000
+    store.retention.look()
+    store.retention.look()
+    await store.flusher.flush()
+    store.crash()
+    store = await open_on(without(disk, "queues.", "consumequeue"))
+    assert store.queue("Idle", 0).next_offset == 7
+    store.crash()
+
+
+def test_notes_are_split_and_read_back() -> None:
+    ends = [(f"topic-{number}", number, number * 10) for number in range(500)]
+    notes = list(offset_notes(ends, 2000, HOST, 1))
+    assert len(notes) > 5
+    assert all(len(note.body) <= 2000 for note in notes)
+    assert [end for note in notes for end in read_note(note.body)[1]] == ends
+    assert read_note(deletion("T", HOST, 1).body) == ("T", [])
+    assert read_note(b"\xc1") == ("", [])
+    assert read_note(b"\x01") == ("", [])
