@@ -236,6 +236,33 @@ async def test_a_start_on_a_full_disk_says_so_and_leaves_the_directory_as_it_was
     store.crash()
 
 
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_checkpoint_that_is_cancelled_hides_nothing_from_the_next(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("martlet.store.upkeep.JOURNAL_BATCH", 1)
+    disk = FakeDisk()
+    store = await open_on(disk)
+    for number in range(40):
+        store.append(message(b"%d" % number), number % 8)
+    store.commit()
+    store.flusher.flush_now()
+
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def cancel() -> None:
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+        await store.checkpoint()
+    await store.close()
+    store = await open_on(disk)
+    assert [len(drain(store, store.queue("T", queue_id))) for queue_id in range(8)] == [5] * 8
+    store.crash()
+
+
 async def used(disk: FakeDisk) -> None:
     """Open, fill some segments, remove a topic, checkpoint, and stop in order."""
     store = await open_on(disk)

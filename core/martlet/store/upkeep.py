@@ -292,9 +292,14 @@ class Upkeep:
             await self._save_queues(position)
             whole = self.journal.outgrown
             parts: list[bytes] = []
-            for part in self._journal_parts(whole=whole):
-                parts.append(part)
-                await trio.lowlevel.checkpoint()
+            try:
+                for part in self._journal_parts(whole=whole):
+                    parts.append(part)
+                    await trio.lowlevel.checkpoint()
+            except trio.Cancelled:
+                # `parts` alone knows what changed.
+                self.journal.abandon()
+                raise
             due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
             work = self._take_checkpoint(position, parts, whole=whole, with_index=due)
             # Shielded: what is to be synced is known to `work` alone.
