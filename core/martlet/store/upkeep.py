@@ -187,7 +187,24 @@ class Upkeep:
         self._dirty_paths |= work.paths
         self.wake()
 
+    async def repair_all(self) -> None:
+        """Look at every block of every queue and at the key index, and rebuild what is damaged.
+
+        Otherwise that is done for what is read. A key index that is far behind is left to `complete_keys`.
+        """
+        self._repairs.update(dict.fromkeys(self._store.queues.all()))
+        await self._check_keys()
+        await self._mend()
+
     # ---- the key index
+
+    def complete_keys(self, report: Progress | None = None) -> bool:
+        """Index every record, in place of `follow`; False when the disk is full. Blocks.
+
+        Args:
+          report: called often with bytes done, bytes in all, and entries so far.
+        """
+        return self.follower is None or self._follow_at_once(self.follower, self._store.tail.written, report)
 
     async def follow(self) -> None:
         """Complete the key index whenever it is far behind: after a start, and when it is rebuilt; until cancelled."""
