@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -355,16 +356,17 @@ class Upkeep:
         """
         store = self._store
         queues = store.queues
-        changed, queues.changed = list(queues.changed), {}
+        changed: Iterator[Queue] = iter(queues.changed)
+        queues.changed = {}
         deletions, self._deletions = self._deletions, []
         if whole:
             # Queues of topics that were deleted while entries were saved have their files still.
-            changed = [*queues.all(), *(queue for _, _, gone in self._doomed for queue in gone)]
+            doomed = [queue for _, _, gone in self._doomed for queue in gone]
+            changed = chain(_each(list(queues.topics.values())), doomed)
         elif deletions:
             yield b"".join(map(encode_deletion, deletions))
         start = -1 if store.retention.is_behind else store.segments.start
-        for at in range(0, len(changed), JOURNAL_BATCH):
-            part = changed[at : at + JOURNAL_BATCH]
+        while part := list(islice(changed, JOURNAL_BATCH)):
             for queue in part:
                 queue.changed = False
             yield b"".join([encode_queue(queue, start, whole=whole) for queue in part if queue.saved])
@@ -405,7 +407,7 @@ class Upkeep:
 
         def work() -> None:
             try:
-                self._sync_all(sorted(paths), sorted(directories))
+                self._sync_all(paths, directories)
                 if keys is not None and index_path and parts:
                     keys.write_slots(index_path, parts)
                 self.journal.write(b"".join(journal), whole=whole, into=made)
@@ -423,15 +425,15 @@ class Upkeep:
 
         return work
 
-    def _sync_all(self, paths: list[str], directories: list[str]) -> None:
+    def _sync_all(self, paths: set[str], directories: set[str]) -> None:
         store = self._store
         try:
             if len(paths) + len(directories) > SYNC_EACH_MAX:
                 store.disk.sync_everything(store.directory)
                 return
-            for path in paths:
+            for path in sorted(paths):
                 self._sync_if_there(path)
-            for directory in directories:
+            for directory in sorted(directories):
                 self._sync_directory_if_there(directory)
         except OSError as error:
             # Also for want of space: what was to be synced may be gone, and the next sync would not say so.
@@ -468,6 +470,12 @@ class Upkeep:
         parts = list(self._journal_parts(whole=whole))
         self._take_checkpoint(position, parts, whole=whole, with_index=True, orderly=orderly)()
         self.checkpointed = position
+
+
+def _each(tables: list[dict[int, Queue]]) -> Iterator[Queue]:
+    """The queues of *tables*, to which others may be added meanwhile."""
+    for of_topic in tables:
+        yield from list(of_topic.values())
 
 
 def _run_repair(work: Repair) -> None:
