@@ -17,6 +17,7 @@ from martlet.store import Store
 from martlet.store.codec import decode_record, decode_records
 from martlet.testing.disk import FakeDisk
 from martlet.testing.links import End
+from martlet.turns import finish_now
 from martlet_remoting.batches import decode_batch
 from martlet_remoting.codec import FrameBuffer
 from martlet_remoting.codes import RequestCode, ResponseCode
@@ -430,7 +431,7 @@ class Checker:
         """Some of what is known is found by its key."""
         known = [(place[0], s) for place, t in self.truth.items() for s in t.values() if s[1] >= self.first_position]
         for topic, (body, position) in known[:: max(1, len(known) // KEYS_TRIED)]:
-            found = store.query_keys(topic, key_of(body).encode(), 64, 0, 2**62)
+            found = finish_now(store.query_keys(topic, key_of(body).encode(), 64, 0, 2**62))
             if position not in [decode_record(record).position for record in found.records]:
                 self.fail(f"{key_of(body)} of {topic} is stored at {position} and is not found by its key")
 

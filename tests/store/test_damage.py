@@ -14,6 +14,7 @@ from martlet.store import Store, StoreConfig
 from martlet.store.codec import FILLER, decode_records, encode_record
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config
+from martlet.turns import finish_now
 
 FLIPS = int(os.environ.get("MARTLET_FLIPS", "700"))
 ROOT = "/data/store"
@@ -51,7 +52,7 @@ def contents(store: Store) -> dict[Place, Record]:
 def keyed(store: Store, found: dict[Place, Record]) -> None:
     """Whoever is there is found by its key as well."""
     for (topic, _, _), record in found.items():
-        records = store.query_keys(topic, record.property("UNIQ_KEY").encode(), 64, 0, 2**62).records
+        records = finish_now(store.query_keys(topic, record.property("UNIQ_KEY").encode(), 64, 0, 2**62)).records
         assert any(r.position == record.position for data in records for r in decode_records(data))
 
 

@@ -12,6 +12,7 @@ from martlet.store import Store
 from martlet.store.notes import NOTES_TOPIC
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
+from martlet.turns import finish_now
 
 from .conftest import OpenStore
 
@@ -52,8 +53,8 @@ async def test_a_deletion_that_is_durable_survives_a_kill_and_any_rebuild(gone: 
         disk.unlink(path)
     store = await open_on(disk)
     assert store.topics_on_disk() == ["Kept"]
-    assert store.query_keys("T1", b"T1-x", 9, 0, 2**62).records == []
-    assert len(store.query_keys("Kept", b"Kept-1", 9, 0, 2**62).records) == 1
+    assert finish_now(store.query_keys("T1", b"T1-x", 9, 0, 2**62)).records == []
+    assert len(finish_now(store.query_keys("Kept", b"Kept-1", 9, 0, 2**62)).records) == 1
     assert disk.names("/data/consumequeue") == ["Kept"]
     store.crash()
 
@@ -110,7 +111,7 @@ async def test_a_topic_made_again_has_only_its_new_messages() -> None:
             found.unlink(path)
         store = await open_on(found)
         assert drain(store, store.queue("T", 0)) == wanted
-        assert store.query_keys("T", b"T-old3", 9, 0, 2**62).records == []
+        assert finish_now(store.query_keys("T", b"T-old3", 9, 0, 2**62)).records == []
         store.crash()
 
 

@@ -18,6 +18,7 @@ from martlet.store import Store
 from martlet.store.codec import decode_records
 from martlet.testing.disk import Cut, FakeDisk, PowerCut
 from martlet.testing.stores import HOST, ManualClock, message, small_config
+from martlet.turns import finish_now
 
 COMBINATIONS = int(os.environ.get("MARTLET_COMBINATIONS", "60"))
 ROOT = "/data/store"
@@ -87,7 +88,7 @@ def look_at(store: Store) -> Seen:
 
 
 def by_key(store: Store, record: Record) -> list[Record]:
-    found = store.query_keys(record.topic, record.property("UNIQ_KEY").encode(), 64, 0, 2**62).records
+    found = finish_now(store.query_keys(record.topic, record.property("UNIQ_KEY").encode(), 64, 0, 2**62)).records
     return [each for data in found for each in decode_records(data)]
 
 
@@ -227,7 +228,7 @@ async def check(disk: FakeDisk, seen: Seen, *, flipped_index: bool = False) -> N
     assert set(store.topics_on_disk()) <= {topic for topic, _ in seen.bounds}
     check_keys(store, seen, complete=not flipped_index)
     for topic, label in (("D", ""), ("R", "old")):
-        assert store.query_keys(topic, f"{topic}{label}-0-1".encode(), 64, 0, 2**62).records == []
+        assert finish_now(store.query_keys(topic, f"{topic}{label}-0-1".encode(), 64, 0, 2**62)).records == []
     send(store, "A", 1)
     await store.close()
     store = await open_on(disk)

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from martlet.message import Message
-from martlet.store import Store
+from martlet.store import Store, StoreConfig
 from martlet.store.codec import decode_record, key_hash
 from martlet.store.files import Files
 from martlet.store.keys import KeyIndex
@@ -18,6 +18,7 @@ from martlet.store.queues import Queue
 from martlet.store.upkeep import SAVE_OFTEN_MAX
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, drain, message, small_config
+from martlet.turns import finish_now
 
 OpenStore = Callable[..., Awaitable[Store]]
 
@@ -30,8 +31,13 @@ def put(store: Store, *messages: Message, queue_id: int = 0) -> None:
 
 
 def found(store: Store, key: str, topic: str = "T", count: int = 64, begin: int = 0, end: int = 2**62) -> list[bytes]:
-    records = store.query_keys(topic, key.encode(), count, begin, end).records
+    records = finish_now(store.query_keys(topic, key.encode(), count, begin, end)).records
     return [decode_record(data).body for data in records]
+
+
+def index_config() -> StoreConfig:
+    """A store whose index has room for thousands of keys in one file."""
+    return replace(small_config(segment_bytes=1 << 22), index_slots=1024, index_entries=5000)
 
 
 async def test_messages_are_found_by_every_key_newest_first(open_store: OpenStore) -> None:
@@ -50,7 +56,7 @@ async def test_messages_are_found_by_every_key_newest_first(open_store: OpenStor
 async def test_a_query_says_how_far_the_index_reaches(open_store: OpenStore, clock: ManualClock) -> None:
     store = await open_store()
     put(store, message("1", keys="a"))
-    answer = store.query_keys("T", b"a", 1, 0, 2**62)
+    answer = finish_now(store.query_keys("T", b"a", 1, 0, 2**62))
     assert (answer.index_ms, answer.index_position) == (clock.ms, store.written)
 
 
@@ -71,6 +77,42 @@ async def test_a_query_keeps_to_its_times(open_store: OpenStore, clock: ManualCl
         put(store, message(str(second), keys="k"))
     assert found(store, "k", begin=start + 9_000, end=start + 31_000) == [b"3", b"2", b"1"]
     assert found(store, "k", begin=start + 50_000) == []
+
+
+async def test_a_long_chain_of_one_key_is_walked_in_slices(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await open_store(index_config())
+    start = clock.ms
+    put(store, message("first", keys="k"))
+    clock.ms += 60_000
+    put(store, *(message(str(number), keys="k") for number in range(1500)))
+    steps = store.query_keys("T", b"k", 64, 0, start + 1000)
+    assert sum(1 for _ in steps) >= 10, "half of them while the messages are indexed, half on the way to the first"
+    assert found(store, "k", end=start + 1000) == [b"first"]
+
+
+async def test_an_index_file_may_go_while_a_query_walks_it(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await open_store(index_config())
+    start = clock.ms
+    put(store, message("first", keys="k"))
+    clock.ms += 60_000
+    put(store, *(message(str(number), keys="k") for number in range(600)))
+    keys = store.keys
+    assert isinstance(keys, KeyIndex)
+    while keys.drain(1000):
+        pass
+    steps = store.query_keys("T", b"k", 64, 0, start + 500)
+    next(steps)
+    keys.clear()
+    assert finish_now(steps).records == []
+
+
+async def test_a_query_takes_no_more_bytes_than_it_may_but_one_record_at_least(open_store: OpenStore) -> None:
+    store = await open_store()
+    put(store, *(message("x" * 1000, keys="k") for _ in range(10)))
+    records = finish_now(store.query_keys("T", b"k", 64, 0, 2**62, 3500)).records
+    assert 2 <= len(records) <= 3
+    assert sum(map(len, records)) <= 3500
+    assert len(finish_now(store.query_keys("T", b"k", 64, 0, 2**62, 1)).records) == 1
 
 
 async def test_keys_go_on_in_another_file_when_one_is_full(open_store: OpenStore) -> None:

@@ -23,6 +23,7 @@ from martlet.store.checkpoint import Checkpoint
 from martlet.store.codec import POWERS_OF, hash_code
 from martlet.store.files import Files
 from martlet.store.queues import Queue
+from martlet.turns import Steps
 
 __all__ = ["IndexFile", "KeyIndex"]
 
@@ -49,6 +50,9 @@ SUFFIX_POWERS: Final = POWERS_OF[SUFFIX_BYTES]
 POWER: Final = tuple(reversed(POWERS_OF[256]))
 # A query looks at no more entries of one chain: a key that every message has makes long ones.
 CHAIN_MAX: Final = 100_000
+# In one slice of a query: entries of a chain, each of which is read from the file; messages that wait to be indexed.
+WALKED_AT_ONCE: Final = 256
+DRAINED_AT_ONCE: Final = 256
 
 
 @final
@@ -403,18 +407,27 @@ class KeyIndex:
 
     # ---- queries
 
-    def find(self, queue: Queue, key: bytes, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+    def find(self, queue: Queue, key: bytes, count_max: int, begin_ms: int, end_ms: int) -> Steps[list[int]]:
         """Return up to *count_max* log positions of messages stored within the times that may have *key*, newest first.
 
         Others with the same hash are among them: the caller compares keys.
         """
-        self.drain(len(self.pending))
+        for _ in range(len(self.pending) // DRAINED_AT_ONCE + 1):
+            if not self.drain(DRAINED_AT_ONCE):
+                break
+            yield
         code = self._hash(queue, key)
         found: dict[int, None] = {}
-        for item in reversed(self.items):
-            if item.begin_ms > end_ms or item.end_ms < begin_ms:
+        for item in reversed(list(self.items)):
+            if item.begin_ms > end_ms or item.end_ms < begin_ms or item not in self.items:
                 continue
-            for position, seconds in self._chain(item, code):
+            for entry in self._chain(item, code):
+                if entry is None:
+                    yield
+                    if item not in self.items:  # it was removed meanwhile
+                        break
+                    continue
+                position, seconds = entry
                 at = item.begin_ms + seconds * 1000
                 # Entries hold whole seconds.
                 if begin_ms - 999 <= at <= end_ms:
@@ -423,13 +436,16 @@ class KeyIndex:
                         return list(found)
         return list(found)
 
-    def _chain(self, item: IndexFile, code: int) -> Iterator[tuple[int, int]]:
+    def _chain(self, item: IndexFile, code: int) -> Iterator[tuple[int, int] | None]:
+        """Yield position and seconds of each entry with the hash *code*, and None where a slice is over."""
         slot = code % self.slots
         if item is self.active:
             number = self._slots[slot]
         else:
             (number,) = SLOT.unpack(self.files.read(item.path, SLOT_BYTES, HEADER.size + slot * SLOT_BYTES))
-        for _ in range(CHAIN_MAX):
+        for walked in range(1, CHAIN_MAX + 1):
+            if walked % WALKED_AT_ONCE == 0:
+                yield None
             if not number:
                 return
             entry = self._item(item, number) if 0 < number < item.count else b""

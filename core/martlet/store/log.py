@@ -17,7 +17,7 @@ import trio
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused, StoreFailed, StoreLocked
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
-from martlet.store.checkpoint import read_checkpoint, stopped_in_order
+from martlet.store.checkpoint import read_checkpoint
 from martlet.store.chunks import Chunks, Tail
 from martlet.store.codec import (
     BORN_V6,
@@ -39,7 +39,7 @@ from martlet.store.codec import (
     without_seal,
 )
 from martlet.store.config import StoreConfig
-from martlet.store.files import Disk, Files, RealDisk, atomic_write, is_full, read_file
+from martlet.store.files import Disk, Files, RealDisk, atomic_write, read_file
 from martlet.store.flush import Flusher
 from martlet.store.keys import KeyIndex
 from martlet.store.notes import NOTES_TOPIC, deletion, is_note, offset_notes
@@ -51,6 +51,7 @@ from martlet.store.segments import Segments
 from martlet.store.statistics import StoreStatistics
 from martlet.store.tags import TagCodes
 from martlet.store.upkeep import Upkeep
+from martlet.turns import Steps
 
 __all__ = ["Found", "Store"]
 
@@ -63,6 +64,10 @@ UNINDEXED_MAX: Final = 20_000
 HEAD_BYTES_READ: Final = 76
 # Entries that a read in a worker thread takes along.
 SCAN_ENTRIES: Final = 4096
+# Of the records that a query by key finds.
+QUERY_BYTES_MAX: Final = 1 << 30
+QUERY_PAUSE_BYTES: Final = 524_288  # read in one slice; a read counts at least QUERY_STEP_BYTES
+QUERY_STEP_BYTES: Final = 32_768
 # A note of many queues' offsets goes into several records.
 NOTE_BYTES_MAX: Final = 256 * 1024
 # Positions of damaged records that are remembered, so that each is reported once.
@@ -97,7 +102,6 @@ class Store:
         "_codes",
         "_lock_fd",
         "_lost",
-        "_marked",
         "_now_ms",
         "_pending",
         "_seals",
@@ -178,8 +182,6 @@ class Store:
         self._now_ms = 0
         self._seals = config.seal_records
         self._lock_fd = -1
-        # The file `abort` holds our pid.
-        self._marked = False
 
     # ---- opening and closing
 
@@ -232,9 +234,12 @@ class Store:
         began = trio.current_time()
         root = self.directory
         checkpoint = read_checkpoint(self.files, f"{root}/checkpoint")
-        clean = stopped_in_order(checkpoint, abort="abort" in self.disk.names(root))
+        clean = "abort" not in self.disk.names(root)
+        if checkpoint is not None and checkpoint.position >= 0:
+            # `abort` is RocketMQ's mark, and counts where RocketMQ may have been the last one here.
+            clean = checkpoint.orderly and (clean or not checkpoint.shared)
         self.segments.load()
-        self._marked = self._do_unless_full(self._mark_running)
+        self._mark_running()
         recovery = Recovery(self.segments, self.queues, report)
         await recovery.run(
             checkpoint,
@@ -254,32 +259,8 @@ class Store:
             if segment.end > recovery.start:
                 self.files.sync(segment.path)
         self.disk.sync_directory(self.segments.directory)
-        if not self._do_unless_full(self.upkeep.write_checkpoint):
-            self.upkeep.owe_checkpoint()
+        self.upkeep.write_checkpoint()
         self.recovery_seconds = trio.current_time() - began
-
-    def _do_unless_full(self, work: Callable[[], None]) -> bool:
-        """Do *work* of the start; False if the disk is full, and then no append is taken before it is made up for."""
-        try:
-            work()
-        except OSError as error:
-            if not is_full(error):
-                raise
-            logger.warning("this start cannot be completed before there is space: %s", error)
-            self.refusal = self.retention.refusal_for(error)
-            return False
-        return True
-
-    def complete_start(self) -> bool:
-        """Make up for what the start could not write on a full disk; False if something is left.
-
-        Raises:
-          OSError: it still cannot be written.
-        """
-        if not self._marked:
-            self._mark_running()
-            self._marked = True
-        return not self.upkeep.owes_checkpoint
 
     def _mark_running(self) -> None:
         path = f"{self.directory}/abort"
@@ -311,9 +292,7 @@ class Store:
                     self.disk.unlink(f"{self.directory}/abort")
                 self.disk.sync_directory(self.directory)
         except OSError as error:
-            if not is_full(error):
-                raise self.flusher.fail(error) from error
-            logger.warning("stopped without a checkpoint, so that the next start takes longer: %s", error)
+            raise self.flusher.fail(error) from error
         finally:
             self._release()
 
@@ -716,7 +695,7 @@ class Store:
 
     def _disk_refused(self, error: OSError) -> Refused | StoreFailed:
         """What to raise for *error* of a write: full disks heal, anything else does not."""
-        if is_full(error):
+        if self.retention.is_full_error(error):
             self.refusal = self.retention.refusal_for(error)
             return Refused(Reason.UNAVAILABLE, self.refusal)
         failed = self.flusher.fail(error)
@@ -963,17 +942,30 @@ class Store:
                 return stored
         return 2**63 - 1
 
-    def query_keys(self, topic: str, key: bytes, max_count: int, begin_ms: int, end_ms: int) -> Found:
-        """Return readable records of *topic* that carry *key* as unique key or among KEYS, newest first."""
+    def query_keys(
+        self, topic: str, key: bytes, max_count: int, begin_ms: int, end_ms: int, bytes_max: int = QUERY_BYTES_MAX
+    ) -> Steps[Found]:
+        """Return readable records of *topic* that carry *key* as unique key or among KEYS, newest first, in slices.
+
+        Their sizes add up to *bytes_max* at most, but one record always gets through.
+        """
         keys = self.keys
         if keys is None:
             return Found([], 0, 0)
         queue = self.queues.find(topic, 0) or Queue(topic, 0)
         records: list[bytes] = []
-        for position in keys.find(queue, key, max_count, begin_ms, end_ms):
+        size = unpaused = 0
+        for position in (yield from keys.find(queue, key, max_count, begin_ms, end_ms)):
             data = self.record_at(position)
             if data is not None and self._is_kept(data, queue.topic_bytes, position):
+                size += len(data)
+                if records and size > bytes_max:
+                    break
                 records.append(data)
+            unpaused += QUERY_STEP_BYTES + (len(data) if data is not None else 0)
+            if unpaused > QUERY_PAUSE_BYTES:
+                unpaused = 0
+                yield
         if keys.damaged:
             self.upkeep.wake()
         return Found(records, keys.store_ms, keys.position)

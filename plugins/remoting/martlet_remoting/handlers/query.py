@@ -2,8 +2,9 @@
 
 from typing import Final
 
+from martlet.turns import Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, reply
+from martlet_remoting.context import Beside, Context, Declined, Handle, reply
 from martlet_remoting.handlers.sendback import find_record
 from martlet_remoting.packets import Command
 from martlet_remoting.permission import may_read
@@ -15,7 +16,7 @@ FOUND_UNIQUE_MAX: Final = 32  # defaultQueryMaxNum
 ANSWER_BYTES_MAX: Final = 12 * 1024 * 1024  # a client takes no frame over 16 MiB
 
 
-def query_message(context: Context, command: Command) -> bytes:
+def query_message(context: Context, command: Command) -> Steps[bytes]:
     """Answer the records whose unique key or KEYS hold a key; hashes may collide, so the client looks again."""
     parts = context.parts
     topic, key = command.text("topic"), command.text("key")
@@ -25,23 +26,13 @@ def query_message(context: Context, command: Command) -> bytes:
     may_read(context, topic)
     count_max = min(max(count_max, 1), FOUND_MAX)
     begin_ms, end_ms = command.integer("beginTimestamp"), command.integer("endTimestamp")
-    found = parts.store.query_keys(topic, key.encode(), count_max, begin_ms, end_ms)
+    found = yield from parts.store.query_keys(topic, key.encode(), count_max, begin_ms, end_ms, ANSWER_BYTES_MAX)
     records = found.records
     if not records:
         text = f"can not find message, maybe time range not correct; no key {key!r:.80} in topic[{topic}]"
         raise Declined(ResponseCode.QUERY_NOT_FOUND, text, {"indexLastUpdateTimestamp": found.index_ms})
     ext = {"indexLastUpdateTimestamp": found.index_ms, "indexLastUpdatePhyoffset": found.index_position}
-    return reply(command, ext, _joined(records))
-
-
-def _joined(records: list[bytes]) -> bytes:
-    """As many of *records* as fit a frame, at least one."""
-    size = 0
-    for count, record in enumerate(records):
-        size += len(record)
-        if count and size > ANSWER_BYTES_MAX:
-            return b"".join(records[:count])
-    return b"".join(records)
+    return reply(command, ext, b"".join(records))
 
 
 def view_message(context: Context, command: Command) -> bytes:
@@ -57,6 +48,6 @@ def view_message(context: Context, command: Command) -> bytes:
 
 
 TABLE: Final[dict[int, Handle]] = {
-    RequestCode.QUERY_MESSAGE: query_message,
+    RequestCode.QUERY_MESSAGE: lambda context, command: Beside(query_message(context, command)),
     RequestCode.VIEW_MESSAGE_BY_ID: view_message,
 }
