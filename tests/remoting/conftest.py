@@ -45,6 +45,10 @@ class FakeClock:
         return self.ms + round((trio.current_time() - self._began) * 1000)
 
 
+async def keep_nothing(data: bytes) -> None:
+    """Where a name server saves its texts that need not outlive it."""
+
+
 async def finish(rest: Awaitable[None]) -> None:
     await rest
 

@@ -12,11 +12,11 @@ from martlet_remoting.codec import decode_frame
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers import admin
 from martlet_remoting.nameserver.config import NameServerConfig
-from martlet_remoting.nameserver.requests import REQUESTS, answer
+from martlet_remoting.nameserver.requests import REQUESTS, SAVED, answer, answer_when_saved
 from martlet_remoting.nameserver.server import NameServer
 from martlet_remoting.packets import Command
 
-from .conftest import Harness, send_ext
+from .conftest import Harness, keep_nothing, send_ext
 
 
 def words(text: str) -> list[str]:
@@ -101,11 +101,13 @@ async def test_every_administrative_request_is_answered_or_passed_on(harness: Ha
 def test_every_request_to_the_name_server_is_answered(seed: int) -> None:
     async def ask() -> None:
         dice = random.Random(seed)
-        server = NameServer(NameServerConfig(), lambda data: None)
-        codes = list(REQUESTS)
+        server = NameServer(NameServerConfig(), keep_nothing)
+        codes = [*REQUESTS, *SAVED]
         for _ in range(2000):
             command = made_up_command(dice, codes)
-            found = decode_frame(finish_now(answer(server, "line", command)))
+            saved = command.code in SAVED
+            frame = (await answer_when_saved(server, command)) if saved else finish_now(answer(server, "line", command))
+            found = decode_frame(frame)
             assert found.opaque == command.opaque
             assert found.code == 0 or found.remark, command
         await trio.lowlevel.checkpoint()
@@ -149,7 +151,7 @@ async def test_half_a_character_is_refused_by_both_ports(harness: Harness, line:
     refused = await harness.client().ask(RequestCode.UPDATE_BROKER_CONFIG, body=line)
     assert refused.code == ResponseCode.INVALID_PARAMETER
     assert "half of a surrogate pair" in (refused.remark or "")
-    server = NameServer(NameServerConfig(), lambda data: None)
+    server = NameServer(NameServerConfig(), keep_nothing)
     told = decode_frame(finish_now(answer(server, "line", Command(RequestCode.UPDATE_NAMESRV_CONFIG, {}, line))))
     assert told.code == ResponseCode.SYSTEM_ERROR
     assert "half of a surrogate pair" in (told.remark or "")

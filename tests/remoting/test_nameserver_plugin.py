@@ -87,7 +87,7 @@ async def test_texts_outlive_the_broker_and_a_broken_file(harness: Harness, capl
         assert isinstance(server, NameServer)
         return server
 
-    start().kv.put("n", "k", "v")
+    await start().kv.put("n", "k", "v")
     assert start().kv.get("n", "k") == "v"
     harness.store.write_file(KV_FILE, b"torn")
     with caplog.at_level(logging.WARNING):

@@ -12,7 +12,8 @@ from martlet.turns import finish_now
 from martlet_remoting.codec import decode_frame
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.nameserver.config import NameServerConfig
-from martlet_remoting.nameserver.requests import REQUESTS, answer
+from martlet_remoting.nameserver.kvconfig import KVConfig
+from martlet_remoting.nameserver.requests import REQUESTS, answer, answer_when_saved
 from martlet_remoting.nameserver.server import NameServer
 from martlet_remoting.packets import Command
 
@@ -24,7 +25,7 @@ class Station:
 
     def __init__(self, config: NameServerConfig | None = None) -> None:
         self.saved: list[bytes] = []
-        self.server = NameServer(config or NameServerConfig(), self.saved.append)
+        self.server = NameServer(config or NameServerConfig(), self._save)
 
     def ask(self, code: int, body: bytes = b"", version: int = NEW, /, **ext: object) -> Command:
         command = Command(code, ext, body, opaque=7, language="JAVA", version=version)
@@ -32,6 +33,14 @@ class Station:
         assert answered.is_response
         assert answered.opaque == 7
         return answered
+
+    async def _save(self, data: bytes) -> None:
+        self.saved.append(data)
+
+    async def save(self, code: int, **ext: object) -> None:
+        """Ask for a change that is answered once it is saved."""
+        answered = decode_frame(await answer_when_saved(self.server, Command(code, ext, b"", opaque=7)))
+        assert (answered.code, answered.remark, answered.opaque) == (ResponseCode.SUCCESS, None, 7)
 
     def good(self, code: int, body: bytes = b"", version: int = NEW, /, **ext: object) -> Command:
         answered = self.ask(code, body, version, **ext)
@@ -334,12 +343,12 @@ async def test_topics_come_and_go_one_by_one(station: Station) -> None:
 
 
 async def test_texts_are_kept_and_saved(station: Station) -> None:
-    station.good(RequestCode.PUT_KV_CONFIG, namespace="n", key="k", value="v")
+    await station.save(RequestCode.PUT_KV_CONFIG, namespace="n", key="k", value="v")
     assert station.saved == [b'{"configTable":{"n":{"k":"v"}}}']
     assert station.good(RequestCode.GET_KV_CONFIG, namespace="n", key="k").ext == {"value": "v"}
     assert station.good(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="n").body == b'{"table":{"k":"v"}}'
-    station.good(RequestCode.DELETE_KV_CONFIG, namespace="n", key="k")
-    station.good(RequestCode.DELETE_KV_CONFIG, namespace="n", key="k")
+    await station.save(RequestCode.DELETE_KV_CONFIG, namespace="n", key="k")
+    await station.save(RequestCode.DELETE_KV_CONFIG, namespace="n", key="k")
     assert station.saved[1:] == [b'{"configTable":{"n":{}}}']
     assert station.ask(RequestCode.GET_KV_CONFIG, namespace="n", key="k").code == ResponseCode.QUERY_NOT_FOUND
     assert station.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="m").code == ResponseCode.QUERY_NOT_FOUND
@@ -349,19 +358,35 @@ async def test_texts_are_kept_and_saved(station: Station) -> None:
 
 
 async def test_text_that_cannot_be_saved_does_not_count() -> None:
-    def fail(data: bytes) -> None:
+    async def fail(data: bytes) -> None:
         raise OSError("disk full")
 
     server = NameServer(NameServerConfig(), fail)
     command = Command(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"})
-    refused = decode_frame(finish_now(answer(server, "line", command)))
+    refused = decode_frame(await answer_when_saved(server, command))
     assert (refused.code, refused.remark) == (ResponseCode.SYSTEM_ERROR, "disk full")
     assert server.kv.get("n", "k") is None
 
 
+async def test_changes_of_texts_at_once_are_all_kept() -> None:
+    station = Station()
+    server, saved = NameServer(NameServerConfig(), station._save), station.saved
+
+    async def slow(data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        saved.append(data)
+
+    server.kv = KVConfig(slow)
+    async with trio.open_nursery() as nursery:
+        for number in range(10):
+            nursery.start_soon(server.kv.put, "n", f"k{number}", "v")
+    assert len(server.kv.namespace("n") or {}) == 10
+    assert len(orjson.loads(saved[-1])["configTable"]["n"]) == 10
+
+
 async def test_ordered_topics_are_told_to_brokers_and_clients() -> None:
     station = Station(NameServerConfig(order_messages=True))
-    station.good(RequestCode.PUT_KV_CONFIG, namespace="ORDER_TOPIC_CONFIG", key="T", value="b:4")
+    await station.save(RequestCode.PUT_KV_CONFIG, namespace="ORDER_TOPIC_CONFIG", key="T", value="b:4")
     assert station.register().body == b'{"table":{"T":"b:4"}}'
     assert b'"orderTopicConf":"b:4"' in station.good(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T").body
     assert b"orderTopicConf" not in station.good(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="U").body

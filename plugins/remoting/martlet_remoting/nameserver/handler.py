@@ -8,7 +8,7 @@ from martlet.turns import Steps
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from martlet_remoting.packets import Command
 
-from .requests import answer
+from .requests import SAVED, answer, answer_when_saved
 from .server import NameServer
 
 __all__ = ["NameServerHandler"]
@@ -28,6 +28,8 @@ class NameServerHandler:
         """Answer a request; what is an answer itself is nothing that we asked for."""
         if event.flag & FLAG_RESPONSE:
             return None
+        if event.code in SAVED:
+            return self._finish_saved(event)
         steps = answer(self._server, self._peer, event)
         try:
             next(steps)
@@ -38,6 +40,9 @@ class NameServerHandler:
 
     async def _finish(self, command: Command, steps: Steps[bytes]) -> None:
         self._send(command, await self._server.turns.finish(steps))
+
+    async def _finish_saved(self, command: Command) -> None:
+        self._send(command, await answer_when_saved(self._server, command))
 
     def _send(self, command: Command, frame: bytes) -> None:
         if not command.flag & FLAG_ONEWAY:

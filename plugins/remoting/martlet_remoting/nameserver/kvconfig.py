@@ -3,10 +3,11 @@
 Namespace ORDER_TOPIC_CONFIG says which brokers hold the queues of an ordered topic.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, final
 
 import orjson
+import trio
 
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet_remoting.routes import load_object
@@ -14,15 +15,18 @@ from martlet_remoting.routes import load_object
 __all__ = ["ORDER_TOPICS", "KVConfig"]
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
+# Of the whole table, which is rendered for each change: 20,000 ordered topics.
+BYTES_MAX: Final = 2 * 1024 * 1024
 
 
 @final
 class KVConfig:
-    """Texts by namespace and key; every change is given to *save* as the whole file before it counts."""
+    """Texts by namespace and key; *save* writes the whole file before a change counts."""
 
-    def __init__(self, save: Callable[[bytes], None], bytes_max: int = 16 * 1024 * 1024) -> None:
+    def __init__(self, save: Callable[[bytes], Awaitable[None]], bytes_max: int = BYTES_MAX) -> None:
         self._save = save
         self._bytes_max = bytes_max
+        self._lock = trio.Lock()  # one change at a time, each on top of the one before
         self._table: dict[str, dict[str, str]] = {}
 
     def load(self, data: bytes) -> None:
@@ -44,26 +48,29 @@ class KVConfig:
         found = self._table.get(name)
         return dict(found) if found is not None else None
 
-    def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value.
+    async def put(self, namespace: str, key: str, value: str) -> None:
+        """Set a value; returns when it is on the disk.
 
         Raises:
           Refused: the table would be larger than it may be (BUSY).
+          OSError: it cannot be saved, and does not count.
         """
-        self._change(namespace, {**self._table.get(namespace, {}), key: value})
+        async with self._lock:
+            await self._change(namespace, {**self._table.get(namespace, {}), key: value})
 
-    def delete(self, namespace: str, key: str) -> None:
-        """Forget a value; the namespace stays, also when it is empty."""
-        values = self._table.get(namespace)
-        if values is not None and key in values:
-            self._change(namespace, {k: v for k, v in values.items() if k != key})
+    async def delete(self, namespace: str, key: str) -> None:
+        """Forget a value; the namespace stays, also when it is empty. Returns when that is on the disk."""
+        async with self._lock:
+            values = self._table.get(namespace)
+            if values is not None and key in values:
+                await self._change(namespace, {k: v for k, v in values.items() if k != key})
 
-    def _change(self, namespace: str, values: dict[str, str]) -> None:
+    async def _change(self, namespace: str, values: dict[str, str]) -> None:
         table = {**self._table, namespace: values}
         data = orjson.dumps({"configTable": table})
         if len(data) > self._bytes_max:
             raise Refused(Reason.BUSY, f"the table would be {len(data)} bytes; it may be {self._bytes_max}")
-        self._save(data)
+        await self._save(data)
         self._table = table
 
 

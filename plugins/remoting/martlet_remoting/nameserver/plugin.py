@@ -2,7 +2,10 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Final, final
+
+import trio
 
 from martlet.broker import Broker
 from martlet.contracts import Connection, Handler, Peer, Protocol, Service
@@ -70,7 +73,7 @@ class NameServerPlugin(Hooks):
     def _start(self, broker: Broker) -> NameServer:
         """The one name server of this plugin, with what it kept of its key-value texts."""
         if self.server is None:
-            self.server = NameServer(self.config, lambda data: broker.store.write_file(KV_FILE, data), broker.turns)
+            self.server = NameServer(self.config, partial(_save, broker), broker.turns)
             broker.stats.add("nameserver", self.server.statistics)
             self._load(broker, self.server)
         return self.server
@@ -82,3 +85,10 @@ class NameServerPlugin(Hooks):
                 return
             except MartletError as error:
                 log.warning("%s cannot be used, its previous generation is tried; %s", KV_FILE, error)
+
+
+async def _save(broker: Broker, data: bytes) -> None:
+    """Write the key-value texts in a worker thread: an fsync takes milliseconds."""
+    store = broker.store
+    with trio.CancelScope(shield=True):
+        await store.disk.off_loop(partial(store.write_file, KV_FILE, data))

@@ -1,7 +1,7 @@
 """What each request to the name server means: a table of functions by request code."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -18,7 +18,7 @@ from .kvconfig import ORDER_TOPICS
 from .server import NameServer
 from .table import UNIT, UNIT_SUB
 
-__all__ = ["REQUESTS", "answer"]
+__all__ = ["REQUESTS", "SAVED", "answer", "answer_when_saved"]
 
 log = logging.getLogger("martlet.nameserver")
 
@@ -44,12 +44,24 @@ def answer(server: NameServer, connection: object, command: Command) -> Steps[by
     try:
         found = handle(server, connection, command)
         return found if isinstance(found, bytes) else (yield from found)
-    except Refused as error:
-        code = _CODES.get(error.reason, ResponseCode.SYSTEM_ERROR)
-        return encode_response(command.opaque, code, remark=str(error))
     except (MartletError, OSError) as error:
-        # A body that cannot be read, or a disk that cannot be written: the peer is told, others do not notice.
-        return encode_response(command.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error))
+        return _refusal(command, error)
+
+
+async def answer_when_saved(server: NameServer, command: Command) -> bytes:
+    """As `answer`, for a request of `SAVED`."""
+    server.requests += 1
+    try:
+        await SAVED[command.code](server, command)
+    except (MartletError, OSError) as error:
+        return _refusal(command, error)
+    return _reply(command)
+
+
+def _refusal(command: Command, error: MartletError | OSError) -> bytes:
+    """Tell the peer that its body cannot be read, or the disk not be written; others do not notice."""
+    code = _CODES.get(error.reason) if isinstance(error, Refused) else None
+    return encode_response(command.opaque, code or ResponseCode.SYSTEM_ERROR, remark=str(error))
 
 
 def _reply(command: Command, ext: Mapping[str, object] = NO_EXT, body: bytes = b"") -> bytes:
@@ -72,7 +84,7 @@ def _register(server: NameServer, connection: object, command: Command) -> Steps
         remark += f"; the table is full, nameserver.topics_max is {server.config.topics_max}"
         log.warning("%s", remark)
     orders = server.kv.namespace(ORDER_TOPICS) if server.switches["returnOrderTopicConfigToBroker"] else None
-    body = fastjson.dumps({"table": orders}) if orders is not None else b""
+    body = (yield from fastjson.dumps_in_steps({"table": orders})) if orders is not None else b""
     return encode_response(command.opaque, ResponseCode.SUCCESS, ext, body, remark)
 
 
@@ -193,9 +205,8 @@ def _system_topics(server: NameServer, connection: object, command: Command) -> 
 # texts and switches
 
 
-def _put_kv(server: NameServer, connection: object, command: Command) -> bytes:
-    server.kv.put(command.text("namespace"), command.text("key"), command.text("value"))
-    return _reply(command)
+async def _put_kv(server: NameServer, command: Command) -> None:
+    await server.kv.put(command.text("namespace"), command.text("key"), command.text("value"))
 
 
 def _get_kv(server: NameServer, connection: object, command: Command) -> bytes:
@@ -206,17 +217,16 @@ def _get_kv(server: NameServer, connection: object, command: Command) -> bytes:
     return _reply(command, {"value": value})
 
 
-def _delete_kv(server: NameServer, connection: object, command: Command) -> bytes:
-    server.kv.delete(command.text("namespace"), command.text("key"))
-    return _reply(command)
+async def _delete_kv(server: NameServer, command: Command) -> None:
+    await server.kv.delete(command.text("namespace"), command.text("key"))
 
 
-def _list_kv(server: NameServer, connection: object, command: Command) -> bytes:
+def _list_kv(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
     name = command.text("namespace")
     values = server.kv.namespace(name)
     if values is None:
         raise Refused(Reason.NOT_FOUND, f"No config item, Namespace: {name}")
-    return _reply(command, body=fastjson.dumps({"table": values}))
+    return _reply(command, body=(yield from fastjson.dumps_in_steps({"table": values})))
 
 
 def _get_config(server: NameServer, connection: object, command: Command) -> bytes:
@@ -228,10 +238,13 @@ def _update_config(server: NameServer, connection: object, command: Command) -> 
     return _reply(command)
 
 
-REQUESTS: Final[dict[int, Handle]] = {
+# These are answered when what they changed is on the disk.
+SAVED: Final[dict[int, Callable[[NameServer, Command], Awaitable[None]]]] = {
     RequestCode.PUT_KV_CONFIG: _put_kv,
-    RequestCode.GET_KV_CONFIG: _get_kv,
     RequestCode.DELETE_KV_CONFIG: _delete_kv,
+}
+REQUESTS: Final[dict[int, Handle]] = {
+    RequestCode.GET_KV_CONFIG: _get_kv,
     RequestCode.REGISTER_BROKER: _register,
     RequestCode.UNREGISTER_BROKER: _unregister,
     RequestCode.GET_ROUTEINFO_BY_TOPIC: _route,

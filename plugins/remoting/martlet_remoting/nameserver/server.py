@@ -1,6 +1,6 @@
 """The name server's state: routes, texts, and the switches that can be moved while it runs."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, final, runtime_checkable
 
 import trio
@@ -39,7 +39,9 @@ class Closable(Protocol):
 class NameServer:
     """Everything that requests to the name server act on; needs no broker and no store."""
 
-    def __init__(self, config: NameServerConfig, save: Callable[[bytes], None], turns: Turns | None = None) -> None:
+    def __init__(
+        self, config: NameServerConfig, save: Callable[[bytes], Awaitable[None]], turns: Turns | None = None
+    ) -> None:
         self.config = config
         self.turns = turns or Turns()
         self.kv = KVConfig(save)
