@@ -7,6 +7,7 @@ from tests.remoting.conftest import FakeClient, Harness, OpenHarness, pull_ext, 
 from martlet.groups import Group
 from martlet.message import Message
 from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.packets import Command
 
 HOLD = {"sysFlag": "6"}  # suspend, and with its subscription
 
@@ -188,6 +189,24 @@ async def test_a_heartbeat_of_many_groups_registers_them_in_slices(harness: Harn
     assert (await harness.client().heartbeat_body({"clientID": "c", "consumerDataSet": named})).code == 0
     assert turns.slices - before > 50
     assert len(harness.parts.members.consumers) == 1000
+
+
+async def test_a_lock_of_many_queues_takes_slices_and_holds_all_or_what_it_held(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, locks_peer_max=2000)
+    harness.topic("T", 4000)
+    client, turns = harness.client(), harness.broker.turns
+
+    async def lock(count: int) -> Command:
+        queues = [{"topic": "T", "brokerName": "b", "queueId": n} for n in range(count)]
+        body = orjson.dumps({"consumerGroup": "G", "clientId": "c", "mqSet": queues})
+        return await client.ask(RequestCode.LOCK_BATCH_MQ, body=body)
+
+    assert (await lock(10)).code == 0
+    before = turns.slices
+    assert (await lock(3000)).code == ResponseCode.SYSTEM_BUSY
+    assert len(harness.parts.locks) == 10
+    assert len(orjson.loads((await lock(2000)).body)["lockOKMQSet"]) == 2000
+    assert turns.slices - before > 10
 
 
 @pytest.mark.parametrize("kind", ["consumerDataSet", "producerDataSet"])

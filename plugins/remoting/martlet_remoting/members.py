@@ -43,6 +43,7 @@ TOLD_AT_ONCE: Final = 64
 CHANNELS_AT_ONCE: Final = 4096
 STEPS_OF_A_LEAVE: Final = 16
 LOCKS_AT_ONCE: Final = 4096
+QUEUES_AT_ONCE: Final = 256  # of one request to lock or unlock
 LOCKS_MAX: Final = 200_000  # over all groups and connections: a thousand busy ordered groups
 
 
@@ -85,7 +86,6 @@ class ConsumerGroup:
         "channels",
         "fingerprint",
         "from_where",
-        "ids",
         "ids_json",
         "kind",
         "model",
@@ -103,9 +103,7 @@ class ConsumerGroup:
         self.weight = 0  # of the subscriptions
         self.channels: dict[Line, Channel] = {}
         self.fingerprint: int | None = None
-        # Until a member comes or goes.
-        self.ids: list[str] | None = None
-        self.ids_json: bytes | None = None
+        self.ids_json: bytes | None = None  # until a member comes or goes
 
     def client_ids_as_json(self) -> bytes:
         """Every member once, also one with several connections; all of a group ask for it after each change."""
@@ -113,12 +111,6 @@ class ConsumerGroup:
             ids = list(dict.fromkeys(channel.client_id for channel in self.channels.values()))
             self.ids_json = orjson.dumps({"consumerIdList": ids})
         return self.ids_json
-
-    def sorted_ids(self) -> list[str]:
-        """As `client_ids_as_json`, in the order in which queues are shared out."""
-        if self.ids is None:
-            self.ids = sorted({channel.client_id for channel in self.channels.values()})
-        return self.ids
 
     def find(self, client_id: str) -> Channel | None:
         """The channel of *client_id*; None when it is not here."""
@@ -206,7 +198,7 @@ class Members:
         group.channels[channel.line] = channel
         if old is not None and old.client_id == channel.client_id:
             return False
-        group.ids = group.ids_json = None
+        group.ids_json = None
         return True
 
     def join_producers(self, name: str, channel: Channel) -> None:
@@ -237,7 +229,7 @@ class Members:
         self._forget(line, True, name)
         if group is None or group.channels.pop(line, None) is None:
             return
-        group.ids = group.ids_json = None
+        group.ids_json = None
         if not group.channels:
             del self.consumers[name]
         self.notify(group)
@@ -368,12 +360,30 @@ class QueueLocks:
 
     def lock(
         self, line: Line, group: str, client_id: str, queues: Sequence[MessageQueue], now: float
-    ) -> list[MessageQueue]:
-        """Return those of *queues* that *client_id*, speaking on *line*, holds from now on.
+    ) -> Steps[list[MessageQueue]]:
+        """Return those of *queues* that *client_id*, speaking on *line*, holds from now on; in slices.
 
         Raises:
-          Refused: this connection, or all together, would hold too many (BUSY); nothing has changed.
+          Refused: this connection, or all together, would hold too many (BUSY); it holds what it held before.
         """
+        held: list[MessageQueue] = []
+        made: list[_Lock] = []
+        for start in range(0, len(queues), QUEUES_AT_ONCE):
+            if start:
+                yield
+            some = queues[start : start + QUEUES_AT_ONCE]
+            try:
+                held += self._lock(line, group, client_id, some, now, made)
+            except Refused:
+                for lock in made:
+                    if self._table.get(group, {}).get(lock.key) is lock:
+                        self._forget(lock)
+                raise
+        return held
+
+    def _lock(
+        self, line: Line, group: str, client_id: str, queues: Sequence[MessageQueue], now: float, made: list[_Lock]
+    ) -> list[MessageQueue]:
         table = self._table.get(group, {})
         held: list[MessageQueue] = []
         taken: dict[tuple[str, int], _Lock | None] = {}
@@ -386,8 +396,11 @@ class QueueLocks:
             if self._exists(*key):
                 taken[key] = found
         self._check_room(line, taken)
-        for key, found in taken.items():
-            self._take(line, found or self._new(group, key), client_id, now)
+        for key, lock in taken.items():
+            if lock is None:
+                lock = self._new(group, key)
+                made.append(lock)
+            self._take(line, lock, client_id, now)
         return held
 
     def _check_room(self, line: Line, taken: Mapping[tuple[str, int], _Lock | None]) -> None:
@@ -433,12 +446,15 @@ class QueueLocks:
             del self._table[lock.group]
         self._count -= 1
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> Steps[None]:
         """Give back those of *queues* that *client_id* holds."""
+        pace = Pace(QUEUES_AT_ONCE)
         for queue in queues:
             lock = self._table.get(group, {}).get((queue.topic, queue.queue_id))
             if lock is not None and lock.client_id == client_id:
                 self._forget(lock)
+            if pace.is_over():
+                yield
 
     def drop(self, line: Line) -> None:
         """The connection is gone; its locks last until they end, for its client may come again."""

@@ -54,6 +54,11 @@ def _reset_here(parts: Parts, command: Command) -> Steps[bytes]:
             offsets[number] = _offset_at(parts, topic, number, timestamp)
             if pace.is_over():
                 yield
+    table: dict[MessageQueue, int] = {}
+    for number, to in offsets.items():
+        table[message_queue(parts, name, number)] = to
+        if pace.is_over():
+            yield
     if parts.topics.get(name) is None:
         raise Refused(Reason.NO_TOPIC, f"Topic {name} was deleted meanwhile")
     if not offsets:
@@ -61,7 +66,7 @@ def _reset_here(parts: Parts, command: Command) -> Steps[bytes]:
     parts.groups.check_may_commit(group, name, offsets)
     parts.groups.reset(group, name, offsets)
     parts.parked.wake_topic(name)
-    return (yield from _answer(command, {message_queue(parts, name, number): to for number, to in offsets.items()}))
+    return (yield from _answer(command, table))
 
 
 def _checked(parts: Parts, topic: Topic, queue_id: int, offset: int) -> int:
