@@ -5,11 +5,16 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from martlet_remoting.client import ClientError
+from martlet_remoting.commands.send import Item, send_each
 
 Run = Callable[..., tuple[int, str, str]]
 LIMIT = 4 * 1024 * 1024
@@ -75,6 +80,32 @@ def test_a_line_without_a_key_ends_it_and_what_was_stored_is_told(
     assert (code, out) == (1, "")
     assert "martlet: 1 message stored before it ended\n" in err
     assert f"martlet: line 2 is not KEY:BODY; its first bytes are {line!r}\n" in err
+
+
+async def test_what_is_under_way_when_a_line_is_refused_is_stored_and_counted() -> None:
+    stored: list[bytes] = []
+    refused, answered = trio.Event(), trio.Event()
+
+    def items() -> Iterator[Item]:
+        yield from map(Item, (b"first", b"second", b"third"))
+        trio.from_thread.run_sync(refused.set)
+        raise ClientError("line 4 is refused")
+
+    async def send_one(item: Item) -> None:
+        if item.body != b"first":
+            await answered.wait()
+        stored.append(item.body)
+
+    async def broker() -> None:
+        await refused.wait()
+        await wait_all_tasks_blocked(0.05)
+        answered.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker)
+        with pytest.raises(ClientError, match="line 4"):
+            await send_each(items(), send_one)
+    assert sorted(stored) == [b"first", b"second", b"third"]
 
 
 def test_blank_lines_are_told(to: Run, stdin: Callable[[bytes], None]) -> None:

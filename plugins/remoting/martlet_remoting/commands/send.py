@@ -190,7 +190,7 @@ async def send(arguments: Any) -> int:
                 _show(result, as_json=arguments.json)
 
         try:
-            await _each(source.items(), send_one)
+            await send_each(source.items(), send_one)
         except BaseException:
             if summed_up and stored:
                 complain(f"{plural(stored, 'message')} stored before it ended")
@@ -221,20 +221,33 @@ def _show(result: SendResult, *, as_json: bool) -> None:
         print(f"stored on {where}; id {result.message_id}")
 
 
-async def _each(items: Iterator[Item], send_one: SendOne) -> None:
-    """Send *items*, the first alone because it may create the topic, the others some at once."""
+async def send_each(items: Iterator[Item], send_one: SendOne) -> None:
+    """Send *items*, the first alone because it may create the topic, the others some at once.
+
+    When *items* ends with an error, those before it are sent first: they may be stored already, and must be counted.
+    """
+    failed: Exception | None = None
     first = await trio.to_thread.run_sync(next, items, None, abandon_on_cancel=True)
     if first is None:
         return
     await send_one(first)
     async with trio.open_nursery() as nursery:
         under_way: list[trio.Event] = []
-        while (item := await trio.to_thread.run_sync(next, items, None, abandon_on_cancel=True)) is not None:
+        while True:
+            try:
+                item = await trio.to_thread.run_sync(next, items, None, abandon_on_cancel=True)
+            except (ClientError, UsageError, OSError) as error:
+                failed = error
+                break
+            if item is None:
+                break
             done = trio.Event()
             under_way.append(done)
             nursery.start_soon(_then, send_one, item, done)
             if len(under_way) >= SENDS_AT_ONCE:
                 await under_way.pop(0).wait()
+    if failed is not None:
+        raise failed
 
 
 async def _then(send_one: SendOne, item: Item, done: trio.Event) -> None:
