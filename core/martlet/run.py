@@ -35,7 +35,7 @@ from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
 from martlet.topics import Topics
 
-__all__ = ["Config", "PluginsConfig", "read_config", "run"]
+__all__ = ["Config", "PluginsConfig", "make_broker", "read_config", "run"]
 
 log = logging.getLogger("martlet")
 
@@ -200,7 +200,7 @@ async def _run_with_store(
     stop: trio.Event,
 ) -> None:
     stats = Stats()
-    broker = _make_broker(config, store, clock, stats)
+    broker = make_broker(config, store, clock, stats)
     stats.add("store", lambda: store.statistics().as_dict())
     stats.add("plugins", lambda: {"failed": dict(plugins.failed), "loaded": [p.name for p in plugins]})
     found = await _resolve(plugins, broker)
@@ -235,7 +235,8 @@ def _bind(server: Server, protocol: Protocol) -> socket.socket | None:
         return None
 
 
-def _make_broker(config: Config, store: Store, clock: Clock, stats: Stats) -> Broker:
+def make_broker(config: Config, store: Store, clock: Clock, stats: Stats) -> Broker:
+    """Return a broker on *store* with its tables loaded, before any plugin adds to it."""
     settings = config.broker
     topics = Topics(
         store, clock, auto_create=settings.auto_create_topics, auto_create_queues=settings.auto_create_queues

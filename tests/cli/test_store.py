@@ -1,6 +1,10 @@
 """`martlet store` reads a directory that no broker has open, and finds what is wrong with it."""
 
+import io
 import json
+import os
+import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,22 +12,31 @@ from typing import Any
 import pytest
 import trio
 
+from martlet import persistence
 from martlet.clock import SystemClock
 from martlet.message import Message, Placed
-from martlet.store import Store, StoreConfig
+from martlet.run import Config, make_broker
+from martlet.stats import Stats
+from martlet.store import RealDisk, Store, StoreConfig
 
 Run = Callable[..., tuple[int, str, str]]
 
 RECORDS = 60
-SEGMENT_BYTES = 8192
+SIZES = {"segment_bytes": 8192, "chunk_bytes": 4096, "index_slots": 64, "index_entries": 1024}
+SETTINGS = [word for name, value in SIZES.items() for word in ("--set", f"store.{name}={value}")]
 
 
 def config() -> StoreConfig:
-    return StoreConfig(segment_bytes=SEGMENT_BYTES, chunk_bytes=4096, index_slots=64, index_entries=1024)
+    return StoreConfig(**SIZES)  # type: ignore[arg-type]
 
 
-def written(directory: Path) -> list[Placed]:
-    """Make a store of some segments, stopped in order, and return where its records are."""
+def save_topics(store: Store) -> None:
+    """Write the table of the topics that have records, as a broker does."""
+    persistence.save(make_broker(Config(store=store.config), store, SystemClock(), Stats()))
+
+
+def written(directory: Path, *, orderly: bool = True) -> list[Placed]:
+    """Make a store of some segments and return where its records are; stopped *orderly* or killed."""
 
     async def work() -> list[Placed]:
         store = await Store.open(directory, config(), SystemClock())
@@ -36,7 +49,12 @@ def written(directory: Path) -> list[Placed]:
             store.commit()
             await store.wait_flushed(placed[-1].end)
             nursery.cancel_scope.cancel()
-        await store.close()
+        save_topics(store)
+        if orderly:
+            await store.close()
+        else:
+            await store.checkpoint()
+            store.crash()
         return placed
 
     return trio.run(work)
@@ -52,7 +70,7 @@ def flip(directory: Path, position: int) -> None:
 
 
 def verified(martlet: Run, directory: Path) -> tuple[int, Any]:
-    code, out, _ = martlet("store", "verify", str(directory), "--json")
+    code, out, _ = martlet("store", "verify", str(directory), "--json", *SETTINGS)
     return code, json.loads(out)
 
 
@@ -117,12 +135,18 @@ def test_one_bit_costs_one_record_and_is_found(within: int, martlet: Run, tmp_pa
     ]
 
 
-def test_a_queue_offset_that_does_not_follow_is_found(martlet: Run, tmp_path: Path) -> None:
+def kinds(found: Any) -> dict[str, int]:
+    """How many findings there are of each kind."""
+    return dict(Counter(finding["kind"] for finding in found["findings"]))
+
+
+def test_a_queue_offset_that_does_not_follow_is_no_loss(martlet: Run, tmp_path: Path) -> None:
     placed = written(tmp_path)
     flip(tmp_path, placed[RECORDS // 2].position + 24)  # no checksum guards the queue offset
     code, found = verified(martlet, tmp_path)
     assert code == 3
-    assert [queue["wrong_offsets"] for queue in found["queues"] if queue["wrong_offsets"]] == [1]
+    assert kinds(found) == {"queue": 2}
+    assert "Topic0/0" in found["findings"][0]["text"]
 
 
 def test_a_wrong_queue_entry_is_found(martlet: Run, tmp_path: Path) -> None:
@@ -133,22 +157,55 @@ def test_a_wrong_queue_entry_is_found(martlet: Run, tmp_path: Path) -> None:
     path.write_bytes(data)
     code, found = verified(martlet, tmp_path)
     assert code == 3
-    assert [queue["wrong_entries"] for queue in found["queues"] if queue["wrong_entries"]] == [1]
+    assert "Topic0/0" in found["findings"][0]["text"]
 
 
 def test_a_torn_end_is_no_damage(martlet: Run, tmp_path: Path) -> None:
-    placed = written(tmp_path)
+    placed = written(tmp_path, orderly=False)
     last = max((tmp_path / "commitlog").iterdir())
     data = bytearray(last.read_bytes())
     at = placed[-1].end - int(last.name)
     data[at : at + 40] = b"\x00\x00\x01" + b"x" * 37
     last.write_bytes(data)
-    (tmp_path / "abort").write_text("1")
     code, found = verified(martlet, tmp_path)
-    assert code == 0
+    assert code == 3
     assert not found["stopped_in_order"]
-    assert found["torn_bytes"] == 40
+    assert not found["damage"]
     assert found["records"] == RECORDS
+    assert [finding["text"] for finding in found["findings"]] == [
+        f"the log ends at position {placed[-1].end} with 40 bytes of no record; they are cut",
+        f"a start changes commitlog/{last.name}",
+    ]
+
+
+def test_a_segment_that_ends_within_a_record_is_read_to_its_end(martlet: Run, tmp_path: Path) -> None:
+    placed = written(tmp_path)
+    first = min((tmp_path / "commitlog").iterdir())
+    cut = placed[5].position + 60
+    first.write_bytes(first.read_bytes()[:cut])
+    code, found = verified(martlet, tmp_path)
+    assert code == 3
+    assert found["damage"][0]["start"] == placed[5].position
+    lost = [each for each in placed if placed[5].position <= each.position < SIZES["segment_bytes"]]
+    assert found["records"] == RECORDS - len(lost)
+
+
+def test_a_topic_that_was_deleted_and_created_again_is_sound(martlet: Run, tmp_path: Path) -> None:
+    async def work() -> None:
+        store = await Store.open(tmp_path, config(), SystemClock())
+        for count in (10, 3):
+            for number in range(count):
+                store.append(Message("Again", b"%d" % number, b"UNIQ_KEY\x01%d\x02" % number), 0)
+            store.commit()
+            store.flusher.flush_now()
+            if count == 10:
+                store.delete_topic("Again")
+        save_topics(store)
+        await store.close()
+
+    trio.run(work)
+    code, found = verified(martlet, tmp_path)
+    assert (code, found["findings"]) == (0, [])
 
 
 def test_nothing_is_changed(martlet: Run, tmp_path: Path) -> None:
@@ -156,23 +213,76 @@ def test_nothing_is_changed(martlet: Run, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     martlet("store", "inspect", str(tmp_path))
     martlet("store", "verify", str(tmp_path))
+    martlet("store", "repair", str(tmp_path))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_directory_in_use_is_refused(martlet: Run, tmp_path: Path) -> None:
-    async def work() -> tuple[int, str, str]:
-        store = await Store.open(tmp_path, config(), SystemClock())
-        try:
-            return martlet("store", "verify", str(tmp_path))
-        finally:
-            await store.close()
-
-    code, _, err = trio.run(work)
+@pytest.mark.parametrize("action", ["inspect", "verify", "repair"])
+def test_a_directory_in_use_is_refused(action: str, martlet: Run, tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "abort").write_text("4711")
+    holder = RealDisk().lock(str(tmp_path / "lock"))
+    try:
+        code, _, err = martlet("store", action, str(tmp_path))
+    finally:
+        os.close(holder)
     assert code == 3
-    assert "locked by another process" in err
+    assert "is locked by another process" in err if action == "inspect" else "is in use by process 4711" in err
 
 
 def test_what_is_no_data_directory_is_said(martlet: Run, tmp_path: Path) -> None:
     code, _, err = martlet("store", "inspect", str(tmp_path / "absent"))
     assert code == 3
     assert "holds no commitlog" in err
+
+
+def broken(directory: Path) -> None:
+    """A data directory without consume queues and index, which a start rebuilds."""
+    written(directory)
+    shutil.rmtree(directory / "consumequeue")
+    shutil.rmtree(directory / "index")
+
+
+def test_what_a_start_would_do_is_done_when_it_is_wished(martlet: Run, tmp_path: Path) -> None:
+    broken(tmp_path)
+    code, found = verified(martlet, tmp_path)
+    assert code == 3
+    code, out, _ = martlet("store", "repair", str(tmp_path), "--yes", *SETTINGS)
+    assert code == 0
+    assert "a start creates consumequeue/Topic0/0/" in out
+    assert "every record is intact and can be served; a start changes nothing" in out
+    code, found = verified(martlet, tmp_path)
+    assert (code, found["findings"], found["records"]) == (0, [], RECORDS)
+
+
+def test_without_a_terminal_nothing_is_repaired_unasked(martlet: Run, tmp_path: Path) -> None:
+    broken(tmp_path)
+    code, out, err = martlet("store", "repair", str(tmp_path), *SETTINGS)
+    assert code == 2
+    assert "a start creates consumequeue" in out
+    assert "add --yes" in err
+    assert not (tmp_path / "consumequeue").exists()
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1), ("no\n", 1)])
+def test_at_a_terminal_repair_asks(
+    answer: str, code: int, martlet: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(tmp_path)
+    monkeypatch.setattr("sys.stdin", terminal := io.StringIO(answer))
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert martlet("store", "repair", str(tmp_path), *SETTINGS)[0] == code
+    assert (tmp_path / "consumequeue").exists() is (code == 0)
+
+
+def test_what_no_start_can_repair_is_left_and_said(martlet: Run, tmp_path: Path) -> None:
+    placed = written(tmp_path)
+    flip(tmp_path, placed[10].position + 95)
+    shutil.rmtree(tmp_path / "consumequeue")
+    code, out, _ = martlet("store", "repair", str(tmp_path), "--yes", "--json", *SETTINGS)
+    told = json.loads(out)
+    assert code == 3
+    assert told["planned"]
+    assert told["done"]
+    assert {finding["kind"] for finding in told["left"]} == {"damage", "queue"}

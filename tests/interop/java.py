@@ -262,7 +262,10 @@ class Java:
         return Producer(self._start("producer", group=group, **more))
 
     def push(self, group: str, topics: str | Sequence[str], **more: Any) -> "PushConsumer":
-        """Start a push consumer. *more*: expression, orderly, broadcasting, failures, retries_max, instance, from."""
+        """Start a push consumer.
+
+        *more*: expression, orderly, broadcasting, failures, retries_max, instance, from, client_rebalance (5.x only).
+        """
         several = [topics] if isinstance(topics, str) else list(topics)
         settings = {"expression": "*", "from": "FIRST_OFFSET", "failures": 0, **more}
         return PushConsumer(self._start("push", group=group, topics=several, **settings))

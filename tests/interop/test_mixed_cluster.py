@@ -75,7 +75,10 @@ def knows(name_server: str, expected: dict[str, str]) -> None:
 
 
 def exchange(java: Java, topic: str, queues: list[Queue]) -> set[str]:
-    """Send to every queue and consume from all of them, by push and by query; return whose messages came."""
+    """Send to every queue and consume from all of them, by push and by query; return whose messages came.
+
+    One consumer chooses its queues, another takes those that it is told by the broker that it happens to ask.
+    """
     producer = java.producer()
     looker = java.lite(f"looker_{topic}", topic, assign=False)
     eventually(lambda: True if queues == found(looker.queues) else None)
@@ -87,6 +90,9 @@ def exchange(java: Java, topic: str, queues: list[Queue]) -> set[str]:
     consumer = java.push(f"group_{topic}", topic)
     assert Counter(m.body for m in consumer.wait_bodies(wanted)) == Counter(wanted)
     assert [q for q in consumer.queues() if q.topic == topic] == queues
+    told = java.push(f"told_{topic}", topic, client_rebalance=False)
+    assert Counter(m.body for m in told.wait_bodies(wanted)) == Counter(wanted)
+    assert [q for q in told.queues() if q.topic == topic] == queues
     queries = java.queries()
     brokers = {q.broker for q in queues}
     seven = eventually(lambda: all_found(found(lambda: queries.by_key(topic, "7")), len(queues)))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from . import fetch
+from . import fetch, wire
 from .conftest import Target
 from .java import Java, LitePull, Received, message
 from .process import eventually
@@ -259,3 +259,22 @@ def test_the_node_client_is_given_a_failed_message_again(
     newest.producer(queues=1).send(message(topic, "again"))
     got = deliveries(node.run(target.name_server, name("group"), topic, "1", "2"))
     assert [(line["body"], line["reconsume_times"]) for line in got] == [("again", 0), ("again", 1), ("again", 2)]
+
+
+def test_the_node_client_may_commit_that_it_has_consumed_nothing(
+    node: Program, newest: Java, target: Target, name: Name
+) -> None:
+    topic, group = name("node_commit"), name("group")
+    newest.queries().create_topic(topic, target.address, queues=2)
+    run = node.start(target.name_server, group, topic, "1", "0")
+
+    def commits() -> list[Line]:
+        return [line for line in run.lines() if line.get("event") == "commit" and line["topic"] == topic]
+
+    eventually(lambda: True if {line["queue"] for line in commits() if line["offset"] == -1} == {0, 1} else None)
+    place = {"consumerGroup": group, "topic": topic, "queueId": "0"}
+    answer = wire.ask(target.address, wire.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": "-1"})
+    assert answer is not None
+    assert answer.code == 0
+    newest.producer().send(message(topic, "first"))
+    assert [line["body"] for line in deliveries(run.finish())] == ["first"]

@@ -112,12 +112,18 @@ def test_a_request_without_its_fields(target: Target) -> None:
 
 @pytest.mark.parametrize("unknown", [0, 9_999, -5, 105])
 def test_a_request_code_that_a_broker_does_not_know(target: Target, unknown: int) -> None:
-    assert code(wire.ask(target.address, unknown)) == NOT_SUPPORTED
+    answer = wire.ask(target.address, unknown)
+    assert code(answer) == NOT_SUPPORTED
+    assert answer is not None
+    assert answer.remark == f" request type {unknown} not supported"
 
 
 @pytest.mark.parametrize("unknown", [10, 9_999])
 def test_a_request_code_that_a_name_server_does_not_know(target: Target, unknown: int) -> None:
-    assert code(wire.ask(target.name_server, unknown)) == NOT_SUPPORTED
+    answer = wire.ask(target.name_server, unknown)
+    assert code(answer) == NOT_SUPPORTED
+    assert answer is not None
+    assert answer.remark == f" request type {unknown} not supported"
 
 
 def pull(target: Target, topic: str, group: str, **more: str) -> int:
@@ -196,3 +202,53 @@ def test_the_java_client_is_told_of_a_read_only_topic(java: Java, name: Name, ta
 
 def test_a_topic_that_nobody_made_has_no_messages(java: Java, name: Name) -> None:
     assert java.lite(name("group"), name("nowhere")).poll(200) == []
+
+
+@pytest.mark.parametrize(
+    ("attributes", "remark"),
+    [
+        ("+nonsense=1", "unsupported key: nonsense"),
+        ("nonsense=1", "add/alter attribute format is wrong: nonsense"),
+        ("+message.type", "delete attribute format is wrong: +message.type"),
+        ("-message.type", "only add attribute is supported while creating topic. key: message.type"),
+        ("+message.type=WRONG", "value is not in set: ["),
+        ("+message.type=NORMAL,+message.type=FIFO", "key duplication: +message.type"),
+    ],
+)
+def test_an_attribute_that_a_topic_cannot_have(target: Target, name: Name, attributes: str, remark: str) -> None:
+    fields = {
+        "topic": name("attributes"),
+        "defaultTopic": "TBW102",
+        "readQueueNums": "1",
+        "writeQueueNums": "1",
+        "perm": "6",
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0",
+        "order": "false",
+        "attributes": attributes,
+    }
+    answer = wire.ask(target.address, wire.UPDATE_AND_CREATE_TOPIC, fields)
+    assert code(answer) == SYSTEM_ERROR
+    assert answer is not None
+    assert answer.remark[: len(remark)] == remark
+    assert pull(target, fields["topic"], name("group")) == TOPIC_NOT_EXIST
+
+
+def test_a_negative_commit_is_accepted(target: Target, target_kind: str, newest: Java, name: Name) -> None:
+    topic, group = name("negative"), name("group")
+    newest.queries().create_topic(topic, target.address, queues=1)
+    assert pull(target, topic, group) == 19  # which makes the group
+    place = {"consumerGroup": group, "topic": topic, "queueId": "0"}
+
+    def commit(offset: int) -> int:
+        return code(wire.ask(target.address, wire.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": f"{offset}"}))
+
+    def committed() -> str | None:
+        answer = wire.ask(target.address, wire.QUERY_CONSUMER_OFFSET, {**place, "setZeroIfNotFound": "false"})
+        assert answer is not None
+        return answer.fields.get("offset")
+
+    assert (commit(-1), committed()) == (0, None)
+    assert (commit(5), committed()) == (0, "5")
+    # The real broker takes the position away from the group then.
+    assert (commit(-1), committed()) == (0, None if target_kind == "rocketmq" else "5")

@@ -51,7 +51,6 @@ async def test_a_group_gets_back_what_it_committed(harness: Harness) -> None:
         ({"queueId": "4"}, ResponseCode.INVALID_PARAMETER),
         ({"queueId": "-1"}, ResponseCode.INVALID_PARAMETER),
         ({"queueId": None}, ResponseCode.INVALID_PARAMETER),
-        ({"commitOffset": "-1"}, ResponseCode.INVALID_PARAMETER),
         ({"commitOffset": None}, ResponseCode.INVALID_PARAMETER),
         ({"commitOffset": "9" * 30}, ResponseCode.SYSTEM_ERROR),
         ({"consumerGroup": None}, ResponseCode.SYSTEM_ERROR),
@@ -63,6 +62,19 @@ async def test_a_commit_that_cannot_be_is_refused(harness: Harness, more: dict[s
     await client.heartbeat("c", "G", "T")
     assert (await commit(client, 1, **more)).code == code
     assert harness.broker.groups.topics_of("G") == []
+
+
+@pytest.mark.parametrize("negative", ["-1", "-2", "-9223372036854775808"])
+async def test_a_negative_commit_is_accepted_and_keeps_what_was_committed(harness: Harness, negative: str) -> None:
+    """ali-ons sends -1 for each queue of which it has consumed nothing."""
+    harness.topic("T")
+    client = harness.client()
+    await client.heartbeat("c", "G", "T")
+    assert (await commit(client, negative)).code == 0
+    assert harness.broker.groups.topics_of("G") == []
+    assert (await commit(client, 5)).code == 0
+    assert (await commit(client, negative)).code == 0
+    assert await query(client) == (0, "5")
 
 
 async def test_a_new_group_begins_a_young_queue_at_its_start(harness: Harness) -> None:

@@ -40,6 +40,7 @@ LOCK = {
     "consumerGroup": "G",
     "mqSet": [{"topic": "T", "brokerName": "b", "queueId": n} for n in (0, 1)],
 }
+ASSIGNMENT = {"consumerGroup": "G", "topic": "T", "clientId": "c", "messageModel": "CLUSTERING", "strategyName": "AVG"}
 NEW_TOPIC: Mapping[str, object] = {
     "topic": "T",
     "defaultTopic": "TBW102",
@@ -75,6 +76,8 @@ REQUESTS: Mapping[int, tuple[Mapping[str, object], object, list[Asked]]] = {
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: (PLACE, b"", [GROUP]),
     RequestCode.LOCK_BATCH_MQ: ({}, LOCK, [GROUP, TOPIC]),
     RequestCode.UNLOCK_BATCH_MQ: ({}, LOCK, [GROUP, TOPIC]),
+    RequestCode.QUERY_ASSIGNMENT: ({}, ASSIGNMENT, [GROUP, TOPIC]),
+    RequestCode.SET_MESSAGE_REQUEST_MODE: ({}, ASSIGNMENT, [MANAGE_GROUP]),
     RequestCode.UPDATE_AND_CREATE_TOPIC: (NEW_TOPIC, b"", [MANAGE_TOPIC]),
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: ({}, {"topicConfigList": [{"topicName": "T"}]}, [MANAGE_TOPIC]),
     RequestCode.DELETE_TOPIC_IN_BROKER: (TG, b"", [MANAGE_TOPIC]),

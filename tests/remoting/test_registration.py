@@ -7,6 +7,7 @@ import pytest
 import trio
 import trio.testing
 
+from martlet.errors import RemoteProtocolError
 from martlet.turns import finish_now
 from martlet_remoting.codec import FrameBuffer, encode_response
 from martlet_remoting.codes import RequestCode
@@ -15,6 +16,7 @@ from martlet_remoting.nameserver.requests import answer
 from martlet_remoting.nameserver.server import NameServer
 from martlet_remoting.packets import Command
 from martlet_remoting.registration import Registrar, create_standard_topics
+from martlet_remoting.routes import TopicQueues, decode_queues
 
 from .conftest import Harness, OpenHarness, keep_nothing
 
@@ -357,3 +359,52 @@ async def test_topics_are_ordered_where_a_name_server_says_so(
         nursery.cancel_scope.cancel()
     found = {name: topic.order for name in "TU" if (topic := harness.broker.topics.get(name))}
     assert found == {"T": True, "U": False}
+
+
+# what name servers say of other brokers
+
+
+async def test_the_name_server_inside_says_where_a_topic_is(harness: Harness) -> None:
+    _, registrar = inside(harness)
+    assert (list(registrar.queues_inside("T")), registrar.asks_elsewhere) == ([], False)
+    registrar.bound(ADDRESS)
+    harness.topic("T", 4)
+    assert [(found.broker_name, found.read_queues) for found in registrar.queues_inside("T")] == [("martlet", 4)]
+    assert list(registrar.queues_inside("Nowhere")) == []
+
+
+async def test_a_name_server_elsewhere_says_where_a_topic_is(harness: Harness, elsewhere: Elsewhere) -> None:
+    registrar = remote(harness, elsewhere)
+    assert registrar.asks_elsewhere
+    elsewhere.server.table.register_topic("T", [TopicQueues("second", 3, 2, 6)])
+    assert list(await registrar.queues_elsewhere("T")) == []  # no broker of that name is registered
+    other = Registrar(harness.broker)
+    other.bound(ADDRESS)
+    finish_now(elsewhere.server.table.register(other.registration(complete=True), 0.0))
+    elsewhere.server.table.register_topic("T", [TopicQueues("martlet", 3, 2, 6)])
+    assert list(await registrar.queues_elsewhere("T")) == [TopicQueues("martlet", 3, 2, 6)]
+    assert list(await registrar.queues_elsewhere("Nowhere")) == []
+    for stream in elsewhere.streams:
+        with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):
+            await stream.send_all(b"x")
+
+
+async def test_a_name_server_that_fails_is_not_the_last_word(harness: Harness, elsewhere: Elsewhere) -> None:
+    connect = elsewhere.connect
+
+    async def only_there(host: str, port: int) -> trio.abc.Stream:
+        elsewhere.away = host == "away"
+        return await connect(host, port)
+
+    registrar = Registrar(harness.broker, ["away:9876", "there:9876"], connect=only_there)
+    registrar.bound(ADDRESS)
+    assert list(await registrar.queues_elsewhere("Nowhere")) == []
+    elsewhere.refuses = True
+    with pytest.raises(RemoteProtocolError, match="was answered 1"):
+        await registrar.queues_elsewhere("T")
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{}", b'{"queueDatas":3}', b'{"queueDatas":[1]}', b'{"queueDatas":[{}]}'])
+def test_a_route_that_is_none_is_no_answer(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_queues(body)

@@ -223,17 +223,115 @@ async def test_a_checkpoint_whose_sync_failed_for_want_of_space_is_the_last(
     found.crash()
 
 
-async def test_a_start_on_a_full_disk_says_so_and_leaves_the_directory_as_it_was() -> None:
+def refuses(store: Store) -> bool:
+    with pytest.raises(Refused, match=r"is full.*file_reserved_hours"):
+        store.append(message(b"no"), 0)
+    return bool(store.statistics().refused)
+
+
+@pytest.mark.parametrize("free_blocks", range(4))
+@pytest.mark.parametrize("stop", ["killed before a checkpoint", "killed", "orderly", "killed at the start"])
+async def test_a_broker_that_died_on_a_full_disk_starts_and_is_read(stop: str, free_blocks: int) -> None:
     disk = FakeDisk()
     store = await open_on(disk)
-    assert send(store, b"x")
+    kept = [b"%d" % n for n in range(100) if send(store, b"%d" % n)]
+    if stop != "killed before a checkpoint":
+        await store.checkpoint()
+    if stop == "killed at the start":
+        disk.files["/data/store/abort"].data.clear()
+    if stop == "orderly":
+        await store.close()
+    else:
+        store.crash()
+    disk.free_bytes = free_blocks * 4096
+    for _ in range(3):  # a second and third death there change nothing
+        store = await open_on(disk)
+        assert drain(store, store.queue("T", 0)) == kept
+        assert len(finish_now(store.query_keys("T", b"7", 10, 0, 2**62)).records) == 1
+        if store.statistics().refused:
+            store.retention.look()
+            assert refuses(store)
+        store.crash()
+    disk.free_bytes = 10**9
+    store = await open_on(disk)
+    assert send(store, b"again")
     store.crash()
+    store = await open_on(disk)
+    assert drain(store, store.queue("T", 0)) == [*kept, b"again"]
+    store.crash()
+
+
+@pytest.mark.parametrize("cut", [Cut.KILLED, Cut.LOST])
+@pytest.mark.parametrize("orderly", [False, True])
+async def test_a_start_on_a_full_disk_heals_without_a_loss(
+    orderly: bool, cut: Cut, autojump_clock: trio.testing.MockClock
+) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    kept = [b"%d" % n for n in range(100) if send(store, b"%d" % n)]
+    if orderly:
+        await store.close()
+    else:
+        store.crash()
     disk.free_bytes = 0
-    with pytest.raises(OSError, match="No space left"):
+    store = await open_on(disk)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await trio.sleep(30)
+        assert refuses(store)
+        assert drain(store, store.queue("T", 0)) == kept
+        disk.free_bytes = 10**9
+        await trio.sleep(5)
+        assert send(store, b"healed")
+        nursery.cancel_scope.cancel()
+    found = await open_on(disk.after_power_cut(cut, random.Random(0)))
+    assert drain(found, found.queue("T", 0)) == [*kept, b"healed"]
+    assert found.statistics().recovered_records >= 1, "what was appended since the start was read again"
+    found.crash()
+    store.crash()
+
+
+async def test_a_queue_without_files_cannot_be_rebuilt_on_a_full_disk() -> None:
+    """The start fails, names the disk, and the next one with space loses nothing."""
+    disk = FakeDisk()
+    store = await open_on(disk)
+    kept = [b"%d" % n for n in range(100) if send(store, b"%d" % n)]
+    await store.close()
+    for path in [path for path in disk.files if path.startswith("/data/store/consumequeue/")]:
+        disk.unlink(path)
+    disk.free_bytes = 0
+    with pytest.raises(OSError, match="No space left on device: '/data/store/consumequeue/T/0/"):
         await open_on(disk)
     disk.free_bytes = None
     store = await open_on(disk)
-    assert drain(store, store.queue("T", 0)) == [b"x"]
+    assert drain(store, store.queue("T", 0)) == kept
+    store.crash()
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_checkpoint_that_is_cancelled_hides_nothing_from_the_next(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("martlet.store.upkeep.JOURNAL_BATCH", 1)
+    disk = FakeDisk()
+    store = await open_on(disk)
+    for number in range(40):
+        store.append(message(b"%d" % number), number % 8)
+    store.commit()
+    store.flusher.flush_now()
+
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def cancel() -> None:
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+        await store.checkpoint()
+    await store.close()
+    store = await open_on(disk)
+    assert [len(drain(store, store.queue("T", queue_id))) for queue_id in range(8)] == [5] * 8
     store.crash()
 
 

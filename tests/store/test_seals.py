@@ -10,9 +10,10 @@ from tests.store.test_damage import ROOT, change, contents, copy_of, open_on, re
 
 from martlet.errors import CorruptRecord, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record
+from martlet.offline import verify
+from martlet.run import Config
 from martlet.store import Store
 from martlet.store.codec import check_record, decode_record, encode_record, has_seal, seal, with_room_for_seal
-from martlet.store.inspect import inspect
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, message, small_config
 
@@ -206,6 +207,7 @@ async def test_verify_reports_a_seal_that_is_wrong() -> None:
     data = bytearray(disk.files[path].data)
     data[hit.position % 4096 + hit.size - 30] ^= 4
     change(disk, path, bytes(data))
-    [damage] = inspect(ROOT, disk, bodies=True).damage
+    found = await verify(ROOT, Config(store=SEALING), disk)
+    [damage] = found.inspection.damage
     assert damage.start == hit.position
     assert "seal" in damage.text

@@ -1,27 +1,41 @@
-"""``martlet store inspect|verify``: a data directory, while no broker runs on it."""
+"""``martlet store inspect|verify|repair``: a data directory, while no broker runs on it."""
 
 import argparse
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from martlet.commands.outcome import Exit
+from martlet.commands.outcome import Exit, UsageError
 from martlet.commands.terminal import Bar, human_bytes, print_json, table
+from martlet.config import override, read_toml
 from martlet.contracts import Command
 
 if TYPE_CHECKING:
     from martlet.message import Record
+    from martlet.offline import Finding, Report
+    from martlet.run import Config
     from martlet.store.inspect import Inspection
 
 __all__ = ["COMMAND"]
+
+T = TypeVar("T")
 
 EPILOG = """\
 examples:
   martlet store inspect martlet-data                 segments, topics, first and last time
   martlet store inspect martlet-data --at 4281       the record at that position of the log
-  martlet store verify martlet-data                  read everything, compare every checksum
-Nothing is changed. The broker must be stopped; a copy or a snapshot will do as well.
-Exit codes: 0 all is well; 3 damage was found, or a broker has the directory open.
+  martlet store verify martlet-data                  read everything, look every record up
+  martlet store repair martlet-data                  do now what the next start would do
+  martlet store repair /var/lib/martlet --config /etc/martlet.toml --yes
+The broker must be stopped; a copy or a snapshot will do as well. inspect and verify change nothing. verify and repair
+need the broker's configuration if it sets any file size of [store].
+Exit codes: 0 a start would change nothing, and every record can be served; 1 not repaired, because you said no;
+3 something was found (verify) or is left (repair), or a broker has the directory open.
 """
 
 
@@ -30,7 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     choices = parser.add_subparsers(metavar="ACTION", required=True)
     for name, text, work in (
         ("inspect", "show what a data directory holds", show),
-        ("verify", "read a whole data directory and compare every checksum and queue entry", verify),
+        ("verify", "say what a start would do, read the whole log, and look every record up", verify),
+        ("repair", "do what a start would do, after saying what and asking", repair),
     ):
         inner = choices.add_parser(name, help=text, description=f"{text[:1].upper()}{text[1:]}.", allow_abbrev=False)
         inner.add_argument("directory", metavar="DIR", help="the data directory")
@@ -38,6 +53,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         inner.set_defaults(work=work)
         if name == "inspect":
             inner.add_argument("--at", type=int, metavar="POSITION", help="show the record at this position instead")
+            continue
+        inner.add_argument("--config", metavar="FILE", type=Path, help="the broker's configuration file")
+        inner.add_argument(
+            "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="set one key, over the file"
+        )
+        if name == "repair":
+            inner.add_argument("--yes", action="store_true", help="repair without asking")
 
 
 def run(arguments: Any) -> int:
@@ -45,18 +67,26 @@ def run(arguments: Any) -> int:
     return code
 
 
-def _inspect(arguments: Any, *, bodies: bool) -> "Inspection":
+def _config(arguments: Any) -> "Config":
+    from martlet.run import read_config
+
+    tables = read_toml(arguments.config) if arguments.config else {}
+    for assignment in arguments.set:
+        override(tables, assignment)
+    return read_config(tables)
+
+
+def _shown(bar: Bar) -> "Report":
+    return lambda done, total, records: bar.update(done, total, f"{records:,} records")
+
+
+def _inspect(arguments: Any) -> "Inspection":
     from martlet.store.files import RealDisk
     from martlet.store.inspect import inspect
 
     bar = Bar("reading", "B")
     try:
-        return inspect(
-            arguments.directory,
-            RealDisk(),
-            bodies=bodies,
-            report=lambda done, total, records: bar.update(done, total, f"{records:,} records"),
-        )
+        return inspect(arguments.directory, RealDisk(), report=_shown(bar))
     finally:
         bar.close()
 
@@ -64,7 +94,7 @@ def _inspect(arguments: Any, *, bodies: bool) -> "Inspection":
 def show(arguments: Any) -> int:
     if arguments.at is not None:
         return _show_record(arguments)
-    found = _inspect(arguments, bodies=False)
+    found = _inspect(arguments)
     if arguments.json:
         print_json(_fields(found))
         return Exit.OK
@@ -118,18 +148,83 @@ def _summary(found: "Inspection") -> str:
 
 
 def verify(arguments: Any) -> int:
-    found = _inspect(arguments, bodies=True)
+    from martlet import offline
+
+    found = _offline(arguments, offline.verify, "trying a start", "reading")
     if arguments.json:
-        print_json({"sound": found.sound, **_fields(found)})
+        print_json({"sound": not found.findings, "findings": _listed(found.findings), **_fields(found.inspection)})
     else:
-        print(_summary(found))
-        for _, queue in sorted(found.queues.items()):
-            if queue.wrong_entries:
-                print(
-                    f"queue     {queue.topic}/{queue.queue_id}: {queue.wrong_entries:,} entries disagree with the log"
-                )
-        print("verified  every record is intact" if found.sound else "verified  DAMAGE was found")
-    return Exit.OK if found.sound else Exit.UNUSABLE
+        print(_summary(found.inspection))
+        _print_findings(found.findings)
+        print("verified  " + (SOUND if not found.findings else f"{_count(found.findings)}; {REMEDY}"))
+    return Exit.UNUSABLE if found.findings else Exit.OK
+
+
+SOUND = "every record is intact and can be served; a start changes nothing"
+REMEDY = "`martlet store repair` does now what the next start would do"
+
+
+def _offline(arguments: Any, work: "Callable[..., Awaitable[T]]", *labels: str) -> "T":
+    """Do *work* of `martlet.offline` with a progress bar for each of *labels*."""
+    import trio
+
+    from martlet.store.files import RealDisk
+
+    directory, config = os.path.abspath(arguments.directory), _config(arguments)
+    bars = [Bar(label, "B") for label in labels]
+    try:
+        return trio.run(partial(work, directory, config, RealDisk(), *map(_shown, bars)))
+    finally:
+        for bar in bars:
+            bar.close()
+
+
+def _print_findings(findings: "Sequence[Finding]") -> None:
+    for finding in findings:
+        print(f"{finding.kind:8}  {finding.text}")
+
+
+def _listed(findings: "Sequence[Finding]") -> list[dict[str, object]]:
+    return [asdict(finding) for finding in findings]
+
+
+def _count(findings: "Sequence[Finding]") -> str:
+    return "1 finding" if len(findings) == 1 else f"{len(findings)} findings"
+
+
+def repair(arguments: Any) -> int:
+    from martlet import offline
+
+    planned = _offline(arguments, offline.plan, "trying a start").findings
+    if not arguments.json:
+        _print_findings(planned)
+    done: list[str] = []
+    if planned:
+        if not _confirmed(arguments):
+            return Exit.FAILED
+        os.umask(0o077)  # messages are nobody else's to read
+        done = _offline(arguments, offline.repair, "repairing", "indexing keys")
+    left = _offline(arguments, offline.verify, "trying a start", "reading").findings
+    if arguments.json:
+        print_json({"planned": _listed(planned), "done": done, "left": _listed(left)})
+        return Exit.UNUSABLE if left else Exit.OK
+    for text in done:
+        print(f"done      {text}")
+    if left:
+        print("left, because no start can repair it:")
+        _print_findings(left)
+    print("repaired  " + (SOUND if not left else _count(left) + " left"))
+    return Exit.UNUSABLE if left else Exit.OK
+
+
+def _confirmed(arguments: Any) -> bool:
+    """Whether the directory may be changed: by `--yes`, or by whoever sits at the terminal."""
+    if arguments.yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(f"data directory {arguments.directory!r} is left as it is; add --yes to repair it unasked")
+    print(f"repair {arguments.directory!r} now? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _fields(found: "Inspection") -> dict[str, object]:

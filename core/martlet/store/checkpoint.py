@@ -12,7 +12,7 @@ from zlib import crc32
 
 from martlet.store.files import Files, read_file
 
-__all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "read_checkpoint", "stopped_in_order", "write_checkpoint"]
 
 PAGE_BYTES: Final = 4096
 TIMES: Final = Struct(">5q")
@@ -79,6 +79,13 @@ def read_checkpoint(files: Files, path: str) -> Checkpoint | None:
         ) = OURS.unpack_from(data, OURS_AT)
         found.shared = tuple(copied) != times
     return found
+
+
+def stopped_in_order(checkpoint: Checkpoint | None, *, abort: bool) -> bool:
+    """Whether the last process closed the store; *abort* says that there is a file of that name, RocketMQ's mark."""
+    if checkpoint is None or checkpoint.position < 0:
+        return not abort
+    return checkpoint.orderly and not (abort and checkpoint.shared)
 
 
 def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint) -> None:

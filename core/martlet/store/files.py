@@ -26,6 +26,13 @@ __all__ = ["Disk", "Files", "RealDisk", "Usage", "atomic_write", "read_generatio
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
 
+FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+
+def is_full(error: OSError) -> bool:
+    """Whether *error* says that there is no space, which may come back."""
+    return error.errno in FULL_ERRORS
+
 
 @final
 class Usage:

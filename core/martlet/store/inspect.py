@@ -1,4 +1,4 @@
-"""Reads a data directory that no broker has open, and changes nothing: what is in it, and what is damaged.
+"""Reads the log in a data directory that no broker has open, and changes nothing: what is in it, and what is damaged.
 
 The log is walked from its first byte to its last. Where bytes are no record, the next one that is
 decides, as in recovery: if there is one, what lies before it is damage; if not, the log ends here.
@@ -6,14 +6,13 @@ decides, as in recovery: if there is one, what lies before it is damage; if not,
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from struct import Struct
 from typing import Final
 
 from martlet.errors import CorruptRecord, StoreError
 from martlet.message import Record
+from martlet.store.checkpoint import read_checkpoint, stopped_in_order
 from martlet.store.codec import (
     BLANK_MAGIC,
-    ENTRY_BYTES,
     FILLER,
     FILLER_BYTES,
     MAGICS,
@@ -23,19 +22,17 @@ from martlet.store.codec import (
     TRANSACTION_MASK,
     decode_record,
 )
-from martlet.store.config import QUEUE_FILE_ENTRIES
 from martlet.store.files import Disk, Files
-from martlet.store.queues import QueueFiles, Queues
 from martlet.store.scan import valid_after
 from martlet.store.segments import Segment, Segments
 
-__all__ = ["Damage", "Inspection", "QueueContent", "SegmentContent", "inspect"]
+__all__ = ["Damage", "Inspection", "QueueContent", "SegmentContent", "Walk", "inspect", "record_at"]
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 OPEN_FILES: Final = 64
-POSITION_SIZE: Final = Struct(">qi")
 
 Report = Callable[[int, int, int], None]
+Take = Callable[[Record], None]
 
 
 @dataclass(slots=True)
@@ -53,11 +50,7 @@ class SegmentContent:
 
 @dataclass(slots=True)
 class QueueContent:
-    """The records of one queue that are in the log.
-
-    ``wrong_offsets`` of them do not follow the one before, and ``wrong_entries`` of its consume
-    queue say something else than the log.
-    """
+    """The records of one queue that are in the log; of a topic that was deleted and created again, the newer ones."""
 
     topic: str
     queue_id: int
@@ -67,19 +60,17 @@ class QueueContent:
     size: int = 0
     first_ms: int = 0
     last_ms: int = 0
-    wrong_offsets: int = 0
-    wrong_entries: int = 0
     jumped_to: int = -1
 
     def follow(self, offset: int, *, after_damage: bool) -> None:
-        """The next record of this queue says *offset*; note whether it may."""
+        """The next record of this queue says *offset*, which a flipped bit may have changed."""
         expected = self.next_offset
         if offset == expected or offset == self.jumped_to + 1 or (after_damage and offset > expected):
             self.next_offset = offset + 1
-        elif not offset:  # the topic was deleted and made again
+        elif not offset:
             self.first_offset, self.next_offset = 0, 1
+            self.records = self.size = 0
         else:
-            self.wrong_offsets += 1
             self.jumped_to = offset
             self.next_offset = expected + 1
 
@@ -97,7 +88,7 @@ class Damage:
 class Inspection:
     """What was found. ``torn_bytes`` at the end of the log are what a crash left; the next start cuts them."""
 
-    stopped_in_order: bool
+    stopped_in_order: bool = True
     segments: list[SegmentContent] = field(default_factory=list)
     queues: dict[tuple[str, int], QueueContent] = field(default_factory=dict)
     damage: list[Damage] = field(default_factory=list)
@@ -106,14 +97,9 @@ class Inspection:
     log_end: int = 0
     torn_bytes: int = 0
 
-    @property
-    def sound(self) -> bool:
-        """Whether nothing is damaged; a torn end and queue entries that are only missing are no damage."""
-        return not self.damage and not any(q.wrong_offsets or q.wrong_entries for q in self.queues.values())
 
-
-def inspect(directory: str, disk: Disk, *, bodies: bool, report: Report | None = None) -> Inspection:
-    """Walk the log in *directory*; with *bodies* compare CRCs, and every record with its consume-queue entry.
+def inspect(directory: str, disk: Disk, *, report: Report | None = None) -> Inspection:
+    """Walk the log in *directory*; bodies are not compared with their CRCs.
 
     Args:
       report: called after each block with bytes done, bytes in all, and records so far.
@@ -122,18 +108,27 @@ def inspect(directory: str, disk: Disk, *, bodies: bool, report: Report | None =
       StoreError: there is no log.
       StoreLocked: a broker has it open.
     """
-    if "commitlog" not in disk.names(directory):
-        raise StoreError(f"directory {directory!r} holds no commitlog; name the data directory of a broker")
+    require_log(directory, disk)
     lock = _lock(directory, disk)
     files = Files(disk, OPEN_FILES, read_only=True)
     try:
-        walk = _Walk(directory, files, bodies=bodies)
+        segments = Segments(files, f"{directory}/commitlog", 0)
+        segments.load()
+        walk = Walk(segments, bodies=False)
+        checkpoint = read_checkpoint(files, f"{directory}/checkpoint")
+        walk.found.stopped_in_order = stopped_in_order(checkpoint, abort="abort" in disk.names(directory))
         walk.run(report)
         return walk.found
     finally:
         files.close()
         if lock >= 0:
             disk.close(lock)
+
+
+def require_log(directory: str, disk: Disk) -> None:
+    """Raise StoreError when *directory* is not one of a broker."""
+    if "commitlog" not in disk.names(directory):
+        raise StoreError(f"directory {directory!r} holds no commitlog; name the data directory of a broker")
 
 
 def record_at(directory: str, disk: Disk, position: int) -> Record:
@@ -166,15 +161,14 @@ def _lock(directory: str, disk: Disk) -> int:
         return -1
 
 
-class _Walk:
-    """One walk over the log, and what it has found so far."""
+class Walk:
+    """One walk over the log, and what it has found so far; *take* is given every intact record."""
 
-    def __init__(self, directory: str, files: Files, *, bodies: bool) -> None:
-        self.found = Inspection("abort" not in files.disk.names(directory))
+    def __init__(self, segments: Segments, *, bodies: bool, take: Take | None = None) -> None:
+        self.found = Inspection()
         self._bodies = bodies
-        self._segments = Segments(files, f"{directory}/commitlog", 0)
-        self._segments.load()
-        self._entries = Queues(QueueFiles(files, f"{directory}/consumequeue", QUEUE_FILE_ENTRIES))
+        self._segments = segments
+        self._take_record = take
 
     def run(self, report: Report | None) -> None:
         segments = self._segments
@@ -214,7 +208,7 @@ class _Walk:
                 return self._skip(position + at, str(error))
             self._take(content, record)
             at += size
-        return position + at
+        return position + at if at else self._skip(position, "a record is cut short")
 
     def _skip(self, position: int, text: str) -> int:
         """What is at *position* is no record: return where the next one is, or behind the log."""
@@ -230,6 +224,8 @@ class _Walk:
         content.last_ms = max(content.last_ms, record.store_ms)
         content.end = self.found.log_end = record.position + record.size
         self.found.records += 1
+        if self._take_record is not None:
+            self._take_record(record)
         if record.sys_flag & TRANSACTION_MASK in (PREPARED, ROLLBACK):
             return
         key = record.topic, record.queue_id
@@ -241,17 +237,6 @@ class _Walk:
         queue.follow(record.queue_offset, after_damage=bool(self.found.damage))
         queue.first_ms = queue.first_ms or record.store_ms
         queue.last_ms = max(queue.last_ms, record.store_ms)
-        if self._bodies and not self._agrees(record):
-            queue.wrong_entries += 1
-
-    def _agrees(self, record: Record) -> bool:
-        """Whether the consume queue says the same of *record*, or nothing."""
-        queue = self._entries.get(record.topic, record.queue_id)
-        entry = self._entries.files.read(queue, record.queue_offset, 1)
-        if len(entry) < ENTRY_BYTES or not any(entry):
-            return True
-        position, size = POSITION_SIZE.unpack_from(entry)
-        return (position, size) == (record.position, record.size)
 
     def _torn(self) -> int:
         """How many bytes from the log's end to the last one that is not zero; not counting an end-of-file mark."""

@@ -17,7 +17,7 @@ import trio
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused, StoreFailed, StoreLocked
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
-from martlet.store.checkpoint import read_checkpoint
+from martlet.store.checkpoint import read_checkpoint, stopped_in_order
 from martlet.store.chunks import Chunks, Tail
 from martlet.store.codec import (
     BORN_V6,
@@ -39,7 +39,7 @@ from martlet.store.codec import (
     without_seal,
 )
 from martlet.store.config import StoreConfig
-from martlet.store.files import Disk, Files, RealDisk, atomic_write, read_file
+from martlet.store.files import Disk, Files, RealDisk, atomic_write, is_full, read_file
 from martlet.store.flush import Flusher
 from martlet.store.keys import KeyIndex
 from martlet.store.notes import NOTES_TOPIC, deletion, is_note, offset_notes
@@ -102,6 +102,7 @@ class Store:
         "_codes",
         "_lock_fd",
         "_lost",
+        "_marked",
         "_now_ms",
         "_pending",
         "_seals",
@@ -182,6 +183,8 @@ class Store:
         self._now_ms = 0
         self._seals = config.seal_records
         self._lock_fd = -1
+        # The file `abort` holds our pid.
+        self._marked = False
 
     # ---- opening and closing
 
@@ -234,12 +237,9 @@ class Store:
         began = trio.current_time()
         root = self.directory
         checkpoint = read_checkpoint(self.files, f"{root}/checkpoint")
-        clean = "abort" not in self.disk.names(root)
-        if checkpoint is not None and checkpoint.position >= 0:
-            # `abort` is RocketMQ's mark, and counts where RocketMQ may have been the last one here.
-            clean = checkpoint.orderly and (clean or not checkpoint.shared)
+        clean = stopped_in_order(checkpoint, abort="abort" in self.disk.names(root))
         self.segments.load()
-        self._mark_running()
+        self._marked = self._do_unless_full(self._mark_running)
         recovery = Recovery(self.segments, self.queues, report)
         await recovery.run(
             checkpoint,
@@ -259,8 +259,32 @@ class Store:
             if segment.end > recovery.start:
                 self.files.sync(segment.path)
         self.disk.sync_directory(self.segments.directory)
-        self.upkeep.write_checkpoint()
+        if not self._do_unless_full(self.upkeep.write_checkpoint):
+            self.upkeep.owe_checkpoint()
         self.recovery_seconds = trio.current_time() - began
+
+    def _do_unless_full(self, work: Callable[[], None]) -> bool:
+        """Do *work* of the start; False if the disk is full, and then no append is taken before it is made up for."""
+        try:
+            work()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            logger.warning("this start cannot be completed before there is space: %s", error)
+            self.refusal = self.retention.refusal_for(error)
+            return False
+        return True
+
+    def complete_start(self) -> bool:
+        """Make up for what the start could not write on a full disk; False if something is left.
+
+        Raises:
+          OSError: it still cannot be written.
+        """
+        if not self._marked:
+            self._mark_running()
+            self._marked = True
+        return not self.upkeep.owes_checkpoint
 
     def _mark_running(self) -> None:
         path = f"{self.directory}/abort"
@@ -292,7 +316,9 @@ class Store:
                     self.disk.unlink(f"{self.directory}/abort")
                 self.disk.sync_directory(self.directory)
         except OSError as error:
-            raise self.flusher.fail(error) from error
+            if not is_full(error):
+                raise self.flusher.fail(error) from error
+            logger.warning("stopped without a checkpoint, so that the next start takes longer: %s", error)
         finally:
             self._release()
 
@@ -695,7 +721,7 @@ class Store:
 
     def _disk_refused(self, error: OSError) -> Refused | StoreFailed:
         """What to raise for *error* of a write: full disks heal, anything else does not."""
-        if self.retention.is_full_error(error):
+        if is_full(error):
             self.refusal = self.retention.refusal_for(error)
             return Refused(Reason.UNAVAILABLE, self.refusal)
         failed = self.flusher.fail(error)

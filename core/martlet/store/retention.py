@@ -12,7 +12,6 @@ overdue segments go at the rate at which they would have come of age: the whole 
 long as ``file_reserved_hours``. Nothing is remembered across starts, so no restart gets around it.
 """
 
-import errno
 import logging
 from collections.abc import Iterator
 from datetime import datetime
@@ -22,6 +21,7 @@ import trio
 
 from martlet.clock import Clock
 from martlet.errors import Refused
+from martlet.store.files import is_full
 
 if TYPE_CHECKING:
     from martlet.store.log import Store
@@ -31,7 +31,6 @@ __all__ = ["Retention"]
 
 logger = logging.getLogger("martlet.store")
 
-FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 # Segments removed in one go (RocketMQ's destroyMappedFile loop takes ten files a batch).
 BATCH: Final = 10
 # Each queue then has its first offset looked for, in about 70 us: so many at once, so many before others have a turn.
@@ -90,10 +89,6 @@ class Retention:
         self._overdue_from = 0.0
         # How far the clock is behind the newest record; 0 when it is not.
         self.clock_behind_ms = 0
-
-    def is_full_error(self, error: OSError) -> bool:
-        """Whether *error* says that there is no space; it may come back."""
-        return error.errno in FULL_ERRORS
 
     def refusal_for(self, error: OSError) -> str:
         """Remember that the disk is full, and say so."""
@@ -325,29 +320,33 @@ class Retention:
                 "(store.disk_full_ratio); writes go on by themselves when there is space"
             )
             return
-        if store.refusal and (self.used_ratio <= limit - HYSTERESIS or self.full_error) and self._probe():
+        if store.refusal and (self.used_ratio <= limit - HYSTERESIS or self.full_error) and self._has_space():
             logger.info("there is space again in %s; writes go on", store.directory)
             self.full_error = False
             store.refusal = ""
 
-    def _probe(self) -> bool:
-        """Whether a page can be written and kept."""
-        store = self._store
-        path = f"{store.directory}/space.probe"
+    def _has_space(self) -> bool:
+        """Whether a page can be written and kept, and nothing of the start is left to be written."""
         try:
-            if "space.probe" in store.disk.names(store.directory):
-                store.files.unlink(path)
-            store.files.create(path, 0)
-            try:
-                store.files.write(path, b"\xff" * 65536, 0)
-                store.files.sync(path)
-            finally:
-                store.files.unlink(path)
+            self._probe()
+            return self._store.complete_start()
         except OSError as error:
-            if not self.is_full_error(error):
+            if not is_full(error):
                 raise
             return False
-        return True
+
+    def _probe(self) -> None:
+        """Write a page and remove it again."""
+        store = self._store
+        path = f"{store.directory}/space.probe"
+        if "space.probe" in store.disk.names(store.directory):
+            store.files.unlink(path)
+        store.files.create(path, 0)
+        try:
+            store.files.write(path, b"\xff" * 65536, 0)
+            store.files.sync(path)
+        finally:
+            store.files.unlink(path)
 
 
 def _span(ms: float) -> str:

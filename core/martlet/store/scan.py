@@ -29,6 +29,7 @@ from martlet.store.codec import (
     check_record,
     seal_holds,
 )
+from martlet.store.files import is_full
 from martlet.store.keys import KeyIndex
 from martlet.store.notes import is_note, read_note
 from martlet.store.order import Order
@@ -175,8 +176,14 @@ class Scan:
         if self.records - self._saved_records < UNSAVED_RECORDS_MAX:
             return
         self._saved_records = self.records
-        for queue in list(self.queues.dirty):
-            self.queues.save(queue, position)
+        try:
+            for queue in list(self.queues.dirty):
+                self.queues.save(queue, position)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            # They stay in memory until there is space.
+            logger.warning("entries of consume queues cannot be saved: %s", error)
 
     def take_block(self, segment: Segment, position: int, data: bytes) -> tuple[int, int]:
         """Take the records of *data*, which begins at *position*.

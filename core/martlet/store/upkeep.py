@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Final, final
 import trio
 
 from martlet.store.checkpoint import NO_JOURNAL, Checkpoint, write_checkpoint
+from martlet.store.files import is_full
 from martlet.store.follow import Follower
 from martlet.store.journal import Journal, encode_deletion, encode_queue
 from martlet.store.queues import Queue
+from martlet.store.recovery import Progress
 from martlet.store.repair import Repair
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class Upkeep:
         "checkpointed",
         "follower",
         "journal",
+        "owes_checkpoint",
     )
 
     def __init__(self, store: "Store") -> None:
@@ -83,6 +86,8 @@ class Upkeep:
         self._repairs: dict[Queue, None] = {}
         # Below this log position consume queues and checkpoint are durable.
         self.checkpointed = 0
+        # The start found no space for its checkpoint; no append is taken before there is one.
+        self.owes_checkpoint = False
         # Makes up for what the key index lacks; None when it lacks nothing but `keys.pending`.
         self.follower: Follower | None = None
         self._behind = trio.Event()
@@ -95,6 +100,11 @@ class Upkeep:
         """Something was appended."""
         if not self._work.is_set():
             self._work.set()
+
+    def owe_checkpoint(self) -> None:
+        """Have the checkpoint made as soon as there is space."""
+        self.owes_checkpoint = True
+        self.wake()
 
     def open_at(self, end: int, paths: set[str], deleted: list[str]) -> None:
         """Begin after a recovery that ended at *end*, changed *paths* and found the deletions of topics *deleted*."""
@@ -109,13 +119,23 @@ class Upkeep:
             keys.clear()
             keys.position = store.segments.start
         self.follower = Follower(store.segments, store.queues, keys)
-        if end - keys.position <= FOLLOW_AT_ONCE_BYTES:
-            wanted = FOLLOW_BYTES
-            while keys.position < end:
-                wanted = self.follower.take(self.follower.read(end, wanted), end, wanted) or FOLLOW_BYTES
-            self.follower = None
-        else:
+        if end - keys.position > FOLLOW_AT_ONCE_BYTES or not self._follow_at_once(self.follower, end):
             self._behind.set()
+
+    def _follow_at_once(self, follower: Follower, end: int, report: Progress | None = None) -> bool:
+        """Complete the key index up to log position *end*; False when the disk is full."""
+        wanted, begin = FOLLOW_BYTES, follower.keys.position
+        try:
+            while follower.keys.position < end:
+                wanted = follower.take(follower.read(end, wanted), end, wanted) or FOLLOW_BYTES
+                if report is not None:
+                    report(follower.keys.position - begin, end - begin, follower.keys.total())
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return False
+        self.follower = None
+        return True
 
     def distrust(self, checkpoint: Checkpoint | None, *, clean: bool) -> None:
         """All queues are to be rebuilt: should this start not come to its end, the next does the same."""
@@ -168,7 +188,24 @@ class Upkeep:
         self._dirty_paths |= work.paths
         self.wake()
 
+    async def repair_all(self) -> None:
+        """Look at every block of every queue and at the key index, and rebuild what is damaged.
+
+        Otherwise that is done for what is read. A key index that is far behind is left to `complete_keys`.
+        """
+        self._repairs.update(dict.fromkeys(self._store.queues.all()))
+        await self._check_keys()
+        await self._mend()
+
     # ---- the key index
+
+    def complete_keys(self, report: Progress | None = None) -> bool:
+        """Index every record, in place of `follow`; False when the disk is full. Blocks.
+
+        Args:
+          report: called often with bytes done, bytes in all, and entries so far.
+        """
+        return self.follower is None or self._follow_at_once(self.follower, self._store.tail.written, report)
 
     async def follow(self) -> None:
         """Complete the key index whenever it is far behind: after a start, and when it is rebuilt; until cancelled."""
@@ -200,7 +237,7 @@ class Upkeep:
             try:
                 wanted = follower.take(data, end, wanted) or FOLLOW_BYTES
             except OSError as error:
-                if not store.retention.is_full_error(error):
+                if not is_full(error):
                     raise store.flusher.fail(error) from error
                 await trio.sleep(1)
 
@@ -236,11 +273,11 @@ class Upkeep:
                     async with self._lock:
                         await self._save_queues(store.flusher.durable)
                 grown = few and store.flusher.durable - self.checkpointed >= store.config.checkpoint_bytes
-                if grown or trio.current_time() - last >= checkpoint_seconds:
+                if grown or self.owes_checkpoint or trio.current_time() - last >= checkpoint_seconds:
                     await self.checkpoint()
                     last = trio.current_time()
             except OSError as error:
-                if not store.retention.is_full_error(error):
+                if not is_full(error):
                     raise store.flusher.fail(error) from error
                 store.refusal = store.retention.refusal_for(error)
             if self._unfinished():
@@ -248,7 +285,9 @@ class Upkeep:
 
     def _unfinished(self) -> bool:
         store = self._store
-        return bool(store.queues.dirty or self._doomed) or self.checkpointed < store.tail.written
+        return (
+            bool(store.queues.dirty or self._doomed or self.owes_checkpoint) or self.checkpointed < store.tail.written
+        )
 
     async def _mend(self) -> None:
         """Rebuild what queries and lookups found damaged."""
@@ -293,15 +332,21 @@ class Upkeep:
             await self._save_queues(position)
             whole = self.journal.outgrown
             parts: list[bytes] = []
-            for part in self._journal_parts(whole=whole):
-                parts.append(part)
-                await trio.lowlevel.checkpoint()
+            try:
+                for part in self._journal_parts(whole=whole):
+                    parts.append(part)
+                    await trio.lowlevel.checkpoint()
+            except trio.Cancelled:
+                # `parts` alone knows what changed.
+                self.journal.abandon()
+                raise
             due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
             work = self._take_checkpoint(position, parts, whole=whole, with_index=due)
             # Shielded: what is to be synced is known to `work` alone.
             with trio.CancelScope(shield=True):
                 await store.disk.off_loop(work)
         self.checkpointed = max(self.checkpointed, position)
+        self.owes_checkpoint = False
 
     def _journal_parts(self, *, whole: bool) -> Iterator[bytes]:
         """Encode what the journal is to be told, in parts of less than a millisecond's work.
@@ -331,9 +376,16 @@ class Upkeep:
     ) -> Callable[[], None]:
         """Return the blocking part of a checkpoint at *position*, whose entries are all in their files."""
         store = self._store
+        keys = store.keys if with_index else None
+        if keys is not None:
+            try:
+                keys.save_entries()
+            except OSError:
+                # *journal* alone knows what changed.
+                self.journal.abandon()
+                raise
         paths, self._dirty_paths = self._dirty_paths, set()
         directories, store.queues.files.new_directories = store.queues.files.new_directories, set()
-        keys = store.keys if with_index else None
         made = Checkpoint(store.last_store_ms, store.last_store_ms, store.last_store_ms, position=position)
         made.confirmed_position = position
         made.orderly = orderly
@@ -341,7 +393,6 @@ class Upkeep:
         index_path = ""
         before = self._index_saved, self._index_saved_at
         if keys is not None:
-            keys.save_entries()
             parts = keys.take_slots()
             index_path = keys.active.path if keys.active is not None else ""
             self._index_saved = min(keys.position, position), keys.total(), keys.headers_crc()

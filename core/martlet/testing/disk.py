@@ -349,6 +349,8 @@ class FakeDisk:
         self.name_changes.append(("unlink", path, "", None))
 
     def remove_directory(self, path: str) -> None:
+        if path not in self.directories:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if self.names(path):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._changing("remove_directory", path)

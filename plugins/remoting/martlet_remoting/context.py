@@ -25,6 +25,7 @@ from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, ResponseCode
 from .config import RemotingConfig
 from .deadlines import Deadlines
 from .members import Members, QueueLocks
+from .other_brokers import OtherBrokers
 from .packets import NO_EXT, Command
 from .parked import ParkedPulls, PullDesk
 from .rates import Rates
@@ -104,6 +105,7 @@ class Parts:
         self.contexts: set[Context] = set()
         self.rates = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
         self.registrar: Registrar | None = None
+        self.others: OtherBrokers | None = None  # None where no name server is told of us either
         self.started_ms = broker.clock.now_ms()
         self.started_position = broker.store.readable
         self.switches = {"useServerSideResetOffset": True}  # under RocketMQ's names; can be changed over the wire

@@ -15,7 +15,7 @@ from martlet.turns import Steps
 from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from .connection import RemotingConnection
 from .context import REASON_CODES, Beside, Context, Declined, Handle, Parts, refuse
-from .handlers import admin, groups, offsets, pull, query, replies, send, sendback
+from .handlers import admin, assignments, groups, offsets, pull, query, replies, send, sendback
 from .packets import NO_EXT, Command
 
 __all__ = ["FAST_TABLE", "TABLE", "RemotingHandler"]
@@ -25,6 +25,7 @@ TABLE: Final[dict[int, Handle]] = {
     **pull.TABLE,
     **offsets.TABLE,
     **groups.TABLE,
+    **assignments.TABLE,
     **sendback.TABLE,
     **replies.TABLE,
     **query.TABLE,

@@ -86,6 +86,7 @@ class ConsumerGroup:
         "channels",
         "fingerprint",
         "from_where",
+        "ids",
         "ids_json",
         "kind",
         "model",
@@ -103,7 +104,9 @@ class ConsumerGroup:
         self.weight = 0  # of the subscriptions
         self.channels: dict[Line, Channel] = {}
         self.fingerprint: int | None = None
-        self.ids_json: bytes | None = None  # until a member comes or goes
+        # Until a member comes or goes.
+        self.ids: list[str] | None = None
+        self.ids_json: bytes | None = None
 
     def client_ids_as_json(self) -> bytes:
         """Every member once, also one with several connections; all of a group ask for it after each change."""
@@ -111,6 +114,12 @@ class ConsumerGroup:
             ids = list(dict.fromkeys(channel.client_id for channel in self.channels.values()))
             self.ids_json = orjson.dumps({"consumerIdList": ids})
         return self.ids_json
+
+    def sorted_ids(self) -> list[str]:
+        """As `client_ids_as_json`, in the order in which queues are shared out."""
+        if self.ids is None:
+            self.ids = sorted({channel.client_id for channel in self.channels.values()})
+        return self.ids
 
     def find(self, client_id: str) -> Channel | None:
         """The channel of *client_id*; None when it is not here."""
@@ -198,7 +207,7 @@ class Members:
         group.channels[channel.line] = channel
         if old is not None and old.client_id == channel.client_id:
             return False
-        group.ids_json = None
+        group.ids = group.ids_json = None
         return True
 
     def join_producers(self, name: str, channel: Channel) -> None:
@@ -229,7 +238,7 @@ class Members:
         self._forget(line, True, name)
         if group is None or group.channels.pop(line, None) is None:
             return
-        group.ids_json = None
+        group.ids = group.ids_json = None
         if not group.channels:
             del self.consumers[name]
         self.notify(group)

@@ -21,6 +21,7 @@ from .handler import RemotingHandler
 from .handlers.groups import make_retry_topic
 from .handlers.pull import finish
 from .nameserver.server import NameServer
+from .other_brokers import OtherBrokers
 from .registration import Registrar, create_standard_topics
 
 __all__ = ["RemotingPlugin"]
@@ -58,6 +59,7 @@ class RemotingPlugin(Hooks):
             broker, config.nameservers, config.register_s, config.register_timeout_s * 1000
         )
         parts.registrar = registrar
+        parts.others = OtherBrokers(registrar)
         broker.stats.add("remoting", parts.statistics)
         create_standard_topics(broker)
         protocols = [self._protocol("remoting", config.listen, fast=False)]

@@ -27,7 +27,7 @@ from .nameserver.kvconfig import ORDER_TOPICS
 from .nameserver.server import NameServer
 from .packets import Command
 from .registrations import Registration, encode_registration, order_topics
-from .routes import MASTER_ID, TopicShape, Version
+from .routes import MASTER_ID, TopicQueues, TopicShape, Version, decode_queues
 
 __all__ = ["Registrar", "create_standard_topics", "standard_topics"]
 
@@ -179,6 +179,29 @@ class Registrar:
             "clusterName": config.cluster,
         }
 
+    @property
+    def asks_elsewhere(self) -> bool:
+        """Whether there are name servers in other processes."""
+        return bool(self._remotes)
+
+    def queues_inside(self, topic: str) -> Sequence[TopicQueues]:
+        """The queues of *topic* on all brokers that the name server in this process knows."""
+        route = self._inside.table.route(topic) if self._inside is not None else None
+        return route.queues if route is not None else ()
+
+    async def queues_elsewhere(self, topic: str) -> Sequence[TopicQueues]:
+        """The queues of *topic* on all brokers, as the first name server elsewhere that answers knows them.
+
+        Raises:
+          OSError, MartletError, trio.BrokenResourceError: none of them answered as it should.
+        """
+        for remote in self._remotes[:-1]:
+            try:
+                return await remote.queues(topic)
+            except (OSError, MartletError, trio.BrokenResourceError) as error:
+                log.info("name server %s did not say where topic[%s] is; %s", remote.address, topic, error)
+        return await self._remotes[-1].queues(topic)
+
     def take_orders(self, orders: Iterable[tuple[str, str]]) -> None:
         """Mark as ordered what a name server says is (TopicConfigManager.updateOrderTopicConfig)."""
         topics = self._broker.topics
@@ -315,6 +338,22 @@ class _Remote:
             if self._nap is not None:
                 self._nap.cancel()
 
+    async def queues(self, topic: str) -> Sequence[TopicQueues]:
+        """Where *topic* is, asked on a connection of its own: the registration's may be busy."""
+        stream = await self._connect(self._host, self._port)
+        try:
+            ext = {"topic": topic, "acceptStandardJsonOnly": True}
+            question = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext, language=ANSWER_LANGUAGE)
+            answer = await _Line(stream).exchange(question)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return ()
+        if answer.code != ResponseCode.SUCCESS:
+            raise _refused(question, answer)
+        return decode_queues(answer.body)
+
     async def run(self) -> None:
         """Connect, stay registered, and begin anew when that fails; until cancelled."""
         while True:
@@ -395,6 +434,17 @@ class _Line:
         Raises:
           RemoteProtocolError: it was refused, or the connection has closed.
         """
+        answer = await self.exchange(command)
+        if answer.code != ResponseCode.SUCCESS:
+            raise _refused(command, answer)
+        return answer
+
+    async def exchange(self, command: Command) -> Command:
+        """Return the answer to *command*, also where that is a refusal.
+
+        Raises:
+          RemoteProtocolError: the connection has closed.
+        """
         self._opaque += 1
         command.opaque = self._opaque
         self.broken = True  # a request that was cut off leaves the line of no more use
@@ -403,8 +453,6 @@ class _Line:
             while (answer := await self._next()).opaque != self._opaque or not answer.is_response:
                 pass
         self.broken = False
-        if answer.code != ResponseCode.SUCCESS:
-            raise RemoteProtocolError(f"request {command.code} was answered {answer.code}: {answer.remark}")
         return answer
 
     async def listen(self) -> None:
@@ -420,3 +468,7 @@ class _Line:
                 raise RemoteProtocolError("it closed the connection")
             self._frames.receive_data(bytes(data))
         return command
+
+
+def _refused(command: Command, answer: Command) -> RemoteProtocolError:
+    return RemoteProtocolError(f"request {command.code} was answered {answer.code}: {answer.remark}")

@@ -21,6 +21,7 @@ __all__ = [
     "TopicQueues",
     "TopicShape",
     "Version",
+    "decode_queues",
     "encode_route",
     "integer",
     "load_object",
@@ -155,6 +156,18 @@ def encode_route(route: Route, *, standard: bool) -> bytes:
     }
     body = fastjson.dumps(fields)
     return body if body.isascii() or not standard else _escaped(body.decode())
+
+
+def decode_queues(body: bytes) -> tuple[TopicQueues, ...]:
+    """The queues in the body of a route answer.
+
+    Raises:
+      RemoteProtocolError: it is something else.
+    """
+    found = load_object(body).get("queueDatas")
+    if not isinstance(found, list):
+        raise RemoteProtocolError(f"route has queueDatas {found!r:.80}, which is no array")
+    return tuple(map(TopicQueues.from_json, found))
 
 
 def _escaped(text: str) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from hashlib import md5
 from typing import Protocol, final
 
+from martlet_remoting.averages import Average, AverageByCircle
 from martlet_remoting.packets import MessageQueue
 
 from .arguments import check_integer
@@ -45,35 +46,6 @@ def check_allocation(allocation: "Allocation") -> "Allocation":
     if not callable(getattr(allocation, "allocate", None)):
         raise TypeError(f"allocation {allocation!r:.60} has no method allocate; give a strategy, for example Average()")
     return allocation
-
-
-@final
-class Average:
-    """Consecutive queues for each member, the first ones getting one more: A A A B B."""
-
-    name = "AVG"
-
-    def allocate(
-        self, group: str, member: str, queues: Sequence[MessageQueue], members: Sequence[str]
-    ) -> list[MessageQueue]:
-        if member not in members:
-            return []
-        index = members.index(member)
-        size, more = divmod(len(queues), len(members))
-        start = index * size + min(index, more)
-        return list(queues[start : start + size + (index < more)])
-
-
-@final
-class AverageByCircle:
-    """Queues dealt in turn: A B A B A."""
-
-    name = "AVG_BY_CIRCLE"
-
-    def allocate(
-        self, group: str, member: str, queues: Sequence[MessageQueue], members: Sequence[str]
-    ) -> list[MessageQueue]:
-        return list(queues[members.index(member) :: len(members)]) if member in members else []
 
 
 @final

@@ -72,7 +72,11 @@ def _begins_near(parts: Parts, topic: str, queue_id: int) -> bool:
 
 
 def update_consumer_offset(context: Context, command: Command) -> bytes:
-    """Commit; the group and the topic must exist."""
+    """Commit; the group and the topic must exist.
+
+    A negative offset, which ali-ons sends for a queue it has consumed nothing of, is accepted and changes nothing.
+    RocketMQ puts it in the place of the committed one, so that the group loses its position.
+    """
     parts = context.parts
     group, topic = command.text("consumerGroup"), command.text("topic")
     queue_id, offset = command.integer("queueId", -1), command.integer("commitOffset", -1)
@@ -83,11 +87,14 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
     found = parts.topics.get(topic)
     if found is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{topic}] not exist, apply first please!")
-    if offset < 0 or not 0 <= queue_id < max(found.read_queues, found.write_queues):
-        text = f"queue {queue_id} or offset {offset} of topic[{topic}] is illegal"
-        raise Refused(Reason.PARAMETER, f"{text}; the topic has {found.read_queues} queues, and offsets begin at 0")
-    parts.groups.check_may_commit(group, topic, (queue_id,))
-    parts.groups.commit(group, topic, queue_id, offset)
+    if not 0 <= queue_id < max(found.read_queues, found.write_queues):
+        text = f"queue {queue_id} of topic[{topic}] does not exist; it has {found.read_queues} queues"
+        raise Refused(Reason.PARAMETER, text)
+    if command.ext.get("commitOffset") in (None, ""):
+        raise Refused(Reason.PARAMETER, f"Offset is null, topic is {topic}; send commitOffset")
+    if offset >= 0:
+        parts.groups.check_may_commit(group, topic, (queue_id,))
+        parts.groups.commit(group, topic, queue_id, offset)
     return reply(command)
 
 

@@ -58,6 +58,9 @@ final class PushConsumers {
             consumer.setConsumeTimestamp(said.getString("from_time"));
         }
         consumer.setMaxReconsumeTimes(said.containsKey("retries_max") ? said.getIntValue("retries_max") : -1);
+        if (said.containsKey("client_rebalance")) {
+            Settings.setClientRebalance(consumer, said.getBooleanValue("client_rebalance"));
+        }
         consumer.setSuspendCurrentQueueTimeMillis(100);
         // What was delivered last counts as consumed only after its listener has returned and the client has noted the
         // offset; without this wait a stop could overtake that, and the offset would never be told.

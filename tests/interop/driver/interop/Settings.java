@@ -30,6 +30,11 @@ final class Settings {
         MQClientManager.getInstance().getOrCreateMQClientInstance(started).getMQAdminImpl().setTimeoutMillis(PATIENCE_MS);
     }
 
+    /** Let the broker share out the queues, or the client; 4.x has no such setting. */
+    static void setClientRebalance(Object consumer, boolean own) throws ReflectiveOperationException {
+        consumer.getClass().getMethod("setClientRebalance", boolean.class).invoke(consumer, own);
+    }
+
     /** Call setMessageModel: the enum lives in another package in 4.x than in 5.x. */
     @SuppressWarnings({"unchecked", "rawtypes"})
     static void setModel(Object consumer, String model) throws ReflectiveOperationException {

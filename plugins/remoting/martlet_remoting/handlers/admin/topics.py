@@ -9,8 +9,8 @@ from martlet.errors import Reason, Refused
 from martlet.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, Topic, check_name
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, integer, items, read_body
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.context import Context, Handle, Parts, reply
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
 from martlet_remoting.packets import Command
 from martlet_remoting.permission import may_manage
@@ -56,25 +56,34 @@ def _check_changeable(context: Context, name: str) -> None:
 
 
 def alter_attributes(held: Mapping[str, str], wanted: Mapping[str, str], *, new: bool) -> dict[str, str]:
-    """Return *held* changed by *wanted*, whose keys say ``+name`` to set and ``-name`` to remove.
+    """Return *held* changed by *wanted*, whose keys say ``+name`` to set and ``-name`` to remove (AttributeUtil).
 
     Raises:
-      Refused: a key has no sign or is unknown, or its value cannot be (PARAMETER).
+      Declined: a key has no sign or is unknown, or its value cannot be (SYSTEM_ERROR).
+      Refused: the message type is MIXED (PARAMETER).
     """
+    if wanted.get("+message.type") == "MIXED":
+        raise Refused(Reason.PARAMETER, "MIXED message type is not supported.")
     found = dict(held)
     for key, value in wanted.items():
         sign, name = key[:1], key[1:]
         if sign not in ("+", "-"):
-            raise Refused(Reason.PARAMETER, f"attribute {key!r} must begin with + (set) or - (remove)")
+            raise _bad_attribute(f"wrong format key: {key!r:.80}; it must begin with + (set) or - (remove)")
+        if new and sign == "-":
+            raise _bad_attribute(f"only add attribute is supported while creating topic. key: {name:.80}")
         if name not in ATTRIBUTES:
-            raise Refused(Reason.PARAMETER, f"unsupported key: {name}; attributes are {', '.join(ATTRIBUTES)}")
+            raise _bad_attribute(f"unsupported key: {name:.80}; attributes are {', '.join(ATTRIBUTES)}")
         if not new and name in FIXED and found.get(name, SUPPORTED[name]) != value:
-            raise Refused(Reason.PARAMETER, f"attempt to update an unchangeable attribute. key: {name}")
-        if sign == "-":
-            found.pop(name, None)
-        else:
+            raise _bad_attribute(f"attempt to update an unchangeable attribute. key: {name}")
+        if sign == "+":
             found[name] = _checked_attribute(name, value)
+        elif found.pop(name, None) is None:
+            raise _bad_attribute(f"attempt to delete a nonexistent key: {name}")
     return found
+
+
+def _bad_attribute(remark: str) -> Declined:
+    return Declined(ResponseCode.SYSTEM_ERROR, remark)
 
 
 def _checked_attribute(name: str, value: str) -> str:
@@ -83,19 +92,31 @@ def _checked_attribute(name: str, value: str) -> str:
         allowed = (SUPPORTED[name],)
     if allowed is None:
         if not value.isdecimal():
-            raise Refused(Reason.PARAMETER, f"attribute {name} is {value!r:.80}; it must be a number")
+            raise _bad_attribute(f"attribute {name} is {value!r:.80}; it must be a number")
     elif value not in allowed:
-        raise Refused(Reason.PARAMETER, f"attribute {name} is {value!r:.80}; it must be one of {', '.join(allowed)}")
+        raise _bad_attribute(f"value is not in set: [{', '.join(allowed)}]; attribute {name} is {value!r:.80}")
     return value
 
 
 def parse_attributes(text: str) -> dict[str, str]:
-    """Return the attributes in ``+key=value,-key`` (AttributeParser)."""
+    """Return the attributes in ``+key=value,-key`` (AttributeParser).
+
+    Raises:
+      Declined: a key is there twice, or its sign does not fit to whether it has a value (SYSTEM_ERROR).
+    """
     found: dict[str, str] = {}
     for part in text.split(","):
-        if part.strip():
-            key, _, value = part.strip().partition("=")
-            found[key.strip()] = value.strip()
+        if not part.strip():
+            continue
+        key, separator, value = part.strip().partition("=")
+        key = key.strip()
+        if separator and not key.startswith("+"):
+            raise _bad_attribute(f"add/alter attribute format is wrong: {key:.80}; write +key=value")
+        if not separator and not key.startswith("-"):
+            raise _bad_attribute(f"delete attribute format is wrong: {key:.80}; write -key")
+        if key in found:
+            raise _bad_attribute(f"key duplication: {key:.80}; name each attribute once")
+        found[key] = value.strip()
     return found
 
 

@@ -1,0 +1,231 @@
+"""What a start would do to a data directory, tried without changing it, or done without serving anyone.
+
+Both run the code of a start: the store's recovery and the load of the tables. `verify` runs it on a disk that keeps
+all changes in memory, then reads the whole log and looks each record up as consumers and queries do. `repair`
+runs it on the directory itself and stops in order.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, final
+
+from martlet import persistence
+from martlet.broker import Broker
+from martlet.clock import SystemClock
+from martlet.errors import StoreError
+from martlet.message import Record
+from martlet.run import Config, make_broker
+from martlet.stats import Stats
+from martlet.store import Disk, Store
+from martlet.store.checkpoint import read_checkpoint, stopped_in_order
+from martlet.store.dry_disk import DryDisk
+from martlet.store.files import Files, read_file
+from martlet.store.inspect import Inspection, Walk, require_log
+from martlet.store.notes import NOTES_TOPIC, read_note
+from martlet.store.verify import Keyed, Served, gone_since_checkpoint, offsets_at_checkpoint
+
+__all__ = ["Finding", "Plan", "Verification", "plan", "repair", "verify"]
+
+Report = Callable[[int, int, int], None]
+
+# What every start writes, whatever it finds; that one of them is damaged is found by reading it.
+OWN_NOTES: Final = ("abort", "checkpoint", "lock", "queues.", "space.probe")
+NAMED_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be, and what a start does about it.
+
+    Kinds: ``start`` is what a start says, ``change`` a file that it changes, ``damage`` a part of the log that holds
+    no record, ``queue`` messages that consumers are not given, ``keys`` such that queries do not find.
+    """
+
+    kind: Literal["start", "change", "damage", "queue", "keys"]
+    text: str
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a start would do; nothing when ``findings`` is empty."""
+
+    stopped_in_order: bool
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Verification:
+    """What the log holds, and everything that is wrong."""
+
+    inspection: Inspection
+    findings: list[Finding] = field(default_factory=list)
+
+
+@final
+class _Messages(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@contextmanager
+def _heard() -> Generator[list[str]]:
+    """Collect what a start says, in place of the log."""
+    messages = _Messages()
+    loggers = [logging.getLogger(name) for name in ("martlet.store", "martlet.tables")]
+    before = [(logger.propagate, logger.level) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(messages)
+        logger.propagate = False
+        logger.setLevel(logging.WARNING)
+    try:
+        yield messages.texts
+    finally:
+        for logger, (propagate, level) in zip(loggers, before, strict=True):
+            logger.removeHandler(messages)
+            logger.propagate = propagate
+            logger.setLevel(level)
+
+
+async def _start(directory: str, config: Config, disk: Disk, report: Report | None) -> Broker:
+    """Do what a broker does before it opens its ports."""
+    clock = SystemClock()
+    store = await Store.open(Path(directory), config.store, clock, disk, report)
+    try:
+        return make_broker(config, store, clock, Stats())
+    except BaseException:
+        store.crash()
+        raise
+
+
+async def plan(directory: str, config: Config, disk: Disk, report: Report | None = None) -> Plan:
+    """Try a start of a broker with *config* on *directory*, which stays as it is.
+
+    Raises:
+      StoreError: there is no log, or a broker has the directory open.
+    """
+    found, broker = await _tried(directory, config, disk, report)
+    broker.store.crash()
+    return found
+
+
+async def _tried(directory: str, config: Config, disk: Disk, report: Report | None) -> tuple[Plan, Broker]:
+    require_log(directory, disk)
+    dry = DryDisk(disk)
+    found = Plan(_was_orderly(directory, disk))
+    found.findings += [Finding("start", text) for text in _unusable_notes(directory, disk)]
+    before = offsets_at_checkpoint(directory, disk)
+    with _heard() as messages:
+        broker = await _start(directory, config, dry, report)
+        await broker.store.upkeep.repair_all()
+    messages += gone_since_checkpoint(broker.store, before)
+    found.findings += [Finding("start", text) for text in messages]
+    found.findings += [Finding("change", text) for text in _changes(directory, dry)]
+    return found, broker
+
+
+def _was_orderly(directory: str, disk: Disk) -> bool:
+    files = Files(disk, 1, read_only=True)
+    try:
+        checkpoint = read_checkpoint(files, f"{directory}/checkpoint")
+    finally:
+        files.close()
+    return stopped_in_order(checkpoint, abort="abort" in disk.names(directory))
+
+
+def _unusable_notes(directory: str, disk: Disk) -> Iterator[str]:
+    """Files of which a start uses an older generation, or none, without a word."""
+    names = disk.names(f"{directory}/config")
+    for name in sorted({name.removesuffix(".bak").removesuffix(".tmp") for name in names}):
+        if not read_file(disk, f"{directory}/config/{name}") and name.rpartition(".")[2] in ("json", "msgpack"):
+            yield f"config/{name} is missing or empty; its previous generation is used, if there is one"
+
+
+def _changes(directory: str, disk: DryDisk) -> Iterator[str]:
+    """What a start changed on *disk*, a sentence for each kind of change in a folder."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for path, kind in disk.changes().items():
+        name = path.removeprefix(f"{directory}/")
+        if not name.startswith(OWN_NOTES):
+            groups.setdefault((name.partition("/")[0], kind), []).append(name)
+    verbs = {"created": "creates", "changed": "changes", "removed": "removes"}
+    for (_, kind), names in sorted(groups.items()):
+        more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
+        yield f"a start {verbs[kind]} {', '.join(names[:NAMED_MAX])}{more}"
+
+
+async def verify(
+    directory: str, config: Config, disk: Disk, trying: Report | None = None, reading: Report | None = None
+) -> Verification:
+    """Try a start, then read the whole log and look every record up; *directory* stays as it is.
+
+    There is no finding only if a start would change nothing, and every record that is not deleted can be served.
+
+    Args:
+      trying, reading: called now and then with bytes done, bytes in all, and records so far.
+
+    Raises:
+      StoreError: there is no log, or a broker has the directory open.
+    """
+    tried, broker = await _tried(directory, config, disk, trying)
+    store = broker.store
+    try:
+        served = Served(store)
+        keyed = Keyed(store.keys) if store.keys is not None else None
+
+        def take(record: Record) -> None:
+            if record.topic == NOTES_TOPIC:
+                deleted, _ = read_note(record.body)
+                served.forget_topic(deleted)
+                if keyed is not None:
+                    keyed.forget_topic(deleted)
+                return
+            served.take(record)
+            if keyed is not None:
+                keyed.take(record)
+
+        walk = Walk(store.segments, bodies=True, take=take)
+        walk.run(reading)
+    finally:
+        store.crash()
+    walk.found.stopped_in_order = tried.stopped_in_order
+    found = Verification(walk.found, tried.findings)
+    for damage in walk.found.damage:
+        text = f"position {damage.start:,} to {damage.end:,}: {damage.text}; a start skips it, what was there is lost"
+        found.findings.append(Finding("damage", text))
+    found.findings += [Finding("queue", text) for text in served.findings()]
+    if keyed is not None:
+        found.findings += [Finding("keys", text) for text in keyed.findings()]
+    return found
+
+
+async def repair(
+    directory: str, config: Config, disk: Disk, starting: Report | None = None, indexing: Report | None = None
+) -> list[str]:
+    """Do what a start does, complete the key index, stop in order; return what it said meanwhile.
+
+    Args:
+      starting: called now and then with bytes done, bytes in all, and records so far.
+      indexing: the same with entries of the key index.
+
+    Raises:
+      StoreError: there is no log, a broker has the directory open, or the disk is full; the next start goes on.
+    """
+    require_log(directory, disk)
+    with _heard() as messages:
+        broker = await _start(directory, config, disk, starting)
+        store = broker.store
+        try:
+            await store.upkeep.repair_all()
+            if store.refusal or not store.upkeep.complete_keys(indexing):
+                raise StoreError(f"the disk of {directory!r} is full; free some space and repair again")
+            persistence.save(broker)
+        finally:
+            await store.close()
+    return messages

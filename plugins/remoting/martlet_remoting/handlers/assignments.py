@@ -1,0 +1,150 @@
+"""QUERY_ASSIGNMENT: the broker shares out a topic's queues among the members of a group.
+
+Java consumers with ``setClientRebalance(false)`` ask for each topic after each change of their group, and take what
+they are told (RocketMQ QueryAssignmentProcessor). Every group is in pull mode, RocketMQ's default.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import orjson
+
+from martlet.errors import Reason, Refused
+from martlet.topics import QUEUES_MAX, READ, RETRY_PREFIX
+from martlet.turns import Pace, Steps
+from martlet_remoting.averages import Average, AverageByCircle
+from martlet_remoting.bodies import enum_name, read_body, text
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.context import REASON_CODES, Beside, Context, Handle, Parts, refuse, reply
+from martlet_remoting.members import BROADCASTING, CLUSTERING
+from martlet_remoting.packets import Command
+from martlet_remoting.permission import may_consume, may_manage_group
+from martlet_remoting.routes import TopicQueues
+
+__all__ = ["TABLE"]
+
+MODELS: Final = (BROADCASTING, CLUSTERING)
+PULL: Final = "PULL"
+MODES: Final = (PULL, "POP")
+STRATEGIES: Final[Mapping[str, Average | AverageByCircle]] = {s.name: s for s in (Average(), AverageByCircle())}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which queues of *topic* does the client get?"""
+
+    group: str
+    topic: str
+    client_id: str
+    model: str
+    strategy: str
+
+
+def query_assignment(context: Context, command: Command) -> Beside:
+    """Answer which queues of a topic the client gets; no list at all means that it keeps those it has."""
+    return Beside(_query_assignment(context, command))
+
+
+def _query_assignment(context: Context, command: Command) -> Steps[bytes | None]:
+    question = yield from _question(command)
+    may_consume(context, question.group, question.topic)
+    others = context.parts.others
+    known = others.known(question.topic) if others is not None else ()
+    if known is not None:
+        return (yield from _answer(context.parts, command, question, known))
+    context.peer.start(_ask_and_answer, context, command, question)
+    return None
+
+
+def _question(command: Command) -> Steps[Question]:
+    body = yield from read_body(command)
+    group, topic = text(body, "consumerGroup"), text(body, "topic")
+    if not group or not topic:
+        raise Refused(Reason.MALFORMED, "question for an assignment lacks consumerGroup or topic")
+    model = enum_name(body, "messageModel", MODELS, "")
+    if model not in MODELS:
+        raise Refused(Reason.MALFORMED, f"messageModel {model!r} is unknown; it must be one of {', '.join(MODELS)}")
+    return Question(group, topic, text(body, "clientId"), model, text(body, "strategyName"))
+
+
+async def _ask_and_answer(context: Context, command: Command, question: Question) -> None:
+    parts = context.parts
+    assert parts.others is not None
+    try:
+        known = await parts.others.ask(question.topic)
+        answer = await parts.broker.turns.finish(_answer(parts, command, question, known))
+    except Refused as error:
+        code = REASON_CODES[error.reason]
+        parts.count_refusal(code)
+        answer = refuse(command, code, str(error))
+    context.answer(command, answer)
+
+
+def _answer(parts: Parts, command: Command, question: Question, elsewhere: Sequence[TopicQueues]) -> Steps[bytes]:
+    counts = _read_queues(parts, question.topic, elsewhere)
+    total = sum(counts.values())
+    if total > QUEUES_MAX:
+        text_ = f"topic[{question.topic}] has {total} queues on {len(counts)} brokers"
+        raise Refused(Reason.BUSY, f"{text_}; at most {QUEUES_MAX} are shared out")
+    chosen = _share(parts, question, total) if total else None
+    if chosen is None:
+        return reply(command, body=b"{}")
+    places = [(broker, number) for broker in sorted(counts) for number in range(counts[broker])]
+    assignments: list[dict[str, object]] = []
+    pace = Pace()
+    for broker, number in map(places.__getitem__, chosen):
+        queue = {"brokerName": broker, "queueId": number, "topic": question.topic}
+        assignments.append({"messageQueue": queue, "mode": PULL})
+        if pace.is_over():
+            yield
+    return reply(command, body=orjson.dumps({"messageQueueAssignments": assignments}))
+
+
+def _read_queues(parts: Parts, topic: str, elsewhere: Sequence[TopicQueues]) -> dict[str, int]:
+    """How many queues of *topic* can be read, by broker; of this broker the name servers may not know yet."""
+    counts = {
+        queues.broker_name: queues.read_queues for queues in elsewhere if queues.perm & READ and queues.read_queues > 0
+    }
+    counts.pop(parts.broker.config.name, None)
+    own = parts.topics.get(topic)
+    if own is not None and own.perm & READ and own.read_queues:
+        counts[parts.broker.config.name] = own.read_queues
+    return counts
+
+
+def _share(parts: Parts, question: Question, total: int) -> Sequence[int] | None:
+    """Which of *total* queues the client gets; None where that cannot be said."""
+    if question.model == BROADCASTING:
+        return range(total)
+    group, strategy = parts.members.group(question.group), STRATEGIES.get(question.strategy)
+    if group is None or strategy is None or not question.client_id.strip():
+        return None
+    return strategy.allocate(question.group, question.client_id, range(total), group.sorted_ids())
+
+
+def set_request_mode(context: Context, command: Command) -> Steps[bytes]:
+    """Set how a group gets the messages of a topic, which can only be what it is."""
+    body, parts = (yield from read_body(command)), context.parts
+    group, topic = text(body, "consumerGroup"), text(body, "topic")
+    if not group or not topic:
+        raise Refused(Reason.MALFORMED, "change of a request mode lacks consumerGroup or topic")
+    may_manage_group(context, group)
+    if topic.startswith(RETRY_PREFIX):
+        raise Refused(Reason.NO_PERMISSION, "retry topic is not allowed to set mode")
+    if parts.topics.get(topic) is None:
+        raise Refused(Reason.NO_TOPIC, f"topic[{topic}] not exist")
+    if parts.groups.ensure(group) is None:
+        raise Refused(Reason.NO_GROUP, f"subscription group [{group}] does not exist")
+    mode = enum_name(body, "mode", MODES, PULL)
+    if mode != PULL:
+        text_ = f"mode {mode!r} of group [{group}] is not supported by this broker"
+        raise Refused(Reason.NOT_SUPPORTED, f"{text_}; every group is in mode {PULL}")
+    return reply(command)
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.QUERY_ASSIGNMENT: query_assignment,
+    RequestCode.SET_MESSAGE_REQUEST_MODE: set_request_mode,
+}
