@@ -9,6 +9,7 @@ new generation; the page names the one that counts.
 import logging
 import sys
 from array import array
+from contextlib import suppress
 from struct import Struct, error
 from typing import Final, final
 from zlib import crc32
@@ -190,10 +191,16 @@ class Journal:
     def _begin(self, data: bytes) -> None:
         generation = max([*self._generations(), -1]) + 1
         path = self._path(generation)
-        self.files.create(path, 0)
-        if data:
-            self.files.write(path, data, 0)
-        self.files.sync(path)
+        try:
+            self.files.create(path, 0)
+            if data:
+                self.files.write(path, data, 0)
+            self.files.sync(path)
+        except OSError:
+            # On a full disk every attempt would leave another one.
+            with suppress(OSError):
+                self.files.unlink(path)
+            raise
         self.files.disk.sync_directory(self.directory)
         self.generation, self.length, self.crc, self.content = generation, len(data), crc32(data), len(data)
 
@@ -201,4 +208,8 @@ class Journal:
         """Remove generations that the checkpoint does not name."""
         for generation in self._generations():
             if generation != self.generation:
-                self.files.unlink(self._path(generation))
+                path = self._path(generation)
+                try:
+                    self.files.unlink(path)
+                except OSError as error:
+                    logger.warning("%s is no longer used and cannot be removed: %s", path, error)

@@ -44,7 +44,7 @@ from martlet.store.flush import Flusher
 from martlet.store.keys import KeyIndex
 from martlet.store.notes import NOTES_TOPIC, deletion, is_note, offset_notes
 from martlet.store.queues import BLANK_SIZE, BlockDamaged, Queue, QueueFiles, Queues
-from martlet.store.reading import Predicate, Reader, ReadResult, bounds, matching
+from martlet.store.reading import Predicate, Reader, ReadResult, ReadStatus, bounds, matching
 from martlet.store.recovery import Progress, Recovery
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
@@ -797,9 +797,15 @@ class Store:
         try:
             return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
         except BlockDamaged:
-            self.upkeep.repair_now(queue)
+            self._repair_now(queue)
         entries = self.queues.entries
         return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+
+    def _repair_now(self, queue: Queue) -> None:
+        try:
+            self.upkeep.repair_now(queue)
+        except OSError as error:
+            raise self._disk_refused(error) from error
 
     def next_match(self, queue: Queue, offset: int, codes: frozenset[int], entries_max: int) -> tuple[int, bool]:
         """Where the next readable message with one of *codes* may be, and whether one is among *entries_max* entries.
@@ -842,7 +848,12 @@ class Store:
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
     ) -> ReadResult:
-        """As `read`, in a worker thread where the disk may be waited for; *predicate* is called there."""
+        """As `read`, in a worker thread where the disk may be waited for; *predicate* is called there.
+
+        Raises:
+          Refused: a damaged block cannot be rebuilt because the disk is full.
+          StoreFailed: the disk failed.
+        """
         end = self.end_offset(queue)
         outside = bounds(queue, offset, end)
         if outside is not None:
@@ -850,13 +861,21 @@ class Store:
         try:
             result = await self._read_off_loop(queue, offset, end, max_messages, budget_bytes, codes, predicate)
         except BlockDamaged:
-            await self.upkeep.repair(queue)
+            await self._repair(queue)
+            if self.queues.find(queue.topic, queue.queue_id) is not queue:
+                return ReadResult(ReadStatus.NO_QUEUE, offset, queue.first_offset, end)  # its topic was deleted
             outside = bounds(queue, offset, end)
             if outside is not None:
                 return outside
             result = await self._read_off_loop(queue, offset, end, max_messages, budget_bytes, codes, predicate)
         result.end_offset = self.end_offset(queue)
         return result
+
+    async def _repair(self, queue: Queue) -> None:
+        try:
+            await self.upkeep.repair(queue)
+        except OSError as error:
+            raise self._disk_refused(error) from error
 
     async def _read_off_loop(
         self,

@@ -549,22 +549,23 @@ class Queues:
           BlockDamaged: one of the entries that were looked at is damaged.
         """
         high = end
-        if low < end and self._checked_position(queue, low) >= start:
+        if low < end and self.checked_position(queue, low) >= start:
             return low
         while low < high:
             middle = (low + high) // 2
             at = self._real_from(queue, middle, high)
-            if at == high or self._checked_position(queue, at) >= start:
+            if at == high or self.checked_position(queue, at) >= start:
                 high = middle
             else:
                 low = at + 1
         return self._real_from(queue, low, end)
 
-    def _checked_position(self, queue: Queue, offset: int) -> int:
+    def checked_position(self, queue: Queue, offset: int) -> int:
+        """As `position_at`, but raises `BlockDamaged`."""
         return _position(self.load_entries(queue, offset, 1))
 
     def _real_from(self, queue: Queue, offset: int, end: int) -> int:
-        while offset < end and self._checked_position(queue, offset) < 0:
+        while offset < end and self.checked_position(queue, offset) < 0:
             offset += 1
         return offset
 

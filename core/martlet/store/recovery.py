@@ -97,9 +97,8 @@ class Recovery:
         self._torn = not clean
         states = self._states(checkpoint, journal)
         self.segments.complete()
-        if states is not None and checkpoint is not None:
+        if states is not None and checkpoint is not None and await self._load(states, clean=clean):
             self.start = checkpoint.position
-            await self._load(states, checkpoint, clean=clean)
         elif not self._adopt(checkpoint, journal, clean=clean):
             self._start_over(checkpoint, distrust)
         self._scan.torn_from = NOWHERE if clean else max(self.start, self._durable)
@@ -145,8 +144,11 @@ class Recovery:
             return False
         return position >= segments.start
 
-    async def _load(self, states: dict[str, dict[int, QueueState]], checkpoint: Checkpoint, *, clean: bool) -> None:
-        """Make the queues as they were at the checkpoint, and see whether their files are there."""
+    async def _load(self, states: dict[str, dict[int, QueueState]], *, clean: bool) -> bool:
+        """Make the queues as they were at the checkpoint, and see whether their files are there.
+
+        Returns False when nothing says where one of them begins.
+        """
         start = self.segments.start
         self._base = start
         number = 0
@@ -163,33 +165,41 @@ class Recovery:
                 queue.begins = False
                 if state.first_start != start:
                     self._base = min(self._base, state.first_start)
-                    self._find_first(queue, start)
-                if not self.queues.files.whole(queue):
-                    self._broken[queue] = None
-                elif queue.first_offset == queue.saved and queue.saved:
+                    if not self._find_first(queue, start):
+                        logger.warning("consume queue %s/%d is missing or damaged at its beginning", topic, queue_id)
+                        return False
+                if queue.first_offset == queue.saved:
                     self._see_files(queue)
+                elif not self.queues.files.whole(queue):
+                    self._broken[queue] = None
                 number += 1
                 if not number % LOAD_BATCH:
                     await trio.lowlevel.checkpoint()
+        return True
 
     def _see_files(self, queue: Queue) -> None:
         """A queue that is empty needs no file; it begins anew where the one of its next entry is missing."""
         files = self.queues.files
         at = queue.saved * ENTRY_BYTES
-        queue.begins = files.files.disk.path_size(files.path_of(queue, at - at % files.file_bytes)) < 0
+        queue.begins = files.files.disk.path_size(files.path_of(queue, at - at % files.file_bytes)) != files.file_bytes
 
-    def _find_first(self, queue: Queue, start: int) -> None:
-        """Retention removed segments since the journal was told of *queue*, and perhaps files of it."""
+    def _find_first(self, queue: Queue, start: int) -> bool:
+        """Retention removed segments since the journal was told of *queue*, and perhaps files of it.
+
+        Returns False when it cannot be told from what is left where the queue begins.
+        """
         if queue.saved_end <= start:
             queue.first_offset = queue.saved
-            return
+            return True
         starts = self.queues.files.starts(queue)
-        low = max(queue.first_offset, starts[0] // ENTRY_BYTES if starts else 0)
-        queue.first_offset = min(low, queue.saved)
+        known = queue.first_offset
+        low = min(max(known, starts[0] // ENTRY_BYTES if starts else 0), queue.saved)
         try:
-            queue.first_offset = self.queues.first_behind(queue, queue.first_offset, queue.saved, start)
+            queue.first_offset = self.queues.first_behind(queue, low, queue.saved, start)
+            # Retention keeps the file in which the queue begins; where all that is left is younger, others are missing.
+            return low == known or 0 <= self.queues.checked_position(queue, low) < start
         except BlockDamaged:
-            self._broken[queue] = None
+            return False
 
     def _is_foreign(self, checkpoint: Checkpoint, journal: Journal) -> bool:
         """Whether only RocketMQ has had this directory: no file shows a trace of Martlet."""
@@ -217,6 +227,7 @@ class Recovery:
     def _start_over(self, checkpoint: Checkpoint | None, distrust: Callable[[], None]) -> None:
         """Forget every queue; the log says what they hold."""
         self._rebuilding = True
+        self._broken.clear()
         self.start = self.segments.start
         files = self.queues.files
         names = files.files.disk.names(files.directory)
@@ -275,7 +286,8 @@ class Recovery:
         """Rebuild what is missing of queues below the checkpoint."""
         if not self._broken:
             return
-        repair = Repair(self.segments, self.queues, list(self._broken), self.start)
+        # Not only to the checkpoint: entries of records behind it may be in the files by now.
+        repair = Repair(self.segments, self.queues, list(self._broken), self.end)
         repair.prepare()
         begin, end = repair.done
         while repair.step():

@@ -1,0 +1,178 @@
+"""Files of consume queues are missing at a start, and what the checkpoint says of them is not the last word."""
+
+import logging
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import martlet.store.scan
+from martlet.errors import Refused
+from martlet.store import Store
+from martlet.store.reading import ReadStatus
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
+
+QUEUES = "/data/consumequeue"
+Seen = dict[tuple[str, int], tuple[int, int, list[bytes]]]
+
+
+async def open_on(disk: FakeDisk) -> Store:
+    config = small_config(segment_bytes=2048, disk_clean_ratio=0.9)
+    store = await Store.open(Path("/data"), config, ManualClock(), disk)
+    store.store_host = HOST
+    return store
+
+
+def send(store: Store, topic: str, count: int) -> None:
+    first = store.queue(topic, 0).next_offset
+    for number in range(first, first + count):
+        store.append(message(f"{topic}-{number}", topic), 0)
+    store.commit()
+    store.flusher.flush_now()
+
+
+def remove_all_but_the_last(store: Store, disk: FakeDisk) -> None:
+    disk.used_ratio = 0.95
+    store.retention.look()
+    disk.used_ratio = 0.1
+    assert len(store.segments.items) == 1
+
+
+def seen(store: Store) -> Seen:
+    queues = [queue for queue in store.queues.all() if queue.next_offset]
+    return {(q.topic, q.queue_id): (q.first_offset, q.next_offset, drain(store, q)) for q in queues}
+
+
+def without(disk: FakeDisk, prefix: str) -> FakeDisk:
+    """What a killed process leaves on *disk*, without the files under *prefix*."""
+    copy = disk.after_power_cut(Cut.KILLED, Random(0))
+    for path in [path for path in copy.files if path.startswith(prefix)]:
+        copy.unlink(path)
+    return copy
+
+
+@pytest.mark.parametrize("gone", ["", "/A", "/B"])
+async def test_messages_behind_the_checkpoint_that_a_start_saved_early_are_kept(
+    monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    monkeypatch.setattr(martlet.store.scan, "UNSAVED_RECORDS_MAX", 5)
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "A", 5)
+    await store.checkpoint()
+    send(store, "A", 2)  # in the same block of entries
+    send(store, "B", 20)
+    send(store, "C", 20)
+    wanted = seen(store)
+    found = await open_on(without(disk, QUEUES + gone))
+    assert seen(found) == wanted
+    found.crash()
+
+
+@pytest.mark.parametrize("after", [0, 1, 40])
+async def test_queues_begin_where_they_did_after_a_removal_that_no_checkpoint_knows(after: int) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "One", 1)
+    for _ in range(15):
+        send(store, "A", 9)
+        send(store, "B", 3)
+    send(store, "One", 1)
+    await store.checkpoint()
+    remove_all_but_the_last(store, disk)
+    send(store, "A", after)
+    wanted = seen(store)
+    assert wanted["One", 0] == (1, 2, [b"One-1"])
+    files = {path for path in disk.files if path.startswith(QUEUES)}
+    for gone in sorted({QUEUES, *files, *(path.rpartition("/")[0] for path in files)}):
+        found = await open_on(without(disk, gone))
+        assert seen(found) == wanted, gone
+        found.crash()
+
+
+async def test_an_emptied_queue_goes_on_without_its_file(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "E", 3)
+    send(store, "A", 80)
+    await store.checkpoint()
+    remove_all_but_the_last(store, disk)
+    await store.checkpoint()
+    disk = without(disk, f"{QUEUES}/E")
+    store = await open_on(disk)
+    send(store, "E", 2)
+    await store.close()
+    with caplog.at_level(logging.WARNING):
+        store = await open_on(disk)
+        assert seen(store)["E", 0] == (3, 5, [b"E-3", b"E-4"])
+    assert "damaged" not in caplog.text
+    store.crash()
+
+
+async def test_a_far_read_of_a_deleted_topic_says_that_there_is_no_queue() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "A", 100)
+    await store.checkpoint()
+    queue = store.queue("A", 0)
+    store.delete_topic("A")
+    store.flusher.flush_now()
+    await store.checkpoint()
+    result = await store.read_far(queue, 0, 5, 1000)
+    assert (result.status, result.count, result.next_offset) == (ReadStatus.NO_QUEUE, 0, 0)
+    store.crash()
+
+
+async def test_a_read_that_needs_a_rebuild_is_refused_while_the_disk_is_full() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "A", 30)
+    await store.close()
+    store = await open_on(disk)
+    queue, path = store.queue("A", 0), f"{QUEUES}/A/0/{0:020d}"
+    disk.unlink(path)
+    store.files.forget(path)
+    disk.free_bytes = 0
+    with pytest.raises(Refused, match="is full"):
+        await store.read_far(queue, 0, 2, 1000)
+    with pytest.raises(Refused, match="is full"):
+        store.read(queue, 0, 2, 1000)
+    disk.free_bytes = None
+    assert bodies((await store.read_far(queue, 0, 2, 1000)).pieces) == [b"A-0", b"A-1"]
+    store.crash()
+
+
+async def test_a_journal_that_finds_no_space_leaves_nothing_behind() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    for number in range(150):
+        send(store, f"T{number}", 1)
+    await store.checkpoint()
+    store.upkeep.journal.abandon()
+    before = disk.names("/data")
+    disk.free_bytes = 4096
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            await store.checkpoint()
+    assert disk.names("/data") == before
+    disk.free_bytes = None
+    await store.checkpoint()
+    wanted = seen(store)
+    found = await open_on(without(disk, "/nothing"))
+    assert seen(found) == wanted
+    found.crash()
+
+
+async def test_a_directory_with_the_name_of_a_journal_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FakeDisk()
+    disk.make_directory("/data/queues.0000000009")
+    store = await open_on(disk)
+    send(store, "A", 3)
+    store.upkeep.journal.abandon()
+    await store.checkpoint()
+    assert "queues.0000000009 is no longer used and cannot be removed" in caplog.text
+    await store.close()
+    store = await open_on(disk)
+    assert seen(store)["A", 0] == (0, 3, [b"A-0", b"A-1", b"A-2"])
+    store.crash()
