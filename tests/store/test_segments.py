@@ -103,3 +103,22 @@ async def test_a_log_without_a_record_is_its_first_segment(open_store: OpenStore
     await store.close()
     store = await open_store()
     assert drain(store, store.queue("T", 0)) == sent
+
+
+@pytest.mark.parametrize(
+    "name", ["index/20240101000000000", f"consumequeue/U/0/{NAME(0)}", f"consumequeue/T/0/{NAME(320)}"]
+)
+async def test_a_directory_with_the_name_of_an_index_file_stops_no_start(
+    name: str, open_store: OpenStore, tmp_path: Path
+) -> None:
+    store = await open_store()
+    sent = fill(store, 10)
+    await store.close()
+    (tmp_path / "store" / name).mkdir(parents=True)
+    for gone in ("", "checkpoint"):  # then all of them are rebuilt
+        if gone:
+            (tmp_path / "store" / gone).unlink()
+        store = await open_store()
+        assert drain(store, store.queue("T", 0)) == sent
+        await store.close()
+    assert (tmp_path / "store" / name).is_dir()

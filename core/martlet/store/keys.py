@@ -134,14 +134,18 @@ class KeyIndex:
 
     def load(self) -> bool:
         """Find the files; False when one is damaged and all are to be made again."""
-        for name in self.files.disk.names(self.directory):
-            if not _is_name(name):
-                continue
-            found = self._load_file(f"{self.directory}/{name}")
+        for path in self._paths():
+            found = self._load_file(path)
             if found is None:
                 return False
             self.items.append(found)
         return True
+
+    def _paths(self) -> list[str]:
+        """The files of the index; whatever else lies there is left alone."""
+        disk = self.files.disk
+        paths = [f"{self.directory}/{name}" for name in disk.names(self.directory) if _is_name(name)]
+        return [path for path in paths if disk.path_size(path) >= 0]
 
     def _load_file(self, path: str) -> IndexFile | None:
         if self.files.size(path) != self.file_bytes:
@@ -214,9 +218,8 @@ class KeyIndex:
 
     def clear(self) -> None:
         """Remove every file and start over."""
-        for name in self.files.disk.names(self.directory):
-            if _is_name(name):
-                self.files.unlink(f"{self.directory}/{name}")
+        for path in self._paths():
+            self.files.unlink(path)
         self.items.clear()
         self.active = None
         self.new_names = True

@@ -329,7 +329,9 @@ class QueueFiles:
         directory = self.directory_of(topic, queue_id)
         names = self.files.disk.names(directory)
         for start in numbered_names(names):
-            self.files.unlink(f"{directory}/{start:0{NAME_DIGITS}d}")
+            path = f"{directory}/{start:0{NAME_DIGITS}d}"
+            if self.files.disk.path_size(path) >= 0:
+                self.files.unlink(path)
         if names:
             self._remove_directory(directory)
 
