@@ -6,10 +6,10 @@ import pytest
 import trio
 
 from martlet.groups import Group
-from martlet.turns import finish_now
-from martlet_remoting import members
+from martlet.turns import Steps, finish_now
+from martlet_remoting import bodies, members
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import Command
+from martlet_remoting.packets import Command, MessageQueue
 
 from .conftest import FakeClient, Harness, OpenHarness
 
@@ -374,6 +374,17 @@ async def held(
     found = orjson.loads(answer.body)["lockOKMQSet"]
     assert all(queue.keys() == {"brokerName", "queueId", "topic"} for queue in found)
     return sorted(queue["queueId"] for queue in found)
+
+
+def test_the_queues_of_a_lock_request_are_read_in_slices() -> None:
+    named: list[dict[object, object]] = [{"brokerName": "b", "queueId": n, "topic": "T"} for n in range(3000)]
+    found: list[MessageQueue] = []
+
+    def read() -> Steps[None]:
+        found.extend((yield from bodies.queues(named)))
+
+    assert sum(1 for _ in read()) > 10
+    assert found == [MessageQueue("T", "b", number) for number in range(3000)]
 
 
 async def test_a_queue_is_held_by_one_client_until_it_is_given_back(harness: Harness) -> None:

@@ -1,5 +1,6 @@
 """The route table: who is registered, for how long, and what routes say of it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -293,6 +294,27 @@ def test_many_topics_are_taken_listed_changed_and_removed_in_slices() -> None:
     assert table.statistics()["topics"] == 3000
     assert slices(table.sweep()) >= 5
     assert table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0, "topics_of_all_brokers": 0}
+
+
+class Counting(dict[str, TopicQueues]):
+    """A dict that counts how often somebody began to walk over it."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_to_sweep_takes_a_time_in_proportion_to_the_topics() -> None:
+    """The first key of a dict is found by passing over all that were removed before it: 5 s for 90,000 topics."""
+    table = RouteTable()
+    register(table, broker("a", topics=shapes("T", "U", "V")), 0.0, "line")
+    brokers = table._brokers["a"]
+    brokers.topics = topics = Counting(brokers.topics)
+    table.drop_connection("line")
+    finish_now(table.sweep())
+    assert (len(topics), topics.walks) == (0, 1)
 
 
 def slices(steps: Steps[object]) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from martlet.turns import Steps
+from martlet.turns import Pace, Steps
 
 from .codes import ResponseCode
 from .context import Declined
@@ -69,10 +69,13 @@ def enum_name(table: dict[object, object], name: str, names: Sequence[str], defa
     return value if isinstance(value, str) and 0 < len(value) <= WORD_CHARS_MAX else default
 
 
-def queues(found: Iterable[dict[object, object]]) -> list[MessageQueue]:
-    """The queues among *found*; what is none is left out."""
-    return [
-        MessageQueue(topic, text(item, "brokerName"), integer(item, "queueId", -1))
-        for item in found
-        if (topic := text(item, "topic"))
-    ]
+def queues(found: Iterable[dict[object, object]]) -> Steps[list[MessageQueue]]:
+    """Return the queues among *found*, in slices; what is none is left out."""
+    named: list[MessageQueue] = []
+    pace = Pace()
+    for item in found:
+        if topic := text(item, "topic"):
+            named.append(MessageQueue(topic, text(item, "brokerName"), integer(item, "queueId", -1)))
+        if pace.is_over():
+            yield
+    return named

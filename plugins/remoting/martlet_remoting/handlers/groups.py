@@ -225,7 +225,7 @@ def lock_queues(context: Context, command: Command) -> Steps[bytes]:
     """Answer which of the queues the client now holds, also those that it held already."""
     parts = context.parts
     body = yield from read_body(command)
-    wanted = _named_queues(body)
+    wanted = yield from _named_queues(body)
     group, client_id = yield from _owner(context, body, wanted)
     held = yield from parts.locks.lock(context, group, client_id, wanted, parts.now())
     found = ({"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in held)
@@ -235,18 +235,18 @@ def lock_queues(context: Context, command: Command) -> Steps[bytes]:
 def unlock_queues(context: Context, command: Command) -> Steps[bytes]:
     """The client gives queues back; those of others stay theirs."""
     body = yield from read_body(command)
-    given = _named_queues(body)
+    given = yield from _named_queues(body)
     group, client_id = yield from _owner(context, body, given)
     yield from context.parts.locks.unlock(group, client_id, given)
     return reply(command)
 
 
-def _named_queues(body: dict[object, object]) -> list[MessageQueue]:
+def _named_queues(body: dict[object, object]) -> Steps[list[MessageQueue]]:
     named = items(body, "mqSet")
     if len(named) > QUEUES_LOCKED_AT_ONCE_MAX:
         text_ = f"request locks {len(named)} queues; at most {QUEUES_LOCKED_AT_ONCE_MAX}"
         raise Refused(Reason.PARAMETER, text_)
-    return queues(named)
+    return (yield from queues(named))
 
 
 def _owner(context: Context, body: dict[object, object], wanted: Iterable[MessageQueue]) -> Steps[tuple[str, str]]:

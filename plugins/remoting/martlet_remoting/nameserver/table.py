@@ -302,8 +302,9 @@ class RouteTable:
         pace = Pace(TOPICS_AT_ONCE)
         while self._gone:
             brokers, name = next(iter(self._gone.items()))
-            while brokers.topics:
-                self._take_away(next(iter(brokers.topics)), name, brokers)
+            # Of a copy: to find the first key of a dict again and again takes longer the more were removed before it.
+            for topic in list(brokers.topics):
+                self._take_away(topic, name, brokers)
                 if pace.is_over():
                     yield
             self._gone.pop(brokers, None)
