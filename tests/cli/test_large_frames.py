@@ -44,7 +44,8 @@ FRAMES = [
 def say(address: str, data: bytes) -> None:
     """Connect, send *data* and no more, and wait for the broker to close."""
     host, port = address.rsplit(":", 1)
-    with socket.create_connection((host, int(port))) as caller, contextlib.suppress(ConnectionError):
+    # OSError: shutdown of a connection that was reset says ENOTCONN, which is no ConnectionError.
+    with socket.create_connection((host, int(port))) as caller, contextlib.suppress(OSError):
         caller.sendall(data)
         caller.shutdown(socket.SHUT_WR)
         while caller.recv(MIB):
