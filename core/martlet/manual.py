@@ -34,7 +34,7 @@ CLI_HEAD = """\
 Made from the parsers by `python -m martlet.manual cli`. `martlet COMMAND --help` says the same.
 
 `run`, `check`, `config`, `plugins` and `store` are the core's. All others come with plugins, through the hook
-`martlet_commands`: an installed plugin's commands are there without further ado.
+`martlet_commands`: installing a plugin adds its commands.
 
 """
 

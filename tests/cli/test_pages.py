@@ -97,3 +97,15 @@ def test_configurations_in_pages_are_accepted(page: Path) -> None:
 
     for block in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL):
         read_config(tomllib.loads(block))
+
+
+def test_the_log_lines_of_the_operations_page_are_those_of_the_program() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    table = page.partition("\n## What the log says\n")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| `([^`]+)` ", table, re.MULTILINE)
+    sources = [path.read_text() for folder in ("core", "plugins") for path in sorted((ROOT / folder).rglob("*.py"))]
+    source = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))  # strings that go on in the next line
+    # What differs from event to event: dots, a capital letter, numbers and addresses.
+    pieces = {line: re.split(r"\.{2,}|\b[NMTQ]\b|'|[\d.]*\d[\d.:]*", line) for line in lines}
+    assert len(pieces) > 20
+    assert {line for line, parts in pieces.items() if any(part.strip() not in source for part in parts)} == set()
