@@ -9,7 +9,9 @@ import pytest
 import martlet.store.scan
 from martlet.errors import Refused
 from martlet.store import Store
+from martlet.store.queues import Queue
 from martlet.store.reading import ReadStatus
+from martlet.store.upkeep import Upkeep
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
 
@@ -175,4 +177,44 @@ async def test_a_directory_with_the_name_of_a_journal_stops_nothing(caplog: pyte
     await store.close()
     store = await open_on(disk)
     assert seen(store)["A", 0] == (0, 3, [b"A-0", b"A-1", b"A-2"])
+    store.crash()
+
+
+async def test_a_repair_leaves_alone_what_is_being_written(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "A", 3)
+    await store.checkpoint()
+    queue, path = store.queue("A", 0), f"{QUEUES}/A/0/{0:020d}"
+    for _ in range(2):
+        store.append(message("half written", "B"), 0)
+    store.commit()
+    log = disk.files[store.segments.items[0].path].data
+    log[log.index(b"half")] = 0
+    disk.files[path].data[:60] = bytes(60)
+    await store.upkeep.repair(queue)
+    assert "rebuilding its messages 0 to 2" in caplog.text
+    assert "holds no record" not in caplog.text
+    store.crash()
+
+
+async def test_a_block_that_is_damaged_after_each_rebuild_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "A", 3)
+    await store.close()
+    store = await open_on(disk)
+    queue, path = store.queue("A", 0), f"{QUEUES}/A/0/{0:020d}"
+    rebuild = store.upkeep.repair
+
+    async def rebuild_in_vain(queue: Queue) -> None:
+        await rebuild(queue)
+        disk.files[path].data[:60] = bytes(60)
+
+    disk.files[path].data[:60] = bytes(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(Upkeep, "repair", lambda self, queue: rebuild_in_vain(queue))
+        with pytest.raises(Refused, match=r"'A/0' is damaged again.*check the disk"):
+            await store.read_far(queue, 0, 2, 1000)
+    assert (await store.read_far(queue, 0, 2, 1000)).count == 2
     store.crash()

@@ -68,6 +68,8 @@ SCAN_ENTRIES: Final = 4096
 QUERY_BYTES_MAX: Final = 1 << 30
 QUERY_PAUSE_BYTES: Final = 524_288  # read in one slice; a read counts at least QUERY_STEP_BYTES
 QUERY_STEP_BYTES: Final = 32_768
+# So often a read has a damaged block rebuilt.
+REPAIRS_A_READ: Final = 3
 # A note of many queues' offsets goes into several records.
 NOTE_BYTES_MAX: Final = 256 * 1024
 # Positions of damaged records that are remembered, so that each is reported once.
@@ -851,23 +853,27 @@ class Store:
         """As `read`, in a worker thread where the disk may be waited for; *predicate* is called there.
 
         Raises:
-          Refused: a damaged block cannot be rebuilt because the disk is full.
+          Refused: a damaged block cannot be rebuilt: the disk is full, or damages it again.
           StoreFailed: the disk failed.
         """
         end = self.end_offset(queue)
         outside = bounds(queue, offset, end)
         if outside is not None:
             return outside
-        try:
-            result = await self._read_off_loop(queue, offset, end, max_messages, budget_bytes, codes, predicate)
-        except BlockDamaged:
-            await self._repair(queue)
+        for _ in range(REPAIRS_A_READ):
+            try:
+                result = await self._read_off_loop(queue, offset, end, max_messages, budget_bytes, codes, predicate)
+                break
+            except BlockDamaged:
+                await self._repair(queue)
             if self.queues.find(queue.topic, queue.queue_id) is not queue:
                 return ReadResult(ReadStatus.NO_QUEUE, offset, queue.first_offset, end)  # its topic was deleted
             outside = bounds(queue, offset, end)
             if outside is not None:
                 return outside
-            result = await self._read_off_loop(queue, offset, end, max_messages, budget_bytes, codes, predicate)
+        else:
+            where = f"consume queue '{queue.topic}/{queue.queue_id}'"
+            raise Refused(Reason.UNAVAILABLE, f"{where} is damaged again after each rebuild; check the disk")
         result.end_offset = self.end_offset(queue)
         return result
 

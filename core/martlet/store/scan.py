@@ -165,6 +165,8 @@ class Scan:
             return position, max(BLOCK_BYTES, more)
         if more > want:  # a record longer than a block
             return position, more
+        if position >= self.limit:
+            return position, BLOCK_BYTES  # what is there may be half written just now
         found = valid_after(self.segments, position)
         if found < 0:
             return -1, position
