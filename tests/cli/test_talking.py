@@ -145,6 +145,13 @@ def test_stats_tell_every_part(to: Run) -> None:
     assert all(name.startswith("server.") for name in some)
 
 
+def test_counters_are_numbers_in_json(to: Run) -> None:
+    (counters,) = from_json(to("stats", "store.", "--json")).values()
+    assert type(counters["store.appended_messages"]) is int
+    assert type(counters["store.disk_used_ratio"]) is float
+    assert counters["store.refused"] == ""
+
+
 def test_the_counters_that_operations_names_exist(to: Run) -> None:
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     watching = page.partition("## Watching it")[2].partition("## ")[0]

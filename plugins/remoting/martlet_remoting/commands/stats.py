@@ -1,6 +1,7 @@
 """``martlet stats``: the counters of every broker, and how fast they grow."""
 
 import argparse
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -19,6 +20,8 @@ from .shared import add_json
 from .values import seconds
 
 __all__ = ["COMMAND"]
+
+NUMBER: Final = re.compile(r"-?\d{1,18}(\.\d+)?(e[+-]?\d{1,3})?", re.ASCII)
 
 EPILOG = """\
 examples:
@@ -97,9 +100,9 @@ def _rates(before: Counters, now: Counters, spent_s: float) -> dict[str, dict[st
 
     def changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[tuple[str, float]]:
         for key, text in new.items():
-            change = _number(text) - _number(old.get(key, text))
+            change = round((_number(text) - _number(old.get(key, text))) / spent_s, 2)
             if change:
-                yield key, round(change / spent_s, 2)
+                yield key, change
 
     return {name: dict(changes(before.get(name, {}), counters)) for name, counters in now.items()}
 
@@ -112,9 +115,17 @@ def _number(text: str) -> float:
         return 0.0
 
 
+def _typed(value: object) -> object:
+    """A number where *value* is the text of one: on the wire all counters are text."""
+    if isinstance(value, str) and NUMBER.fullmatch(value):
+        return float(value) if "." in value or "e" in value else int(value)
+    return value
+
+
 def _print(found: Mapping[str, Mapping[str, object]], arguments: Any) -> None:
     if arguments.json:
-        (print_json if arguments.every is None else print_json_line)(found)
+        typed = {name: {key: _typed(value) for key, value in counters.items()} for name, counters in found.items()}
+        (print_json if arguments.every is None else print_json_line)(typed)
     else:
         for name, counters in found.items():
             print(table((name, "per second" if arguments.rates else ""), counters.items()))
