@@ -49,6 +49,8 @@ JSON_HEADER: Final = 0
 BINARY_HEADER: Final = 1
 # After a frame of more, what it lay in is given back at once; below, one read's bytes are shared by their frames.
 GIVE_BACK_BYTES: Final = 262_144
+# An incomplete frame is kept in pieces of at least so much.
+PIECE_BYTES: Final = 65_536
 # The hot requests, whose handlers take their fields from the JSON (martlet_remoting.fields).
 READ_AS_RECORDS: Final = frozenset((RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE))
 
@@ -68,14 +70,16 @@ class FrameBuffer:
     answer to a large batch with an id for each message, allows more.
     """
 
-    __slots__ = ("_data", "_error", "_need", "_partial", "_position", "frame_bytes_max", "header_bytes_max")
+    __slots__ = ("_data", "_error", "_need", "_pieces", "_position", "_waiting", "frame_bytes_max", "header_bytes_max")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.header_bytes_max = header_bytes_max
         self._data = b""
         self._position = 0
-        self._partial = bytearray()
+        # The incomplete frame as it was received, its bytes, and how many make it worth another look.
+        self._pieces: list[bytes | bytearray] = []
+        self._waiting = 0
         self._need = 0
         # Its text alone: a kept exception holds the frames it passed through, and with them the bytes it speaks of.
         self._error = ""
@@ -83,7 +87,7 @@ class FrameBuffer:
     @property
     def buffered_bytes(self) -> int:
         """How many received bytes no command has been made of yet."""
-        return len(self._data) - self._position + len(self._partial)
+        return len(self._data) - self._position + self._waiting
 
     def receive_data(self, data: bytes) -> None:
         """Take bytes as they came from the socket; take all commands out before the next call."""
@@ -91,14 +95,18 @@ class FrameBuffer:
             return
         if self._position < len(self._data):
             self._keep_rest()
-        if not self._partial:
+        if not self._pieces:
             self._data = data
-        else:
-            self._partial += data
-            if len(self._partial) < self._need:
-                return
-            self._data = bytes(self._partial)
-            self._partial = bytearray()
+            self._position = 0
+            return
+        self._keep(data)
+        if self._waiting >= self._need and self._need <= GIVE_BACK_BYTES:
+            self._data = b"".join(self._pieces)
+            self._forget_pieces()
+
+    def _forget_pieces(self) -> None:
+        self._pieces = []
+        self._waiting = 0
         self._position = 0
 
     def next_command(self) -> Command | None:
@@ -109,6 +117,8 @@ class FrameBuffer:
         """
         if self._error:
             raise RemoteProtocolError(self._error)
+        if self._pieces:
+            return self._next_large() if self._waiting >= self._need else None
         data = self._data
         start = self._position
         available = len(data) - start
@@ -134,31 +144,56 @@ class FrameBuffer:
         except RemoteProtocolError as error:
             raise self._broken(error) from error.__cause__
 
+    def _next_large(self) -> Command:
+        """Return the frame in the pieces, whose body is joined straight from them: one copy of what may be 16 MiB."""
+        pieces, need = self._pieces, self._need
+        surplus = self._waiting - need
+        last = pieces[-1]
+        pieces[-1] = last[: len(last) - surplus]
+        self._forget_pieces()
+        self._data = bytes(last[len(last) - surplus :])
+        try:
+            return _decode_pieces(pieces, need, self.header_bytes_max)
+        except RemoteProtocolError as error:
+            raise self._broken(error) from error.__cause__
+
     def commands(self) -> Iterator[Command]:
         """Yield every complete command; raises as `next_command` does, after the good ones."""
         while (command := self.next_command()) is not None:
             yield command
 
     def _keep_rest(self) -> None:
-        """Move the incomplete frame to the growing buffer, which is joined once when it is whole."""
+        """Keep the incomplete frame as a piece; all of them are joined once when it is whole."""
         if self._position < len(self._data):
-            self._partial += self._data[self._position :]
+            rest = self._data[self._position :]
+            self._keep(rest)
+            self._need = self._wanted(rest)
         self._data = b""
         self._position = 0
-        self._need = PREFIX_BYTES
-        if len(self._partial) >= 4:
+
+    def _keep(self, data: bytes) -> None:
+        """Add *data* to the incomplete frame; small pieces grow together: an object each would cost more."""
+        pieces = self._pieces
+        self._waiting += len(data)
+        if len(data) >= PIECE_BYTES:
+            pieces.append(data)
+        elif pieces and type(pieces[-1]) is bytearray and len(pieces[-1]) < PIECE_BYTES:
+            pieces[-1] += data
+        else:
+            pieces.append(bytearray(data))
+
+    def _wanted(self, rest: bytes) -> int:
+        """How many bytes of the frame that begins with *rest* are needed to look at it again."""
+        if len(rest) < PREFIX_BYTES:
             # An impossible length is found by next_command as soon as it looks again.
-            length: int = _LENGTH.unpack_from(self._partial)[0]
-            if not 4 <= length <= self.frame_bytes_max:
-                self._need = 4
-            elif len(self._partial) >= PREFIX_BYTES:
-                self._need = 4 + length
+            possible = len(rest) < 4 or 4 <= _LENGTH.unpack_from(rest)[0] <= self.frame_bytes_max
+            return PREFIX_BYTES if possible else 4
+        return 4 + int(_LENGTH.unpack_from(rest)[0])
 
     def _broken(self, error: RemoteProtocolError) -> RemoteProtocolError:
         self._error = str(error)
         self._data = b""
-        self._position = 0
-        self._partial = bytearray()
+        self._forget_pieces()
         return error
 
 
@@ -190,6 +225,29 @@ def _prefix_text(data: bytes, start: int, length: int, header_bytes_max: int) ->
     if encoding not in (JSON_HEADER, BINARY_HEADER):
         return f"header encoding {encoding} is unknown; 0 is JSON, 1 is ROCKETMQ"
     return ""
+
+
+def _decode_pieces(pieces: list[bytes | bytearray], size: int, header_bytes_max: int) -> Command:
+    """Return the command of one whole frame of *size* bytes, length field included, that lies in *pieces*."""
+    prefix = _first_bytes(pieces, PREFIX_BYTES)
+    if text := _prefix_text(prefix, 0, size - 4, header_bytes_max):
+        raise RemoteProtocolError(text)
+    body_start = PREFIX_BYTES + int.from_bytes(prefix[5:], "big")
+    header = _first_bytes(pieces, body_start)[PREFIX_BYTES:]
+    while body_start >= len(pieces[0]) and len(pieces) > 1:
+        body_start -= len(pieces.pop(0))
+    pieces[0] = pieces[0][body_start:]
+    decode = _decode_json if prefix[4] == JSON_HEADER else _decode_binary
+    return decode(header, b"".join(pieces))
+
+
+def _first_bytes(pieces: list[bytes | bytearray], count: int) -> bytes:
+    found = b""
+    for piece in pieces:
+        found += piece[: count - len(found)]
+        if len(found) == count:
+            break
+    return found
 
 
 def _decode(data: bytes, start: int, end: int, header_bytes_max: int) -> Command:
