@@ -147,12 +147,10 @@ def _any_sum(right: Any) -> Any:
 
 
 def _claim_more(right: Any) -> Any:
-    """A checkpoint does not wait for the files that it speaks of."""
+    """A checkpoint covers records whose entries are not in any file yet."""
 
-    def take_checkpoint(self: Upkeep, *args: Any, **options: Any) -> Callable[[], None]:
-        self._dirty_paths.clear()
-        self._store.queues.files.new_directories.clear()
-        work: Callable[[], None] = right(self, *args, **options)
+    def take_checkpoint(self: Upkeep, position: int, *args: Any, **options: Any) -> Callable[[], None]:
+        work: Callable[[], None] = right(self, self._store.tail.written, *args, **options)
         return work
 
     return take_checkpoint
