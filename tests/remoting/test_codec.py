@@ -257,6 +257,36 @@ def test_a_large_frame_is_not_kept_for_the_small_one_after_it() -> None:
     assert [command.opaque for command in buffer.commands()] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("size", [7, 1000, 65_536, 100_000])
+def test_a_large_frame_in_pieces_of_any_size_comes_out_whole(size: int) -> None:
+    body = bytes(range(256)) * 2000
+    data = encode_command(Command(10, {"a": "b"}, body, opaque=7)) + STREAM
+    buffer = FrameBuffer()
+    found = []
+    for start in range(0, len(data), size):
+        buffer.receive_data(data[start : start + size])
+        found += list(buffer.commands())
+    assert found[0].body == body
+    assert type(found[0].body) is bytes
+    assert [command.opaque for command in found] == [7, 1, 2, 3]
+    assert buffer.buffered_bytes == 0
+
+
+def test_an_incomplete_frame_costs_its_bytes_however_small_its_pieces() -> None:
+    data = encode_command(Command(10, {}, bytes(1_000_000)))[:-1]
+    buffer = FrameBuffer()
+    tracemalloc.start()
+    try:
+        for start in range(0, len(data), 10):
+            buffer.receive_data(data[start : start + 10])
+            assert buffer.next_command() is None
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(data) == buffer.buffered_bytes
+    assert held < 1.3 * len(data)
+
+
 def test_long_remark_and_long_header_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="remark"):
         decode_frame(encode_command(Command(1, remark="x" * 70_000)))
