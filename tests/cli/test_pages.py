@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,9 @@ def test_the_log_lines_of_the_operations_page_are_those_of_the_program() -> None
     page = (ROOT / "docs" / "operations.md").read_text()
     table = page.partition("\n## What the log says\n")[2].partition("\n## ")[0]
     lines = re.findall(r"^\| `([^`]+)` ", table, re.MULTILINE)
-    sources = [path.read_text() for folder in ("core", "plugins") for path in sorted((ROOT / folder).rglob("*.py"))]
+    # Of what is installed, so that it holds for the wheel as well.
+    folders = [Path(str(files(package))) for package in ("martlet", "martlet_remoting")]
+    sources = [path.read_text() for folder in folders for path in sorted(folder.rglob("*.py"))]
     source = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))  # strings that go on in the next line
     # What differs from event to event: dots, a capital letter, numbers and addresses.
     pieces = {line: re.split(r"\.{2,}|\b[NMTQ]\b|'|[\d.]*\d[\d.:]*", line) for line in lines}
