@@ -23,16 +23,16 @@ SHELVES = {"martlet": "core", "martlet_remoting": "plugins/remoting"}
 # descriptors. So do those whose parts tests replace while they run.
 HOT = (
     "martlet/broker.py",
-    "martlet/encoded.py",
-    "martlet/leases.py",
+    "martlet/delivery/fanout.py",
+    "martlet/delivery/leases.py",
     "martlet/message.py",
-    "martlet/server.py",
-    "martlet/subscriptions.py",
-    "martlet/wires.py",
-    "martlet/store/chunks.py",
+    "martlet/net/server.py",
+    "martlet/delivery/subscriptions.py",
+    "martlet/net/transports.py",
+    "martlet/store/page_cache.py",
     "martlet/store/codec.py",
-    "martlet/store/flush.py",
-    "martlet/store/keys.py",
+    "martlet/store/flusher.py",
+    "martlet/store/key_index.py",
     "martlet/store/log.py",
     "martlet/store/queues.py",
     "martlet/store/reading.py",
@@ -48,7 +48,7 @@ HOT = (
     "martlet_remoting/handlers/send.py",
     "martlet_remoting/headers.py",
     "martlet_remoting/packets.py",
-    "martlet_remoting/parked.py",
+    "martlet_remoting/long_poll.py",
 )
 
 SCRIPT = """

@@ -29,11 +29,11 @@ import trio
 
 from martlet import persistence
 from martlet.broker import Broker
-from martlet.commands.run import GC_THRESHOLD
+from martlet.cli.run import GC_THRESHOLD
 from martlet.contracts import Protocol
-from martlet.groups import Group
 from martlet.message import Message, encode_properties
 from martlet.store import StoreConfig
+from martlet.tables.groups import Group
 from martlet.testing.peers import Serving, serving
 from martlet.testing.stores import ManualClock
 from martlet_remoting.codec import FrameBuffer, encode_command

@@ -20,7 +20,7 @@ BAD_NAMES = ("Manager", "Service", "Impl", "Util", "Utils", "Helper", "Helpers")
 EFFECTS = {
     "plugins are resolved": (
         {"import pluggy"},
-        {"martlet/hookspecs.py": "declares the hooks", "martlet/plugins.py": "calls them"},
+        {"martlet/plugins/hooks.py": "declares the hooks", "martlet/plugins/loader.py": "calls them"},
     ),
     "the disk is touched": (
         {"open", "os.open", "os.pread", "os.pwrite", "os.fdatasync", "os.fsync", "os.rename", "os.replace", "os.unlink"}
@@ -29,7 +29,7 @@ EFFECTS = {
         {
             "martlet/store/files.py": "the one place with disk access",
             "martlet/config.py": "reads the configuration file",
-            "martlet/reference.py": "reads the source that it documents",
+            "martlet/cli/reference.py": "reads the source that it documents",
             "martlet/clock.py": "reads from the kernel when this process began",
             "martlet_remoting/commands/send.py": "reads the files that it sends",
         },
@@ -51,7 +51,7 @@ EFFECTS = {
         {"socket.socket", "socket.create_server", "socket.create_connection", "trio.open_tcp_stream"}
         | {"trio.open_tcp_listeners", "trio.serve_tcp", "trio.socket.socket", "asyncio.start_server"},
         {
-            "martlet/server.py": "the one place that listens",
+            "martlet/net/server.py": "the one place that listens",
             "martlet_remoting/client/": "is the other side: it runs in its user's process, not in the broker's",
             "martlet/run.py": "tells systemd that it accepts",
         },

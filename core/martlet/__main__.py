@@ -2,7 +2,7 @@
 
 import sys
 
-from martlet.cli import main
+from martlet.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

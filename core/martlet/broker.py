@@ -10,17 +10,17 @@ from typing import TypeVar, final
 
 from martlet.clock import Clock
 from martlet.contracts import Authorizer, Compile, Identity, Stage
+from martlet.delivery.sessions import Sessions
+from martlet.delivery.shared_groups import Shares
+from martlet.delivery.subscriptions import Subscriptions
 from martlet.errors import MartletError, Reason, Refused
-from martlet.groups import Groups
 from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
-from martlet.sessions import Sessions
 from martlet.settings import BrokerConfig, DeliveryConfig
-from martlet.shares import Shares
 from martlet.stats import Stats
 from martlet.store import Store
-from martlet.subscriptions import Subscriptions
-from martlet.topics import WRITE, Topic, Topics
+from martlet.tables.groups import Groups
+from martlet.tables.topics import WRITE, Topic, Topics
 from martlet.turns import Turns
 
 __all__ = ["Broker"]

@@ -123,7 +123,7 @@ async def _tried(directory: str, config: Config, disk: Disk, report: Report | No
     before = offsets_at_checkpoint(directory, disk)
     with _heard() as messages:
         broker = await _start(directory, config, dry, report)
-        await broker.store.upkeep.repair_all()
+        await broker.store.checkpointer.repair_all()
     messages += gone_since_checkpoint(broker.store, before)
     found.findings += [Finding("start", text) for text in messages]
     found.findings += [Finding("change", text) for text in _changes(directory, dry)]
@@ -222,8 +222,8 @@ async def repair(
         broker = await _start(directory, config, disk, starting)
         store = broker.store
         try:
-            await store.upkeep.repair_all()
-            if store.refusal or not store.upkeep.complete_keys(indexing):
+            await store.checkpointer.repair_all()
+            if store.refusal or not store.checkpointer.complete_keys(indexing):
                 raise StoreError(f"the disk of {directory!r} is full; free some space and repair again")
             persistence.save(broker)
         finally:

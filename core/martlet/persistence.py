@@ -15,10 +15,10 @@ from typing import Final
 import trio
 
 from martlet.broker import Broker
+from martlet.delivery.sessions import Sessions
 from martlet.errors import StoreError
-from martlet.groups import Groups
-from martlet.sessions import Sessions
-from martlet.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, Topics
+from martlet.tables.groups import Groups
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, Topics
 from martlet.turns import Steps, finish_now
 
 __all__ = ["load", "run", "save"]

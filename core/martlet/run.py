@@ -25,15 +25,15 @@ from martlet.clock import Clock, SystemClock
 from martlet.config import fill, setting, unknown_key
 from martlet.contracts import Protocol, Service
 from martlet.errors import ConfigError, MartletError, StoreError
-from martlet.groups import Groups
 from martlet.ids import Ids
 from martlet.logs import LogConfig
-from martlet.plugins import Plugins, available, guarded_filter, load
-from martlet.server import Server
+from martlet.net.server import Server
+from martlet.plugins.loader import Plugins, available, guarded_filter, load
 from martlet.settings import BrokerConfig, ClientConfig, DeliveryConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
-from martlet.topics import Topics
+from martlet.tables.groups import Groups
+from martlet.tables.topics import Topics
 
 __all__ = ["Config", "PluginsConfig", "make_broker", "read_config", "run"]
 

@@ -102,7 +102,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def martlet(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run ``martlet WORDS`` in this process; returns exit code, stdout and stderr."""
-    from martlet.cli import main
+    from martlet.cli.main import main
 
     def run(*words: str) -> tuple[int, str, str]:
         try:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from martlet.cli import CORE, commands, main
-from martlet.commands.config import as_markdown, sections
-from martlet.commands.outcome import Exit, Unreachable, guarded
+from martlet.cli.config import as_markdown, sections
+from martlet.cli.main import CORE, commands, main
+from martlet.cli.outcome import Exit, Unreachable, guarded
 from martlet.config import read_toml
 from martlet.errors import ConfigError, MartletError, StoreFailed, StoreLocked
 from martlet.run import Config, read_config
@@ -221,9 +221,9 @@ def imported_by(statement: str) -> set[str]:
 
 
 def test_the_command_line_itself_imports_next_to_nothing() -> None:
-    assert not {"trio", "pluggy", "martlet.run", "martlet.store"} & imported_by("import martlet.cli")
+    assert not {"trio", "pluggy", "martlet.run", "martlet.store"} & imported_by("import martlet.cli.main")
 
 
 def test_a_broker_does_not_import_what_only_commands_need() -> None:
-    loaded = "from martlet.plugins import load; load(['remoting', 'nameserver'], {}); import martlet.run"
-    assert not {"martlet_remoting.client", "martlet_remoting.commands", "martlet.commands"} & imported_by(loaded)
+    loaded = "from martlet.plugins.loader import load; load(['remoting', 'nameserver'], {}); import martlet.run"
+    assert not {"martlet_remoting.client", "martlet_remoting.commands", "martlet.cli"} & imported_by(loaded)

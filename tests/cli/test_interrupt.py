@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from martlet.commands.outcome import Exit, guarded
+from martlet.cli.outcome import Exit, guarded
 from martlet_remoting.client import ClientClosed
 from martlet_remoting.commands.connecting import Work, talking
 

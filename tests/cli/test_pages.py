@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from martlet.cli import commands
-from martlet.manual import CLIENT_CHAPTERS
-from martlet.manual import PAGES as MADE
-from martlet.reference import Chapter, api_page, exported
+from martlet.cli.main import commands
+from martlet.cli.manual import CLIENT_CHAPTERS
+from martlet.cli.manual import PAGES as MADE
+from martlet.cli.reference import Chapter, api_page, exported
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -20,7 +20,7 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 @pytest.mark.parametrize("name", MADE)
 def test_a_made_page_is_up_to_date(name: str) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()
-    assert page == MADE[name](), f"run: python -m martlet.manual {name} > docs/{name}.md"
+    assert page == MADE[name](), f"run: python -m martlet.cli.manual {name} > docs/{name}.md"
 
 
 def test_every_public_name_of_the_client_is_on_its_page() -> None:

@@ -9,7 +9,7 @@ import trio
 from tests.client.fake import Cluster, Reply
 from trio.testing import MockClock
 
-from martlet.commands.outcome import Exit
+from martlet.cli.outcome import Exit
 from martlet_remoting.client import Settings
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.commands.connecting import TIMEOUT_S, talking

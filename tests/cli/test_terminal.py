@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from martlet.commands import terminal
-from martlet.commands.terminal import Bar, human_bytes, table
+from martlet.cli import terminal
+from martlet.cli.terminal import Bar, human_bytes, table
 
 
 class Screen(io.StringIO):

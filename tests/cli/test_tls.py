@@ -8,7 +8,7 @@ import pytest
 import trustme
 from tests.cli.conftest import Process
 
-from martlet.tls import client_context
+from martlet.net.tls import client_context
 from martlet_remoting.client import Message, NameServerUnreachable, Settings, blocking
 from martlet_remoting.commands import COMMANDS
 

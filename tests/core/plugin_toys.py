@@ -12,13 +12,13 @@ import pytest
 import trio
 from tests.core.toys import World
 
-from martlet import plugins
 from martlet.broker import Broker
 from martlet.config import setting
 from martlet.contracts import Authorizer, Command, Compile, Identity, Predicate, Protocol, Service, Stage
 from martlet.errors import Reason, Refused
-from martlet.hookspecs import Hooks
 from martlet.message import Message, Record, put_property
+from martlet.plugins import loader as plugins
+from martlet.plugins.hooks import Hooks
 
 
 @contextmanager

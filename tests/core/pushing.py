@@ -7,10 +7,10 @@ from typing import Any
 
 from martlet.broker import Broker
 from martlet.contracts import Buffer
-from martlet.encoded import Encoding, parts
+from martlet.delivery.fanout import Encoding, parts
+from martlet.delivery.subscriptions import Delivery, Subscription
 from martlet.message import Message
 from martlet.settings import DeliveryConfig
-from martlet.subscriptions import Delivery, Subscription
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer, serving
 from martlet.testing.stores import ManualClock, small_config

@@ -11,13 +11,13 @@ import pytest
 from martlet.broker import Broker
 from martlet.contracts import Identity
 from martlet.errors import MartletError, Reason, Refused
-from martlet.groups import Group
 from martlet.message import Message
 from martlet.settings import BrokerConfig
+from martlet.tables.groups import Group
+from martlet.tables.topics import READ
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import ManualClock, small_config
-from martlet.topics import READ
 
 DATA = Path("/data")
 Brokers = Callable[..., AbstractAsyncContextManager[Broker]]

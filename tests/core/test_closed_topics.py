@@ -7,7 +7,7 @@ from tests.core.pushing import broker_in_memory, publish, subscribe
 from tests.core.test_shares import Competitor
 
 from martlet.broker import Broker
-from martlet.groups import Group
+from martlet.tables.groups import Group
 
 
 def close_topic(broker: Broker) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.errors import Reason, Refused, StoreError
-from martlet.groups import Group, Groups
+from martlet.tables.groups import Group, Groups
 from martlet.testing.stores import ManualClock
 from martlet.turns import finish_now
 

@@ -12,14 +12,14 @@ import pytest
 import trio
 from tests.core.plugin_toys import Full, Greeting, installed
 
-from martlet import cli
 from martlet.broker import Broker
+from martlet.cli import main as cli
 from martlet.contracts import Identity
 from martlet.errors import Reason, Refused
-from martlet.hookspecs import HOOKS, Hooks
 from martlet.message import Message, Record
+from martlet.net.server import split_address
+from martlet.plugins.hooks import HOOKS, Hooks
 from martlet.run import Config, PluginsConfig, run
-from martlet.server import split_address
 from martlet.settings import BrokerConfig
 from martlet.store.codec import decode_record
 from martlet.testing.disk import FakeDisk

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.incomplete import AT_ONCE, IncompleteRequests
+from martlet.net.incomplete import AT_ONCE, IncompleteRequests
 
 HERE, THERE = b"here", b"there"
 

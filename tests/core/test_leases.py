@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from martlet.delivery.leases import Leases
 from martlet.errors import LocalProtocolError
-from martlet.leases import Leases
 
 HOLDERS: Final = ("ada", "bob", "cyn")
 

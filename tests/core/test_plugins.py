@@ -11,13 +11,13 @@ import trio
 from tests.core.plugin_toys import Full, Hanging, installed
 from trio.testing import MockClock
 
-from martlet import plugins
 from martlet.broker import Broker
 from martlet.contracts import Authorizer, Predicate
 from martlet.errors import ConfigError, PluginError, Reason, Refused
-from martlet.hookspecs import HOOKS, Hooks
 from martlet.message import Record
-from martlet.plugins import Plugins, available, guarded_filter, load
+from martlet.plugins import loader as plugins
+from martlet.plugins.hooks import HOOKS, Hooks
+from martlet.plugins.loader import Plugins, available, guarded_filter, load
 from martlet.run import Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
 from martlet.testing.disk import FakeDisk

@@ -1,6 +1,6 @@
 from itertools import pairwise
 
-from martlet.redelivery import pause_ms
+from martlet.delivery.redelivery import pause_ms
 
 
 def test_sixteen_retries_take_about_a_minute_in_steps_that_grow_to_seconds() -> None:

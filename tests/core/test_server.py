@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from martlet.contracts import Connection, Handler, Peer
 from martlet.errors import ConfigError, MartletError
-from martlet.server import pack_host, split_address
+from martlet.net.server import pack_host, split_address
 from martlet.settings import ServerConfig
 from martlet.testing.links import Caller, Conditions, Link
 
@@ -27,7 +27,7 @@ async def test_answers_of_one_read_leave_in_one_send(autojump_clock: MockClock) 
 
         await caller.send(b"echo a\n")
         assert await caller.receive_line() == b"a"
-        wire = next(iter(world.server._peers)).wire
+        wire = next(iter(world.server._peers)).transport
         assert wire is link.far
 
         class Counting:
@@ -38,7 +38,7 @@ async def test_answers_of_one_read_leave_in_one_send(autojump_clock: MockClock) 
                 sends.append(len(pieces))
                 return send(list(pieces))
 
-        next(iter(world.server._peers)).wire = Counting()  # type: ignore[assignment]
+        next(iter(world.server._peers)).transport = Counting()  # type: ignore[assignment]
         commits = world.store.commits
         await caller.send(b"".join(b"echo %d\n" % i for i in range(50)))
         assert [await caller.receive_line() for _ in range(50)] == [b"%d" % i for i in range(50)]

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tests.core.pushing import broker_in_memory, publish
 from trio.testing import MockClock
 
+from martlet.delivery.sessions import Session, Sessions
+from martlet.delivery.subscriptions import from_earliest, from_tail
 from martlet.errors import Reason, Refused, StoreError
-from martlet.groups import Group, Groups
-from martlet.sessions import Session, Sessions
 from martlet.settings import DeliveryConfig
-from martlet.subscriptions import from_earliest, from_tail
+from martlet.tables.groups import Group, Groups
 from martlet.testing.clock import TrioClock
 from martlet.testing.stores import ManualClock
 from martlet.turns import finish_now

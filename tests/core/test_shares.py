@@ -15,16 +15,16 @@ from tests.core.pushing import LINES, broker_in_memory, publish, told
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
-from martlet.encoded import Selection
+from martlet.delivery.fanout import Selection
+from martlet.delivery.redelivery import LONGEST_MS, pause_ms
+from martlet.delivery.shared_groups import Member, Share
+from martlet.delivery.subscriptions import Start, from_earliest, from_tail
 from martlet.errors import Reason, Refused
-from martlet.groups import Group
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties
-from martlet.redelivery import LONGEST_MS, pause_ms
 from martlet.settings import DeliveryConfig
-from martlet.shares import Member, Share
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.codec import decode_records, tags_code
-from martlet.subscriptions import Start, from_earliest, from_tail
+from martlet.tables.groups import Group
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import message

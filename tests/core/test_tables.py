@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.errors import StoreError
-from martlet.tables import DataVersion, parse, render_in_steps
+from martlet.tables.rocketmq_json import DataVersion, parse, render_in_steps
 from martlet.testing.stores import ManualClock
 from martlet.turns import finish_now
 

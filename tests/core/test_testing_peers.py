@@ -12,7 +12,7 @@ from martlet.contracts import Connection
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.testing.disk import FakeDisk
-from martlet.testing.peers import MemoryPeer, MemoryWire, RecordingPeer, check_connection, memory_wire, serving
+from martlet.testing.peers import MemoryPeer, MemoryWire, RecordingPeer, check_connection, memory_transport, serving
 from martlet.testing.stores import small_config
 
 
@@ -82,7 +82,7 @@ def test_events_may_be_taken_apart_before_they_are_compared() -> None:
 
 async def pair(capacity: int = 10) -> tuple[MemoryPeer, MemoryWire]:
     await trio.lowlevel.checkpoint()
-    return memory_wire(capacity)
+    return memory_transport(capacity)
 
 
 async def test_a_wire_in_memory_takes_no_more_than_fits() -> None:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 LOAD = """
 from types import SimpleNamespace
 from martlet.errors import ConfigError
-from martlet.tls import Tls
+from martlet.net.tls import Tls
 try:
     Tls(SimpleNamespace(tls="permissive", tls_cert={cert!r}, tls_key={key!r}, tls_client_ca=""), "remoting")
 except ConfigError as error:

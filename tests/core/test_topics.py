@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from martlet.errors import Reason, Refused, StoreError
 from martlet.store import Queue, Store
+from martlet.tables.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic, Topics, check_name
 from martlet.testing.stores import ManualClock
-from martlet.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic, Topics, check_name
 from martlet.turns import finish_now
 
 # As RocketMQ 5.x writes it (pretty-printed, keys in alphabetical order), with what only a real one has.
@@ -230,7 +230,7 @@ def test_a_topic_is_not_made_where_that_is_forbidden() -> None:
 
 
 def test_topics_have_a_limit_and_known_ones_may_still_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet.topics.TOPICS_MAX", 1)
+    monkeypatch.setattr("martlet.tables.topics.TOPICS_MAX", 1)
     topics = make()
     topics.update("first")
     with pytest.raises(Refused) as caught:

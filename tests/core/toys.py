@@ -10,7 +10,7 @@ import trio
 
 from martlet.contracts import Connection, Peer, Protocol
 from martlet.errors import MartletError, RemoteProtocolError
-from martlet.server import Server
+from martlet.net.server import Server
 from martlet.settings import ServerConfig
 from martlet.stats import Stats
 from martlet.store import Store

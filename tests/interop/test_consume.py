@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from martlet.redelivery import pause_ms
+from martlet.delivery.redelivery import pause_ms
 
 from . import fetch, wire
 from .conftest import Target

@@ -11,13 +11,13 @@ from martlet.broker import Broker
 from martlet.clock import Clock
 from martlet.config import fill
 from martlet.contracts import Buffer, Identity
-from martlet.groups import Groups
 from martlet.ids import Ids
-from martlet.server import pack_host
+from martlet.net.server import pack_host
 from martlet.settings import BrokerConfig
 from martlet.stats import Stats
 from martlet.store import RealDisk, Store, StoreConfig
-from martlet.topics import Topics
+from martlet.tables.groups import Groups
+from martlet.tables.topics import Topics
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig

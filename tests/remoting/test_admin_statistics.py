@@ -5,10 +5,10 @@ import pytest
 import trio
 import trio.testing
 
-from martlet import groups as core_groups
 from martlet.errors import Reason, Refused
-from martlet.groups import Group
 from martlet.store.codec import decode_record
+from martlet.tables import groups as core_groups
+from martlet.tables.groups import Group
 from martlet_remoting import fastjson
 from martlet_remoting.codes import FLAG_RESPONSE, RequestCode, ResponseCode
 from martlet_remoting.packets import Command, MessageQueue

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from martlet.groups import Group
+from martlet.tables.groups import Group
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Declined
 from martlet_remoting.handlers.admin.topics import alter_attributes, parse_attributes

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from martlet.errors import RemoteProtocolError
-from martlet.topics import QUEUES_MAX
+from martlet.tables.topics import QUEUES_MAX
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.other_brokers import FRESH_S, PATIENCE_S, OtherBrokers
 from martlet_remoting.packets import Command

@@ -5,7 +5,7 @@ import orjson
 import pytest
 import trio
 
-from martlet.groups import Group
+from martlet.tables.groups import Group
 from martlet.turns import Steps, finish_now
 from martlet_remoting import bodies, members
 from martlet_remoting.codes import RequestCode, ResponseCode

@@ -4,8 +4,8 @@ import orjson
 import pytest
 from tests.remoting.conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
 
-from martlet.groups import Group
 from martlet.message import Message
+from martlet.tables.groups import Group
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command
 
@@ -39,7 +39,7 @@ async def test_a_deleted_group_takes_along_what_it_was_forbidden(harness: Harnes
 
 
 async def test_what_groups_are_forbidden_has_a_limit(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet.groups.FORBIDDEN_MAX", 2)
+    monkeypatch.setattr("martlet.tables.groups.FORBIDDEN_MAX", 2)
     client = harness.client()
 
     async def forbid(group: str, topic: str, readable: str = "false") -> int:

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from martlet.contracts import Handler, Peer, Protocol
-from martlet.server import Server
+from martlet.net.server import Server
 from martlet.settings import ServerConfig
 from martlet.stats import Stats
 from martlet.store.codec import decode_records

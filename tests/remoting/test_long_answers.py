@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import orjson
 import pytest
 
-from martlet.groups import Group
+from martlet.tables.groups import Group
 from martlet_remoting.client.bodies import load_object
 from martlet_remoting.codes import RequestCode, ResponseCode
 

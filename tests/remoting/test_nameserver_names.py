@@ -2,7 +2,7 @@
 
 from martlet.turns import finish_now
 from martlet_remoting.nameserver.table import RouteTable
-from martlet_remoting.registrations import Registration
+from martlet_remoting.register_broker import Registration
 from martlet_remoting.routes import TopicShape, Version
 
 TOPICS = (TopicShape("A", 4, 4, 6), TopicShape("B", 4, 4, 6))

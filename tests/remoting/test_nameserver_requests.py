@@ -202,7 +202,7 @@ async def test_broken_registration_is_refused_and_changes_nothing(body: bytes, e
 
 
 async def test_deflate_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet_remoting.registrations.INFLATED_BYTES_MAX", 1000)
+    monkeypatch.setattr("martlet_remoting.register_broker.INFLATED_BYTES_MAX", 1000)
     ext = {"clusterName": "c", "brokerName": "b", "brokerId": "0", "brokerAddr": "b:0", "haServerAddr": "h"}
     body = zlib.compress(bytes(100_000))
     refused = Station().ask(RequestCode.REGISTER_BROKER, body, 479, compressed="true", **ext)

@@ -17,7 +17,7 @@ from martlet_remoting.nameserver.table import (
     Registered,
     RouteTable,
 )
-from martlet_remoting.registrations import Registration
+from martlet_remoting.register_broker import Registration
 from martlet_remoting.routes import TopicQueues, TopicShape, Version
 
 V1 = Version(1, 0, 1000)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet_remoting import fastjson
 from martlet_remoting.properties import PROPERTIES_BYTES_MAX, format_properties, parse_properties
-from martlet_remoting.registrations import order_topics
+from martlet_remoting.register_broker import order_topics
 from martlet_remoting.routes import BrokerGroup, Route, TopicQueues, Version, encode_route
 
 EXAMPLES = [

@@ -7,15 +7,15 @@ from trio.testing import MockClock
 
 from martlet.contracts import Predicate
 from martlet.errors import Reason, Refused, StoreError
-from martlet.groups import Group
 from martlet.message import Message, Record
-from martlet.plugins import guarded_filter
+from martlet.plugins.loader import guarded_filter
 from martlet.store import ReadResult, ReadStatus, Store
 from martlet.store.codec import decode_records
+from martlet.tables.groups import Group
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers.pull import finish
+from martlet_remoting.long_poll import Pull
 from martlet_remoting.packets import Command
-from martlet_remoting.parked import Pull
 from martlet_remoting.subscriptions import Filter
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext

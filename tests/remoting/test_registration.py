@@ -15,7 +15,7 @@ from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.requests import answer
 from martlet_remoting.nameserver.server import NameServer
 from martlet_remoting.packets import Command
-from martlet_remoting.registration import Registrar, create_standard_topics
+from martlet_remoting.registrar import Registrar, create_standard_topics
 from martlet_remoting.routes import TopicQueues, decode_queues
 
 from .conftest import Harness, OpenHarness, keep_nothing
@@ -238,7 +238,7 @@ async def test_broker_with_many_topics_mostly_says_that_it_is_alive(
     elsewhere: Elsewhere,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("martlet_remoting.registration.FEW_TOPICS", 5)
+    monkeypatch.setattr("martlet_remoting.registrar.FEW_TOPICS", 5)
     server, registrar = inside(harness)
     registrar = Registrar(harness.broker, ["127.0.0.1:9876"], connect=elsewhere.connect)
     registrar.bound(ADDRESS)

@@ -7,8 +7,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from martlet.delivery.redelivery import LONGEST_MS, pause_ms
 from martlet.message import Message, Record
-from martlet.redelivery import LONGEST_MS, pause_ms
 from martlet.store import ReadResult, ReadStatus
 from martlet.store.codec import BORN_V6, STORE_V6, decode_records, encode_record
 from martlet_remoting.codes import RequestCode, ResponseCode

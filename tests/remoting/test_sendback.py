@@ -1,8 +1,8 @@
 import pytest
 
-from martlet.groups import Group
 from martlet.message import Record, decode_properties
 from martlet.store.codec import decode_record, decode_records
+from martlet.tables.groups import Group
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command
 

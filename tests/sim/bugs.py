@@ -9,19 +9,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from martlet import persistence, server
+from martlet import persistence
 from martlet.broker import Broker
-from martlet.groups import Groups
 from martlet.message import Message, Placed
+from martlet.net import server
 from martlet.store import Queue, Store, log, reading, scan
+from martlet.store.checkpointer import Checkpointer
 from martlet.store.files import Disk, Files
-from martlet.store.flush import Flusher
+from martlet.store.flusher import Flusher
 from martlet.store.reading import Reader
-from martlet.store.upkeep import Upkeep
+from martlet.tables.groups import Groups
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.handler import RemotingHandler
+from martlet_remoting.long_poll import ParkedPulls
 from martlet_remoting.packets import Command
-from martlet_remoting.parked import ParkedPulls
 
 __all__ = ["BUGS", "Bug", "planted"]
 
@@ -149,7 +150,7 @@ def _any_sum(right: Any) -> Any:
 def _claim_more(right: Any) -> Any:
     """A checkpoint covers records whose entries are not in any file yet."""
 
-    def take_checkpoint(self: Upkeep, position: int, *args: Any, **options: Any) -> Callable[[], None]:
+    def take_checkpoint(self: Checkpointer, position: int, *args: Any, **options: Any) -> Callable[[], None]:
         work: Callable[[], None] = right(self, self._store.tail.written, *args, **options)
         return work
 
@@ -270,7 +271,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("group offset lost at a crash", (persistence, "_changed", _keep_offsets)),
     bug("appended twice", (Store, "append", _append_twice)),
     bug("torn record served", (scan, "crc32", _any_sum), (reading, "check_record", _believe_record)),
-    bug("checkpoint claims more than is on disk", (Upkeep, "_take_checkpoint", _claim_more)),
+    bug("checkpoint claims more than is on disk", (Checkpointer, "_take_checkpoint", _claim_more)),
     bug("rename without directory sync", (log, "atomic_write", _rename_unsynced)),
     bug("segment's name is not synced", (Flusher, "created", _ignored)),
     bug("failed sync ignored", (Files, "sync", _ignore_sync_error)),

@@ -21,17 +21,17 @@ import trio.testing
 from martlet import persistence
 from martlet.broker import Broker
 from martlet.errors import StoreFailed
-from martlet.groups import Groups
 from martlet.ids import Ids
-from martlet.server import Server, pack_host
+from martlet.net.server import Server, pack_host
 from martlet.settings import BrokerConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Store, StoreConfig
+from martlet.tables.groups import Groups
+from martlet.tables.topics import Topics
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk, PowerCut
 from martlet.testing.links import Conditions, Link
 from martlet.testing.stores import small_config
-from martlet.topics import Topics
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.context import Parts
 from martlet_remoting.plugin import RemotingPlugin

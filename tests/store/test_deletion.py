@@ -85,7 +85,7 @@ async def test_a_start_after_a_deletion_and_a_kill_reads_the_log_from_the_checkp
     await store.checkpoint()
     store.delete_topic("T")
     store.flusher.flush_now()
-    store.upkeep._take_doomed(0)
+    store.checkpointer._take_doomed(0)
     await store.checkpoint()  # its files are gone, and the next kill comes before the checkpoint page
     killed = disk.after_power_cut(Cut.KILLED, Random(0))
     store = await open_on(killed)
@@ -138,7 +138,7 @@ async def test_files_of_a_deleted_topic_are_not_written_again(
     autojump_clock: MockClock, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deletions between the turns of a save: its list of queues is from before them."""
-    monkeypatch.setattr("martlet.store.upkeep.SAVE_BATCH", 1)
+    monkeypatch.setattr("martlet.store.checkpointer.SAVE_BATCH", 1)
     store = await open_store(small_config(flush="async", persist_interval_ms=10, checkpoint_interval_ms=50))
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)

@@ -11,11 +11,11 @@ import trio.testing
 
 from martlet.message import Message
 from martlet.store import Store, StoreConfig
+from martlet.store.checkpointer import SAVE_OFTEN_MAX
 from martlet.store.codec import decode_record, key_hash
 from martlet.store.files import Files
-from martlet.store.keys import KeyIndex
+from martlet.store.key_index import KeyIndex
 from martlet.store.queues import Queue
-from martlet.store.upkeep import SAVE_OFTEN_MAX
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, drain, message, small_config
 from martlet.turns import finish_now
@@ -228,8 +228,8 @@ async def test_the_key_index_is_made_anew_beside_other_work(
     await store.close()
     for path in (name for name in store.disk.names(f"{store.directory}/index")):
         store.disk.unlink(f"{store.directory}/index/{path}")
-    monkeypatch.setattr("martlet.store.upkeep.FOLLOW_AT_ONCE_BYTES", 0)
-    monkeypatch.setattr("martlet.store.upkeep.FOLLOW_BYTES", 500)
+    monkeypatch.setattr("martlet.store.checkpointer.FOLLOW_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("martlet.store.checkpointer.FOLLOW_BYTES", 500)
     store = await open_store()
     assert found(store, "U1") == []
     await nursery.start(store.run)
@@ -319,9 +319,9 @@ async def test_very_many_changed_queues_are_saved_when_time_brings_a_checkpoint(
     store.commit()
     await trio.sleep(3.5)
     assert (store.queue("T0", 0).saved == 1) is early
-    assert (store.upkeep.checkpointed > 0) is early
+    assert (store.checkpointer.checkpointed > 0) is early
     await trio.sleep(20)
     assert store.queue("T0", 0).saved == 1
-    assert store.upkeep.checkpointed == store.durable
+    assert store.checkpointer.checkpointed == store.durable
     nursery.cancel_scope.cancel()
     store.crash()

@@ -9,9 +9,9 @@ import pytest
 import martlet.store.scan
 from martlet.errors import Refused
 from martlet.store import Store
+from martlet.store.checkpointer import Checkpointer
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadStatus
-from martlet.store.upkeep import Upkeep
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
 
@@ -151,7 +151,7 @@ async def test_a_journal_that_finds_no_space_leaves_nothing_behind() -> None:
     for number in range(150):
         send(store, f"T{number}", 1)
     await store.checkpoint()
-    store.upkeep.journal.abandon()
+    store.checkpointer.journal.abandon()
     before = disk.names("/data")
     disk.free_bytes = 4096
     for _ in range(3):
@@ -171,7 +171,7 @@ async def test_a_directory_with_the_name_of_a_journal_stops_nothing(caplog: pyte
     disk.make_directory("/data/queues.0000000009")
     store = await open_on(disk)
     send(store, "A", 3)
-    store.upkeep.journal.abandon()
+    store.checkpointer.journal.abandon()
     await store.checkpoint()
     assert "queues.0000000009 is no longer used and cannot be removed" in caplog.text
     await store.close()
@@ -192,7 +192,7 @@ async def test_a_repair_leaves_alone_what_is_being_written(caplog: pytest.LogCap
     log = disk.files[store.segments.items[0].path].data
     log[log.index(b"half")] = 0
     disk.files[path].data[:60] = bytes(60)
-    await store.upkeep.repair(queue)
+    await store.checkpointer.repair(queue)
     assert "rebuilding its messages 0 to 2" in caplog.text
     assert "holds no record" not in caplog.text
     store.crash()
@@ -205,7 +205,7 @@ async def test_a_block_that_is_damaged_after_each_rebuild_is_refused(monkeypatch
     await store.close()
     store = await open_on(disk)
     queue, path = store.queue("A", 0), f"{QUEUES}/A/0/{0:020d}"
-    rebuild = store.upkeep.repair
+    rebuild = store.checkpointer.repair
 
     async def rebuild_in_vain(queue: Queue) -> None:
         await rebuild(queue)
@@ -213,7 +213,7 @@ async def test_a_block_that_is_damaged_after_each_rebuild_is_refused(monkeypatch
 
     disk.files[path].data[:60] = bytes(60)
     with monkeypatch.context() as patch:
-        patch.setattr(Upkeep, "repair", lambda self, queue: rebuild_in_vain(queue))
+        patch.setattr(Checkpointer, "repair", lambda self, queue: rebuild_in_vain(queue))
         with pytest.raises(Refused, match=r"'A/0' is damaged again.*check the disk"):
             await store.read_far(queue, 0, 2, 1000)
     assert (await store.read_far(queue, 0, 2, 1000)).count == 2

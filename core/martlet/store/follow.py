@@ -2,7 +2,7 @@
 
 from typing import final
 
-from martlet.store.keys import KeyIndex
+from martlet.store.key_index import KeyIndex
 from martlet.store.queues import Queue, Queues
 from martlet.store.scan import Scan, valid_after
 from martlet.store.segments import Segments

@@ -18,7 +18,7 @@ from martlet.clock import Clock
 from martlet.errors import Reason, Refused, StoreFailed, StoreLocked
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.store.checkpoint import read_checkpoint, stopped_in_order
-from martlet.store.chunks import Chunks, Tail
+from martlet.store.checkpointer import Checkpointer
 from martlet.store.codec import (
     BORN_V6,
     ENTRY,
@@ -40,9 +40,10 @@ from martlet.store.codec import (
 )
 from martlet.store.config import StoreConfig
 from martlet.store.files import Disk, Files, RealDisk, atomic_write, is_full, read_file
-from martlet.store.flush import Flusher
-from martlet.store.keys import KeyIndex
+from martlet.store.flusher import Flusher
+from martlet.store.key_index import KeyIndex
 from martlet.store.notes import NOTES_TOPIC, deletion, is_note, offset_notes
+from martlet.store.page_cache import Chunks, LogWriter
 from martlet.store.queues import BLANK_SIZE, BlockDamaged, Queue, QueueFiles, Queues
 from martlet.store.reading import Predicate, Reader, ReadResult, ReadStatus, bounds, matching
 from martlet.store.recovery import Progress, Recovery
@@ -50,7 +51,6 @@ from martlet.store.retention import Retention
 from martlet.store.segments import Segments
 from martlet.store.statistics import StoreStatistics
 from martlet.store.tags import TagCodes
-from martlet.store.upkeep import Upkeep
 from martlet.turns import Steps
 
 __all__ = ["Found", "Store"]
@@ -112,6 +112,7 @@ class Store:
         "_touched",
         "appended_bytes",
         "appended_messages",
+        "checkpointer",
         "chunks",
         "commits",
         "config",
@@ -136,7 +137,6 @@ class Store:
         "segments",
         "store_host",
         "tail",
-        "upkeep",
     )
 
     def __init__(self, directory: Path, config: StoreConfig, clock: Clock, disk: Disk) -> None:
@@ -148,7 +148,7 @@ class Store:
         self.files = Files(disk, config.open_files_max)
         self.segments = Segments(self.files, f"{root}/commitlog", config.segment_bytes)
         self.chunks = Chunks(self.segments, config.chunk_bytes, config.cache_bytes)
-        self.tail = Tail(self.chunks)
+        self.tail = LogWriter(self.chunks)
         queue_files = QueueFiles(self.files, f"{root}/consumequeue", config.queue_file_entries)
         self.queues = Queues(queue_files)
         self.keys: KeyIndex | None = None
@@ -157,7 +157,7 @@ class Store:
         self.reader = Reader(self.chunks, self._found_damage, verify=config.verify_reads)
         self.flusher = Flusher(self.files, self.tail, self.segments.directory, self._durable_moved)
         self.retention = Retention(self, clock)
-        self.upkeep = Upkeep(self)
+        self.checkpointer = Checkpointer(self)
         self.store_host = NO_HOST
         self.on_flushed: list[Callable[[], None]] = []
         self.readable = 0
@@ -245,9 +245,9 @@ class Store:
         recovery = Recovery(self.segments, self.queues, report)
         await recovery.run(
             checkpoint,
-            self.upkeep.journal,
+            self.checkpointer.journal,
             clean=clean,
-            distrust=lambda: self.upkeep.distrust(checkpoint, clean=clean),
+            distrust=lambda: self.checkpointer.distrust(checkpoint, clean=clean),
         )
         if self.keys is not None:
             self.keys.begin(checkpoint, self.segments.start, recovery.end, clean=clean)
@@ -261,8 +261,8 @@ class Store:
             if segment.end > recovery.start:
                 self.files.sync(segment.path)
         self.disk.sync_directory(self.segments.directory)
-        if not self._do_unless_full(self.upkeep.write_checkpoint):
-            self.upkeep.owe_checkpoint()
+        if not self._do_unless_full(self.checkpointer.write_checkpoint):
+            self.checkpointer.owe_checkpoint()
         self.recovery_seconds = trio.current_time() - began
 
     def _do_unless_full(self, work: Callable[[], None]) -> bool:
@@ -286,7 +286,7 @@ class Store:
         if not self._marked:
             self._mark_running()
             self._marked = True
-        return not self.upkeep.owes_checkpoint
+        return not self.checkpointer.owes_checkpoint
 
     def _mark_running(self) -> None:
         path = f"{self.directory}/abort"
@@ -303,7 +303,7 @@ class Store:
         self.chunks.trusted_from = end
         self.tail.open_at(end)
         self.flusher.durable = self.readable = end
-        self.upkeep.open_at(end, recovery.paths, recovery.deleted)
+        self.checkpointer.open_at(end, recovery.paths, recovery.deleted)
 
     async def close(self) -> None:
         """Make everything durable and leave the directory as after an orderly stop; idempotent."""
@@ -313,7 +313,7 @@ class Store:
             if self.flusher.failed is None:
                 self._commit_last()
                 self.flusher.flush_now()
-                self.upkeep.write_checkpoint(orderly=True)
+                self.checkpointer.write_checkpoint(orderly=True)
                 if "abort" in self.disk.names(self.directory):
                     self.disk.unlink(f"{self.directory}/abort")
                 self.disk.sync_directory(self.directory)
@@ -392,7 +392,7 @@ class Store:
         for queue in queues:
             self._touched.pop(queue, None)
         self.deleted_to = self.tail.written
-        self.upkeep.delete_topic(topic, queues, self.deleted_to)
+        self.checkpointer.delete_topic(topic, queues, self.deleted_to)
 
     async def wait_deleted(self) -> None:
         """Return when every deletion so far is durable.
@@ -698,12 +698,12 @@ class Store:
             if self._sync or item[0].watchers:
                 touched[item[0]] = None
         keys = self.keys
-        if keys is not None and self.upkeep.follower is None:
+        if keys is not None and self.checkpointer.follower is None:
             keys.pending.extend(pending)
             if len(keys.pending) > UNINDEXED_MAX:
                 self._help_index(keys)
         self._pending = []
-        self.upkeep.wake()
+        self.checkpointer.wake()
         self.flusher.ask()
         if not self._sync:
             self._became_readable(self.tail.written)
@@ -805,7 +805,7 @@ class Store:
 
     def _repair_now(self, queue: Queue) -> None:
         try:
-            self.upkeep.repair_now(queue)
+            self.checkpointer.repair_now(queue)
         except OSError as error:
             raise self._disk_refused(error) from error
 
@@ -879,7 +879,7 @@ class Store:
 
     async def _repair(self, queue: Queue) -> None:
         try:
-            await self.upkeep.repair(queue)
+            await self.checkpointer.repair(queue)
         except OSError as error:
             raise self._disk_refused(error) from error
 
@@ -1018,7 +1018,7 @@ class Store:
                 unpaused = 0
                 yield
         if keys.damaged:
-            self.upkeep.wake()
+            self.checkpointer.wake()
         return Found(records, keys.store_ms, keys.position)
 
     def _is_kept(self, record: bytes, topic: bytes, position: int) -> bool:
@@ -1032,7 +1032,7 @@ class Store:
         try:
             entry = self.queues.load_entries(queue, offset, 1)
         except BlockDamaged:
-            self.upkeep.want_repair(queue)
+            self.checkpointer.want_repair(queue)
             return True
         return entry[:8] == record[28:36]
 
@@ -1048,8 +1048,8 @@ class Store:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.flusher.run, interval)
-                nursery.start_soon(self.upkeep.maintain)
-                nursery.start_soon(self.upkeep.follow)
+                nursery.start_soon(self.checkpointer.maintain)
+                nursery.start_soon(self.checkpointer.follow)
                 nursery.start_soon(self.retention.run)
                 task_status.started()
         except BaseExceptionGroup as group:
@@ -1060,7 +1060,7 @@ class Store:
 
     async def checkpoint(self) -> None:
         """Make the indexes durable and note how far they are, so that a start reads only what is behind."""
-        await self.upkeep.checkpoint()
+        await self.checkpointer.checkpoint()
 
     def statistics(self) -> StoreStatistics:
         """Counters of this moment."""

@@ -10,8 +10,8 @@ from enum import IntEnum, unique
 from struct import Struct
 from typing import Final, final
 
-from martlet.store.chunks import Chunk, Chunks
 from martlet.store.codec import ENTRY, ENTRY_BYTES, Buffer, check_record
+from martlet.store.page_cache import Chunk, Chunks
 from martlet.store.queues import BLANK_SIZE, BlockDamaged, Queue
 
 __all__ = ["ReadResult", "ReadStatus", "Reader"]

@@ -19,7 +19,7 @@ import trio
 from martlet.store.checkpoint import Checkpoint
 from martlet.store.codec import ENTRY_BYTES
 from martlet.store.foreign import ForeignQueues
-from martlet.store.journal import Journal, QueueState
+from martlet.store.queue_journal import Journal, QueueState
 from martlet.store.queues import BlockDamaged, Queue, Queues, queue_ids
 from martlet.store.repair import Repair
 from martlet.store.scan import BLOCK_BYTES, NOWHERE, Scan

@@ -253,7 +253,7 @@ class Retention:
         """
         store = self._store
         if len(store.segments.items) < 2 or store.segments.items[0].end > min(
-            store.upkeep.checkpointed, self._noted_to
+            store.checkpointer.checkpointed, self._noted_to
         ):
             return False
         if forced:

@@ -30,7 +30,7 @@ from martlet.store.codec import (
     seal_holds,
 )
 from martlet.store.files import is_full
-from martlet.store.keys import KeyIndex
+from martlet.store.key_index import KeyIndex
 from martlet.store.notes import is_note, read_note
 from martlet.store.order import Order
 from martlet.store.queues import Queue, Queues

@@ -13,9 +13,9 @@ from martlet.message import Record, find_property
 from martlet.store.checkpoint import read_checkpoint
 from martlet.store.codec import ENTRY_BYTES, PREPARED, ROLLBACK, TRANSACTION_MASK
 from martlet.store.files import Disk, Files
-from martlet.store.journal import Journal
-from martlet.store.keys import HEADER, ITEM, ITEM_BYTES, SLOT_BYTES, IndexFile, KeyIndex
+from martlet.store.key_index import HEADER, ITEM, ITEM_BYTES, SLOT_BYTES, IndexFile, KeyIndex
 from martlet.store.log import Store
+from martlet.store.queue_journal import Journal
 from martlet.store.queues import Queue
 
 __all__ = ["Keyed", "Served", "gone_since_checkpoint", "offsets_at_checkpoint"]

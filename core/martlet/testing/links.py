@@ -1,6 +1,6 @@
 """Links in memory: what a socket does to bytes, in a test's own time.
 
-A `Link` has two ends, each a `martlet.wires.Wire`: give one to `Server.serve` and speak
+A `Link` has two ends, each a `martlet.net.transports.Transport`: give one to `Server.serve` and speak
 through the other, best by a `Caller`. A link can be slow, hand data over in pieces cut
 at any byte, stall, and break; with a seeded random source it does so the same way each
 time. Time is trio's, so with a mock clock nothing really waits.
@@ -119,7 +119,7 @@ class _Way:
 
 @final
 class End:
-    """One end of a link (`martlet.wires.Wire`)."""
+    """One end of a link (`martlet.net.transports.Transport`)."""
 
     __slots__ = ("_closed", "_in", "_out", "received_bytes", "sent_bytes")
 

@@ -19,15 +19,15 @@ from martlet import persistence
 from martlet.broker import Broker
 from martlet.clock import Clock, SystemClock
 from martlet.contracts import Buffer, Connection, Identity, Protocol
-from martlet.groups import Groups
 from martlet.ids import Ids
-from martlet.server import Server, pack_host
+from martlet.net.server import Server, pack_host
 from martlet.settings import BrokerConfig, DeliveryConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
-from martlet.topics import Topics
+from martlet.tables.groups import Groups
+from martlet.tables.topics import Topics
 
-__all__ = ["MemoryPeer", "MemoryWire", "RecordingPeer", "Serving", "check_connection", "memory_wire", "serving"]
+__all__ = ["MemoryPeer", "MemoryWire", "RecordingPeer", "Serving", "check_connection", "memory_transport", "serving"]
 
 PIPE_BYTES: Final = 65536
 RANDOM_CUTTINGS: Final = 50
@@ -78,7 +78,7 @@ class _Pipe:
 
 @final
 class MemoryWire:
-    """The server's end (martlet.wires.Wire)."""
+    """The server's end (martlet.net.transports.Transport)."""
 
     __slots__ = ("_closed", "_in", "_out")
 
@@ -186,7 +186,7 @@ class MemoryPeer:
         self._in.close()
 
 
-def memory_wire(capacity: int = PIPE_BYTES) -> tuple[MemoryPeer, MemoryWire]:
+def memory_transport(capacity: int = PIPE_BYTES) -> tuple[MemoryPeer, MemoryWire]:
     """Return both ends of a connection that holds *capacity* bytes a direction."""
     up, down = _Pipe(capacity), _Pipe(capacity)
     return MemoryPeer(down, up), MemoryWire(up, down)
@@ -247,9 +247,9 @@ class Serving:
     def connect(self, protocol: Protocol, capacity: int = PIPE_BYTES) -> MemoryPeer:
         """Return the client's end of a new connection to *protocol*."""
         self._connections += 1
-        peer, wire = memory_wire(capacity)
+        peer, transport = memory_transport(capacity)
         port = self._connections
-        self.server.serve(protocol, wire, f"127.0.0.1:{port}", pack_host("127.0.0.1", port))
+        self.server.serve(protocol, transport, f"127.0.0.1:{port}", pack_host("127.0.0.1", port))
         return peer
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar, Final, TypeAlias, final
 from martlet.broker import Broker
 from martlet.config import setting
 from martlet.contracts import Buffer, Connection, Handler, Peer, Protocol
-from martlet.encoded import Encoding, parts
+from martlet.delivery.fanout import Encoding, parts
+from martlet.delivery.subscriptions import Subscription, from_earliest
 from martlet.errors import ConfigError, Reason, Refused, RemoteProtocolError
-from martlet.hookspecs import Hooks
-from martlet.subscriptions import Subscription, from_earliest
-from martlet.topics import BROKER_TOPICS, is_reserved
+from martlet.plugins.hooks import Hooks
+from martlet.tables.topics import BROKER_TOPICS, is_reserved
 
 __all__ = ["FeedConfig", "FeedPlugin"]
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from martlet.broker import Broker
 from martlet.config import setting
 from martlet.contracts import Authorizer, Identity
-from martlet.hookspecs import Hooks
+from martlet.plugins.hooks import Hooks
 
 
 @dataclass(frozen=True, slots=True)

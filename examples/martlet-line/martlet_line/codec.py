@@ -25,7 +25,7 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from martlet.contracts import Buffer
-from martlet.encoded import parts
+from martlet.delivery.fanout import parts
 from martlet.errors import RemoteProtocolError
 from martlet_line.packets import (
     Ack,

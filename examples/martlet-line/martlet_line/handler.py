@@ -11,14 +11,22 @@ from typing import Final, final
 
 from martlet.clock import Clock
 from martlet.contracts import Buffer, Compile, Peer, Predicate
-from martlet.encoded import EVERYTHING, Encoding, Selection
+from martlet.delivery.fanout import EVERYTHING, Encoding, Selection
+from martlet.delivery.sessions import Session, Sessions
+from martlet.delivery.shared_groups import Member, Shares
+from martlet.delivery.subscriptions import (
+    Delivery,
+    Start,
+    Subscription,
+    Subscriptions,
+    from_earliest,
+    from_offset,
+    from_tail,
+)
 from martlet.errors import Reason, Refused
 from martlet.message import TAGS, Message, Placed, find_property
-from martlet.sessions import Session, Sessions
-from martlet.shares import Member, Shares
 from martlet.store.codec import decode_record, tags_code
-from martlet.subscriptions import Delivery, Start, Subscription, Subscriptions, from_earliest, from_offset, from_tail
-from martlet.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
+from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
 from martlet_line.codec import HELP, encode_error, frames
 from martlet_line.config import LineConfig
 from martlet_line.connection import Event

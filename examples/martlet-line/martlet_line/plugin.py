@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from martlet.broker import Broker
 from martlet.contracts import Compile, Handler, Peer, Protocol
-from martlet.hookspecs import Hooks
-from martlet.tls import Tls
+from martlet.net.tls import Tls
+from martlet.plugins.hooks import Hooks
 from martlet_line.codec import Limits
 from martlet_line.config import LineConfig
 from martlet_line.connection import LineConnection

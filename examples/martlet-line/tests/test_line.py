@@ -14,14 +14,14 @@ from line_talk import Room, SocketPeer, Talk, room
 
 from martlet.config import fill
 from martlet.contracts import Identity, Predicate
-from martlet.groups import Group
 from martlet.message import Message
-from martlet.plugins import guarded_filter
-from martlet.server import split_address
+from martlet.net.server import split_address
+from martlet.plugins.loader import guarded_filter
 from martlet.settings import DeliveryConfig
 from martlet.store import Store, StoreConfig
+from martlet.tables.groups import Group
+from martlet.tables.topics import BROKER_TOPICS
 from martlet.testing.peers import RecordingPeer, serving
-from martlet.topics import BROKER_TOPICS
 from martlet_line.config import LineConfig
 from martlet_line.connection import LineConnection
 from martlet_line.filters import compile_properties

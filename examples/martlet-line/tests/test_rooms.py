@@ -14,7 +14,7 @@ ALLOWED = {
     "enum",
     "math",
     "martlet.contracts",
-    "martlet.encoded",
+    "martlet.delivery.fanout",
     "martlet.errors",
     "martlet_line.codec",
     "martlet_line.packets",

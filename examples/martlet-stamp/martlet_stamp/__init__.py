@@ -7,8 +7,8 @@ from typing import ClassVar
 from martlet.broker import Broker
 from martlet.config import setting
 from martlet.contracts import Stage
-from martlet.hookspecs import Hooks
 from martlet.message import Message, put_property
+from martlet.plugins.hooks import Hooks
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,19 +17,19 @@ import trio
 from martlet.broker import Broker
 from martlet.contracts import Peer
 from martlet.errors import MartletError, Reason, Refused
-from martlet.topics import Topic
+from martlet.tables.topics import Topic
 from martlet.turns import Steps
 
 from .codec import encode_command, encode_response, pull_response_template, send_response_template
 from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, ResponseCode
 from .config import RemotingConfig
 from .deadlines import Deadlines
+from .long_poll import ParkedPulls, PendingPulls
 from .members import Members, QueueLocks
 from .other_brokers import OtherBrokers
 from .packets import NO_EXT, Command
-from .parked import ParkedPulls, PullDesk
 from .rates import Rates
-from .registration import Registrar
+from .registrar import Registrar
 from .subscriptions import FilterCache
 
 __all__ = [
@@ -166,7 +166,7 @@ class Parts:
 
 
 @final
-class _Asked:
+class _PendingRequest:
     """A request to the client that waits for its answer."""
 
     __slots__ = ("answered", "bucket", "context", "opaque")
@@ -191,8 +191,8 @@ class Context:
         self.parts = parts
         self.peer = peer
         self.fast = fast  # it came by the VIP port
-        self.pulls = PullDesk(peer, parts.config.parked_peer_max)
-        self._asked: dict[int, _Asked] = {}
+        self.pulls = PendingPulls(peer, parts.config.parked_peer_max)
+        self._asked: dict[int, _PendingRequest] = {}
         self._opaque = 0
 
     def answer(self, command: Command, frame: bytes) -> None:
@@ -224,7 +224,7 @@ class Context:
             text = f"{len(self._asked)} requests wait for this client; remoting.requests_peer_max is"
             raise Refused(Reason.BUSY, f"{text} {config.requests_peer_max}")
         frame = self._request(code, ext, body, 0)
-        asked = self._asked[self._opaque] = _Asked(self, self._opaque, answered)
+        asked = self._asked[self._opaque] = _PendingRequest(self, self._opaque, answered)
         self.parts.deadlines.add(asked, self.parts.now() + config.relay_timeout_ms / 1000)
         self.push(frame)
 

@@ -19,7 +19,7 @@ import trio
 
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
-from martlet.groups import Groups
+from martlet.tables.groups import Groups
 from martlet.turns import Pace, Steps
 
 from .codes import RequestCode

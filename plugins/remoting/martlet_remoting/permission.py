@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from martlet.errors import Reason, Refused
-from martlet.topics import RETRY_PREFIX
+from martlet.tables.topics import RETRY_PREFIX
 
 from .codes import RequestCode
 from .context import Answer, Context, Handle

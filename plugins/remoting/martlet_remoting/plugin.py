@@ -9,10 +9,10 @@ import trio
 from martlet.broker import Broker
 from martlet.contracts import Command, Handler, Peer, Protocol, Service
 from martlet.errors import Refused
-from martlet.hookspecs import Hooks
-from martlet.server import pack_host, split_address
-from martlet.tls import Tls
-from martlet.topics import RETRY_PREFIX
+from martlet.net.server import pack_host, split_address
+from martlet.net.tls import Tls
+from martlet.plugins.hooks import Hooks
+from martlet.tables.topics import RETRY_PREFIX
 
 from .config import RemotingConfig
 from .connection import RemotingConnection
@@ -22,7 +22,7 @@ from .handlers.groups import make_retry_topic
 from .handlers.pull import finish
 from .nameserver.server import NameServer
 from .other_brokers import OtherBrokers
-from .registration import Registrar, create_standard_topics
+from .registrar import Registrar, create_standard_topics
 
 __all__ = ["RemotingPlugin"]
 

@@ -12,7 +12,7 @@ from typing import Final, final
 import trio
 
 from martlet.store import Store
-from martlet.topics import Topics
+from martlet.tables.topics import Topics
 
 __all__ = ["Rates", "Series"]
 

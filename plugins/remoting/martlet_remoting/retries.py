@@ -10,7 +10,7 @@ from struct import Struct
 from typing import Final
 
 from martlet.contracts import Buffer
-from martlet.redelivery import pause_ms
+from martlet.delivery.redelivery import pause_ms
 from martlet.store import ReadResult
 from martlet.store.codec import BORN_V6, STORE_V6
 

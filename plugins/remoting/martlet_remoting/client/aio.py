@@ -17,11 +17,11 @@ from martlet_remoting.packets import MessageQueue
 
 from . import admin, consumer, producer, puller
 from .admin import Cluster, Member, QueueLag, QueueStats
+from .blocking_bridge import Portal
 from .consumer import PushConsumerOptions
 from .listening import Listener, Outcome, check_listener, is_coroutine_listener
 from .messages import Message, ReceivedMessage, SendResult
 from .network import Client, Settings
-from .portal import Portal
 from .producer import ProducerOptions, Selector
 from .pulling import Expression, Pulled
 from .routes import Route

@@ -17,7 +17,7 @@ from martlet_remoting.packets import MessageQueue
 from . import bodies
 from .allocation import Allocation, Average, check_allocation
 from .arguments import I32_MAX, check_integer, check_seconds, check_time_ms, check_type
-from .asked import ConsumerRequests
+from .broker_requests import ConsumerRequests
 from .consumption import LOCK_RETRY_S, Concurrent, ConsumedQueue, Limits, Offsets, Ordered, Work
 from .errors import ClientError, RouteNotFound
 from .listening import Listener, Listening

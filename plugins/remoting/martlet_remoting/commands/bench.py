@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import trio
 
-from martlet.commands.outcome import Exit
-from martlet.commands.terminal import Bar, print_json, table
+from martlet.cli.outcome import Exit
+from martlet.cli.terminal import Bar, print_json, table
 from martlet.contracts import Command
 from martlet_remoting.client import Admin, ClientError, Message, MessageQueue, Producer, PullConsumer
 

@@ -15,11 +15,11 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-from martlet.commands.outcome import Unreachable
+from martlet.cli.outcome import Unreachable
 from martlet.config import fill, read_toml
 from martlet.errors import ConfigError
+from martlet.net.tls import client_context
 from martlet.settings import ClientConfig
-from martlet.tls import client_context
 from martlet_remoting.client import (
     BrokerError,
     ClientError,

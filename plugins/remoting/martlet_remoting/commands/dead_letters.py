@@ -9,8 +9,8 @@ import argparse
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from martlet.commands.outcome import Exit
-from martlet.commands.terminal import print_json, print_json_line
+from martlet.cli.outcome import Exit
+from martlet.cli.terminal import print_json, print_json_line
 from martlet.contracts import Command
 from martlet_remoting.client import (
     Admin,

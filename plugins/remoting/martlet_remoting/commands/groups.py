@@ -3,8 +3,8 @@
 import argparse
 from typing import Any, Final
 
-from martlet.commands.outcome import Exit
-from martlet.commands.terminal import print_json
+from martlet.cli.outcome import Exit
+from martlet.cli.terminal import print_json
 from martlet.contracts import Command
 from martlet_remoting.client import Admin, ClientError, MessageQueue, QueueStats
 

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import trio
 
-from martlet.commands.outcome import Exit, UsageError, flush_output
-from martlet.commands.terminal import print_json, print_json_line
+from martlet.cli.outcome import Exit, UsageError, flush_output
+from martlet.cli.terminal import print_json, print_json_line
 from martlet.contracts import Command
 from martlet_remoting.client import Admin, ClientError, MessageNotFound, MessageQueue, PullConsumer, ReceivedMessage
 from martlet_remoting.client.messages import parse_message_id

@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import replace
 
-from martlet.commands import run
+from martlet.cli import run
 from martlet.contracts import Command
 from martlet.run import PluginsConfig
 from martlet.settings import BrokerConfig

@@ -7,8 +7,8 @@ from typing import Any, Final, final
 
 import trio
 
-from martlet.commands.outcome import Exit, complain
-from martlet.commands.terminal import print_json
+from martlet.cli.outcome import Exit, complain
+from martlet.cli.terminal import print_json
 from martlet.contracts import Command
 from martlet_remoting.client import Admin, ClientError
 from martlet_remoting.codes import RequestCode

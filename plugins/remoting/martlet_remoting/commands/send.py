@@ -8,8 +8,8 @@ from typing import Any, BinaryIO, Final, TypeAlias, final
 
 import trio
 
-from martlet.commands.outcome import Exit, UsageError, complain
-from martlet.commands.terminal import print_json_line
+from martlet.cli.outcome import Exit, UsageError, complain
+from martlet.cli.terminal import print_json_line
 from martlet.contracts import Command
 from martlet_remoting.client import ClientError, Message, Producer, SendResult
 from martlet_remoting.client.messages import BODY_BYTES_MAX

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import trio
 
-from martlet.commands.terminal import print_json, table
+from martlet.cli.terminal import print_json, table
 
 from .connecting import Work, add_connection
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import trio
 
-from martlet.commands.outcome import Exit, flush_output
-from martlet.commands.terminal import print_json, print_json_line, table
+from martlet.cli.outcome import Exit, flush_output
+from martlet.cli.terminal import print_json, print_json_line, table
 from martlet.contracts import Command
 from martlet_remoting.client import Admin, ClientError
 from martlet_remoting.client.bodies import load_object, mapping

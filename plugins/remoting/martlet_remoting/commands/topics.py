@@ -4,8 +4,8 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from martlet.commands.outcome import Exit
-from martlet.commands.terminal import print_json
+from martlet.cli.outcome import Exit
+from martlet.cli.terminal import print_json
 from martlet.contracts import Command
 from martlet_remoting.client import Admin, ClientError
 from martlet_remoting.client.bodies import integer, load_object, mapping

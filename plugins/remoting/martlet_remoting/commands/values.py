@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, final
 
+from martlet.cli.outcome import UsageError
 from martlet.clock import SystemClock
-from martlet.commands.outcome import UsageError
 from martlet_remoting.client import MessageQueue, PullConsumer
 
 __all__ = ["WHERE", "Where", "seconds", "where", "whole"]

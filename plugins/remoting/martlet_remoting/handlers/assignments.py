@@ -11,7 +11,7 @@ from typing import Final, final
 import orjson
 
 from martlet.errors import Reason, Refused
-from martlet.topics import QUEUES_MAX, READ, RETRY_PREFIX
+from martlet.tables.topics import QUEUES_MAX, READ, RETRY_PREFIX
 from martlet.turns import Pace, Steps
 from martlet_remoting.averages import Average, AverageByCircle
 from martlet_remoting.bodies import enum_name, read_body, text

@@ -9,8 +9,8 @@ from typing import Final
 import orjson
 
 from martlet.errors import Reason, Refused
-from martlet.groups import Group
-from martlet.topics import RETRY_PREFIX
+from martlet.tables.groups import Group
+from martlet.tables.topics import RETRY_PREFIX
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, enum_name, integer, items, queues, read_body, text
 from martlet_remoting.codes import RequestCode, ResponseCode

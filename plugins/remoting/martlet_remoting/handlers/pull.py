@@ -10,14 +10,14 @@ from typing import Final
 
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.store import ReadResult, ReadStatus
-from martlet.topics import READ, RETRY_PREFIX, Topic
+from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet_remoting.codec import encode_pull_prefix
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Parts, refuse
 from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, decode_pull_header
+from martlet_remoting.long_poll import PendingPulls, Pull
 from martlet_remoting.members import BROADCASTING
 from martlet_remoting.packets import NO_EXT, Command
-from martlet_remoting.parked import Pull, PullDesk
 from martlet_remoting.permission import may_consume
 from martlet_remoting.retries import hold_back
 from martlet_remoting.subscriptions import TAG, Filter
@@ -57,14 +57,14 @@ def pull_message(context: Context, command: Command) -> bytes | None:
     parts = context.parts
     topic = _readable_topic(context, header.group, header.topic, header.queue_id)
     wanted = _wanted(parts, header)
-    desk = context.pulls
+    pending = context.pulls
     queue = topic.queue(header.queue_id)
     messages = min(max(header.messages_max, 1), parts.config.pull_messages_max)
-    pull = Pull(desk, command.opaque, header.group, queue, header.offset, messages, wanted)
+    pull = Pull(pending, command.opaque, header.group, queue, header.offset, messages, wanted)
     pull.retries = header.topic[0] == "%" and header.topic == RETRY_PREFIX + header.group and not parts.delays
     if header.sys_flag & PULL_SUBSCRIPTION:
         pull.bring_filter(header.expression)
-    desk.check_room(pull)
+    pending.check_room(pull)
     if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
         parts.groups.check_may_commit(header.group, header.topic, (header.queue_id,))
         parts.groups.commit(header.group, header.topic, header.queue_id, header.commit_offset)
@@ -212,7 +212,7 @@ def _drop(parts: Parts, pull: Pull, error: Refused | Declined | StoreError) -> N
         failed = isinstance(error, StoreFailed)
         code = ResponseCode.SERVICE_NOT_AVAILABLE if failed else ResponseCode.SYSTEM_ERROR
     parts.count_refusal(code)
-    pull.desk.peer.send(refuse(command, code, str(error), ext))
+    pull.pending.peer.send(refuse(command, code, str(error), ext))
 
 
 def _run(context: Context, pull: Pull) -> int:
@@ -263,30 +263,30 @@ def _read_far(context: Context, pull: Pull) -> None:
     if context.parts.parked.stopping:
         _answer_nothing(context, pull)
         return
-    desk = context.pulls
+    pending = context.pulls
     _admit(context.parts, pull)
-    desk.reading.append(pull)
+    pending.reading.append(pull)
     try:
         _start_reading(context)
     except Refused:
-        desk.reading.remove(pull)
+        pending.reading.remove(pull)
         context.parts.parked.done(pull)
         raise
 
 
 def _start_reading(context: Context) -> None:
-    desk = context.pulls
-    if not desk.is_read:
+    pending = context.pulls
+    if not pending.is_read:
         context.peer.start(_read_in_thread, context)
-        desk.is_read = True
+        pending.is_read = True
 
 
 async def _read_in_thread(context: Context) -> None:
     """Read for the pulls in line, a few ahead of what the client has taken: what it does not take stays in memory."""
-    parts, desk = context.parts, context.pulls
+    parts, pending = context.parts, context.pulls
     try:
-        while desk.reading and len(desk.ready) < READ_AHEAD_MAX:
-            pull = desk.reading[0]
+        while pending.reading and len(pending.ready) < READ_AHEAD_MAX:
+            pull = pending.reading[0]
             wanted = pull.filter
             try:
                 result = await parts.store.read_far(
@@ -298,21 +298,21 @@ async def _read_in_thread(context: Context) -> None:
                     wanted.predicate,
                 )
             except (Refused, StoreError) as error:
-                if _still_waits(desk, pull):
+                if _still_waits(pending, pull):
                     _drop(parts, pull, error)
                 continue
-            if _still_waits(desk, pull):
+            if _still_waits(pending, pull):
                 pull.result = result
-                desk.queue_up(pull)
+                pending.queue_up(pull)
     finally:
-        desk.is_read = False
+        pending.is_read = False
 
 
-def _still_waits(desk: PullDesk, pull: Pull) -> bool:
+def _still_waits(pending: PendingPulls, pull: Pull) -> bool:
     """Take *pull* out of the thread's line; False when it was answered meanwhile."""
-    if not desk.reading or desk.reading[0] is not pull:
+    if not pending.reading or pending.reading[0] is not pull:
         return False
-    desk.reading.popleft()
+    pending.reading.popleft()
     return True
 
 
@@ -364,7 +364,7 @@ def _hold(context: Context, pull: Pull) -> None:
     parts = context.parts
     _admit(parts, pull)
     if parts.store.end_offset(pull.queue) > pull.offset:
-        pull.desk.queue_up(pull)
+        pull.pending.queue_up(pull)
     else:
         parts.parked.park(pull)
 
@@ -384,7 +384,7 @@ def _admit(parts: Parts, pull: Pull) -> None:
     """Let *pull* wait; where too many do, pulls of the connections with the largest shares are refused for it."""
     for other in parts.parked.admit(pull):
         _drop(parts, other, parts.parked.refusal())
-        other.desk.peer.wake()
+        other.pending.peer.wake()
 
 
 def _answer_nothing(context: Context, pull: Pull) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from martlet.errors import Reason, Refused
 from martlet.message import Message, find_property, put_property, remove_property
-from martlet.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, check_name
+from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, check_name
 from martlet_remoting.batches import split_batch
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode

@@ -8,10 +8,10 @@ that is written into it.
 from typing import Final
 
 from martlet.errors import CorruptRecord, Reason, Refused
-from martlet.groups import Group
 from martlet.message import Message, Record, find_property, put_property
 from martlet.store.codec import decode_record
-from martlet.topics import DLQ_PREFIX, RETRY_PREFIX
+from martlet.tables.groups import Group
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.handlers.groups import make_retry_topic

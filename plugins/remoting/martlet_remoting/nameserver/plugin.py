@@ -10,8 +10,8 @@ import trio
 from martlet.broker import Broker
 from martlet.contracts import Connection, Handler, Peer, Protocol, Service
 from martlet.errors import MartletError
-from martlet.hookspecs import Hooks
-from martlet.tls import Tls
+from martlet.net.tls import Tls
+from martlet.plugins.hooks import Hooks
 from martlet_remoting.connection import RemotingConnection
 
 from .config import NameServerConfig

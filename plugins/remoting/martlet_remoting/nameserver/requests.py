@@ -11,7 +11,7 @@ from martlet_remoting import fastjson
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import VERSION_4_9_4, RequestCode, ResponseCode
 from martlet_remoting.packets import NO_EXT, Command
-from martlet_remoting.registrations import NAME_CHARS_MAX, VERSION_BYTES_MAX, decode_registration
+from martlet_remoting.register_broker import NAME_CHARS_MAX, VERSION_BYTES_MAX, decode_registration
 from martlet_remoting.routes import MASTER_ID, Route, TopicQueues, Version, encode_route, load_object, read_object
 
 from .kvconfig import ORDER_TOPICS

@@ -12,7 +12,7 @@ from typing import Final, final
 
 from martlet.errors import Reason, Refused
 from martlet.turns import Pace, Steps
-from martlet_remoting.registrations import Registration
+from martlet_remoting.register_broker import Registration
 from martlet_remoting.routes import MASTER_ID, BrokerGroup, Route, TopicQueues, TopicShape, Version
 
 __all__ = ["DEFAULT_TIMEOUT_MS", "Registered", "RouteTable"]

@@ -5,7 +5,7 @@ from typing import Final
 
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.store import Queue
-from martlet.topics import Topic
+from martlet.tables.topics import Topic
 from martlet.turns import Steps
 from martlet_remoting import fastjson
 from martlet_remoting.codes import ResponseCode

@@ -6,8 +6,8 @@ from typing import Final
 import orjson
 
 from martlet.errors import Reason, Refused
-from martlet.groups import Group, check_group_name
-from martlet.topics import check_name
+from martlet.tables.groups import Group, check_group_name
+from martlet.tables.topics import check_name
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import items, read_body
 from martlet_remoting.codes import RequestCode

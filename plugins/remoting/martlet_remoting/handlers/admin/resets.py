@@ -3,8 +3,8 @@
 from typing import Final
 
 from martlet.errors import Reason, Refused
-from martlet.groups import check_group_name
-from martlet.topics import Topic
+from martlet.tables.groups import check_group_name
+from martlet.tables.topics import Topic
 from martlet.turns import Pace, Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 import orjson
 
 from martlet.errors import Reason, Refused
-from martlet.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, Topic, check_name
+from martlet.tables.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, Topic, check_name
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, integer, items, read_body
 from martlet_remoting.codes import RequestCode, ResponseCode
@@ -14,7 +14,7 @@ from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
 from martlet_remoting.packets import Command
 from martlet_remoting.permission import may_manage
-from martlet_remoting.registration import standard_topics
+from martlet_remoting.registrar import standard_topics
 from martlet_remoting.routes import Version
 
 from .common import existing_topic, saved, version_of

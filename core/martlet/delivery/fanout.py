@@ -17,7 +17,7 @@ from martlet.contracts import Buffer
 from martlet.store import Queue, ReadResult
 from martlet.store.codec import BORN_V6, HEAD_BYTES, MAGIC_V1, STORE_V6, decode_record
 
-__all__ = ["EVERYTHING", "Batch", "Encoding", "Encodings", "Selection", "Tail", "encode_result", "parts"]
+__all__ = ["EVERYTHING", "Batch", "Encoding", "Encodings", "Selection", "SharedTail", "encode_result", "parts"]
 
 SIZE: Final = Struct(">i")
 OUTLINE: Final = Struct(">iI4xi4xq8xi44xi")  # size magic queue_id queue_offset sys_flag body_bytes
@@ -146,7 +146,7 @@ def _offsets(pieces: list[Buffer]) -> list[int]:
 
 
 @final
-class Tail:
+class SharedTail:
     """What readers of one queue share who want the same selection in the same encoding."""
 
     __slots__ = ("_cache", "batches", "encoding", "key", "readers", "selection")
@@ -185,20 +185,20 @@ class Encodings:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._tails: dict[Key, Tail] = {}
-        self._kept: dict[Batch, Tail] = {}  # oldest first
+        self._tails: dict[Key, SharedTail] = {}
+        self._kept: dict[Batch, SharedTail] = {}  # oldest first
         self.kept_bytes = 0
 
-    def join(self, queue: Queue, encoding: Encoding, selection: Selection) -> Tail:
+    def join(self, queue: Queue, encoding: Encoding, selection: Selection) -> SharedTail:
         """Return the tail for one more reader; it says `leave` when it goes."""
         key = (queue, encoding.name, selection.name)
         tail = self._tails.get(key)
         if tail is None:
-            tail = self._tails[key] = Tail(self, key, encoding, selection)
+            tail = self._tails[key] = SharedTail(self, key, encoding, selection)
         tail.readers += 1
         return tail
 
-    def leave(self, tail: Tail) -> None:
+    def leave(self, tail: SharedTail) -> None:
         tail.readers -= 1
         if tail.readers < 2:
             for batch in list(tail.batches):
@@ -206,7 +206,7 @@ class Encodings:
         if not tail.readers:
             del self._tails[tail.key]
 
-    def keep(self, tail: Tail, batch: Batch) -> None:
+    def keep(self, tail: SharedTail, batch: Batch) -> None:
         """Remember *batch* while there is room; the oldest make room."""
         if len(tail.batches) >= BATCHES_A_TAIL:
             self._drop(tail.batches[-1])

@@ -1,6 +1,6 @@
 """Sockets and peers: one reader task a peer, and a writer only while a peer cannot take all.
 
-The way of one socket read: the wire gives bytes, the connection makes events of them,
+The way of one socket read: the transport gives bytes, the connection makes events of them,
 the handler acts on each, the store takes all that was appended in one write, and all
 answers leave in one send. What must be durable first is held until the store's flusher
 has moved on; then the flusher's own step sends it, without waking a task a peer.
@@ -22,14 +22,14 @@ from typing import Protocol as TypingProtocol
 
 import trio
 
-from martlet.complaints import Complaints
 from martlet.contracts import Buffer, Connection, Handler, Identity, Protocol
 from martlet.errors import ConfigError, LocalProtocolError, MartletError, Reason, Refused, RemoteProtocolError
-from martlet.incomplete import IncompleteRequests
-from martlet.origins import Origins, origin_of
+from martlet.net.complaints import Complaints
+from martlet.net.incomplete import IncompleteRequests
+from martlet.net.origins import Origins, origin_of
+from martlet.net.transports import SocketTransport, TlsTransport, Transport
 from martlet.settings import ServerConfig
 from martlet.stats import Stats
-from martlet.wires import SocketWire, TlsWire, Wire
 
 __all__ = ["Server", "pack_host", "split_address"]
 
@@ -146,14 +146,14 @@ class _Peer:
         "reason",
         "rest",
         "step_bytes",
-        "wire",
+        "transport",
         "woken",
     )
 
-    def __init__(self, server: "Server", protocol: Protocol, wire: Wire, address: str, host: bytes) -> None:
+    def __init__(self, server: "Server", protocol: Protocol, transport: Transport, address: str, host: bytes) -> None:
         self._server = server
         self.protocol = protocol
-        self.wire = wire
+        self.transport = transport
         self.address = address
         self.host = host
         self.origin = origin_of(host)
@@ -223,7 +223,7 @@ class _Peer:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to leave."""
-        return not (self._out or self._held or self._batch or self.wire.pending())
+        return not (self._out or self._held or self._batch or self.transport.pending())
 
     def settle(self) -> None:
         """Close what was sent in this step into a unit, then let leave what may."""
@@ -288,7 +288,7 @@ class _Peer:
         if self.closed or self.gone:
             return
         try:
-            taken = self.wire.send(self._out)
+            taken = self.transport.send(self._out)
         except Exception as error:
             self._server.lost(self, error)
             return
@@ -296,7 +296,7 @@ class _Peer:
         self._server.bytes_out += taken
         if taken:
             self.made_room()
-        if not self.out_bytes and not self.wire.pending():
+        if not self.out_bytes and not self.transport.pending():
             self._out = []
             return
         self._keep_rest(taken)
@@ -346,7 +346,7 @@ class _Peer:
     def end(self) -> None:
         """Free everything; the socket closes."""
         self.closed = self.closing = self.gone = True
-        self.wire.close()
+        self.transport.close()
         self._server.unsent -= self.out_bytes + self.held_bytes
         self._server.incomplete.forget(self)
         self.out_bytes = self.held_bytes = 0
@@ -483,11 +483,11 @@ class Server:
             connected.close()
             return
         try:
-            wire = SocketWire(connected)
+            transport = SocketTransport(connected)
         except OSError:  # it is gone already
             connected.close()
             return
-        self.serve(protocol, wire, address, host)
+        self.serve(protocol, transport, address, host)
 
     def _make_room(self, address: str, origin: bytes) -> bool:
         """Close a connection of an address that has very many for one of *origin*; False where that has as many."""
@@ -504,15 +504,15 @@ class Server:
         self.lost(peer, TimeoutError("its address has the most connections, and another needed one"))
         return True
 
-    def serve(self, protocol: Protocol, wire: Wire, address: str, host: bytes) -> None:
-        """Serve one peer over *wire* until it goes."""
+    def serve(self, protocol: Protocol, transport: Transport, address: str, host: bytes) -> None:
+        """Serve one peer over *transport* until it goes."""
         assert self._nursery is not None
         self._accepted += 1
         try:
-            peer = _Peer(self, protocol, wire, address, host)
+            peer = _Peer(self, protocol, transport, address, host)
         except Exception:
             log.exception("%s %s closed; a defect", protocol.name, address)
-            wire.close()
+            transport.close()
             return
         self._peers[peer] = None
         self._origins.add(peer, peer.origin)
@@ -553,10 +553,10 @@ class Server:
         self._set_alarm(peer)
         await self._start_tls(peer)
         while not peer.closing:
-            await peer.wire.wait_readable()
-            data = peer.wire.receive(RECEIVE_BYTES)
+            await peer.transport.wait_readable()
+            data = peer.transport.receive(RECEIVE_BYTES)
             if data is None:
-                if peer.wire.pending():
+                if peer.transport.pending():
                     self.drain(peer)
                 continue
             if not data or peer.closing:
@@ -568,13 +568,13 @@ class Server:
         """Look at the first bytes: TLS or not."""
         data = None
         while data is None:
-            await peer.wire.wait_readable()
-            data = peer.wire.receive(RECEIVE_BYTES)
+            await peer.transport.wait_readable()
+            data = peer.transport.receive(RECEIVE_BYTES)
         if not data:
             return
         context = peer.protocol.tls()
         if context is not None and data[0] == TLS_HANDSHAKE:
-            peer.wire = TlsWire(peer.wire, context, data)
+            peer.transport = TlsTransport(peer.transport, context, data)
             return
         if peer.protocol.tls_required:
             raise RemoteProtocolError("peer speaks plain text; this port takes TLS only")
@@ -734,8 +734,8 @@ class Server:
 
     async def _drain(self, peer: _Peer) -> None:
         try:
-            while not peer.gone and (peer.out_bytes or peer.wire.pending()):
-                await peer.wire.wait_writable()
+            while not peer.gone and (peer.out_bytes or peer.transport.pending()):
+                await peer.transport.wait_writable()
                 peer.push()
         except (OSError, trio.ClosedResourceError) as error:
             self.lost(peer, error)
@@ -771,13 +771,13 @@ class Server:
 
     def closing(self, peer: _Peer) -> None:
         if peer.idle:
-            peer.wire.close()
+            peer.transport.close()
         elif self._nursery is not None:
             self._nursery.start_soon(self._close_when_idle, peer)
 
     async def _close_when_idle(self, peer: _Peer) -> None:
         await self._last_words(peer)
-        peer.wire.close()
+        peer.transport.close()
 
     def lost(self, peer: _Peer, error: Exception) -> None:
         """Nothing can be sent to *peer* any more."""
@@ -785,7 +785,7 @@ class Server:
             log.error("%s %s closed; a defect", peer.protocol.name, peer.address, exc_info=error)
         peer.reason = peer.reason or f"{type(error).__name__}: {error}"
         peer.closing = peer.gone = True
-        peer.wire.close()
+        peer.transport.close()
         peer.made_room()
         if peer.rest is not None:
             peer.rest.cancel()

@@ -23,8 +23,8 @@ import trio
 from martlet.config import fill, unknown_key
 from martlet.contracts import Compile, Predicate
 from martlet.errors import ConfigError, PluginError, Reason, Refused
-from martlet.hookspecs import HOOKS, Hooks
 from martlet.message import Record
+from martlet.plugins.hooks import HOOKS, Hooks
 
 __all__ = ["GROUP", "Plugin", "Plugins", "available", "guarded_filter", "load", "load_class"]
 
@@ -235,7 +235,7 @@ def load_class(name: str, entry: EntryPoint) -> type[Hooks]:
     """
     kind = _in_time(entry.load)
     if not (isinstance(kind, type) and issubclass(kind, Hooks)):
-        raise PluginError(f"plugin {name!r} is {entry.value}, which is not a subclass of martlet.hookspecs.Hooks")
+        raise PluginError(f"plugin {name!r} is {entry.value}, which is not a subclass of martlet.plugins.hooks.Hooks")
     return kind
 
 

@@ -16,14 +16,14 @@ from typing import Final, final
 
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
-from martlet.origins import origin_of
+from martlet.net.origins import origin_of
 from martlet.store import Queue, ReadResult
-from martlet.topics import Topics
+from martlet.tables.topics import Topics
 
 from .deadlines import Deadlines
 from .subscriptions import Filter
 
-__all__ = ["ParkedPulls", "Pull", "PullDesk"]
+__all__ = ["ParkedPulls", "PendingPulls", "Pull"]
 
 # Room is made for a small part of all pulls at once, by those with the largest shares, so that few pulls have to look.
 ROOM: Final = 256
@@ -41,7 +41,6 @@ class Pull:
         "asked_offset",
         "bucket",
         "counted",
-        "desk",
         "filter",
         "group",
         "last",
@@ -49,6 +48,7 @@ class Pull:
         "offset",
         "opaque",
         "own_filter",
+        "pending",
         "queue",
         "result",
         "retries",
@@ -57,11 +57,18 @@ class Pull:
     )
 
     def __init__(
-        self, desk: "PullDesk", opaque: int, group: str, queue: Queue, offset: int, max_messages: int, wanted: Filter
+        self,
+        pending: "PendingPulls",
+        opaque: int,
+        group: str,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        wanted: Filter,
     ) -> None:
         self.bucket = -1
         self.counted = False  # it waits, and is one of those that `ParkedPulls` counts
-        self.desk = desk
+        self.pending = pending
         self.opaque = opaque
         self.group = group
         self.queue = queue
@@ -83,11 +90,11 @@ class Pull:
 
     def expire(self) -> None:
         self.last = True
-        self.desk.expire(self)
+        self.pending.expire(self)
 
 
 @final
-class PullDesk:
+class PendingPulls:
     """The pulls of one connection: held ones, and those that shall be answered at the next collect."""
 
     __slots__ = ("_limit", "held", "is_read", "origin", "peer", "reading", "ready", "waiting")
@@ -155,7 +162,7 @@ class ParkedPulls:
         self._waiting: dict[Queue, dict[Pull, None]] = {}
         self._paused: dict[Queue, _Pause] = {}
         self._count = 0
-        self._desks: dict[PullDesk, None] = {}  # that have pulls which wait
+        self._pending: dict[PendingPulls, None] = {}  # that have pulls which wait
         self._by_origin: dict[bytes, int] = {}
         self.waiting = 0
         self.given_up = 0
@@ -169,43 +176,43 @@ class ParkedPulls:
         """Let *pull* wait; return the pulls that give way to it, which wait no longer and must be refused."""
         if pull.counted:
             return []
-        gave_way = self._make_room() if self._desks and self.waiting + pull.weight > self._limit else []
+        gave_way = self._make_room() if self._pending and self.waiting + pull.weight > self._limit else []
         pull.counted = True
-        self._count_for(pull.desk, pull.weight)
+        self._count_for(pull.pending, pull.weight)
         return gave_way
 
     def refusal(self) -> Refused:
         """Why pulls give way."""
         return Refused(Reason.BUSY, f"too many pulls wait at this broker; remoting.parked_max is {self._limit}")
 
-    def _count_for(self, desk: PullDesk, change: int) -> None:
+    def _count_for(self, pending: PendingPulls, change: int) -> None:
         self.waiting += change
-        desk.waiting += change
-        if desk.waiting:
-            self._desks[desk] = None
+        pending.waiting += change
+        if pending.waiting:
+            self._pending[pending] = None
         else:
-            del self._desks[desk]
-        held = self._by_origin.get(desk.origin, 0) + change
+            del self._pending[pending]
+        held = self._by_origin.get(pending.origin, 0) + change
         if held:
-            self._by_origin[desk.origin] = held
+            self._by_origin[pending.origin] = held
         else:
-            del self._by_origin[desk.origin]
+            del self._by_origin[pending.origin]
 
-    def _share(self, desk: PullDesk) -> int:
-        return desk.waiting * self._by_origin[desk.origin]
+    def _share(self, pending: PendingPulls) -> int:
+        return pending.waiting * self._by_origin[pending.origin]
 
     def _make_room(self) -> list[Pull]:
         """Take pulls from the connections with the largest shares, and none from those with less than half of that."""
         goal = self.waiting - max(1, self._limit // ROOM)
         found: list[Pull] = []
-        desks = nlargest(GIVERS, self._desks, key=self._share)
-        least = self._share(desks[0]) // 2
-        for desk in desks:
-            if self.waiting <= goal or self._share(desk) < least:
+        largest = nlargest(GIVERS, self._pending, key=self._share)
+        least = self._share(largest[0]) // 2
+        for pending in largest:
+            if self.waiting <= goal or self._share(pending) < least:
                 break
-            keeps = desk.waiting - max(1, desk.waiting // PART)
-            while desk.waiting > keeps and self.waiting > goal:
-                pull = desk.take_one()
+            keeps = pending.waiting - max(1, pending.waiting // PART)
+            while pending.waiting > keeps and self.waiting > goal:
+                pull = pending.take_one()
                 self.done(pull)
                 found.append(pull)
         self.given_up += len(found)
@@ -219,7 +226,7 @@ class ParkedPulls:
         waiting = self._watched(pull.queue) if not_before is None else self._pause(pull.queue, not_before).pulls
         waiting[pull] = None
         self._count += 1
-        pull.desk.held[pull] = self
+        pull.pending.held[pull] = self
         if pull.bucket < 0:
             self._deadlines.add(pull, pull.suspend_until)
 
@@ -261,9 +268,9 @@ class ParkedPulls:
         waiting.clear()
         self._count -= len(pulls)
         for pull in pulls:
-            desk = pull.desk
-            del desk.held[pull]
-            desk.queue_up(pull)
+            pending = pull.pending
+            del pending.held[pull]
+            pending.queue_up(pull)
 
     def wake_topic(self, topic: str) -> None:
         """Let every held pull of *topic* look again; for what is no record, such as an offset reset."""
@@ -285,27 +292,27 @@ class ParkedPulls:
             if waiting is not None and pull in waiting:
                 del waiting[pull]
                 self._count -= 1
-        pull.desk.held.pop(pull, None)
+        pull.pending.held.pop(pull, None)
 
     def done(self, pull: Pull) -> None:
         """*pull* is answered; it waits no longer and its time no longer runs."""
         if pull.counted:
             pull.counted = False
-            self._count_for(pull.desk, -pull.weight)
+            self._count_for(pull.pending, -pull.weight)
         if pull.bucket >= 0:
             self._deadlines.give_up(pull)
 
-    def drop(self, desk: PullDesk) -> None:
-        """The connection of *desk* is gone, and its pulls with it."""
-        for pull in list(desk.held):
+    def drop(self, pending: PendingPulls) -> None:
+        """The connection of *pending* is gone, and its pulls with it."""
+        for pull in list(pending.held):
             self.take(pull)
             self.done(pull)
-        for pull in (*desk.ready, *desk.reading):
+        for pull in (*pending.ready, *pending.reading):
             self.done(pull)
-        desk.ready.clear()
-        desk.reading.clear()
-        if desk.waiting:  # a defect ended the connection with a pull in hand
-            self._count_for(desk, -desk.waiting)
+        pending.ready.clear()
+        pending.reading.clear()
+        if pending.waiting:  # a defect ended the connection with a pull in hand
+            self._count_for(pending, -pending.waiting)
 
     def sweep(self) -> None:
         """Stop watching queues that no pull waits for."""

@@ -14,7 +14,7 @@ from typing import final
 from martlet.store.codec import FILLER_BYTES, encode_filler
 from martlet.store.segments import Segment, Segments
 
-__all__ = ["Chunk", "Chunks", "Tail"]
+__all__ = ["Chunk", "Chunks", "LogWriter"]
 
 
 @final
@@ -136,7 +136,7 @@ class Chunks:
 
 
 @final
-class Tail:
+class LogWriter:
     """The end of the log: appends fill it at ``position``, and `write_out` hands them to the operating system."""
 
     __slots__ = ("chunk", "chunk_base", "chunk_end", "chunks", "data", "position", "segment", "segments", "written")

@@ -11,7 +11,7 @@ from typing import Any, Final, final
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
 from martlet.store import Queue, Store
-from martlet.tables import DataVersion, parse, reading, render_in_steps
+from martlet.tables.rocketmq_json import DataVersion, parse, reading, render_in_steps
 from martlet.turns import Steps
 
 __all__ = [

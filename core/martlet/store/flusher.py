@@ -14,7 +14,7 @@ from martlet.errors import StoreFailed
 from martlet.store.files import Files
 
 if TYPE_CHECKING:
-    from martlet.store.chunks import Tail
+    from martlet.store.page_cache import LogWriter
 
 __all__ = ["Flusher"]
 
@@ -43,7 +43,7 @@ class Flusher:
         "tail",
     )
 
-    def __init__(self, files: Files, tail: "Tail", directory: str, on_moved: Callable[[], None]) -> None:
+    def __init__(self, files: Files, tail: "LogWriter", directory: str, on_moved: Callable[[], None]) -> None:
         self.files = files
         self.tail = tail
         self.directory = directory

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from inspect import getdoc
 
-from martlet.commands.outcome import Exit, complain
+from martlet.cli.outcome import Exit, complain
 from martlet.config import Setting, describe
 from martlet.contracts import Command
 
@@ -34,7 +34,7 @@ class Section:
 
 def sections(plugins: Iterable[str] | None = None) -> Iterator[Section]:
     """Yield the core's sections, then those of *plugins*, or of all that are installed."""
-    from martlet.plugins import available, load_class
+    from martlet.plugins.loader import available, load_class
     from martlet.run import SECTIONS
 
     for name, record in SECTIONS.items():

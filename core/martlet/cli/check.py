@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from martlet.commands.outcome import Exit
-from martlet.commands.terminal import print_json
+from martlet.cli.outcome import Exit
+from martlet.cli.terminal import print_json
 from martlet.config import fill, override, read_toml
 from martlet.contracts import Command
 from martlet.errors import PluginError
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from martlet.plugins import available, load
+    from martlet.plugins.loader import available, load
     from martlet.run import SECTIONS, read_config
 
     tables = read_toml(arguments.file)
@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_address(name: str, entry: "EntryPoint", table: object) -> None:
     """Refuse an address to listen on that cannot be one; plugins parse it only when they start."""
-    from martlet.plugins import load_class
-    from martlet.server import split_address
+    from martlet.net.server import split_address
+    from martlet.plugins.loader import load_class
 
     record = load_class(name, entry).config_class
     if record is not None and isinstance(table, dict):

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Final, final
 
 from martlet.contracts import Buffer, Peer
-from martlet.encoded import EVERYTHING, Batch, Encoding, Encodings, Selection, Tail
+from martlet.delivery.fanout import EVERYTHING, Batch, Encoding, Encodings, Selection, SharedTail
 from martlet.errors import Reason, Refused
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue, Store
-from martlet.topics import READ, Topic, Topics
+from martlet.tables.topics import READ, Topic, Topics
 
 __all__ = ["Delivery", "Subscription", "Subscriptions", "from_earliest", "from_offset", "from_tail"]
 
@@ -66,7 +66,7 @@ class _Lane:
 
     __slots__ = ("_subscription", "ahead", "cursor", "due", "queue", "tail")
 
-    def __init__(self, subscription: "Subscription", queue: Queue, cursor: int, tail: Tail) -> None:
+    def __init__(self, subscription: "Subscription", queue: Queue, cursor: int, tail: SharedTail) -> None:
         self._subscription = subscription
         self.queue = queue
         self.cursor = cursor

@@ -17,7 +17,7 @@ import trio
 from martlet.store.checkpoint import NO_JOURNAL, Checkpoint, write_checkpoint
 from martlet.store.files import is_full
 from martlet.store.follow import Follower
-from martlet.store.journal import Journal, encode_deletion, encode_queue
+from martlet.store.queue_journal import Journal, encode_deletion, encode_queue
 from martlet.store.queues import Queue
 from martlet.store.recovery import Progress
 from martlet.store.repair import Repair
@@ -25,7 +25,7 @@ from martlet.store.repair import Repair
 if TYPE_CHECKING:
     from martlet.store.log import Store
 
-__all__ = ["Upkeep"]
+__all__ = ["Checkpointer"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -51,7 +51,7 @@ JOURNAL_BATCH: Final = 256
 
 
 @final
-class Upkeep:
+class Checkpointer:
     """The indexes and checkpoints of one store."""
 
     __slots__ = (

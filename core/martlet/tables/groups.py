@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
-from martlet.tables import DataVersion, parse, reading, render_in_steps
+from martlet.tables.rocketmq_json import DataVersion, parse, reading, render_in_steps
 from martlet.turns import Steps
 
 __all__ = ["Group", "Groups", "check_group_name"]

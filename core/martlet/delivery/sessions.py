@@ -16,12 +16,12 @@ import msgpack  # type: ignore[import-untyped]
 import trio
 
 from martlet.clock import Clock
+from martlet.delivery.subscriptions import Start, from_earliest
 from martlet.errors import Reason, Refused, StoreError
-from martlet.groups import Groups
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue
-from martlet.subscriptions import Start, from_earliest
-from martlet.topics import Topic
+from martlet.tables.groups import Groups
+from martlet.tables.topics import Topic
 from martlet.turns import Pace, Steps
 
 __all__ = ["Session", "Sessions"]

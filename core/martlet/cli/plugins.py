@@ -5,8 +5,8 @@ import logging
 import os
 from pathlib import Path
 
-from martlet.commands.outcome import Exit
-from martlet.commands.terminal import print_json, table
+from martlet.cli.outcome import Exit
+from martlet.cli.terminal import print_json, table
 from martlet.config import read_toml
 from martlet.contracts import Command
 
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from martlet.plugins import available, load
+    from martlet.plugins.loader import available, load
     from martlet.run import read_config
 
     config = read_config(read_toml(arguments.config) if arguments.config else {})

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from martlet import logs
+from martlet.cli.outcome import Exit
+from martlet.cli.terminal import Bar
 from martlet.clock import process_age_s
-from martlet.commands.outcome import Exit
-from martlet.commands.terminal import Bar
 from martlet.config import override, read_toml
 from martlet.contracts import Command
 
@@ -100,7 +100,7 @@ def serve(config: "Config") -> int:
     """Run what *config* says until a signal comes."""
     import trio
 
-    from martlet.commands.version import installed_version
+    from martlet.cli.version import installed_version
     from martlet.run import notify_systemd, run
 
     logs.configure(config.log)

@@ -17,17 +17,17 @@ from typing import Final, final
 import trio
 
 from martlet.contracts import Peer
-from martlet.encoded import EVERYTHING, Encoding, Selection, encode_result
+from martlet.delivery.fanout import EVERYTHING, Encoding, Selection, encode_result
+from martlet.delivery.leases import Leases
+from martlet.delivery.redelivery import pause_ms
+from martlet.delivery.subscriptions import Delivery, Start, from_tail, is_readable, readable, unwatch, watch
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError
-from martlet.groups import Groups
-from martlet.leases import Leases
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
-from martlet.redelivery import pause_ms
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.codec import decode_record
-from martlet.subscriptions import Delivery, Start, from_tail, is_readable, readable, unwatch, watch
-from martlet.topics import DLQ_PREFIX, Topic, Topics
+from martlet.tables.groups import Groups
+from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
 
 __all__ = ["Member", "Share", "Shares"]
 
@@ -117,7 +117,7 @@ class Member:
         """
         return self.share.hand_out(self, budget_bytes) if self.credit > 0 else []
 
-    def heard_of(self) -> None:
+    def touch(self) -> None:
         """Note that the peer is alive, and give back the credit of messages whose lease ended meanwhile."""
         if self.lapsed:
             lapsed, self.lapsed = self.lapsed, 0
@@ -125,7 +125,7 @@ class Member:
 
     def ack(self, queue_id: int, offset: int) -> bool:
         """Settle a message and give its credit back; False when this member does not hold it, or no longer."""
-        self.heard_of()
+        self.touch()
         return self.share.ack(self, queue_id, offset)
 
     def nack(self, queue_id: int, offset: int, delay_s: float = 0) -> bool:
@@ -133,12 +133,12 @@ class Member:
 
         It is delivered again after *delay_s* or later: the more often it failed, the longer it waits.
         """
-        self.heard_of()
+        self.touch()
         return self.share.nack(self, queue_id, offset, delay_s)
 
     def extend(self, queue_id: int, offset: int) -> bool:
         """Start the lease of a message again; False when this member does not hold it."""
-        self.heard_of()
+        self.touch()
         return self.share.extend(self, queue_id, offset)
 
     def leave(self) -> None:

@@ -1,9 +1,9 @@
 """The generated pages of ``docs/``, from the real parsers, records and docstrings.
 
-    python -m martlet.manual cli > docs/cli.md
-    python -m martlet.manual config > docs/config.md
-    python -m martlet.manual client-api > docs/client-api.md
-    python -m martlet.manual plugin-api > docs/plugin-api.md
+    python -m martlet.cli.manual cli > docs/cli.md
+    python -m martlet.cli.manual config > docs/config.md
+    python -m martlet.cli.manual client-api > docs/client-api.md
+    python -m martlet.cli.manual plugin-api > docs/plugin-api.md
 
 Tests compare these files with what this module generates, so they cannot go stale.
 """
@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from martlet.cli import EPILOG, commands, make_parser
-from martlet.commands.config import as_markdown, sections
-from martlet.plugins import available
-from martlet.reference import Chapter, api_page
+from martlet.cli.config import as_markdown, sections
+from martlet.cli.main import EPILOG, commands, make_parser
+from martlet.cli.reference import Chapter, api_page
+from martlet.plugins.loader import available
 
 __all__ = [
     "CLIENT_CHAPTERS",
@@ -31,7 +31,7 @@ __all__ = [
 CLI_HEAD = """\
 # The command line
 
-Made from the parsers by `python -m martlet.manual cli`. `martlet COMMAND --help` says the same.
+Made from the parsers by `python -m martlet.cli.manual cli`. `martlet COMMAND --help` says the same.
 
 `run`, `check`, `config`, `plugins` and `store` are the core's. All others come with plugins, through the hook
 `martlet_commands`: installing a plugin adds its commands.
@@ -51,7 +51,7 @@ are named as the options: `MARTLET_CONFIG=/etc/martlet.toml` alone can hold ever
 CONFIG_HEAD = """\
 # Configuration
 
-Made from the records that the broker reads, by `python -m martlet.manual config`.
+Made from the records that the broker reads, by `python -m martlet.cli.manual config`.
 
 A configuration is a TOML file (`martlet run --config FILE`); every key has a default, so no file is needed. Each key
 can also be set on the command line, over the file: `--set store.flush=async`. `martlet config` prints a file with
@@ -64,8 +64,8 @@ unknown key is an error that names the nearest known one.
 CLIENT_API_HEAD = """\
 # API of the Python client
 
-Generated from the docstrings by `python -m martlet.manual client-api`. [The Python client](client.md) explains how to
-use it.
+Generated from the docstrings by `python -m martlet.cli.manual client-api`. [The Python client](client.md) explains
+how to use it.
 
 These are the classes for trio. `martlet_remoting.client.aio` has `Producer`, `PushConsumer`, `PullConsumer` and `Admin`
 with the same methods for asyncio. `martlet_remoting.client.blocking` has them for plain code: no method is a coroutine
@@ -78,8 +78,8 @@ there, and `with` and `for` replace `async with` and `async for`. All other name
 PLUGIN_API_HEAD = """\
 # API for plugins
 
-Generated from the docstrings by `python -m martlet.manual plugin-api`. [Writing a plugin](plugins.md) explains how to
-use it, and [Hooks](hooks.md) says when each hook is called.
+Generated from the docstrings by `python -m martlet.cli.manual plugin-api`. [Writing a plugin](plugins.md) explains
+how to use it, and [Hooks](hooks.md) says when each hook is called.
 
 What is not on this page may change without notice.
 
@@ -143,7 +143,7 @@ CLIENT_CHAPTERS: Final = (
 )
 
 PLUGIN_CHAPTERS: Final = (
-    Chapter("Hooks", "martlet.hookspecs", ("Hooks",)),
+    Chapter("Hooks", "martlet.plugins.hooks", ("Hooks",)),
     Chapter(
         "What hooks return",
         "martlet.contracts",
@@ -151,7 +151,7 @@ PLUGIN_CHAPTERS: Final = (
     ),
     Chapter("Peers of a protocol", "martlet.contracts", ("Connection", "Handler", "Peer", "Buffer")),
     Chapter("Configuration", "martlet.config", ("setting", "fill")),
-    Chapter("TLS", "martlet.tls", ("Tls", "TlsConfig")),
+    Chapter("TLS", "martlet.net.tls", ("Tls", "TlsConfig")),
     Chapter(
         "The broker",
         "martlet.broker",
@@ -178,7 +178,7 @@ PLUGIN_CHAPTERS: Final = (
     ),
     Chapter(
         "Topics",
-        "martlet.topics",
+        "martlet.tables.topics",
         (
             "Topics: get ensure update auto_create delete has_queue",
             "Topic: queue",
@@ -193,7 +193,7 @@ PLUGIN_CHAPTERS: Final = (
     ),
     Chapter(
         "Subscriptions",
-        "martlet.subscriptions",
+        "martlet.delivery.subscriptions",
         (
             "Subscriptions: open",
             "Subscription: add_credit collect cursor close",
@@ -203,18 +203,18 @@ PLUGIN_CHAPTERS: Final = (
             "from_offset",
         ),
     ),
-    Chapter("Encodings and selections", "martlet.encoded", ("Encoding", "parts", "Selection", "EVERYTHING")),
+    Chapter("Encodings and selections", "martlet.delivery.fanout", ("Encoding", "parts", "Selection", "EVERYTHING")),
     Chapter(
         "Shared groups",
-        "martlet.shares",
-        ("Shares: join", "Member: add_credit collect ack nack extend heard_of leave"),
+        "martlet.delivery.shared_groups",
+        ("Shares: join", "Member: add_credit collect ack nack extend touch leave"),
     ),
     Chapter(
         "Sessions",
-        "martlet.sessions",
+        "martlet.delivery.sessions",
         ("Sessions: get open subscribe commit unsubscribe leave forget_empty", "Session"),
     ),
-    Chapter("Groups", "martlet.groups", ("Groups: get ensure reader offset commit", "check_group_name")),
+    Chapter("Groups", "martlet.tables.groups", ("Groups: get ensure reader offset commit", "check_group_name")),
     Chapter(
         "Errors",
         "martlet.errors",

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from martlet.commands.outcome import Exit, UsageError
-from martlet.commands.terminal import Bar, human_bytes, print_json, table
+from martlet.cli.outcome import Exit, UsageError
+from martlet.cli.terminal import Bar, human_bytes, print_json, table
 from martlet.config import override, read_toml
 from martlet.contracts import Command
 

@@ -1,6 +1,6 @@
 """The ``martlet`` command: finds what is asked for, and imports no more than that.
 
-The core's own commands are named in a table here and live in `martlet.commands`;
+The core's own commands are named in a table here and live in `martlet.cli`;
 everything that talks to a broker speaks some protocol, so it comes from the plugins
 (hook ``martlet_commands``), which are loaded only when the core has no such command.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CORE", "commands", "main", "make_parser"]
 
-# name -> what it is for; the module of that name in martlet.commands holds its COMMAND
+# name -> what it is for; the module of that name in martlet.cli holds its COMMAND
 CORE: Final = {
     "run": "run a broker",
     "check": "check a configuration file without starting anything",
@@ -38,19 +38,19 @@ Exit codes: 0 done; 1 the answer is no (refused, not found, not healthy); 2 wron
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line *arguments* (`sys.argv`) and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    from martlet.commands.outcome import guarded
+    from martlet.cli.outcome import guarded
 
     return guarded(_run, words)
 
 
 def _run(words: list[str]) -> int:
-    from martlet.commands.outcome import Exit, complain
+    from martlet.cli.outcome import Exit, complain
 
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview(commands()), end="")
         return Exit.OK if words else Exit.USAGE
     if words[0] in ("-V", "--version"):
-        from martlet.commands.version import installed_version
+        from martlet.cli.version import installed_version
 
         print(f"martlet {installed_version()}")
         return Exit.OK
@@ -74,7 +74,7 @@ def commands(plugins: Iterable[str] | None = None) -> "list[Command]":
 
 
 def _core(name: str) -> "Command":
-    command: Command = import_module(f"martlet.commands.{name}").COMMAND
+    command: Command = import_module(f"martlet.cli.{name}").COMMAND
     return command
 
 
@@ -82,9 +82,9 @@ def _of_plugins(names: Iterable[str] | None = None) -> "list[Command]":
     """What installed plugins bring; one that fails is named and left out."""
     import trio
 
-    from martlet.commands.outcome import complain
+    from martlet.cli.outcome import complain
     from martlet.errors import MartletError
-    from martlet.plugins import available, load
+    from martlet.plugins.loader import available, load
 
     async def ask() -> "list[Command]":
         commands: list[Command] = []
@@ -104,7 +104,7 @@ class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong with a command line."""
 
     def error(self, message: str) -> NoReturn:
-        from martlet.commands.outcome import UsageError
+        from martlet.cli.outcome import UsageError
 
         raise UsageError(f"{message}; `{self.prog} --help` shows how")
 

@@ -17,8 +17,8 @@ import trio
 
 from martlet.broker import Broker
 from martlet.errors import MartletError, Refused, RemoteProtocolError
-from martlet.server import split_address
-from martlet.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic
+from martlet.net.server import split_address
+from martlet.tables.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic
 from martlet.turns import Steps, Turns, finish_now
 
 from .codec import FrameBuffer, encode_command
@@ -26,7 +26,7 @@ from .codes import ANSWER_LANGUAGE, RequestCode, ResponseCode
 from .nameserver.kvconfig import ORDER_TOPICS
 from .nameserver.server import NameServer
 from .packets import Command
-from .registrations import Registration, encode_registration, order_topics
+from .register_broker import Registration, encode_registration, order_topics
 from .routes import MASTER_ID, TopicQueues, TopicShape, Version, decode_queues
 
 __all__ = ["Registrar", "create_standard_topics", "standard_topics"]

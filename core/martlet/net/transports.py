@@ -13,14 +13,14 @@ import trio
 
 from martlet.contracts import Buffer
 
-__all__ = ["SocketWire", "TlsWire", "Wire"]
+__all__ = ["SocketTransport", "TlsTransport", "Transport"]
 
 IOVECS_MAX: Final = 1024  # Linux UIO_MAXIOV: sendmsg takes no more pieces at once
 JOIN_BYTES_MAX: Final = 65536  # below, one copy is cheaper than a long iovec list
 TLS_BYTES_AT_ONCE: Final = 262144
 
 
-class Wire(Protocol):
+class Transport(Protocol):
     """Bytes to and from one peer."""
 
     def receive(self, limit: int) -> bytes | None:
@@ -43,7 +43,7 @@ class Wire(Protocol):
 
 
 @final
-class SocketWire:
+class SocketTransport:
     """A connected, non-blocking TCP socket."""
 
     __slots__ = ("_socket",)
@@ -92,12 +92,12 @@ class SocketWire:
 
 
 @final
-class TlsWire:
-    """TLS spoken over another wire; *first* is what was read before TLS was noticed."""
+class TlsTransport:
+    """TLS spoken over another transport; *first* is what was read before TLS was noticed."""
 
     __slots__ = ("_incoming", "_inner", "_object", "_outgoing", "_ready", "_shaken", "_unsent")
 
-    def __init__(self, inner: Wire, context: ssl.SSLContext, first: bytes) -> None:
+    def __init__(self, inner: Transport, context: ssl.SSLContext, first: bytes) -> None:
         self._inner = inner
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()

@@ -1,0 +1,1 @@
+"""Delivery: from readable records to peers. Cursors, shared encodings, leases, shared groups and sessions."""

@@ -1,0 +1,1 @@
+"""Sockets, TLS and connections: everything that talks to the network."""

@@ -1,0 +1,1 @@
+"""Plugins: what they may override (`hooks`) and how they are loaded (`loader`)."""

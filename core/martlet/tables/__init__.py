@@ -1,0 +1,1 @@
+"""Topics and consumer groups: the tables beside the log, in RocketMQ's JSON files."""
