@@ -372,7 +372,7 @@ async def test_a_second_opener_is_told_who_has_the_directory(open_store: OpenSto
 async def test_saving_in_the_background_keeps_little_in_memory(
     open_store: OpenStore, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    store = await open_store(small_config(queue_file_entries=300))
+    store = await open_store(small_config(queue_file_entries=300), FakeDisk())  # no thread, for the clock to wait for
     await nursery.start(store.run)
     sent = fill(store, 500)
     queue = store.queue("T", 0)

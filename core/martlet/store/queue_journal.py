@@ -176,25 +176,30 @@ class Journal:
         names = (name.removeprefix(PREFIX) for name in self.files.disk.names(self.directory) if name.startswith(PREFIX))
         return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and len(name) == 10)
 
-    def write(self, data: bytes, *, whole: bool, into: Checkpoint) -> None:
-        """Make *data* durable, appended or as a new generation, and note in *into* where it is."""
+    def write(self, parts: list[bytes], *, whole: bool, into: Checkpoint) -> None:
+        """Make *parts* durable, appended or as a new generation, and note in *into* where they are."""
         if whole:
-            self._begin(data)
-        elif data:
+            self._begin(parts)
+        elif parts:
             path = self._path(self.generation)
-            self.files.write(path, data, self.length)
+            self.length, self.crc = self._write_parts(path, parts, self.length, self.crc)
             self.files.sync(path)
-            self.crc = crc32(data, self.crc)
-            self.length += len(data)
         into.journal_generation, into.journal_length, into.journal_crc = self.generation, self.length, self.crc
 
-    def _begin(self, data: bytes) -> None:
+    def _write_parts(self, path: str, parts: list[bytes], length: int, crc: int) -> tuple[int, int]:
+        """Write *parts* one by one: to join megabytes would keep the interpreter's lock from the event loop."""
+        for part in parts:
+            self.files.write(path, part, length)
+            length += len(part)
+            crc = crc32(part, crc)
+        return length, crc
+
+    def _begin(self, parts: list[bytes]) -> None:
         generation = max([*self._generations(), -1]) + 1
         path = self._path(generation)
         try:
             self.files.create(path, 0)
-            if data:
-                self.files.write(path, data, 0)
+            length, crc = self._write_parts(path, parts, 0, crc32(b""))
             self.files.sync(path)
         except OSError:
             # On a full disk every attempt would leave another one.
@@ -202,7 +207,7 @@ class Journal:
                 self.files.unlink(path)
             raise
         self.files.disk.sync_directory(self.directory)
-        self.generation, self.length, self.crc, self.content = generation, len(data), crc32(data), len(data)
+        self.generation, self.length, self.crc, self.content = generation, length, crc, length
 
     def remove_others(self) -> None:
         """Remove generations that the checkpoint does not name."""

@@ -17,7 +17,7 @@ from contextlib import suppress
 from math import gcd
 from struct import Struct
 from threading import Lock
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from martlet.checksum import crc32
 from martlet.store.codec import ENTRY, ENTRY_BYTES, RECORD_BYTES_MIN, TOPIC_V1_BYTES_MAX
@@ -25,7 +25,7 @@ from martlet.store.files import Files
 from martlet.store.segments import NAME_DIGITS, numbered_names
 from martlet.store.tags import SCHEDULE_TOPIC
 
-__all__ = ["BLANK_ENTRY", "BlockDamaged", "Queue", "QueueFiles", "Queues", "queue_ids"]
+__all__ = ["BLANK_ENTRY", "BlockDamaged", "Queue", "QueueFiles", "Queues", "Unsaved", "queue_ids"]
 
 # What RocketMQ writes where a queue has no message (ConsumeQueue.fillPreBlank).
 BLANK_SIZE: Final = 0x7FFFFFFF
@@ -211,6 +211,10 @@ class Queue:
         return self.tail_offset + low
 
 
+# A queue and those of its entries that go to its files next.
+Unsaved: TypeAlias = tuple[Queue, bytes]
+
+
 @final
 class QueueFiles:
     """Reads and writes the files of queues."""
@@ -258,7 +262,10 @@ class QueueFiles:
         return data[: len(data) - len(data) % ENTRY_BYTES]
 
     def write(self, queue: Queue, offset: int, entries: memoryview) -> set[str]:
-        """Write *entries* from *offset* on and return the paths that are to be synced."""
+        """Write *entries* from *offset* on and return the paths that are to be synced.
+
+        A queue that begins has then only these entries in files; after an error that is still to be done.
+        """
         written: set[str] = set()
         at = offset * ENTRY_BYTES
         if queue.begins:
@@ -268,7 +275,6 @@ class QueueFiles:
             within = at % self.file_bytes
             at -= within
             entries = memoryview(BLANK_ENTRY * (within // ENTRY_BYTES) + bytes(entries))
-            queue.begins = False
         if queue.unsure_names:
             self._note_names(queue)
             queue.unsure_names = False
@@ -463,10 +469,11 @@ class Queues:
             raise BlockDamaged(queue)
         return data
 
-    def forget_blocks(self, queue: Queue) -> None:
-        """Drop what is cached of *queue*, whose files changed."""
+    def forget_blocks(self, *queues: Queue) -> None:
+        """Drop what is cached of *queues*, whose files changed."""
+        wanted = set(queues)
         with self._lock:
-            for key in [key for key in self._cache if key[0] is queue]:
+            for key in [key for key in self._cache if key[0] in wanted]:
                 del self._cache[key]
 
     def position_at(self, queue: Queue, offset: int) -> int:
@@ -480,20 +487,34 @@ class Queues:
 
         What was written before the last call and is not at the very tail leaves the memory.
         """
+        unsaved = self.take_unsaved(queue, limit)
+        paths = self.write_unsaved(unsaved)
+        self.note_saved(unsaved)
+        return paths
+
+    def take_unsaved(self, queue: Queue, limit: int) -> Unsaved:
+        """The entries of records that end at or before *limit* and are not in files."""
         end = queue.end_before(limit)
-        paths: set[str] = set()
-        if end > queue.saved:
-            start = (queue.saved - queue.tail_offset) * ENTRY_BYTES
-            data = bytes(queue.tail[start : (end - queue.tail_offset) * ENTRY_BYTES])
+        start = (queue.saved - queue.tail_offset) * ENTRY_BYTES
+        return queue, bytes(queue.tail[start : (end - queue.tail_offset) * ENTRY_BYTES]) if end > queue.saved else b""
+
+    def write_unsaved(self, unsaved: Unsaved) -> set[str]:
+        """Write to the files, and return the paths to sync; blocking. A thread may do it while appends go on."""
+        queue, data = unsaved
+        return self.files.write(queue, queue.saved, memoryview(data)) if data else set()
+
+    def note_saved(self, unsaved: Unsaved) -> None:
+        """The entries are in their files: cover them by CRCs, and drop those written before them from memory."""
+        queue, data = unsaved
+        kept = 0
+        if data:
             if queue.begins:
                 blanks = queue.saved % self.files.block_entries
                 queue.mark = queue.saved, crc32(BLANK_ENTRY * blanks)
-            paths = self.files.write(queue, queue.saved, memoryview(data))
+                queue.begins = False
             queue.seal_blocks(data, self.files.block_bytes)
             self.note_change(queue)
-            kept = min(KEPT_ENTRIES, end - queue.tail_offset)
-        else:
-            kept = 0
+            kept = min(KEPT_ENTRIES, queue.saved - queue.tail_offset)
         gone = queue.saved - kept - queue.tail_offset
         if gone > 0:
             del queue.tail[: gone * ENTRY_BYTES]
@@ -502,7 +523,6 @@ class Queues:
             queue.dirty = False
             queue.tail = bytearray()
             self.dirty.pop(queue, None)
-        return paths
 
     def rewind(self, queue: Queue, offset: int) -> None:
         """Take back every entry from *offset* on, saved ones as well; not before the first offset."""
@@ -575,11 +595,12 @@ class Queues:
         """Take *topic* out of the table and return its queues; their files stay."""
         return list(self.topics.pop(topic, {}).values())
 
-    def let_go(self, queue: Queue) -> None:
-        """Never save *queue* again."""
-        self.dirty.pop(queue, None)
-        self.changed.pop(queue, None)
-        self.forget_blocks(queue)
+    def let_go(self, queues: list[Queue]) -> None:
+        """Never save *queues* again."""
+        for queue in queues:
+            self.dirty.pop(queue, None)
+            self.changed.pop(queue, None)
+        self.forget_blocks(*queues)
 
 
 def _position(entry: bytes) -> int:

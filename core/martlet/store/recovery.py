@@ -244,7 +244,7 @@ class Recovery:
             gone = self.queues.forget_topic(deleted)
             for queue in gone:
                 self._broken.pop(queue, None)
-                self.queues.let_go(queue)
+            self.queues.let_go(gone)
             self._scan.order.forget(deleted, gone)
             self._scan.forget_topic(deleted)
             self.queues.files.remove_topic(deleted)
