@@ -33,6 +33,7 @@ HOT = (
     "martlet/store/codec.py",
     "martlet/store/flusher.py",
     "martlet/store/key_index.py",
+    "martlet/store/layout.py",
     "martlet/store/log.py",
     "martlet/store/queues.py",
     "martlet/store/reading.py",

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from typing import Protocol as TypingProtocol
 
-from martlet.message import Message, Record
+from martlet.message import Message
+from martlet.store.layout import Buffer, Predicate, RecordView
 
 __all__ = [
     "Authorizer",
@@ -26,17 +27,14 @@ __all__ = [
     "Peer",
     "Predicate",
     "Protocol",
+    "RecordView",
     "Service",
     "Stage",
 ]
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
-
 # Called with every message before it is stored; returns it, changed or not. May raise `Refused`.
 Stage: TypeAlias = Callable[[Message], Message]
-# Called with each record that a subscriber might get; returns whether it does. It must only look at the record.
-Predicate: TypeAlias = Callable[[Record], bool]
-# Makes a predicate of an expression; raises `Refused` (Reason.ILLEGAL), which says where the mistake is.
+# Makes a predicate over records of an expression; raises `Refused` (Reason.ILLEGAL), which says where the mistake is.
 Compile: TypeAlias = Callable[[str], Predicate]
 # A coroutine function that runs while the broker does, until it is cancelled.
 Service: TypeAlias = Callable[[], Awaitable[None]]

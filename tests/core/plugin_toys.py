@@ -14,9 +14,9 @@ from tests.core.toys import World
 
 from martlet.broker import Broker
 from martlet.config import setting
-from martlet.contracts import Authorizer, Command, Compile, Identity, Predicate, Protocol, Service, Stage
+from martlet.contracts import Authorizer, Command, Compile, Identity, Predicate, Protocol, RecordView, Service, Stage
 from martlet.errors import Reason, Refused
-from martlet.message import Message, Record, put_property
+from martlet.message import Message, put_property
 from martlet.plugins import loader as plugins
 from martlet.plugins.hooks import Hooks
 
@@ -61,7 +61,7 @@ def compile_longer(expression: str) -> Predicate:
     return lambda record: longer(record, int(expression))
 
 
-def longer(record: Record, size: int) -> bool:
+def longer(record: RecordView, size: int) -> bool:
     return len(record.body) > size
 
 

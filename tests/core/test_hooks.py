@@ -14,9 +14,9 @@ from tests.core.plugin_toys import Full, Greeting, installed
 
 from martlet.broker import Broker
 from martlet.cli import main as cli
-from martlet.contracts import Identity
+from martlet.contracts import Identity, RecordView
 from martlet.errors import Reason, Refused
-from martlet.message import Message, Record
+from martlet.message import Message
 from martlet.net.server import split_address
 from martlet.plugins.hooks import HOOKS, Hooks
 from martlet.run import Config, PluginsConfig, run
@@ -100,12 +100,12 @@ async def test_martlet_filters_are_found_by_name(monkeypatch: pytest.MonkeyPatch
         compiler = made.broker.filter_compiler("LONGER")
         assert compiler is not None
         predicate = compiler("3")
-        assert [predicate(decode_record(made.stored(body))) for body in (b"abc", b"abcd")] == [False, True]
+        assert [predicate(RecordView(made.stored(body))) for body in (b"abc", b"abcd")] == [False, True]
         with pytest.raises(Refused) as caught:
             compiler("x")
         assert caught.value.reason is Reason.ILLEGAL
         with pytest.raises(Refused, match="plugin 'full' failed in its filter LONGER; AttributeError"):
-            predicate(cast(Record, None))
+            predicate(cast(RecordView, None))
         assert made.broker.filter_compiler("SHORTER") is None
 
 

@@ -12,14 +12,15 @@ from tests.core.plugin_toys import Full, Hanging, installed
 from trio.testing import MockClock
 
 from martlet.broker import Broker
-from martlet.contracts import Authorizer, Predicate
+from martlet.contracts import Authorizer, Predicate, RecordView
 from martlet.errors import ConfigError, PluginError, Reason, Refused
-from martlet.message import Record
+from martlet.message import Message
 from martlet.plugins import loader as plugins
 from martlet.plugins.hooks import HOOKS, Hooks
 from martlet.plugins.loader import Plugins, available, guarded_filter, load
 from martlet.run import Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
+from martlet.store.codec import encode_record
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config
 
@@ -234,7 +235,7 @@ def test_a_filter_that_raises_is_refused_and_named_in_the_log_once(logged: pytes
         return lambda record: record.queue_id // number > 0
 
     compiled = guarded_filter("toys", "DIVIDE", compile_dividing)
-    record = Record("t", 4, 0, 0, 0, b"", b"", 0, 0, 0, b"", 0, b"", 0, 0, 0)
+    record = RecordView(encode_record(Message("t", b"x"), 4, 0, 0, 0, bytes(8)))
     assert compiled("2")(record)
     raising = compiled("0")
     for _ in range(3):

@@ -5,9 +5,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from martlet.contracts import Predicate
+from martlet.contracts import Predicate, RecordView
 from martlet.errors import Reason, Refused, StoreError
-from martlet.message import Message, Record
+from martlet.message import Message
 from martlet.plugins.loader import guarded_filter
 from martlet.store import ReadResult, ReadStatus, Store
 from martlet.store.codec import decode_records
@@ -245,7 +245,7 @@ async def test_a_filter_language_of_a_plugin_is_used(harness: Harness) -> None:
         if expression == "bad":
             raise Refused(Reason.ILLEGAL, "column 1: bad")
 
-        def wanted(record: Record) -> bool:
+        def wanted(record: RecordView) -> bool:
             return record.property("TAGS") == expression
 
         return wanted
@@ -357,8 +357,8 @@ def compile_raising(expression: str) -> Predicate:
     if expression == "never":
         raise KeyError("grammar")
 
-    def wanted(record: Record) -> bool:
-        return record.property(expression)[0] == "A"  # fails where the property is missing
+    def wanted(record: RecordView) -> bool:
+        return (record.property(expression) or "")[0] == "A"  # fails where the property is missing
 
     return wanted
 

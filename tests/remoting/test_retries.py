@@ -10,7 +10,8 @@ from trio.testing import MockClock
 from martlet.delivery.redelivery import LONGEST_MS, pause_ms
 from martlet.message import Message, Record
 from martlet.store import ReadResult, ReadStatus
-from martlet.store.codec import BORN_V6, STORE_V6, decode_records, encode_record
+from martlet.store.codec import decode_records, encode_record
+from martlet.store.layout import BORN_V6, STORE_V6
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.deadlines import TICK_S
 from martlet_remoting.packets import Command

@@ -7,7 +7,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from martlet.store.codec import ENTRY_BYTES, tags_code
+from martlet.store.codec import tags_code
+from martlet.store.layout import ENTRY_BYTES
 from martlet.store.queues import BLOCKS_CACHED
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import bodies, drain, message

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from martlet.errors import CorruptRecord
 from martlet.message import Message, Record
 from martlet.store.codec import (
-    BLANK_MAGIC,
     check_record,
     decode_record,
     decode_records,
@@ -21,6 +20,7 @@ from martlet.store.codec import (
     record_size,
     tags_code,
 )
+from martlet.store.layout import BLANK_MAGIC
 
 HOST4 = bytes((10, 0, 0, 2)) + (10911).to_bytes(4, "big")
 HOST6 = bytes(range(16)) + (10911).to_bytes(4, "big")

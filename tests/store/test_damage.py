@@ -11,7 +11,8 @@ import pytest
 
 from martlet.message import Record
 from martlet.store import Store, StoreConfig
-from martlet.store.codec import FILLER, decode_records, encode_record
+from martlet.store.codec import decode_records, encode_record
+from martlet.store.layout import FILLER
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config
 from martlet.turns import finish_now

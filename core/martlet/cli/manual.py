@@ -147,9 +147,9 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "What hooks return",
         "martlet.contracts",
-        ("Protocol", "Stage", "Compile", "Predicate", "Authorizer", "Identity", "Service", "Command"),
+        ("Protocol", "Stage", "Compile", "Authorizer", "Identity", "Service", "Command"),
     ),
-    Chapter("Peers of a protocol", "martlet.contracts", ("Connection", "Handler", "Peer", "Buffer")),
+    Chapter("Peers of a protocol", "martlet.contracts", ("Connection", "Handler", "Peer")),
     Chapter("Configuration", "martlet.config", ("setting", "fill")),
     Chapter("TLS", "martlet.net.tls", ("Tls", "TlsConfig")),
     Chapter(
@@ -176,6 +176,7 @@ PLUGIN_CHAPTERS: Final = (
             "UNIQ_KEY",
         ),
     ),
+    Chapter("Stored records", "martlet.store.layout", ("RecordView", "Predicate", "record_views", "Buffer")),
     Chapter(
         "Topics",
         "martlet.tables.topics",

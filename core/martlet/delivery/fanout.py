@@ -10,20 +10,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from struct import Struct
 from typing import Final, final
 
 from martlet.contracts import Buffer
 from martlet.store import Queue, ReadResult
-from martlet.store.codec import BORN_V6, HEAD_BYTES, MAGIC_V1, STORE_V6, decode_record
+from martlet.store.codec import decode_record
+from martlet.store.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, WIDE_HOSTS, Predicate, record_views
 
 __all__ = ["EVERYTHING", "Batch", "Encoding", "Encodings", "Selection", "SharedTail", "encode_result", "parts"]
-
-SIZE: Final = Struct(">i")
-OUTLINE: Final = Struct(">iI4xi4xq8xi44xi")  # size magic queue_id queue_offset sys_flag body_bytes
-WIDE_HOSTS: Final = BORN_V6 | STORE_V6
-QUEUE_OFFSET: Final = Struct(">q")
-QUEUE_OFFSET_AT: Final = 20  # in a record, see store/codec.py
 
 # Readers at the tail are at most a few commits apart; who is further behind reads the log.
 BATCHES_A_TAIL: Final = 8
@@ -51,13 +45,12 @@ class Selection:
       name: identifies the selection: subscribers whose selections have the same name share encoded bytes.
       codes: hashes of tags (`martlet.store.codec.tags_code`); None for every tag. Different tags can have the same
         hash, so the predicate has to compare the tags themselves.
-      predicate: gets one record as the log stores it, and returns whether it is wanted;
-        `martlet.store.codec.decode_record` makes a `Record` of it. It may run in a thread.
+      predicate: gets a view of one record, and returns whether it is wanted. It may run in a thread.
     """
 
     name: str = ""
     codes: frozenset[int] | None = None
-    predicate: Callable[[Buffer], bool] | None = None
+    predicate: Predicate | None = None
 
 
 # Selects every record.
@@ -136,13 +129,7 @@ def encode_result(result: ReadResult, start: int, encoding: Encoding) -> Batch:
 
 def _offsets(pieces: list[Buffer]) -> list[int]:
     """The queue offsets of the records in *pieces*."""
-    found: list[int] = []
-    for piece in pieces:
-        at = 0
-        while at < len(piece):
-            found.append(QUEUE_OFFSET.unpack_from(piece, at + QUEUE_OFFSET_AT)[0])
-            at += SIZE.unpack_from(piece, at)[0]
-    return found
+    return [record.queue_offset for piece in pieces for record in record_views(piece)]
 
 
 @final

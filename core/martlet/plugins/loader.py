@@ -21,9 +21,8 @@ import pluggy
 import trio
 
 from martlet.config import fill, unknown_key
-from martlet.contracts import Compile, Predicate
+from martlet.contracts import Compile, Predicate, RecordView
 from martlet.errors import ConfigError, PluginError, Reason, Refused
-from martlet.message import Record
 from martlet.plugins.hooks import HOOKS, Hooks
 
 __all__ = ["GROUP", "Plugin", "Plugins", "available", "guarded_filter", "load", "load_class"]
@@ -182,7 +181,7 @@ def guarded_filter(plugin: str, language: str, compile_expression: Compile) -> C
             raise failed(error) from error
         told = False
 
-        def holds(record: Record) -> bool:
+        def holds(record: RecordView) -> bool:
             nonlocal told
             try:
                 return predicate(record)

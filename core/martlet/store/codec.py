@@ -1,7 +1,4 @@
-"""Records <-> bytes: the layout of the log, of consume-queue entries and of hash codes; pure.
-
-The bytes are RocketMQ's (store CommitLog.java, ConsumeQueue.java, IndexFile.java):
-what the log holds is also what a consumer is sent.
+"""Records <-> bytes, and Java's hash codes; pure. `layout.py` says where each field of a record is.
 
 A record may be sealed: its last property is then a CRC over all that stands before it
 (RocketMQ enabledAppendPropCRC); the body's CRC, which every record has, covers the body alone.
@@ -9,32 +6,34 @@ A record may be sealed: its last property is then a CRC over all that stands bef
 
 from array import array
 from operator import mul
-from struct import Struct
 from typing import Final
 
 from martlet.checksum import crc32
 from martlet.errors import CorruptRecord
 from martlet.message import Message, Record, remove_property
+from martlet.store.layout import (
+    AFTER_BORN,
+    AFTER_STORE,
+    BLANK_MAGIC,
+    BORN_V6,
+    FILLER,
+    FILLER_BYTES,
+    HEAD,
+    HEAD_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAGICS,
+    RECORD_BYTES_MIN,
+    SHORT,
+    START,
+    START_BYTES,
+    STORE_V6,
+    TOPIC_V1_BYTES_MAX,
+    Buffer,
+    part_offsets,
+)
 
 __all__ = [
-    "BLANK_MAGIC",
-    "BORN_V6",
-    "ENTRY",
-    "ENTRY_BYTES",
-    "FILLER",
-    "FILLER_BYTES",
-    "HEAD",
-    "HEAD_BYTES",
-    "MAGICS",
-    "MAGIC_V1",
-    "MAGIC_V2",
-    "PREPARED",
-    "RECORD_BYTES_MIN",
-    "ROLLBACK",
-    "STORE_V6",
-    "TOPIC_V1_BYTES_MAX",
-    "TRANSACTION_MASK",
-    "Buffer",
     "body_crc",
     "check_record",
     "decode_record",
@@ -49,43 +48,9 @@ __all__ = [
     "seal",
     "seal_holds",
     "tags_code",
-    "topic_of",
     "with_room_for_seal",
     "without_seal",
 ]
-
-Buffer = bytes | bytearray | memoryview
-
-MAGIC_V1: Final = 0xDAA320A7
-MAGIC_V2: Final = 0xDAA320AB  # the topic's length is an i16
-BLANK_MAGIC: Final = 0xCBD43194
-MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
-
-BORN_V6: Final = 0x10
-STORE_V6: Final = 0x20
-TRANSACTION_MASK: Final = 0xC
-PREPARED: Final = 0x4
-ROLLBACK: Final = 0xC
-
-# size magic crc queue_id flag queue_offset position sys_flag born_ms born_host store_ms store_host
-# reconsume_times prepared_position body_bytes; both hosts IPv4
-HEAD: Final = Struct(">iIIiiqqiq8sq8siqi")
-HEAD_BYTES: Final = 88
-START: Final = Struct(">iIIiiqqiq")  # up to and with born_ms, the same for every record
-START_BYTES: Final = 48
-AFTER_BORN: Final = Struct(">q")
-AFTER_STORE: Final = Struct(">iqi")
-SHORT: Final = Struct(">h")
-BODY_BYTES: Final = Struct(">i")
-RECORD_BYTES_MIN: Final = 91
-
-FILLER: Final = Struct(">iI")
-FILLER_BYTES: Final = 8
-
-ENTRY: Final = Struct(">qiq")  # position, size, tags code
-ENTRY_BYTES: Final = 20
-
-TOPIC_V1_BYTES_MAX: Final = 127
 
 SEAL_NAME: Final = b"__CRC32#"
 SEAL_BYTES: Final = 20  # the name, 0x01, ten digits with the lowest first, 0x02
@@ -341,34 +306,14 @@ def check_record(data: Buffer, start: int, end: int, position: int) -> bool:
     said, magic, crc, _, _, _, at, sys_flag, _ = START.unpack_from(data, start)
     if said != size or at != position or magic not in MAGICS:
         return False
-    body_at = start + HEAD_BYTES + (12 if sys_flag & BORN_V6 else 0) + (12 if sys_flag & STORE_V6 else 0)
-    wide = magic == MAGIC_V2
-    if body_at + 3 + wide > end:
+    parts = part_offsets(data, start, end, magic, sys_flag)
+    if parts is None:
         return False
-    (body_bytes,) = BODY_BYTES.unpack_from(data, body_at - 4)
-    topic_at = body_at + body_bytes
-    if body_bytes < 0 or topic_at + 3 + wide > end:
-        return False
-    topic_bytes = SHORT.unpack_from(data, topic_at)[0] if wide else data[topic_at]
-    properties_at = topic_at + 1 + wide + topic_bytes
-    if topic_bytes < 0 or properties_at + 2 > end:
-        return False
-    if properties_at + 2 + SHORT.unpack_from(data, properties_at)[0] != end:
-        return False
-    if body_bytes and crc32(memoryview(data)[body_at:topic_at]) & 0x7FFFFFFF != crc:
+    body_at, topic_at, _ = parts
+    body_end = topic_at - (2 if magic == MAGIC_V2 else 1)
+    if body_end > body_at and crc32(memoryview(data)[body_at:body_end]) & 0x7FFFFFFF != crc:
         return False
     return seal_holds(data, start, end)
-
-
-def topic_of(record: Buffer) -> bytes:
-    """The topic of an intact *record*."""
-    _, magic, _, _, _, _, _, sys_flag, _ = START.unpack_from(record, 0)
-    body_at = HEAD_BYTES + (12 if sys_flag & BORN_V6 else 0) + (12 if sys_flag & STORE_V6 else 0)
-    (body_bytes,) = BODY_BYTES.unpack_from(record, body_at - 4)
-    at = body_at + body_bytes
-    if magic == MAGIC_V2:
-        return bytes(record[at + 2 : at + 2 + SHORT.unpack_from(record, at)[0]])
-    return bytes(record[at + 1 : at + 1 + record[at]])
 
 
 def _powers(count: int) -> tuple[int, ...]:

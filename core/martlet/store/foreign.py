@@ -3,8 +3,8 @@
 from itertools import pairwise
 from typing import final
 
-from martlet.store.codec import BLANK_MAGIC, ENTRY, ENTRY_BYTES, START
-from martlet.store.queues import BLANK_SIZE, Queue, Queues, queue_ids
+from martlet.store.layout import BLANK_MAGIC, BLANK_SIZE, ENTRY, ENTRY_BYTES, START
+from martlet.store.queues import Queue, Queues, queue_ids
 from martlet.store.scan import NOWHERE
 from martlet.store.segments import Segments
 

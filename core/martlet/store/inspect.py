@@ -11,7 +11,9 @@ from typing import Final
 from martlet.errors import CorruptRecord, StoreError
 from martlet.message import Record
 from martlet.store.checkpoint import read_checkpoint, stopped_in_order
-from martlet.store.codec import (
+from martlet.store.codec import decode_record
+from martlet.store.files import Disk, Files
+from martlet.store.layout import (
     BLANK_MAGIC,
     FILLER,
     FILLER_BYTES,
@@ -20,9 +22,7 @@ from martlet.store.codec import (
     RECORD_BYTES_MIN,
     ROLLBACK,
     TRANSACTION_MASK,
-    decode_record,
 )
-from martlet.store.files import Disk, Files
 from martlet.store.scan import valid_after
 from martlet.store.segments import Segment, Segments
 

@@ -20,21 +20,12 @@ from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.store.checkpoint import read_checkpoint, stopped_in_order
 from martlet.store.checkpointer import Checkpointer
 from martlet.store.codec import (
-    BORN_V6,
-    ENTRY,
-    ENTRY_BYTES,
-    FILLER_BYTES,
-    PREPARED,
-    RECORD_BYTES_MIN,
-    ROLLBACK,
-    TRANSACTION_MASK,
     check_record,
     encode_into,
     encode_record,
     has_seal,
     record_size,
     seal,
-    topic_of,
     with_room_for_seal,
     without_seal,
 )
@@ -42,10 +33,23 @@ from martlet.store.config import StoreConfig
 from martlet.store.files import Disk, Files, RealDisk, atomic_write, is_full, read_file
 from martlet.store.flusher import Flusher
 from martlet.store.key_index import KeyIndex
+from martlet.store.layout import (
+    BLANK_SIZE,
+    ENTRY,
+    ENTRY_BYTES,
+    FILLER_BYTES,
+    FRONT_BYTES,
+    PREPARED,
+    RECORD_BYTES_MIN,
+    ROLLBACK,
+    TRANSACTION_MASK,
+    Predicate,
+    RecordView,
+)
 from martlet.store.notes import NOTES_TOPIC, deletion, is_note, offset_notes
 from martlet.store.page_cache import Chunks, LogWriter
-from martlet.store.queues import BLANK_SIZE, BlockDamaged, Queue, QueueFiles, Queues
-from martlet.store.reading import Predicate, Reader, ReadResult, ReadStatus, bounds, matching
+from martlet.store.queues import BlockDamaged, Queue, QueueFiles, Queues
+from martlet.store.reading import Reader, ReadResult, ReadStatus, bounds, matching
 from martlet.store.recovery import Progress, Recovery
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
@@ -60,8 +64,6 @@ logger = logging.getLogger("martlet.store")
 NO_HOST: Final = bytes(8)
 # Messages that wait for the key index before appends help with it.
 UNINDEXED_MAX: Final = 20_000
-# Of a record, with its store time wherever that is.
-HEAD_BYTES_READ: Final = 76
 # Entries that a read in a worker thread takes along.
 SCAN_ENTRIES: Final = 4096
 # Of the records that a query by key finds.
@@ -921,12 +923,12 @@ class Store:
         head = self.chunks.read(position, max(size_hint, 4))
         if len(head) < 4:
             return None
-        size = int.from_bytes(head[:4], "big", signed=True)
+        size = RecordView(head).size
         segment = self.segments.find(position)
         if segment is None or size < RECORD_BYTES_MIN or position + size > min(segment.end, self.readable):
             return None
         data = head[:size] if len(head) >= size else self.chunks.read(position, size)
-        if not check_record(data, 0, size, position) or is_note(topic_of(data)):
+        if not check_record(data, 0, size, position) or is_note(RecordView(data).topic_bytes):
             return None
         return data
 
@@ -952,18 +954,15 @@ class Store:
         position = self.queues.position_at(queue, offset)
         if position < 0:
             return -1
-        head = self._head_at(position)
-        if len(head) < HEAD_BYTES_READ:
-            return -1
-        at = 68 if int.from_bytes(head[36:40], "big") & BORN_V6 else 56
-        return int.from_bytes(head[at : at + 8], "big", signed=True)
+        front = self._front_at(position)
+        return RecordView(front).store_ms if len(front) == FRONT_BYTES else -1
 
-    def _head_at(self, position: int) -> bytes:
+    def _front_at(self, position: int) -> bytes:
         """The first bytes of a readable record; loads no chunk, which would push out what consumers read."""
         chunk = self.chunks.find(position)
-        if chunk is None or position + HEAD_BYTES_READ > chunk.end:
-            return self.segments.read(position, HEAD_BYTES_READ)
-        return bytes(chunk.view[position - chunk.base : position - chunk.base + HEAD_BYTES_READ])
+        if chunk is None or position + FRONT_BYTES > chunk.end:
+            return self.segments.read(position, FRONT_BYTES)
+        return bytes(chunk.view[position - chunk.base : position - chunk.base + FRONT_BYTES])
 
     def earliest_store_ms(self, queue: Queue) -> int:
         """When the oldest message of *queue* was stored; -1 when it has none."""
@@ -1008,7 +1007,7 @@ class Store:
         size = unpaused = 0
         for position in (yield from keys.find(queue, key, max_count, begin_ms, end_ms)):
             data = self.record_at(position)
-            if data is not None and self._is_kept(data, queue.topic_bytes, position):
+            if data is not None and self._is_kept(RecordView(data), queue):
                 size += len(data)
                 if records and size > bytes_max:
                     break
@@ -1021,20 +1020,20 @@ class Store:
             self.checkpointer.wake()
         return Found(records, keys.store_ms, keys.position)
 
-    def _is_kept(self, record: bytes, topic: bytes, position: int) -> bool:
+    def _is_kept(self, record: RecordView, like: Queue) -> bool:
         """Whether the entry of *record* in its queue names it; one of a deleted topic has none, or another's."""
-        if topic_of(record) != topic:
+        if record.topic_bytes != like.topic_bytes:
             return False
-        queue = self.queues.find(topic.decode(), int.from_bytes(record[12:16], "big", signed=True))
-        offset = int.from_bytes(record[20:28], "big", signed=True)
+        queue = self.queues.find(like.topic, record.queue_id)
+        offset = record.queue_offset
         if queue is None or not queue.first_offset <= offset < queue.next_offset:
             return False
         try:
-            entry = self.queues.load_entries(queue, offset, 1)
+            position = self.queues.checked_position(queue, offset)
         except BlockDamaged:
             self.checkpointer.want_repair(queue)
             return True
-        return entry[:8] == record[28:36]
+        return position == record.position
 
     # ---- background
 

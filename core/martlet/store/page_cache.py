@@ -11,7 +11,8 @@ from collections.abc import Callable
 from threading import Lock
 from typing import final
 
-from martlet.store.codec import FILLER_BYTES, encode_filler
+from martlet.store.codec import encode_filler
+from martlet.store.layout import FILLER_BYTES
 from martlet.store.segments import Segment, Segments
 
 __all__ = ["Chunk", "Chunks", "LogWriter"]

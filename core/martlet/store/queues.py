@@ -15,21 +15,25 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from math import gcd
-from struct import Struct
 from threading import Lock
 from typing import Final, TypeAlias, final
 
 from martlet.checksum import crc32
-from martlet.store.codec import ENTRY, ENTRY_BYTES, RECORD_BYTES_MIN, TOPIC_V1_BYTES_MAX
 from martlet.store.files import Files
+from martlet.store.layout import (
+    BLANK_ENTRY,
+    BLANK_SIZE,
+    ENTRY,
+    ENTRY_BYTES,
+    POSITION_SIZE,
+    RECORD_BYTES_MIN,
+    TOPIC_V1_BYTES_MAX,
+)
 from martlet.store.segments import NAME_DIGITS, numbered_names
 from martlet.store.tags import SCHEDULE_TOPIC
 
-__all__ = ["BLANK_ENTRY", "BlockDamaged", "Queue", "QueueFiles", "Queues", "Unsaved", "queue_ids"]
+__all__ = ["BlockDamaged", "Queue", "QueueFiles", "Queues", "Unsaved", "queue_ids"]
 
-# What RocketMQ writes where a queue has no message (ConsumeQueue.fillPreBlank).
-BLANK_SIZE: Final = 0x7FFFFFFF
-BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
 # Entries that stay in memory after they were written, for consumers at the tail.
 KEPT_ENTRIES: Final = 64
 
@@ -39,7 +43,6 @@ BLOCK_ENTRIES: Final = 1000
 BLOCKS_CACHED: Final = 64
 UNKNOWN: Final = 0  # in place of a CRC: the block was begun by RocketMQ
 QUEUE_ID_MAX: Final = 2**31 - 1
-POSITION_SIZE: Final = Struct(">qi")
 
 
 # Shared by all queues without a whole block; never changed.

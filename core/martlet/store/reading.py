@@ -7,24 +7,30 @@ their bytes: 800 entries without a match cost a few microseconds.
 
 from collections.abc import Callable
 from enum import IntEnum, unique
-from struct import Struct
 from typing import Final, final
 
-from martlet.store.codec import ENTRY, ENTRY_BYTES, Buffer, check_record
+from martlet.store.codec import check_record
+from martlet.store.layout import (
+    BLANK_SIZE,
+    CODE,
+    CODE_AT,
+    ENTRY,
+    ENTRY_BYTES,
+    IDENTITY,
+    QUEUE_ID_AT,
+    Buffer,
+    Predicate,
+    RecordView,
+)
 from martlet.store.page_cache import Chunk, Chunks
-from martlet.store.queues import BLANK_SIZE, BlockDamaged, Queue
+from martlet.store.queues import BlockDamaged, Queue
 
 __all__ = ["ReadResult", "ReadStatus", "Reader"]
 
 # RocketMQ maxFilterMessageSize: a read looks at no more bytes of entries, unless more messages are wanted.
 SCAN_BYTES: Final = 16_000
 PATTERNS_MAX: Final = 16
-CODE: Final = Struct(">q")
-QUEUE_ID: Final = Struct(">i")
-OFFSET: Final = Struct(">q")
-SIZE: Final = Struct(">i")
 
-Predicate = Callable[[Buffer], bool]
 Entries = Callable[[Queue, int, int], bytes]
 Load = Callable[[int], Chunk | None]
 
@@ -91,11 +97,11 @@ def matching(data: bytes, codes: frozenset[int], count_max: int) -> tuple[list[i
     covered = len(data) // ENTRY_BYTES
     for code in codes:
         pattern = CODE.pack(code)
-        at = data.find(pattern, 12)
+        at = data.find(pattern, CODE_AT)
         left = count_max
         while at >= 0:
             index, within = divmod(at, ENTRY_BYTES)
-            if within != 12:
+            if within != CODE_AT:
                 at = data.find(pattern, at + 1)
                 continue
             found.append(index)
@@ -198,6 +204,7 @@ class Reader:
         count, total = result.count, result.size
         low, high, trusted = 0, 0, False
         view = memoryview(b"")
+        stored: bytes | bytearray = b""
         run, run_end = -1, -1
         full = -1
         for index, (position, size, _) in zip(indexes, ENTRY.iter_unpack(data), strict=True):
@@ -221,10 +228,11 @@ class Reader:
                     low = high = 0
                     continue
                 low, high, trusted, view = chunk.base, chunk.end, chunk.trusted, chunk.view
+                stored = chunk.data
             if not trusted and not self._intact(view, position - low, end - low, position, queue, offset + index):
                 self.on_damage(position, queue, offset + index)
                 continue
-            if predicate is not None and not predicate(view[position - low : end - low]):
+            if predicate is not None and not predicate(RecordView(stored, position - low)):
                 continue
             count += 1
             total += size
@@ -258,7 +266,7 @@ class Reader:
         if load(position + size - 1) is None:
             return None
         head = self.chunks.read(position, 4)
-        if len(head) < 4 or SIZE.unpack(head)[0] != size:
+        if len(head) < 4 or RecordView(head).size != size:
             return None
         data = self.chunks.read(position, size)
         return Chunk(position, data, chunk.trusted) if len(data) == size else None
@@ -269,6 +277,5 @@ class Reader:
             return True
         if not check_record(view, start, end, position):
             return False
-        if QUEUE_ID.unpack_from(view, start + 12)[0] != queue.queue_id:
-            return False
-        return bool(OFFSET.unpack_from(view, start + 20)[0] == offset)
+        said: tuple[int, int] = IDENTITY.unpack_from(view, start + QUEUE_ID_AT)
+        return said == (queue.queue_id, offset)

@@ -8,8 +8,8 @@ them again. Where the log lost a record too, its place becomes a hole.
 import logging
 from typing import Final, final
 
-from martlet.store.codec import ENTRY, ENTRY_BYTES
-from martlet.store.queues import BLANK_SIZE, BlockDamaged, Queue, Queues
+from martlet.store.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
+from martlet.store.queues import BlockDamaged, Queue, Queues
 from martlet.store.scan import BLOCK_BYTES, NOWHERE, UNSAVED_RECORDS_MAX, Scan
 from martlet.store.segments import Segments
 

@@ -5,32 +5,31 @@ The same code serves a start, the repair of damaged queues, and the key index th
 
 import logging
 from collections.abc import Callable
-from struct import Struct
 from typing import Final, final
 
 from martlet.checksum import crc32
-from martlet.store.codec import (
+from martlet.store.codec import check_record, seal_holds
+from martlet.store.files import is_full
+from martlet.store.key_index import KeyIndex
+from martlet.store.layout import (
     BLANK_MAGIC,
-    BODY_BYTES,
-    BORN_V6,
     ENTRY,
     FILLER,
     FILLER_BYTES,
     HEAD_BYTES,
+    MAGIC_AT,
     MAGIC_V1,
     MAGIC_V2,
+    NARROW,
     PREPARED,
     RECORD_BYTES_MIN,
     ROLLBACK,
-    SHORT,
     START,
-    STORE_V6,
     TRANSACTION_MASK,
-    check_record,
-    seal_holds,
+    WIDE_HOSTS,
+    RecordView,
+    part_offsets,
 )
-from martlet.store.files import is_full
-from martlet.store.key_index import KeyIndex
 from martlet.store.notes import is_note, read_note
 from martlet.store.order import Order
 from martlet.store.queues import Queue, Queues
@@ -42,14 +41,11 @@ __all__ = ["BLOCK_BYTES", "NOWHERE", "UNSAVED_RECORDS_MAX", "Scan", "valid_after
 logger = logging.getLogger("martlet.store")
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
-MARK: Final = b"\xda\xa3\x20"
+MARK: Final = MAGIC_V1.to_bytes(4, "big")[:3]
 # Entries of this many records stay in memory before they go to their files.
 UNSAVED_RECORDS_MAX: Final = 200_000
 NOWHERE: Final = 2**62  # behind every position
-# size magic crc queue_id queue_offset position sys_flag store_ms body_bytes, of a record with IPv4 hosts
-USUAL: Final = Struct(">iIIi4xqqi8x8xq8x4x8xi")
-UNUSUAL_FLAGS: Final = BORN_V6 | STORE_V6 | TRANSACTION_MASK
-STORE_MS: Final = Struct(">q")
+UNUSUAL_FLAGS: Final = WIDE_HOSTS | TRANSACTION_MASK
 
 # Finds the queue of a record, or makes it; None for a record that is not wanted.
 Find = Callable[[str, int], Queue | None]
@@ -79,8 +75,8 @@ def _valid_in(segments: Segments, segment: Segment, position: int) -> int:
         data = segments.read(position, BLOCK_BYTES)
         at = data.find(MARK)
         while at >= 0:
-            if at >= 4 and intact_at(segments, segment, position + at - 4):
-                return position + at - 4
+            if at >= MAGIC_AT and intact_at(segments, segment, position + at - MAGIC_AT):
+                return position + at - MAGIC_AT
             at = data.find(MARK, at + 1)
         if len(data) <= 7:
             return -1
@@ -222,7 +218,7 @@ class Scan:
 
         The short way, for all that is usual; whatever is odd is looked at again by `_take_any`.
         """
-        _, _, crc, queue_id, offset, said, sys_flag, store_ms, body_bytes = USUAL.unpack_from(data, at)
+        _, _, crc, queue_id, offset, said, sys_flag, store_ms, body_bytes = NARROW.unpack_from(data, at)
         if magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or not 0 <= body_bytes <= size - RECORD_BYTES_MIN:
             return self._take_any(data, at, size, position, magic)
         end = at + size
@@ -259,37 +255,18 @@ class Scan:
         """As `_take`, for every kind of record."""
         _, _, crc, queue_id, _, offset, said, sys_flag, _ = START.unpack_from(data, at)
         end = at + size
-        body_at = at + HEAD_BYTES
-        store_at = at + 56
-        if sys_flag & 0x30:
-            body_at += (12 if sys_flag & BORN_V6 else 0) + (12 if sys_flag & STORE_V6 else 0)
-            store_at += 12 if sys_flag & BORN_V6 else 0
-        wide = magic == MAGIC_V2
-        if said != position or body_at + 3 + wide > end:
+        parts = part_offsets(data, at, end, magic, sys_flag)
+        if said != position or parts is None:
             return False
-        (body_bytes,) = BODY_BYTES.unpack_from(data, body_at - 4)
-        topic_at = body_at + body_bytes
-        if body_bytes < 0 or topic_at + 3 + wide > end:
-            return False
-        body = data[body_at:topic_at]
-        if wide:
-            (topic_bytes,) = SHORT.unpack_from(data, topic_at)
-            topic_at += 2
-        else:
-            topic_bytes = data[topic_at]
-            topic_at += 1
-        properties_at = topic_at + topic_bytes
-        if topic_bytes < 0 or properties_at + 2 > end:
-            return False
-        if properties_at + 2 + SHORT.unpack_from(data, properties_at)[0] != end:
-            return False
+        body_at, topic_at, properties_at = parts
+        body = data[body_at : topic_at - (2 if magic == MAGIC_V2 else 1)]
         if body and crc32(body) & 0x7FFFFFFF != crc:
             return False
         if not seal_holds(data, at, end):
             return False
-        (store_ms,) = STORE_MS.unpack_from(data, store_at)
-        topic = data[topic_at:properties_at]
-        properties = data[properties_at + 2 : end]
+        store_ms = RecordView(data, at).store_ms
+        topic = data[topic_at : properties_at - 2]
+        properties = data[properties_at:end]
         if 0 in topic or (0 in properties and self.torn_from <= position):
             # No CRC guards these two. Where a write may have been torn, what is missing reads as zeros.
             self._void_record(position)
@@ -303,7 +280,7 @@ class Scan:
         """Let no later start take what this one did not: remove the magic."""
         segment = self.segments.find(position)
         if segment is not None and self.torn_from <= position:
-            self.segments.files.write(segment.path, bytes(4), position + 4 - segment.start)
+            self.segments.files.write(segment.path, bytes(4), position + MAGIC_AT - segment.start)
 
     def _dispatch(
         self,

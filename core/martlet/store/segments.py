@@ -2,19 +2,16 @@
 
 import logging
 from bisect import bisect_right
-from struct import Struct
 from typing import Final, final
 
-from martlet.store.codec import BORN_V6, MAGIC_V1, MAGIC_V2
 from martlet.store.files import Files
+from martlet.store.layout import FRONT_BYTES, MAGICS, RecordView
 
 __all__ = ["Segment", "Segments", "numbered_names"]
 
 logger = logging.getLogger("martlet.store")
 
 NAME_DIGITS: Final = 20
-# magic, position, sys flag, and the store time after an IPv4 and after an IPv6 born host
-HEAD: Final = Struct(">4xI20xqi16xq4xq")
 POSITION_MAX: Final = 2**62
 
 
@@ -108,11 +105,11 @@ class Segments:
 
     def _begins_with_record(self, start: int) -> bool:
         """Whether the file named after *start* begins with a record that says the same position."""
-        head = self.files.read(self.path_of(start), HEAD.size, 0)
-        if len(head) < HEAD.size:
+        front = self.files.read(self.path_of(start), FRONT_BYTES, 0)
+        if len(front) < FRONT_BYTES:
             return False
-        magic, position, *_ = HEAD.unpack(head)
-        return magic in (MAGIC_V1, MAGIC_V2) and position == start
+        record = RecordView(front)
+        return record.magic in MAGICS and record.position == start
 
     def complete(self) -> None:
         """Lengthen the last segment to its full size, if a crash or a copy left it short."""
@@ -198,13 +195,11 @@ class Segments:
 
     def head_store_ms(self, segment: Segment) -> int:
         """When the record at the head of *segment* was stored; 0 where none stands there."""
-        head = self.read(segment.start, HEAD.size)
-        if len(head) < HEAD.size:
+        front = self.read(segment.start, FRONT_BYTES)
+        if len(front) < FRONT_BYTES:
             return 0
-        magic, _, sys_flag, narrow_ms, wide_ms = HEAD.unpack(head)
-        if magic not in (MAGIC_V1, MAGIC_V2):
-            return 0
-        return int(wide_ms if sys_flag & BORN_V6 else narrow_ms)
+        record = RecordView(front)
+        return record.store_ms if record.magic in MAGICS else 0
 
     def read_now(self, position: int, size: int) -> bytes | bytearray | None:
         """As `read`; None where the disk would have to be waited for, or there is nothing."""

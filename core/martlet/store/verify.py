@@ -6,21 +6,19 @@
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
-from struct import Struct
 from typing import Final, final
 
 from martlet.message import Record, find_property
 from martlet.store.checkpoint import read_checkpoint
-from martlet.store.codec import ENTRY_BYTES, PREPARED, ROLLBACK, TRANSACTION_MASK
 from martlet.store.files import Disk, Files
 from martlet.store.key_index import HEADER, ITEM, ITEM_BYTES, SLOT_BYTES, IndexFile, KeyIndex
+from martlet.store.layout import ENTRY_BYTES, POSITION_SIZE, PREPARED, ROLLBACK, TRANSACTION_MASK
 from martlet.store.log import Store
 from martlet.store.queue_journal import Journal
 from martlet.store.queues import Queue
 
 __all__ = ["Keyed", "Served", "gone_since_checkpoint", "offsets_at_checkpoint"]
 
-POSITION_SIZE: Final = Struct(">qi")
 # Entries of a queue that are read at once, and for how many queues they are kept.
 ENTRIES_READ: Final = 512
 QUEUES_KEPT: Final = 1000

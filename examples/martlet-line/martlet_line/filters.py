@@ -1,8 +1,8 @@
 """The filter language PROPERTIES: ``name=value ...``, all of which a message must have."""
 
-from martlet.contracts import Predicate
+from martlet.contracts import Predicate, RecordView
 from martlet.errors import Reason, Refused
-from martlet.message import Record, decode_properties
+from martlet.message import decode_properties
 from martlet_line.codec import parse_properties
 
 __all__ = ["compile_properties"]
@@ -21,7 +21,7 @@ def compile_properties(expression: str) -> Predicate:
     if not wanted:
         raise Refused(Reason.ILLEGAL, "a PROPERTIES expression is name=value, one or more; this one is empty")
 
-    def has_them(record: Record) -> bool:
+    def has_them(record: RecordView) -> bool:
         return wanted <= decode_properties(record.properties).items()
 
     return has_them

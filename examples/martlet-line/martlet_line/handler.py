@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from martlet.clock import Clock
-from martlet.contracts import Buffer, Compile, Peer, Predicate
+from martlet.contracts import Compile, Peer, Predicate
 from martlet.delivery.fanout import EVERYTHING, Encoding, Selection
 from martlet.delivery.sessions import Session, Sessions
 from martlet.delivery.shared_groups import Member, Shares
@@ -24,8 +24,8 @@ from martlet.delivery.subscriptions import (
     from_tail,
 )
 from martlet.errors import Reason, Refused
-from martlet.message import TAGS, Message, Placed, find_property
-from martlet.store.codec import decode_record, tags_code
+from martlet.message import TAGS, Message, Placed
+from martlet.store.codec import tags_code
 from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
 from martlet_line.codec import HELP, encode_error, frames
 from martlet_line.config import LineConfig
@@ -444,16 +444,12 @@ def _start(packet: Subscribe) -> Start:
 
 def _has_tag(tags: tuple[str, ...]) -> Predicate:
     """Codes are hashes, so the tags themselves are compared as well."""
-    wanted, name = frozenset(tag.encode() for tag in tags), TAGS.encode()
-    return lambda record: find_property(record.properties, name) in wanted
+    wanted, name = frozenset(tags), TAGS.encode()
+    return lambda record: record.property(name) in wanted
 
 
-def _all_hold(predicates: list[Predicate]) -> Callable[[Buffer], bool]:
-    def hold(data: Buffer) -> bool:
-        record = decode_record(data, check_body=False)
-        return all(predicate(record) for predicate in predicates)
-
-    return hold
+def _all_hold(predicates: list[Predicate]) -> Predicate:
+    return lambda record: all(predicate(record) for predicate in predicates)
 
 
 def _batch_line(number: int, delivery: Delivery) -> bytes:

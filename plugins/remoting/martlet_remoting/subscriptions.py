@@ -4,20 +4,17 @@ The hashes are always made here from the expression: the ``codeSet`` of heartbea
 garbage from C++ clients and differs for non-ASCII tags from Go ones.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 from martlet.broker import Broker
-from martlet.contracts import Buffer, Predicate
+from martlet.contracts import Predicate
 from martlet.errors import Reason, Refused
-from martlet.store.codec import decode_record, tags_code
+from martlet.store.codec import tags_code
 
 __all__ = ["ALL", "EXPRESSION_CHARS_MAX", "TAG", "Filter", "FilterCache", "Subscription", "make_filter", "split_tags"]
 
 TAG: Final = "TAG"
-# Asked by the store with the bytes of one record.
-StoredPredicate: TypeAlias = Callable[[Buffer], bool]
 
 EXPRESSION_CHARS_MAX: Final = 16_384
 # What one costs beside its texts.
@@ -33,7 +30,7 @@ class Filter:
     """What is compared with a queue's entries: 32-bit tag hashes, and a predicate on the record."""
 
     codes: frozenset[int] | None = None
-    predicate: StoredPredicate | None = None
+    predicate: Predicate | None = None
 
 
 ALL: Final = Filter()
@@ -101,11 +98,7 @@ def make_filter(broker: Broker, kind: str, expression: str) -> Filter:
         # The wording of RocketMQ with enablePropertyFilter off, which clients' users search for.
         text = f"The broker does not support consumer to filter message by {kind}"
         raise Refused(Reason.NOT_SUPPORTED, f"{text}; subscribe by tags, or to '*' and filter in the consumer")
-    return Filter(predicate=_on_stored(compile_expression(expression)))
-
-
-def _on_stored(predicate: Predicate) -> StoredPredicate:
-    return lambda data: predicate(decode_record(data, check_body=False))
+    return Filter(predicate=compile_expression(expression))
 
 
 @final

@@ -1,11 +1,11 @@
 """Offsets: what a group has consumed, where a queue begins and ends, what stood there at a time."""
 
 import os
-from struct import Struct
 from typing import Final
 
 from martlet.errors import Reason, Refused
 from martlet.store import Queue
+from martlet.store.layout import RecordView
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.packets import Command
@@ -13,8 +13,6 @@ from martlet_remoting.permission import may_consume, may_read
 
 __all__ = ["TABLE"]
 
-POSITION_AT: Final = 28  # of the log position in a record
-POSITION: Final = Struct(">q")
 # RocketMQ calls a message "on disk" when this share of the memory was written after it (accessMessageInMemoryMaxRatio).
 MEMORY_RATIO: Final = 0.40
 
@@ -64,11 +62,9 @@ def _begins_near(parts: Parts, topic: str, queue_id: int) -> bool:
     if parts.store.end_offset(queue) == 0:
         return True
     pieces = parts.store.read(queue, 0, 1, 1, None, None).pieces
-    head = b"".join(pieces)[: POSITION_AT + POSITION.size]
-    if len(head) < POSITION_AT + POSITION.size:
+    if not pieces:
         return True
-    position: int = POSITION.unpack_from(head, POSITION_AT)[0]
-    return parts.store.readable - position <= NEAR_BYTES
+    return parts.store.readable - RecordView(pieces[0]).position <= NEAR_BYTES
 
 
 def update_consumer_offset(context: Context, command: Command) -> bytes:

@@ -8,7 +8,7 @@ from martlet.config import fill
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.net.server import split_address
 from martlet.store import StoreConfig
-from martlet.store.codec import decode_record
+from martlet.store.layout import RecordView
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
@@ -201,7 +201,7 @@ def _store_info(parts: Parts) -> dict[str, str]:
 def _earliest_ms(parts: Parts) -> int:
     """When the first record of the log was stored; -1 when there is none, or it is damaged."""
     data = parts.store.record_at(parts.store.first_position)
-    return decode_record(data).store_ms if data is not None else -1
+    return RecordView(data).store_ms if data is not None else -1
 
 
 def _human(size: float) -> str:

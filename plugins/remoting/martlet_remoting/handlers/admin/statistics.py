@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from martlet.store.codec import ENTRY, ENTRY_BYTES
-from martlet.store.queues import BLANK_SIZE
+from martlet.store.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from martlet.tables.topics import Topic
 from martlet.turns import Pace, Steps
 from martlet_remoting.codec import encode_response
