@@ -75,7 +75,7 @@ def save(broker: Broker) -> None:
     failed: OSError | None = None
     for table, name, steps in _changed(broker, offsets=True):
         try:
-            broker.store.write_file(name, finish_now(steps))
+            broker.store.write_file(name, *finish_now(steps))
             table.clean()
         except OSError as error:
             failed = failed or error
@@ -83,10 +83,10 @@ def save(broker: Broker) -> None:
         raise failed
 
 
-def _changed(broker: Broker, *, offsets: bool) -> list[tuple["_Flag", str, Steps[bytes]]]:
+def _changed(broker: Broker, *, offsets: bool) -> list[tuple["_Flag", str, Steps[list[bytes]]]]:
     """What is to be written: the table's flag, its file, and the work that renders it."""
     topics, groups, sessions = broker.topics, broker.groups, broker.sessions
-    found: list[tuple[_Flag, str, Steps[bytes]]] = []
+    found: list[tuple[_Flag, str, Steps[list[bytes]]]] = []
     if topics.dirty:
         found.append((_Flag(topics, "dirty"), TOPICS, topics.json_in_steps()))
     if groups.dirty:
@@ -171,7 +171,7 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
             # A topic may leave its file only once the log says that it was deleted.
             await store.wait_deleted()
             with trio.CancelScope(shield=True):
-                await store.disk.off_loop(partial(store.write_file, name, data))
+                await store.disk.off_loop(partial(store.write_file, name, *data))
         except trio.Cancelled:
             flag.soil()
             raise

@@ -82,7 +82,7 @@ def test_policies_of_4x_are_read() -> None:
 def test_policies_are_written_as_rocketmq_does() -> None:
     groups = make()
     groups.load(WRITTEN)
-    written, wanted = orjson.loads(finish_now(groups.json_in_steps())), orjson.loads(WRITTEN)
+    written, wanted = orjson.loads(b"".join(finish_now(groups.json_in_steps()))), orjson.loads(WRITTEN)
     del wanted["subscriptionGroupTable"]["G"]["subscriptionDataSet"]
     assert written["subscriptionGroupTable"]["G"] == wanted["subscriptionGroupTable"]["G"]
     assert written["forbiddenTable"] == wanted["forbiddenTable"]
@@ -105,10 +105,10 @@ def test_policies_are_written_as_rocketmq_does() -> None:
 def test_broken_policies_are_refused_and_change_nothing(data: bytes) -> None:
     groups = make()
     groups.load(WRITTEN)
-    before = finish_now(groups.json_in_steps())
+    before = b"".join(finish_now(groups.json_in_steps()))
     with pytest.raises(StoreError):
         groups.load(data)
-    assert finish_now(groups.json_in_steps()) == before
+    assert b"".join(finish_now(groups.json_in_steps())) == before
 
 
 def test_offsets_written_by_rocketmq_are_read() -> None:
@@ -126,7 +126,7 @@ def test_offsets_written_by_rocketmq_are_read() -> None:
 def test_offsets_are_written_as_rocketmq_does() -> None:
     groups = make()
     groups.load_offsets(OFFSETS)
-    assert b"".join(finish_now(groups.offsets_in_steps()).split()) == (
+    assert b"".join(b"".join(finish_now(groups.offsets_in_steps())).split()) == (
         b'{"dataVersion":{"counter":9,"stateVersion":0,"timestamp":1700000000000},'
         b'"offsetTable":{"T@G":{0:12,1:7},"%RETRY%G@G":{0:3}}}'
     )
@@ -145,7 +145,7 @@ def test_offsets_come_back_as_they_were(table: dict[tuple[str, str], dict[int, i
         for queue_id, offset in offsets.items():
             groups.commit(group, topic, queue_id, offset)
     back = make()
-    back.load_offsets(finish_now(groups.offsets_in_steps()))
+    back.load_offsets(b"".join(finish_now(groups.offsets_in_steps())))
     for (topic, group), offsets in table.items():
         assert back.committed(group, topic) == offsets
 
@@ -164,10 +164,10 @@ def test_offsets_come_back_as_they_were(table: dict[tuple[str, str], dict[int, i
 def test_broken_offsets_are_refused_and_change_nothing(data: bytes) -> None:
     groups = make()
     groups.load_offsets(OFFSETS)
-    before = finish_now(groups.offsets_in_steps())
+    before = b"".join(finish_now(groups.offsets_in_steps()))
     with pytest.raises(StoreError):
         groups.load_offsets(data)
-    assert finish_now(groups.offsets_in_steps()) == before
+    assert b"".join(finish_now(groups.offsets_in_steps())) == before
 
 
 @pytest.mark.parametrize(
@@ -288,8 +288,8 @@ def test_offsets_that_are_forgotten_make_room() -> None:
     made[1].forget_offsets("a", "U")
     made[2].delete("a", clean_offsets=True)
     back = Groups(ManualClock(), auto_create=True, offsets_max=2)
-    back.load_offsets(finish_now(made[3].offsets_in_steps()))
-    back.load_offsets(finish_now(made[3].offsets_in_steps()))
+    back.load_offsets(b"".join(finish_now(made[3].offsets_in_steps())))
+    back.load_offsets(b"".join(finish_now(made[3].offsets_in_steps())))
     assert [groups.statistics()["offsets"] for groups in (*made, back)] == [1, 1, 0, 2, 2]
     for groups in made[:3]:
         groups.check_may_commit("b", "T", (0,))
@@ -302,6 +302,9 @@ def test_large_tables_are_rendered_in_slices() -> None:
         groups.commit(f"g{number}", "T", 0, number)
     assert sum(1 for _ in groups.json_in_steps()) >= 3
     assert sum(1 for _ in groups.offsets_in_steps()) >= 3
+    for steps in (groups.json_in_steps(), groups.offsets_in_steps()):
+        sizes = [len(piece) for piece in finish_now(steps)]
+        assert max(sizes) < sum(sizes) / 3, "no slice copies the whole"
 
 
 def test_a_group_that_goes_while_offsets_are_rendered_harms_nothing() -> None:
@@ -313,6 +316,6 @@ def test_a_group_that_goes_while_offsets_are_rendered_harms_nothing() -> None:
     groups.offsets_dirty = False
     groups.forget_topic("T")
     back = make()
-    back.load_offsets(finish_now(steps))
+    back.load_offsets(b"".join(finish_now(steps)))
     assert back.offset("g0", "T", 0) == 0
     assert groups.offsets_dirty, "what changed meanwhile is written the next time"

@@ -270,7 +270,7 @@ def test_a_restart_finds_the_sessions_again(rows: dict[tuple[str, str], tuple[st
     room.clock.ms += 500
     other = Room()
     other.clock.ms = room.clock.ms
-    other.sessions.load(finish_now(room.sessions.bytes_in_steps()))
+    other.sessions.load(b"".join(finish_now(room.sessions.bytes_in_steps())))
     assert len(other.sessions) == len(rows)
     for (protocol, name), (owner, attached, topics) in rows.items():
         found = other.sessions.get(protocol, name)
@@ -347,7 +347,7 @@ def test_who_was_attached_when_the_broker_died_stayed_away_only_since_the_next_s
     gone, _ = room.open("gone")
     gone.topics["t"] = ""
     room.sessions.leave(gone, gone.lost or room.callback(""))
-    saved = finish_now(room.sessions.bytes_in_steps())
+    saved = b"".join(finish_now(room.sessions.bytes_in_steps()))
     room.clock.ms += 101_000
     after = Room(session_expiry_s=100)
     after.clock.ms = room.clock.ms

@@ -19,7 +19,9 @@ OFFSETS = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(-1, 2**63 - 1),
 
 
 def render(name: str, table: Mapping[str, object], *, bare_keys: bool = False) -> bytes:
-    return finish_now(render_in_steps({"dataVersion": {"counter": 1}}, name, table.items(), bare_keys=bare_keys))
+    return b"".join(
+        finish_now(render_in_steps({"dataVersion": {"counter": 1}}, name, table.items(), bare_keys=bare_keys))
+    )
 
 
 @given(st.dictionaries(st.builds("{}@{}".format, NAMES, NAMES), OFFSETS, max_size=5))

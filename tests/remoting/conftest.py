@@ -24,7 +24,7 @@ from martlet_remoting.config import RemotingConfig
 from martlet_remoting.connection import RemotingConnection
 from martlet_remoting.context import Parts
 from martlet_remoting.handler import RemotingHandler
-from martlet_remoting.packets import Command
+from martlet_remoting.packets import Command, Frame
 
 NO_HEADER: Mapping[str, object] = {}
 
@@ -49,6 +49,11 @@ async def keep_nothing(data: bytes) -> None:
     """Where a name server saves its texts that need not outlive it."""
 
 
+def joined(frame: Frame) -> bytes:
+    """The bytes of *frame*."""
+    return frame if isinstance(frame, bytes) else b"".join(frame)
+
+
 async def finish(rest: Awaitable[None]) -> None:
     await rest
 
@@ -62,11 +67,13 @@ class FakePeer:
         self.identity = Identity()
         self.harness = harness
         self.sent: list[bytes] = []
+        self.piece_bytes: list[int] = []
         self.held_until = 0
         self.woken = False
         self.closed_with: str | None = None
 
     def send(self, *pieces: Buffer) -> None:
+        self.piece_bytes += map(len, pieces)
         self.sent.append(b"".join(map(bytes, pieces)))
 
     def hold_until(self, position: int) -> None:

@@ -16,7 +16,7 @@ from martlet_remoting.nameserver.requests import REQUESTS, SAVED, answer, answer
 from martlet_remoting.nameserver.server import NameServer
 from martlet_remoting.packets import Command
 
-from .conftest import Harness, keep_nothing, send_ext
+from .conftest import Harness, joined, keep_nothing, send_ext
 
 
 def words(text: str) -> list[str]:
@@ -107,7 +107,7 @@ def test_every_request_to_the_name_server_is_answered(seed: int) -> None:
             command = made_up_command(dice, codes)
             saved = command.code in SAVED
             frame = (await answer_when_saved(server, command)) if saved else finish_now(answer(server, "line", command))
-            found = decode_frame(frame)
+            found = decode_frame(joined(frame))
             assert found.opaque == command.opaque
             assert found.code == 0 or found.remark, command
         await trio.lowlevel.checkpoint()
@@ -152,6 +152,7 @@ async def test_half_a_character_is_refused_by_both_ports(harness: Harness, line:
     assert refused.code == ResponseCode.INVALID_PARAMETER
     assert "half of a surrogate pair" in (refused.remark or "")
     server = NameServer(NameServerConfig(), keep_nothing)
-    told = decode_frame(finish_now(answer(server, "line", Command(RequestCode.UPDATE_NAMESRV_CONFIG, {}, line))))
+    command = Command(RequestCode.UPDATE_NAMESRV_CONFIG, {}, line)
+    told = decode_frame(joined(finish_now(answer(server, "line", command))))
     assert told.code == ResponseCode.SYSTEM_ERROR
     assert "half of a surrogate pair" in (told.remark or "")

@@ -5,21 +5,26 @@ from collections.abc import Mapping
 import orjson
 import pytest
 
+from martlet.message import Message, encode_properties
+from martlet.store.codec import decode_records
 from martlet.tables.groups import Group
 from martlet_remoting.client.bodies import load_object
 from martlet_remoting.codes import RequestCode, ResponseCode
 
-from .conftest import FakeClient, Harness, OpenHarness
+from .conftest import FakeClient, Harness, OpenHarness, pull_ext
 
 MANY = 3000
+PIECE_BYTES_MAX = 160_000
 
 
 async def slices_of(client: FakeClient, code: int, ext: Mapping[str, object]) -> tuple[int, dict[object, object]]:
-    """How many slices the answer to a request took, and its body."""
+    """How many slices the answer to a request took, and its body, of which no slice made or copied much."""
     turns = client.harness.broker.turns
     before = turns.slices
+    client.peer.piece_bytes.clear()
     answer = await client.ask(code, ext)
     assert answer.code == ResponseCode.SUCCESS
+    assert max(client.peer.piece_bytes) <= PIECE_BYTES_MAX
     return turns.slices - before, dict(load_object(answer.body))
 
 
@@ -63,6 +68,47 @@ async def test_who_consumes_a_topic_is_listed_in_slices(harness: Harness) -> Non
     slices, body = await slices_of(harness.client(), RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "T"})
     assert slices > 10
     assert body == {"groupList": [f"g{number}" for number in range(MANY)]}
+
+
+async def test_statistics_of_all_groups_are_made_in_slices(harness: Harness) -> None:
+    harness.topic("T", 1)
+    for number in range(MANY):
+        harness.broker.groups.update(Group(f"g{number}"))
+        harness.broker.groups.commit(f"g{number}", "T", 0, number)
+    slices, body = await slices_of(harness.client(), RequestCode.GET_BROKER_CONSUME_STATS, {})
+    assert slices > 100
+    stats = body["consumeStatsList"]
+    assert isinstance(stats, list)
+    assert len(stats) == len(harness.broker.groups.names())
+
+
+async def test_messages_of_a_key_are_not_joined(harness: Harness) -> None:
+    harness.topic("T", 1)
+    for _ in range(20):
+        harness.broker.publish(Message("T", bytes(60_000), encode_properties({"KEYS": "k"}), queue_id=0))
+    await harness.step()
+    client = harness.client()
+    ext = {"topic": "T", "key": "k", "maxNum": 64, "beginTimestamp": 0, "endTimestamp": 1 << 60}
+    answer = await client.ask(RequestCode.QUERY_MESSAGE, ext)
+    assert len(decode_records(answer.body)) == 20
+    assert max(client.peer.piece_bytes) <= PIECE_BYTES_MAX
+
+
+async def test_pulls_with_a_long_expression_are_taken_one_a_turn(harness: Harness) -> None:
+    """5,000 tags take 6 ms, and one socket read may hold several such pulls."""
+    harness.topic("T", 1)
+    tags = "||".join(chr(0x4E00 + number) for number in range(5000))
+    client, turns = harness.client(), harness.broker.turns
+    harness.broker.publish(Message("T", b"x", encode_properties({"TAGS": chr(0x4E00 + 77)}), queue_id=0))
+    await harness.step()
+    ext = pull_ext("T", 0, subscription=tags)
+    assert (await client.ask(RequestCode.PULL_MESSAGE, ext)).code == ResponseCode.SUCCESS
+    before = turns.slices
+    for _ in range(3):
+        client.send(RequestCode.PULL_MESSAGE, ext)
+    await harness.step()
+    assert turns.slices - before == 3
+    assert [answer.code for answer in client.answers.values()] == [ResponseCode.SUCCESS] * 3
 
 
 async def test_statistics_of_many_queues_are_made_in_slices(harness: Harness) -> None:

@@ -17,6 +17,8 @@ from martlet_remoting.nameserver.requests import REQUESTS, answer, answer_when_s
 from martlet_remoting.nameserver.server import NameServer
 from martlet_remoting.packets import Command
 
+from .conftest import joined
+
 OLD, NEW = 399, 401
 
 
@@ -29,7 +31,7 @@ class Station:
 
     def ask(self, code: int, body: bytes = b"", version: int = NEW, /, **ext: object) -> Command:
         command = Command(code, ext, body, opaque=7, language="JAVA", version=version)
-        answered = decode_frame(finish_now(answer(self.server, "line", command)))
+        answered = decode_frame(joined(finish_now(answer(self.server, "line", command))))
         assert answered.is_response
         assert answered.opaque == 7
         return answered

@@ -18,7 +18,7 @@ from martlet_remoting.packets import Command
 from martlet_remoting.registrar import Registrar, create_standard_topics
 from martlet_remoting.routes import TopicQueues, decode_queues
 
-from .conftest import Harness, OpenHarness, keep_nothing
+from .conftest import Harness, OpenHarness, joined, keep_nothing
 
 ADDRESS = "127.0.0.1:10911"
 
@@ -68,7 +68,7 @@ class Elsewhere:
     def _answer(self, stream: trio.abc.Stream, command: Command) -> bytes:
         if self.refuses:
             return encode_response(command.opaque, 1, remark="register broker failed")
-        return finish_now(answer(self.server, stream, command))
+        return joined(finish_now(answer(self.server, stream, command)))
 
     def codes(self) -> list[int]:
         return [command.code for command in self.asked]

@@ -190,17 +190,20 @@ class Sessions:
 
     # file
 
-    def bytes_in_steps(self) -> Steps[bytes]:
-        """The whole table; a session that is attached now has left when the table is loaded."""
+    def bytes_in_steps(self) -> Steps[list[bytes]]:
+        """The whole table, a piece for each slice; a session that is attached now has left when the table is loaded."""
         sessions, pace = list(self._table.values()), Pace()
         packer = msgpack.Packer()
         parts = [packer.pack_array_header(2), packer.pack(FORMAT), packer.pack_array_header(len(sessions))]
+        pieces: list[bytes] = []
         for s in sessions:
             left_ms = 0 if s.lost is not None else s.left_ms
             parts.append(packer.pack([s.protocol, s.owner, s.name, s.group, left_ms, s.topics]))
             if pace.is_over(1 + len(s.topics)):
+                pieces.append(b"".join(parts))
+                parts.clear()
                 yield
-        return b"".join(parts)
+        return [*pieces, b"".join(parts)]
 
     def load(self, data: bytes) -> None:
         """Take over what `to_bytes` wrote.

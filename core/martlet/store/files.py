@@ -13,7 +13,7 @@ import os
 import stat
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Final, Protocol, TypeVar, final
 
@@ -444,9 +444,10 @@ def name_path(error: OSError, path: str) -> None:
         error.filename = path
 
 
-def atomic_write(disk: Disk, path: str, data: bytes) -> None:
-    """Replace *path* by *data*: after a crash it holds the old or the new, and ``path.bak`` what was before.
+def atomic_write(disk: Disk, path: str, *pieces: bytes) -> None:
+    """Replace *path* by *pieces*, one behind another.
 
+    After a crash it holds the old or the new, and ``path.bak`` what was before.
     Between the two renames the newest generation is ``path.tmp`` alone. A crash or an error there is
     completed by the next call before it writes anything.
     """
@@ -461,18 +462,21 @@ def atomic_write(disk: Disk, path: str, data: bytes) -> None:
         else:
             disk.rename(temporary, path)
             replaces = True
-    _write_new(disk, temporary, data)
+    _write_new(disk, temporary, pieces)
     if replaces:
         disk.rename(path, path + ".bak")
     disk.rename(temporary, path)
     disk.sync_directory(directory)
 
 
-def _write_new(disk: Disk, path: str, data: bytes) -> None:
-    """Create *path* with *data* and sync it; after an error it is gone, so that it takes no space of a full disk."""
+def _write_new(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
+    """Create *path* with *pieces* and sync it; after an error it is gone, so that it takes no space of a full disk."""
     fd = disk.open(path, create=True)
     try:
-        disk.write(fd, data, 0)
+        position = 0
+        for piece in pieces:
+            disk.write(fd, piece, position)
+            position += len(piece)
         disk.sync(fd)
     except OSError as error:
         name_path(error, path)

@@ -446,9 +446,9 @@ class Store:
             if data:
                 yield data
 
-    def write_file(self, name: str, data: bytes) -> None:
+    def write_file(self, name: str, *pieces: bytes) -> None:
         """Replace file *name* of the data directory at once; its previous content stays as ``name.bak``."""
-        atomic_write(self.disk, f"{self.directory}/{name}", data)
+        atomic_write(self.disk, f"{self.directory}/{name}", *pieces)
 
     # ---- appending
 

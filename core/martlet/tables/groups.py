@@ -331,7 +331,7 @@ class Groups:
 
     # files
 
-    def json_in_steps(self) -> Steps[bytes]:
+    def json_in_steps(self) -> Steps[list[bytes]]:
         """The policies as ``config/subscriptionGroup.json``."""
         fields = {"dataVersion": self.version.as_json(), "forbiddenTable": self._forbidden}
         table = ((group.name, group.as_json()) for group in list(self._table.values()))
@@ -351,7 +351,7 @@ class Groups:
         self._forbidden = forbidden
         self._table.update(found)
 
-    def offsets_in_steps(self) -> Steps[bytes]:
+    def offsets_in_steps(self) -> Steps[list[bytes]]:
         """The offsets as ``config/consumerOffset.json``; each table is as it was when its slice ran."""
         table = (
             (f"{topic}@{group}", offsets)

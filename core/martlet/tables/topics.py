@@ -258,7 +258,7 @@ class Topics:
         for tell in self.changed:
             tell(topic)
 
-    def json_in_steps(self) -> Steps[bytes]:
+    def json_in_steps(self) -> Steps[list[bytes]]:
         """The whole table as ``config/topics.json``."""
         table = ((topic.name, topic.as_json()) for topic in self)
         return render_in_steps({"dataVersion": self.version.as_json()}, "topicConfigTable", table)

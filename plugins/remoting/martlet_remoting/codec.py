@@ -9,7 +9,7 @@ The two hottest answers, to a send and to a pull, are %-templates filled with nu
 no dictionary is built and nothing is escaped that cannot need it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
 from struct import error as struct_error
 from typing import Final, final
@@ -30,9 +30,11 @@ __all__ = [
     "decode_frame",
     "encode_binary_command",
     "encode_command",
+    "encode_command_in_pieces",
     "encode_prefix",
     "encode_pull_prefix",
     "encode_response",
+    "encode_response_in_pieces",
     "encode_send_response",
     "pull_response_template",
     "send_response_template",
@@ -330,12 +332,13 @@ def _binary_ext(header: bytes, position: int, length: int) -> Mapping[str, objec
     return ext
 
 
-def _frame(header: bytes, body: bytes) -> bytes:
-    return _LENGTHS.pack(4 + len(header) + len(body), len(header)) + header + body
-
-
 def encode_command(command: Command) -> bytes:
     """Return the frame of *command* with a JSON header; every header field goes out as a string."""
+    return b"".join(encode_command_in_pieces(command, (command.body,)))
+
+
+def encode_command_in_pieces(command: Command, body: Sequence[bytes]) -> list[bytes]:
+    """As `encode_command`, with *body* in place of the command's own, which is not copied."""
     fields: dict[str, object] = {
         "code": command.code,
         "extFields": {name: ext_text(value) for name, value in command.ext.items() if value is not None},
@@ -347,7 +350,8 @@ def encode_command(command: Command) -> bytes:
     }
     if command.remark is not None:
         fields["remark"] = command.remark
-    return _frame(orjson.dumps(fields), command.body)
+    header = orjson.dumps(fields)
+    return [_LENGTHS.pack(4 + len(header) + sum(map(len, body)), len(header)) + header, *body]
 
 
 def encode_binary_command(command: Command) -> bytes:
@@ -420,6 +424,13 @@ def encode_response(
 ) -> bytes:
     """Return the frame of a response."""
     return encode_prefix(opaque, code, ext, len(body), remark, version) + body
+
+
+def encode_response_in_pieces(
+    opaque: int, code: int, ext: Mapping[str, object], body: list[bytes], remark: str | None = None
+) -> list[bytes]:
+    """As `encode_response`, with a body in pieces, which are not copied."""
+    return [encode_prefix(opaque, code, ext, sum(map(len, body)), remark), *body]
 
 
 def _json_text(text: str) -> str:

@@ -20,14 +20,20 @@ from martlet.errors import MartletError, Reason, Refused
 from martlet.tables.topics import Topic
 from martlet.turns import Steps
 
-from .codec import encode_command, encode_response, pull_response_template, send_response_template
+from .codec import (
+    encode_command,
+    encode_response,
+    encode_response_in_pieces,
+    pull_response_template,
+    send_response_template,
+)
 from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, ResponseCode
 from .config import RemotingConfig
 from .deadlines import Deadlines
 from .long_poll import ParkedPulls, PendingPulls
 from .members import Members, QueueLocks
 from .other_brokers import OtherBrokers
-from .packets import NO_EXT, Command
+from .packets import NO_EXT, Command, Frame
 from .rates import Rates
 from .registrar import Registrar
 from .subscriptions import FilterCache
@@ -42,6 +48,7 @@ __all__ = [
     "Parts",
     "refuse",
     "reply",
+    "reply_in_pieces",
 ]
 
 REASON_CODES: Final = {
@@ -80,6 +87,11 @@ class Declined(MartletError):
 def reply(command: Command, ext: Mapping[str, object] = NO_EXT, body: bytes = b"") -> bytes:
     """Return the frame that answers *command* with success."""
     return encode_response(command.opaque, ResponseCode.SUCCESS, ext, body)
+
+
+def reply_in_pieces(command: Command, body: list[bytes], ext: Mapping[str, object] = NO_EXT) -> Frame:
+    """As `reply`, with a body that may be long."""
+    return encode_response_in_pieces(command.opaque, ResponseCode.SUCCESS, ext, body)
 
 
 def refuse(command: Command, code: int, remark: str, ext: Mapping[str, object] = NO_EXT) -> bytes:
@@ -195,14 +207,18 @@ class Context:
         self._asked: dict[int, _PendingRequest] = {}
         self._opaque = 0
 
-    def answer(self, command: Command, frame: bytes) -> None:
+    def answer(self, command: Command, frame: Frame) -> None:
         """Send *frame* as the answer to *command*, some time after its handler returned None."""
         if not command.flag & FLAG_ONEWAY:
             self.push(frame)
 
-    def push(self, frame: bytes) -> None:
+    def send(self, frame: Frame) -> None:
+        """Send *frame* while a request of this connection is being handled."""
+        self.peer.send(*([frame] if isinstance(frame, bytes) else frame))
+
+    def push(self, frame: Frame) -> None:
         """Send *frame* although no request of this connection is being handled: the server must be woken for it."""
-        self.peer.send(frame)
+        self.send(frame)
         self.peer.wake()
 
     def tell(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> None:
@@ -256,9 +272,9 @@ class Beside:
 
     __slots__ = ("steps",)
 
-    def __init__(self, steps: Steps[bytes | None]) -> None:
+    def __init__(self, steps: Steps[Frame | None]) -> None:
         self.steps = steps
 
 
-Answer: TypeAlias = bytes | Steps[bytes | None] | Beside | None
+Answer: TypeAlias = Frame | Steps[Frame | None] | Beside | None
 Handle: TypeAlias = Callable[[Context, Command], Answer]

@@ -16,7 +16,7 @@ from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from .connection import RemotingConnection
 from .context import REASON_CODES, Beside, Context, Declined, Handle, Parts, refuse
 from .handlers import admin, assignments, groups, offsets, pull, query, replies, send, sendback
-from .packets import NO_EXT, Command
+from .packets import NO_EXT, Command, Frame
 
 __all__ = ["FAST_TABLE", "TABLE", "RemotingHandler"]
 
@@ -64,15 +64,15 @@ class RemotingHandler:
             if handle is None:
                 raise Declined(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {event.code} not supported")
             answer = handle(context, event)
-            if answer is not None and not isinstance(answer, bytes):
+            if answer is not None and not isinstance(answer, bytes | list):
                 return self._begin(event, answer)
         except MartletError as error:
             answer = self._refusal(event, error)
         if answer is not None and not flag & FLAG_ONEWAY:
-            context.peer.send(answer)
+            context.send(answer)
         return None
 
-    def _begin(self, command: Command, answer: Beside | Steps[bytes | None]) -> Awaitable[None] | None:
+    def _begin(self, command: Command, answer: Beside | Steps[Frame | None]) -> Awaitable[None] | None:
         """Run the first slice, which is all there is of most requests; return what waits for the others."""
         beside = isinstance(answer, Beside)
         steps = answer.steps if isinstance(answer, Beside) else answer
@@ -80,14 +80,14 @@ class RemotingHandler:
             next(steps)
         except StopIteration as done:
             if done.value is not None and not command.flag & FLAG_ONEWAY:
-                self.context.peer.send(done.value)
+                self.context.send(done.value)
             return None
         if beside:
             self.context.peer.start(self._finish, command, steps)
             return None
         return self._finish(command, steps)
 
-    async def _finish(self, command: Command, steps: Steps[bytes | None]) -> None:
+    async def _finish(self, command: Command, steps: Steps[Frame | None]) -> None:
         try:
             frame = await self.context.parts.broker.turns.finish(steps)
         except MartletError as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import orjson
 from msgspec import Raw
@@ -11,11 +11,14 @@ from martlet.errors import Reason, Refused, RemoteProtocolError
 
 from .codes import CLIENT_LANGUAGE, FLAG_ONEWAY, FLAG_RESPONSE, VERSION
 
-__all__ = ["Command", "MessageQueue", "ext_text"]
+__all__ = ["Command", "Frame", "MessageQueue", "ext_text"]
 
 NO_EXT: Final[Mapping[str, object]] = {}
 I64_MIN: Final = -(1 << 63)
 I64_MAX: Final = (1 << 63) - 1
+
+# The bytes of a command; a long one in pieces, for joining megabytes would stop the event loop for 10 ms.
+Frame: TypeAlias = bytes | list[bytes]
 
 
 @final

@@ -23,6 +23,7 @@ DAY_SAMPLES: Final = 25  # an hour apart
 HOUR_EVERY: Final = 60  # samples of 10 s
 DAY_EVERY: Final = 360
 TOPICS_AT_ONCE: Final = 256
+SUMS_AT_ONCE: Final = 2048  # of which only the topic is looked up
 DAY_MS: Final = 86_400_000
 
 
@@ -144,13 +145,15 @@ class Rates:
     async def sample(self) -> None:
         """Look at all sums once; many topics are looked at in steps."""
         now = self._now()
-        self._forget_topics()
+        await self._forget_topics()
         self._put_now = self._removed + await self._sample_topics(now, new=True)
-        for (topic, group), (messages, size) in list(self._gets.items()):
+        for number, ((topic, group), (messages, size)) in enumerate(list(self._gets.items())):
             key = f"{topic}@{group}"
             self._note("GROUP_GET_SIZE", key, size, now)
             if not self._note("GROUP_GET_NUMS", key, messages, now):
                 del self._gets[topic, group]
+            if number % TOPICS_AT_ONCE == TOPICS_AT_ONCE - 1:
+                await trio.lowlevel.checkpoint()
         for (topic, group), count in list(self.sent_back.items()):
             if not self._note("SNDBCK_PUT_NUMS", f"{topic}@{group}", count, now):
                 del self.sent_back[topic, group]
@@ -158,11 +161,14 @@ class Rates:
             self._note("BROKER", name, value, now, always=True)
         self._turn_day()
 
-    def _forget_topics(self) -> None:
+    async def _forget_topics(self) -> None:
         """Drop the sums of deleted topics, but keep in the total what they were given."""
-        for place in [p for p in self._last if p[0] == "TOPIC_PUT_NUMS" and self._topics.get(p[1]) is None]:
-            self._removed += self._last.pop(place)
-            self._series.pop(place, None)
+        for number, place in enumerate(list(self._last)):
+            if place[0] == "TOPIC_PUT_NUMS" and self._topics.get(place[1]) is None:
+                self._removed += self._last.pop(place)
+                self._series.pop(place, None)
+            if number % SUMS_AT_ONCE == SUMS_AT_ONCE - 1:
+                await trio.lowlevel.checkpoint()
 
     async def _sample_topics(self, now: float, *, new: bool) -> int:
         total = 0

@@ -105,10 +105,15 @@ def decode_registration(command: Command, topics_max: int) -> Steps[Registration
 
 
 def _checksum(body: bytes) -> Steps[int]:
-    crc = 0
-    for start in range(0, len(body), CHECKED_AT_ONCE):
-        crc = zlib.crc32(memoryview(body)[start : start + CHECKED_AT_ONCE], crc)
-        if start:
+    whole = memoryview(body)
+    return _checksum_of_pieces(whole[start : start + CHECKED_AT_ONCE] for start in range(0, len(body), CHECKED_AT_ONCE))
+
+
+def _checksum_of_pieces(pieces: Iterable[bytes | memoryview]) -> Steps[int]:
+    crc, pace = 0, Pace(CHECKED_AT_ONCE)
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+        if pace.is_over(len(piece)):
             yield
     return crc & CRC_MASK
 
@@ -311,8 +316,8 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 def encode_registration(
     registration: Registration, topics: Iterable[tuple[str, Mapping[str, object]]]
-) -> Steps[tuple[dict[str, object], bytes]]:
-    """Return header fields and body; *topics* are TopicConfigs by name and stand for ``registration.topics``."""
+) -> Steps[tuple[dict[str, object], list[bytes]]]:
+    """Return header fields, and the body in pieces; *topics*, TopicConfigs by name, replace ``registration.topics``."""
     version = registration.version.as_json()
     body = yield from dumps_in_steps(
         {
@@ -330,7 +335,7 @@ def encode_registration(
         "brokerAddr": registration.address,
         "brokerId": registration.broker_id,
         "brokerName": registration.name,
-        "bodyCrc32": (yield from _checksum(body)),
+        "bodyCrc32": (yield from _checksum_of_pieces(body)),
         "clusterName": registration.cluster,
         "compressed": False,
         "enableActingMaster": False,

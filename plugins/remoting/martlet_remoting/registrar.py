@@ -21,7 +21,7 @@ from martlet.net.server import split_address
 from martlet.tables.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic
 from martlet.turns import Steps, Turns, finish_now
 
-from .codec import FrameBuffer, encode_command
+from .codec import FrameBuffer, encode_command_in_pieces
 from .codes import ANSWER_LANGUAGE, RequestCode, ResponseCode
 from .nameserver.kvconfig import ORDER_TOPICS
 from .nameserver.server import NameServer
@@ -155,11 +155,11 @@ class Registrar:
         """Whether round number *rounds* tells all topics, even when none has changed."""
         return len(self._broker.topics) <= FEW_TOPICS or rounds % WHOLE_EVERY == 0
 
-    def encode(self, topics: Iterable[Topic]) -> Steps[Command]:
-        """The request that registers us with *topics* at a name server elsewhere."""
+    def encode(self, topics: Iterable[Topic]) -> Steps[tuple[Command, list[bytes]]]:
+        """The request that registers us with *topics* at a name server elsewhere, and its body in pieces."""
         table = ((topic.name, topic.as_json()) for topic in topics)
         ext, body = yield from encode_registration(self.registration(complete=False), table)
-        return Command(RequestCode.REGISTER_BROKER, ext, body, language=ANSWER_LANGUAGE)
+        return Command(RequestCode.REGISTER_BROKER, ext, language=ANSWER_LANGUAGE), body
 
     def question(self) -> Command:
         """The request that asks whether our topics are known as they are; the name server hears that we are alive."""
@@ -390,7 +390,7 @@ class _Remote:
     async def _register(self, line: "_Line", topics: list[Topic]) -> None:
         self._changed.clear()
         self.state = "registering"
-        answer = await line.ask(await self._registrar.turns.finish(self._registrar.encode(topics)))
+        answer = await line.ask(*await self._registrar.turns.finish(self._registrar.encode(topics)))
         self.state = "registered"
         self._pause_s = RETRY_FIRST_S
         if answer.remark:
@@ -428,19 +428,19 @@ class _Line:
         self._frames = FrameBuffer(ANSWER_BYTES_MAX)
         self._opaque = 0
 
-    async def ask(self, command: Command) -> Command:
-        """Return the answer to *command*.
+    async def ask(self, command: Command, body: Sequence[bytes] = ()) -> Command:
+        """Return the answer to *command*, whose body is *body* where there is one.
 
         Raises:
           RemoteProtocolError: it was refused, or the connection has closed.
         """
-        answer = await self.exchange(command)
+        answer = await self.exchange(command, body)
         if answer.code != ResponseCode.SUCCESS:
             raise _refused(command, answer)
         return answer
 
-    async def exchange(self, command: Command) -> Command:
-        """Return the answer to *command*, also where that is a refusal.
+    async def exchange(self, command: Command, body: Sequence[bytes] = ()) -> Command:
+        """As `ask`, also where the answer is a refusal.
 
         Raises:
           RemoteProtocolError: the connection has closed.
@@ -449,7 +449,8 @@ class _Line:
         command.opaque = self._opaque
         self.broken = True  # a request that was cut off leaves the line of no more use
         with trio.fail_after(REQUEST_TIMEOUT_S):
-            await self._stream.send_all(encode_command(command))
+            for piece in encode_command_in_pieces(command, body or [command.body]):
+                await self._stream.send_all(piece)
             while (answer := await self._next()).opaque != self._opaque or not answer.is_response:
                 pass
         self.broken = False

@@ -12,7 +12,17 @@ from martlet.contracts import Predicate
 from martlet.errors import Reason, Refused
 from martlet.store.codec import tags_code
 
-__all__ = ["ALL", "EXPRESSION_CHARS_MAX", "TAG", "Filter", "FilterCache", "Subscription", "make_filter", "split_tags"]
+__all__ = [
+    "ALL",
+    "EXPRESSION_CHARS_MAX",
+    "KEPT_CHARS_MAX",
+    "TAG",
+    "Filter",
+    "FilterCache",
+    "Subscription",
+    "make_filter",
+    "split_tags",
+]
 
 TAG: Final = "TAG"
 

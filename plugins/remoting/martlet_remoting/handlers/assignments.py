@@ -18,7 +18,7 @@ from martlet_remoting.bodies import enum_name, read_body, text
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.context import REASON_CODES, Beside, Context, Handle, Parts, refuse, reply
 from martlet_remoting.members import BROADCASTING, CLUSTERING
-from martlet_remoting.packets import Command
+from martlet_remoting.packets import Command, Frame
 from martlet_remoting.permission import may_consume, may_manage_group
 from martlet_remoting.routes import TopicQueues
 
@@ -47,7 +47,7 @@ def query_assignment(context: Context, command: Command) -> Beside:
     return Beside(_query_assignment(context, command))
 
 
-def _query_assignment(context: Context, command: Command) -> Steps[bytes | None]:
+def _query_assignment(context: Context, command: Command) -> Steps[Frame | None]:
     question = yield from _question(command)
     may_consume(context, question.group, question.topic)
     others = context.parts.others

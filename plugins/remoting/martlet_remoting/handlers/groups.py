@@ -14,10 +14,10 @@ from martlet.tables.topics import RETRY_PREFIX
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, enum_name, integer, items, queues, read_body, text
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts, reply
+from martlet_remoting.context import Context, Declined, Handle, Parts, reply, reply_in_pieces
 from martlet_remoting.fastjson import LazyList, dumps_in_steps
 from martlet_remoting.members import CLUSTERING, Channel
-from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.permission import may_consume, may_read, may_read_group
 from martlet_remoting.subscriptions import EXPRESSION_CHARS_MAX, TAG, Filter, Subscription
 
@@ -221,7 +221,7 @@ def check_client_config(context: Context, command: Command) -> Steps[bytes]:
 # locks
 
 
-def lock_queues(context: Context, command: Command) -> Steps[bytes]:
+def lock_queues(context: Context, command: Command) -> Steps[Frame]:
     """Answer which of the queues the client now holds, also those that it held already."""
     parts = context.parts
     body = yield from read_body(command)
@@ -229,7 +229,7 @@ def lock_queues(context: Context, command: Command) -> Steps[bytes]:
     group, client_id = yield from _owner(context, body, wanted)
     held = yield from parts.locks.lock(context, group, client_id, wanted, parts.now())
     found = ({"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in held)
-    return reply(command, body=(yield from dumps_in_steps({"lockOKMQSet": LazyList(map(orjson.dumps, found))})))
+    return reply_in_pieces(command, (yield from dumps_in_steps({"lockOKMQSet": LazyList(map(orjson.dumps, found))})))
 
 
 def unlock_queues(context: Context, command: Command) -> Steps[bytes]:

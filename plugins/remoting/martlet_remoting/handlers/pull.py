@@ -11,6 +11,7 @@ from typing import Final
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.store import ReadResult, ReadStatus
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
+from martlet.turns import Steps
 from martlet_remoting.codec import encode_pull_prefix
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Parts, refuse
@@ -20,7 +21,7 @@ from martlet_remoting.members import BROADCASTING
 from martlet_remoting.packets import NO_EXT, Command
 from martlet_remoting.permission import may_consume
 from martlet_remoting.retries import hold_back
-from martlet_remoting.subscriptions import TAG, Filter
+from martlet_remoting.subscriptions import KEPT_CHARS_MAX, TAG, Filter
 
 __all__ = ["TABLE", "collect", "finish", "pull_message"]
 
@@ -49,11 +50,24 @@ FORBIDDEN_BROADCAST: Final = 4
 FORBIDDEN_SUBSCRIPTION: Final = 5
 
 
-def pull_message(context: Context, command: Command) -> bytes | None:
+def pull_message(context: Context, command: Command) -> Steps[None] | None:
     """Answer with records from the asked offset on, or hold the pull."""
     if command.flag & FLAG_ONEWAY:
         return None
     header = decode_pull_header(command)
+    if len(header.expression) > KEPT_CHARS_MAX and header.sys_flag & PULL_SUBSCRIPTION:
+        return _pull_in_turn(context, command, header)
+    _pull(context, command, header)
+    return None
+
+
+def _pull_in_turn(context: Context, command: Command, header: PullHeader) -> Steps[None]:
+    """As `_pull`, in a slice: a long expression takes milliseconds to compile, and one read may hold several."""
+    yield
+    _pull(context, command, header)
+
+
+def _pull(context: Context, command: Command, header: PullHeader) -> None:
     parts = context.parts
     topic = _readable_topic(context, header.group, header.topic, header.queue_id)
     wanted = _wanted(parts, header)
@@ -74,7 +88,6 @@ def pull_message(context: Context, command: Command) -> bytes | None:
             pull.last = False
             pull.suspend_until = parts.now() + suspend_ms / 1000
     _run(context, pull)
-    return None
 
 
 # checks

@@ -4,9 +4,9 @@ from typing import Final
 
 from martlet.turns import Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Beside, Context, Declined, Handle, reply
+from martlet_remoting.context import Beside, Context, Declined, Handle, reply, reply_in_pieces
 from martlet_remoting.handlers.sendback import find_record
-from martlet_remoting.packets import Command
+from martlet_remoting.packets import Command, Frame
 from martlet_remoting.permission import may_read
 
 __all__ = ["TABLE"]
@@ -16,7 +16,7 @@ FOUND_UNIQUE_MAX: Final = 32  # defaultQueryMaxNum
 ANSWER_BYTES_MAX: Final = 12 * 1024 * 1024  # a client takes no frame over 16 MiB
 
 
-def query_message(context: Context, command: Command) -> Steps[bytes]:
+def query_message(context: Context, command: Command) -> Steps[Frame]:
     """Answer the records whose unique key or KEYS hold a key; hashes may collide, so the client looks again."""
     parts = context.parts
     topic, key = command.text("topic"), command.text("key")
@@ -32,7 +32,7 @@ def query_message(context: Context, command: Command) -> Steps[bytes]:
         text = f"can not find message, maybe time range not correct; no key {key!r:.80} in topic[{topic}]"
         raise Declined(ResponseCode.QUERY_NOT_FOUND, text, {"indexLastUpdateTimestamp": found.index_ms})
     ext = {"indexLastUpdateTimestamp": found.index_ms, "indexLastUpdatePhyoffset": found.index_position}
-    return reply(command, ext, b"".join(records))
+    return reply_in_pieces(command, records, ext)
 
 
 def view_message(context: Context, command: Command) -> bytes:

@@ -6,7 +6,7 @@ from typing import final
 from martlet.contracts import Peer
 from martlet.turns import Steps
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE
-from martlet_remoting.packets import Command
+from martlet_remoting.packets import Command, Frame
 
 from .requests import SAVED, answer, answer_when_saved
 from .server import NameServer
@@ -38,15 +38,15 @@ class NameServerHandler:
             return None
         return self._finish(event, steps)
 
-    async def _finish(self, command: Command, steps: Steps[bytes]) -> None:
+    async def _finish(self, command: Command, steps: Steps[Frame]) -> None:
         self._send(command, await self._server.turns.finish(steps))
 
     async def _finish_saved(self, command: Command) -> None:
         self._send(command, await answer_when_saved(self._server, command))
 
-    def _send(self, command: Command, frame: bytes) -> None:
+    def _send(self, command: Command, frame: Frame) -> None:
         if not command.flag & FLAG_ONEWAY:
-            self._peer.send(frame)
+            self._peer.send(*([frame] if isinstance(frame, bytes) else frame))
 
     def collect(self, budget_bytes: int) -> None:
         """Nothing ever waits here."""

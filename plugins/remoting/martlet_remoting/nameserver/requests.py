@@ -8,9 +8,9 @@ from typing import Final, TypeAlias
 from martlet.errors import MartletError, Reason, Refused
 from martlet.turns import Steps
 from martlet_remoting import fastjson
-from martlet_remoting.codec import encode_response
+from martlet_remoting.codec import encode_response, encode_response_in_pieces
 from martlet_remoting.codes import VERSION_4_9_4, RequestCode, ResponseCode
-from martlet_remoting.packets import NO_EXT, Command
+from martlet_remoting.packets import NO_EXT, Command, Frame
 from martlet_remoting.register_broker import NAME_CHARS_MAX, VERSION_BYTES_MAX, decode_registration
 from martlet_remoting.routes import MASTER_ID, Route, TopicQueues, Version, encode_route, load_object, read_object
 
@@ -23,7 +23,7 @@ __all__ = ["REQUESTS", "SAVED", "answer", "answer_when_saved"]
 log = logging.getLogger("martlet.nameserver")
 
 # (name server, the peer's connection, request): the frame of the answer, or a generator that returns it after slices
-Answer: TypeAlias = bytes | Steps[bytes]
+Answer: TypeAlias = bytes | Steps[Frame]
 Handle: TypeAlias = Callable[[NameServer, object, Command], Answer]
 
 _CODES: Final = {
@@ -34,7 +34,7 @@ _CODES: Final = {
 }
 
 
-def answer(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
+def answer(server: NameServer, connection: object, command: Command) -> Steps[Frame]:
     """Return the frame that answers *command*, also where it is refused; most take one slice."""
     server.requests += 1
     handle = REQUESTS.get(command.code)
@@ -68,10 +68,14 @@ def _reply(command: Command, ext: Mapping[str, object] = NO_EXT, body: bytes = b
     return encode_response(command.opaque, ResponseCode.SUCCESS, ext, body)
 
 
+def _reply_in_pieces(command: Command, body: list[bytes]) -> Frame:
+    return encode_response_in_pieces(command.opaque, ResponseCode.SUCCESS, NO_EXT, body)
+
+
 # brokers
 
 
-def _register(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
+def _register(server: NameServer, connection: object, command: Command) -> Steps[Frame]:
     new = yield from decode_registration(command, server.config.broker_topics_max)
     found = yield from server.table.register(new, server.now(), connection)
     ext: dict[str, object] = {}
@@ -84,8 +88,8 @@ def _register(server: NameServer, connection: object, command: Command) -> Steps
         remark += f"; the table is full, nameserver.topics_max is {server.config.topics_max}"
         log.warning("%s", remark)
     orders = server.kv.namespace(ORDER_TOPICS) if server.switches["returnOrderTopicConfigToBroker"] else None
-    body = (yield from fastjson.dumps_in_steps({"table": orders})) if orders is not None else b""
-    return encode_response(command.opaque, ResponseCode.SUCCESS, ext, body, remark)
+    body = (yield from fastjson.dumps_in_steps({"table": orders})) if orders is not None else []
+    return encode_response_in_pieces(command.opaque, ResponseCode.SUCCESS, ext, body, remark)
 
 
 def _unregister(server: NameServer, connection: object, command: Command) -> bytes:
@@ -121,10 +125,12 @@ def _member_group(server: NameServer, connection: object, command: Command) -> b
     return _reply(command, body=fastjson.dumps({"brokerMemberGroup": group}))
 
 
-def _cluster_info(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
+def _cluster_info(server: NameServer, connection: object, command: Command) -> Steps[Frame]:
     brokers = fastjson.Lazy((group.name, group.as_json()) for group in server.table.groups())
     table = {"brokerAddrTable": brokers, "clusterAddrTable": server.table.clusters()}
-    return _reply(command, body=(yield from fastjson.dumps_in_steps(table)))
+    return encode_response_in_pieces(
+        command.opaque, ResponseCode.SUCCESS, NO_EXT, (yield from fastjson.dumps_in_steps(table))
+    )
 
 
 def _wipe_write(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
@@ -184,11 +190,13 @@ def _register_topic(server: NameServer, connection: object, command: Command) ->
 def _list(switch: str, find: Callable[[NameServer, Command], Steps[list[str]]]) -> Handle:
     """A handler that answers a list of topics, where *switch* allows it."""
 
-    def handle(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
+    def handle(server: NameServer, connection: object, command: Command) -> Steps[Frame]:
         if not server.switches[switch]:
             raise Refused(Reason.NOT_SUPPORTED, f"disable; {switch} is false, so lists of topics are not answered")
         names = yield from find(server, command)
-        return _reply(command, body=(yield from fastjson.dumps_in_steps({"topicList": names})))
+        return encode_response_in_pieces(
+            command.opaque, ResponseCode.SUCCESS, NO_EXT, (yield from fastjson.dumps_in_steps({"topicList": names}))
+        )
 
     return handle
 
@@ -221,12 +229,14 @@ async def _delete_kv(server: NameServer, command: Command) -> None:
     await server.kv.delete(command.text("namespace"), command.text("key"))
 
 
-def _list_kv(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
+def _list_kv(server: NameServer, connection: object, command: Command) -> Steps[Frame]:
     name = command.text("namespace")
     values = server.kv.namespace(name)
     if values is None:
         raise Refused(Reason.NOT_FOUND, f"No config item, Namespace: {name}")
-    return _reply(command, body=(yield from fastjson.dumps_in_steps({"table": values})))
+    return encode_response_in_pieces(
+        command.opaque, ResponseCode.SUCCESS, NO_EXT, (yield from fastjson.dumps_in_steps({"table": values}))
+    )
 
 
 def _get_config(server: NameServer, connection: object, command: Command) -> bytes:

@@ -7,11 +7,11 @@ from martlet.errors import Refused
 from martlet.turns import Pace, Steps
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, refuse, reply
+from martlet_remoting.context import Context, Declined, Handle, refuse, reply, reply_in_pieces
 from martlet_remoting.fastjson import Lazy, LazyList, dumps, dumps_in_steps, read
 from martlet_remoting.handlers.sendback import find_record
 from martlet_remoting.members import Channel
-from martlet_remoting.packets import Command
+from martlet_remoting.packets import Command, Frame
 from martlet_remoting.permission import may_manage_group, may_read
 
 __all__ = ["TABLE"]
@@ -33,7 +33,7 @@ def _connections(channels: Iterable[Channel]) -> Iterator[dict[str, object]]:
         }
 
 
-def consumer_connections(context: Context, command: Command) -> Steps[bytes]:
+def consumer_connections(context: Context, command: Command) -> Steps[Frame]:
     """Answer the live members of a consumer group and what they want."""
     name = command.text("consumerGroup")
     group = context.parts.members.group(name)
@@ -47,24 +47,24 @@ def consumer_connections(context: Context, command: Command) -> Steps[bytes]:
         "messageModel": group.model,
         "subscriptionTable": Lazy((topic, held.as_json()) for topic, held in subscriptions),
     }
-    return reply(command, body=(yield from dumps_in_steps(body)))
+    return reply_in_pieces(command, (yield from dumps_in_steps(body)))
 
 
-def producer_connections(context: Context, command: Command) -> Steps[bytes]:
+def producer_connections(context: Context, command: Command) -> Steps[Frame]:
     """Answer the live members of a producer group."""
     name = command.text("producerGroup")
     channels = context.parts.members.producers.get(name)
     if not channels:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
     body = {"connectionSet": LazyList(_connections(list(channels.values())))}
-    return reply(command, body=(yield from dumps_in_steps(body)))
+    return reply_in_pieces(command, (yield from dumps_in_steps(body)))
 
 
-def all_producers(context: Context, command: Command) -> Steps[bytes]:
+def all_producers(context: Context, command: Command) -> Steps[Frame]:
     """Answer every live producer by group."""
     groups = list(context.parts.members.producers.items())
     table = Lazy((name, LazyList(_producers(list(channels.values())))) for name, channels in groups)
-    return reply(command, body=(yield from dumps_in_steps({"data": table})))
+    return reply_in_pieces(command, (yield from dumps_in_steps({"data": table})))
 
 
 def _producers(channels: Iterable[Channel]) -> Iterator[dict[str, object]]:
@@ -193,10 +193,10 @@ def consumer_status(context: Context, command: Command) -> Steps[None]:
 
 async def _answer_status(context: Context, command: Command, found: dict[str, bytes]) -> None:
     body = await context.parts.broker.turns.finish(_status_table(found))
-    context.answer(command, reply(command, body=body))
+    context.answer(command, reply_in_pieces(command, body))
 
 
-def _status_table(found: dict[str, bytes]) -> Steps[bytes]:
+def _status_table(found: dict[str, bytes]) -> Steps[list[bytes]]:
     tables: dict[str, object] = {}
     for client_id, data in found.items():
         try:

@@ -10,7 +10,7 @@ from martlet.turns import Steps
 from martlet_remoting import fastjson
 from martlet_remoting.codes import ResponseCode
 from martlet_remoting.context import Beside, Context, Handle, Parts, refuse
-from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.routes import Version
 
 __all__ = [
@@ -60,7 +60,7 @@ def version_of(text: str) -> Version:
         return Version()
 
 
-def slow(work: Callable[[Context, Command], Steps[bytes | None]]) -> Handle:
+def slow(work: Callable[[Context, Command], Steps[Frame | None]]) -> Handle:
     """A handler that answers at once what takes one slice, and does longer work beside other requests."""
     return lambda context, command: Beside(work(context, command))
 
@@ -68,13 +68,13 @@ def slow(work: Callable[[Context, Command], Steps[bytes | None]]) -> Handle:
 def saved(handle: Handle) -> Handle:
     """*handle*, whose answer leaves once what it changed is in its file: what was confirmed outlives a crash."""
 
-    def answer_when_saved(context: Context, command: Command) -> Steps[bytes | None]:
+    def answer_when_saved(context: Context, command: Command) -> Steps[Frame | None]:
         answer = handle(context, command)
         assert not isinstance(answer, Beside)
-        done = answer if answer is None or isinstance(answer, bytes) else (yield from answer)
+        done = answer if answer is None or isinstance(answer, bytes | list) else (yield from answer)
         if done is None:
             return None
-        frame: bytes = done
+        frame: Frame = done
 
         def tell(problem: str) -> None:
             if problem:

@@ -11,9 +11,9 @@ from martlet.tables.topics import check_name
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import items, read_body
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.context import Context, Handle, reply
+from martlet_remoting.context import Context, Handle, reply, reply_in_pieces
 from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
-from martlet_remoting.packets import Command
+from martlet_remoting.packets import Command, Frame
 from martlet_remoting.permission import may_manage_group
 from martlet_remoting.routes import Version
 
@@ -67,7 +67,7 @@ def delete_group(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def all_groups(context: Context, command: Command) -> Steps[bytes]:
+def all_groups(context: Context, command: Command) -> Steps[Frame]:
     """Answer the whole table of groups, or one page of it."""
     groups = context.parts.groups
     held = groups.version
@@ -82,7 +82,7 @@ def all_groups(context: Context, command: Command) -> Steps[bytes]:
             "subscriptionGroupTable": Lazy((group.name, orjson.dumps(group.as_json())) for group in found),
         }
     )
-    return reply(command, {"totalGroupNum": total}, body)
+    return reply_in_pieces(command, body, {"totalGroupNum": total})
 
 
 def one_group(context: Context, command: Command) -> bytes:

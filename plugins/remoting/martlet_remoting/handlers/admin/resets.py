@@ -7,9 +7,9 @@ from martlet.tables.groups import check_group_name
 from martlet.tables.topics import Topic
 from martlet.turns import Pace, Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts, reply
+from martlet_remoting.context import Context, Declined, Handle, Parts, reply, reply_in_pieces
 from martlet_remoting.fastjson import dumps_in_steps
-from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.permission import may_manage_group, may_read_group
 
 from .clients import VERSION_3_0_7
@@ -21,7 +21,7 @@ CLIENTS_AT_ONCE: Final = 64
 BYTES_OF_A_STEP: Final = 65_536  # of a request that is sent to each
 
 
-def reset(context: Context, command: Command) -> Steps[bytes]:
+def reset(context: Context, command: Command) -> Steps[Frame]:
     """Move a group to a time, or one of its queues to an offset.
 
     The broker keeps the new offsets until the consumers pull: they are told then (RocketMQ's
@@ -34,7 +34,7 @@ def reset(context: Context, command: Command) -> Steps[bytes]:
     return (yield from _reset_clients(parts, command))
 
 
-def _reset_here(parts: Parts, command: Command) -> Steps[bytes]:
+def _reset_here(parts: Parts, command: Command) -> Steps[Frame]:
     name, group = command.text("topic"), command.text("group")
     topic = parts.topics.get(name)
     if topic is None:
@@ -86,11 +86,11 @@ def _offset_at(parts: Parts, topic: Topic, queue_id: int, timestamp: int) -> int
     return parts.store.offset_by_time(queue, timestamp)
 
 
-def _answer(command: Command, table: dict[MessageQueue, int]) -> Steps[bytes]:
-    return reply(command, body=(yield from dumps_in_steps({"offsetTable": table})))
+def _answer(command: Command, table: dict[MessageQueue, int]) -> Steps[Frame]:
+    return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table})))
 
 
-def _reset_clients(parts: Parts, command: Command) -> Steps[bytes]:
+def _reset_clients(parts: Parts, command: Command) -> Steps[Frame]:
     """Tell every live member where to go on; unless forced, only backwards."""
     name, group = command.text("topic"), command.text("group")
     timestamp, forced = command.integer("timestamp", -1), command.boolean("isForce")
@@ -118,7 +118,8 @@ def _tell(parts: Parts, command: Command, group: str, topic: str, table: dict[Me
         text = f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic}"
         raise Declined(ResponseCode.CONSUMER_NOT_ONLINE, f"{text} Timestamp: {command.integer('timestamp', -1)}")
     ext = {name: command.ext[name] for name in ("topic", "group", "timestamp", "isForce") if name in command.ext}
-    body = yield from dumps_in_steps({"offsetTable": _as_list(table) if command.language == "CPP" else table})
+    offsets = _as_list(table) if command.language == "CPP" else table
+    body = b"".join((yield from dumps_in_steps({"offsetTable": offsets})))
     channels = list(live.channels.values())
     pace = Pace(CLIENTS_AT_ONCE)
     for channel in channels:

@@ -7,9 +7,9 @@ from martlet.tables.topics import Topic
 from martlet.turns import Pace, Steps
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts, reply
+from martlet_remoting.context import Context, Declined, Handle, Parts, reply, reply_in_pieces
 from martlet_remoting.fastjson import dumps, dumps_in_steps
-from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.subscriptions import Subscription
 
 from .common import QUEUES_AT_ONCE, end_of, existing_topic, message_queue, slow, stored_ms
@@ -22,7 +22,7 @@ WHOLE_BROKER: Final = {"BROKER_PUT_NUMS": ("BROKER", "PUT"), "BROKER_GET_NUMS": 
 LONG_MAX: Final = (1 << 63) - 1
 
 
-def topic_stats(context: Context, command: Command) -> Steps[bytes]:
+def topic_stats(context: Context, command: Command) -> Steps[Frame]:
     """Answer begin, end and last time of every queue of a topic."""
     parts = context.parts
     topic = existing_topic(parts, command.text("topic"))
@@ -39,7 +39,7 @@ def topic_stats(context: Context, command: Command) -> Steps[bytes]:
         if pace.is_over():
             yield
     tps = parts.rates.tps("TOPIC_PUT_NUMS", topic.name)
-    return reply(command, body=(yield from dumps_in_steps({"offsetTable": table, "topicPutTps": tps})))
+    return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table, "topicPutTps": tps})))
 
 
 def _topics_of(parts: Parts, group: str, wanted: list[str]) -> list[Topic]:
@@ -71,7 +71,7 @@ def consume_stats(
     return table
 
 
-def group_stats(context: Context, command: Command) -> Steps[bytes]:
+def group_stats(context: Context, command: Command) -> Steps[Frame]:
     """Answer how far a group is in its topics."""
     parts, group = context.parts, command.text("consumerGroup")
     wanted = [name for name in command.text("topicList", "").split(";") if name]
@@ -82,10 +82,10 @@ def group_stats(context: Context, command: Command) -> Steps[bytes]:
     for found in _topics_of(parts, group, wanted):
         table |= yield from consume_stats(parts, group, found, found.read_queues, pace)
         tps += parts.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
-    return reply(command, body=(yield from dumps_in_steps({"consumeTps": tps, "offsetTable": table})))
+    return reply_in_pieces(command, (yield from dumps_in_steps({"consumeTps": tps, "offsetTable": table})))
 
 
-def all_group_stats(context: Context, command: Command) -> Steps[bytes]:
+def all_group_stats(context: Context, command: Command) -> Steps[Frame]:
     """Answer how far every group of this broker is."""
     parts, ordered = context.parts, command.boolean("isOrder")
     found: list[dict[str, object]] = []
@@ -104,7 +104,7 @@ def all_group_stats(context: Context, command: Command) -> Steps[bytes]:
             yield
     address = parts.registrar.address if parts.registrar else ""
     body = {"brokerAddr": address, "consumeStatsList": found, "totalDiff": total, "totalInflightDiff": 0}
-    return reply(command, body=(yield from dumps_in_steps(body)))
+    return reply_in_pieces(command, (yield from dumps_in_steps(body)))
 
 
 def stats_data(context: Context, command: Command) -> bytes:
@@ -119,7 +119,7 @@ def stats_data(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps(series.as_json()))
 
 
-def time_span(context: Context, command: Command) -> Steps[bytes]:
+def time_span(context: Context, command: Command) -> Steps[Frame]:
     """Answer the times between which a group's messages lie, queue by queue, and how late it is."""
     parts = context.parts
     topic, group = existing_topic(parts, command.text("topic")), command.text("group")
@@ -142,24 +142,24 @@ def time_span(context: Context, command: Command) -> Steps[bytes]:
         )
         if pace.is_over():
             yield
-    return reply(command, body=(yield from dumps_in_steps({"consumeTimeSpanSet": spans})))
+    return reply_in_pieces(command, (yield from dumps_in_steps({"consumeTimeSpanSet": spans})))
 
 
-def consumers_of_topic(context: Context, command: Command) -> Steps[bytes]:
+def consumers_of_topic(context: Context, command: Command) -> Steps[Frame]:
     """Answer the groups that consume a topic: those alive, and those that have committed on it."""
     parts, topic = context.parts, command.text("topic")
     alive = [name for name, group in parts.members.consumers.items() if topic in group.subscriptions]
     yield
     names = list(dict.fromkeys(alive + parts.groups.groups_of(topic)))
-    return reply(command, body=(yield from dumps_in_steps({"groupList": names})))
+    return reply_in_pieces(command, (yield from dumps_in_steps({"groupList": names})))
 
 
-def topics_of_group(context: Context, command: Command) -> Steps[bytes]:
+def topics_of_group(context: Context, command: Command) -> Steps[Frame]:
     """Answer the topics on which a group has committed."""
     parts = context.parts
     address = parts.registrar.address if parts.registrar else ""
     names = parts.groups.topics_of(command.text("group"))
-    return reply(command, body=(yield from dumps_in_steps({"brokerAddr": address, "topicList": names})))
+    return reply_in_pieces(command, (yield from dumps_in_steps({"brokerAddr": address, "topicList": names})))
 
 
 def subscription_of_group(context: Context, command: Command) -> bytes:
@@ -171,9 +171,9 @@ def subscription_of_group(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps(body))
 
 
-def all_offsets(context: Context, command: Command) -> Steps[bytes]:
+def all_offsets(context: Context, command: Command) -> Steps[Frame]:
     """Answer everything that all groups have committed."""
-    return reply(command, body=(yield from context.parts.groups.offsets_in_steps()))
+    return reply_in_pieces(command, (yield from context.parts.groups.offsets_in_steps()))
 
 
 def correction_offsets(context: Context, command: Command) -> Steps[bytes]:

@@ -10,9 +10,9 @@ from martlet.tables.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, Topic, check_nam
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, integer, items, read_body
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts, reply
+from martlet_remoting.context import Context, Declined, Handle, Parts, reply, reply_in_pieces
 from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
-from martlet_remoting.packets import Command
+from martlet_remoting.packets import Command, Frame
 from martlet_remoting.permission import may_manage
 from martlet_remoting.registrar import standard_topics
 from martlet_remoting.routes import Version
@@ -186,7 +186,7 @@ def delete_topic(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def all_topics(context: Context, command: Command) -> Steps[bytes]:
+def all_topics(context: Context, command: Command) -> Steps[Frame]:
     """Answer the whole topic table, or one page of it."""
     topics = context.parts.topics
     held = topics.version
@@ -202,7 +202,7 @@ def all_topics(context: Context, command: Command) -> Steps[bytes]:
             "topicQueueMappingInfoMap": {},
         }
     )
-    return reply(command, {"totalTopicNum": total}, body)
+    return reply_in_pieces(command, body, {"totalTopicNum": total})
 
 
 def page(command: Command, start_field: str, count_field: str, version: Version, found: list[T]) -> list[T]:
