@@ -35,6 +35,7 @@ HOT = (
     "martlet/store/key_index.py",
     "martlet/store/layout.py",
     "martlet/store/log.py",
+    "martlet/store/queue_reader.py",
     "martlet/store/queues.py",
     "martlet/store/reading.py",
     "martlet/store/scan.py",

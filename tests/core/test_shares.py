@@ -484,7 +484,7 @@ async def broker_with_far_messages(count: int, monkeypatch: pytest.MonkeyPatch) 
         read = Store.read
 
         def checked(store: Store, queue: Queue, offset: int, *more: Any) -> ReadResult:
-            assert store.read_is_near(queue, offset), f"offset {offset} is read on the event loop"
+            assert store.read_near(queue, offset, 1, 1) is not None, f"offset {offset} is read on the event loop"
             return read(store, queue, offset, *more)
 
         monkeypatch.setattr(Store, "read", checked)
@@ -532,7 +532,7 @@ async def test_what_a_thread_read_is_forgotten_with_the_last_member(
         await trio.sleep(1)
         await one.peer.run_started()
         (lane,) = one.member.share._lanes.values()
-        assert (lane.back, lane.ahead, lane.reading_back) == ({}, None, False)
+        assert (lane.reader._found, lane.reader._line, lane.reader.working) == ({}, {}, False)
         assert sorted(await Competitor(broker, credit=60).drain()) == sorted(came)
 
 

@@ -11,6 +11,7 @@ from martlet.message import Message
 from martlet.plugins.loader import guarded_filter
 from martlet.store import ReadResult, ReadStatus, Store
 from martlet.store.codec import decode_records
+from martlet.store.queue_reader import Request
 from martlet.tables.groups import Group
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers.pull import finish
@@ -46,8 +47,11 @@ async def with_backlog(open_harness: OpenHarness, count: int) -> tuple[Harness, 
 def pull_that_was_read(client: FakeClient, topic: str, offset: int, result: ReadResult) -> Pull:
     """A pull of queue 0 for which a thread has read *result*; it is answered at the next collect."""
     context = client.handler.context
-    pull = Pull(context.pulls, 4711, "G", context.parts.store.queue(topic, 0), offset, 32, Filter())
-    pull.result = result
+    queue = context.parts.store.queue(topic, 0)
+    pull = Pull(context.pulls, 4711, "G", queue, offset, 32, 1 << 18, Filter())
+    request = Request(queue, offset, 32, 1 << 18, None, None)
+    request.result = result
+    context.pulls.reader._found[pull] = request
     context.pulls.queue_up(pull)
     return pull
 
@@ -130,9 +134,9 @@ async def test_a_long_way_without_a_wanted_tag_is_passed_over_in_few_pulls(harne
         answer = await client.ask(PULL, pull_ext(topic, offset, subscription="B"))
         offset = offsets(answer)[0]
         answers.append((answer.code, offset, [record.queue_offset for record in decode_records(answer.body)]))
-    assert [code for code, _, _ in answers] == [RETRY, RETRY, FOUND, RETRY]
-    assert answers[2][2] == [17_000]
-    assert (answers[2][1] > 17_000, answers[3][1]) == (True, 20_000)
+    assert [code for code, _, _ in answers] == [RETRY, RETRY, FOUND, NOT_FOUND]
+    assert answers[2][1:] == (20_000, [17_000])
+    assert answers[3][1:] == (20_000, [])
 
 
 async def test_tags_beyond_ascii_are_told_apart(harness: Harness) -> None:
@@ -304,7 +308,7 @@ async def test_a_oneway_pull_is_not_answered(harness: Harness) -> None:
 async def test_what_is_far_behind_is_read_beside_the_loop(open_harness: OpenHarness) -> None:
     harness, topic = await with_backlog(open_harness, 40)
     queue = harness.store.queue(topic, 0)
-    assert not harness.store.read_is_near(queue, 0)
+    assert harness.store.read_near(queue, 0, 1, 1) is None
     client = harness.client()
     numbers = [client.send(PULL, pull_ext(topic, offset, maxMsgNums="4")) for offset in (0, 4, 8)]
     assert client.peer.sent == []
@@ -323,7 +327,7 @@ async def test_what_a_slow_client_does_not_take_is_not_read_for_it(open_harness:
     numbers = [client.send(PULL, pull_ext(topic, offset, maxMsgNums="1")) for offset in range(40)]
     desk = client.handler.context.pulls
     with trio.fail_after(PATIENCE_S):
-        while desk.is_read:
+        while desk.reader.working:
             await trio.lowlevel.checkpoint()
         assert len(desk.ready) == 4
         assert len(desk.reading) == 36
@@ -388,7 +392,7 @@ async def test_a_filter_that_raises_is_named_and_ends_no_connection(harness: Har
 
 
 async def test_a_filter_that_raises_in_a_thread_is_answered(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "read_is_near", lambda *arguments: False)
+    monkeypatch.setattr(Store, "read_near", lambda *arguments: None)
     harness.broker.filters["LIKE"] = guarded_filter("toys", "LIKE", compile_raising)
     topic = harness.topic("T")
     await fill(harness, topic, "", "A")
@@ -645,7 +649,7 @@ async def test_pulls_on_their_way_count_as_waiting(open_harness: OpenHarness) ->
         slow.send(PULL, pull_ext(topic, offset, maxMsgNums="1"))
     desk = slow.handler.context.pulls
     with trio.fail_after(PATIENCE_S):
-        while desk.is_read:
+        while desk.reader.working:
             await trio.lowlevel.checkpoint()
     assert (len(desk.ready), len(desk.reading), desk.waiting) == (4, 16, 20)
     other = harness.client()
@@ -733,7 +737,7 @@ async def test_at_the_end_pulls_that_a_thread_reads_for_are_answered(open_harnes
         answer = client.answers.pop(number)
         assert (answer.code, offsets(answer), answer.body) == (NOT_FOUND, (offset, 0, 40), b"")
     with trio.fail_after(PATIENCE_S):
-        while desk.is_read:
+        while desk.reader.working:
             await trio.lowlevel.checkpoint()
     await harness.step()
     assert (len(desk.ready), client.answers) == (0, {})
@@ -751,7 +755,7 @@ async def test_at_the_end_a_damaged_log_leaves_no_pull_unanswered(
     def damaged(*arguments: object) -> ReadResult:
         raise StoreError("the log is damaged")
 
-    monkeypatch.setattr(Store, "read", damaged)
+    monkeypatch.setattr(Store, "read_near", damaged)
     stop(waiting, client)
     assert [client.answers.pop(number).code for number in numbers] == [ResponseCode.SYSTEM_ERROR] * 2
 
@@ -781,3 +785,15 @@ async def test_who_may_not_pull_makes_no_group(harness: Harness) -> None:
     harness.broker.authorizers = (lambda identity, action, topic: False,)
     assert (await harness.client().ask(PULL, pull_ext(harness.topic("T"), 0))).code == ResponseCode.NO_PERMISSION
     assert harness.broker.groups.get("G") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"),
+    [(1, 1), (2600, 2), (5000, 3), (1 << 20, 3), (0, 5), (-1, 5), ((1 << 31) - 1, 5)],
+)
+async def test_a_pull_may_name_the_size_of_its_answer(open_harness: OpenHarness, asked: int, count: int) -> None:
+    harness = await open_harness(store={"flush": "async"}, pull_bytes_max=6500, pull_bytes_asked_max=4000)
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * 9, body=bytes(1000))
+    answer = await harness.client().ask(PULL, pull_ext(topic, 0, maxMsgBytes=str(asked)))
+    assert len(bodies(answer)) == count

@@ -94,9 +94,9 @@ async def test_the_end_of_what_is_readable_is_near_even_if_what_is_behind_has_le
         store.append(message(bytes(300)), 0)
     store.commit()
     assert store.end_offset(queue) == 0
-    assert store.read_is_near(queue, 0)
+    assert store.read_near(queue, 0, 1, 1) is not None
     store.flusher.flush_now()
-    assert not store.read_is_near(queue, 0)
+    assert store.read_near(queue, 0, 1, 1) is None
     store.crash()
 
 

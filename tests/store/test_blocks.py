@@ -49,7 +49,7 @@ async def test_every_flipped_byte_of_an_entry_is_repaired_and_is_no_damaged_reco
         queue = store.queue("T", 0)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            assert not all(store.read_is_near(queue, offset) for offset in range(COUNT))
+            assert not all(store.read_near(queue, offset, 1, 1) is not None for offset in range(COUNT))
             assert drain(store, queue) == WANTED
         assert caplog.text.count("rebuilding its messages") == 1
         assert store.damaged_records == 0

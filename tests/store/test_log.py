@@ -184,10 +184,22 @@ async def test_only_wanted_tags_come(open_store: OpenStore) -> None:
 
 
 async def test_a_search_without_result_moves_on_by_a_bounded_number_of_entries(open_store: OpenStore) -> None:
-    store = await open_store(small_config(segment_bytes=10**6))
-    fill(store, 1000, size=0)
-    result = store.read(store.queue("T", 0), 0, 32, 10**6, frozenset((99,)))
-    assert (result.status, result.next_offset) == (ReadStatus.NO_MATCH, 800)
+    store = await open_store(small_config(segment_bytes=10**7))
+    fill(store, 9000, size=0)
+    queue, tested = store.queue("T", 0), 0
+
+    def nothing(record: RecordView) -> bool:
+        nonlocal tested
+        tested += 1
+        return False
+
+    result = store.read(queue, 0, 32, 10**6, frozenset((99,)))
+    assert (result.status, result.next_offset) == (ReadStatus.NO_MATCH, 8000)
+    result = store.read(queue, 0, 32, 10**6, None, nothing)
+    assert (result.status, result.next_offset, tested) == (ReadStatus.NO_MATCH, 800, 800)
+    codes = frozenset((tags_code("A"), tags_code("B"), tags_code("C"), 0))
+    result = store.read(queue, 0, 32, 10**6, codes, nothing)
+    assert (result.status, result.next_offset, tested) == (ReadStatus.NO_MATCH, 800, 1600)
 
 
 async def test_a_predicate_sees_a_view_of_each_record(open_store: OpenStore) -> None:
@@ -210,11 +222,11 @@ async def test_a_near_read_ends_where_the_disk_would_have_to_be_waited_for() -> 
     disk.cached = True
     store = await Store.open(Path("/data"), small_config(flush="async", chunk_bytes=1024), ManualClock(), disk)
     queue = store.queue("T", 0)
-    assert store.read_is_near(queue, 0)
+    assert store.read_near(queue, 0, 1, 1) is not None
     disk.cached = False
     some = store.read(queue, 0, 40, 10**6)
     assert 0 < some.count < 10
-    assert not store.read_is_near(queue, some.next_offset)
+    assert store.read_near(queue, some.next_offset, 1, 1) is None
     rest = await store.read_far(queue, some.next_offset, 40, 10**6)
     assert bodies(some.pieces) + bodies(rest.pieces) == sent
     store.crash()
@@ -238,7 +250,7 @@ async def test_what_the_page_cache_holds_is_near(open_store: OpenStore) -> None:
     store = await open_store(small_config(chunk_bytes=1024, cache_bytes=1024))
     sent = fill(store, 200)
     queue = store.queue("T", 0)
-    assert all(store.read_is_near(queue, offset) for offset in range(200))
+    assert all(store.read_near(queue, offset, 1, 1) is not None for offset in range(200))
     assert drain(store, queue) == sent
 
 
@@ -250,7 +262,7 @@ async def test_far_reads_are_the_same_as_near_ones(open_store: OpenStore) -> Non
     store.queues.save(queue, store.durable)
     offset, found, far = 0, [], 0
     while offset < 200:
-        if store.read_is_near(queue, offset):
+        if store.read_near(queue, offset, 1, 1) is not None:
             result = store.read(queue, offset, 7, 10**6)
         else:
             result = await store.read_far(queue, offset, 7, 10**6)

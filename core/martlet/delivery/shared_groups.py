@@ -24,7 +24,7 @@ from martlet.delivery.subscriptions import Delivery, Start, from_tail, is_readab
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
 from martlet.settings import DeliveryConfig
-from martlet.store import Queue, ReadResult, Store
+from martlet.store import Queue, QueueReader, ReadResult, Store
 from martlet.store.codec import decode_record
 from martlet.tables.groups import Groups
 from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
@@ -34,7 +34,8 @@ __all__ = ["Member", "Share", "Shares"]
 log = logging.getLogger("martlet.shares")
 
 MESSAGES_A_READ: Final = 256
-RETURNED_A_READ: Final = 32  # of those that came back and are far; each is read by itself
+RETURNED_AHEAD: Final = 8  # of those that came back and are far behind the tail
+NEW: Final = "new"  # the place of a lane's reader for messages that nobody had; others are offsets that came back
 DEAD_A_TURN: Final = 64  # far ones that are read before the clock is looked at again
 RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may begin there
 BURY_AGAIN_S: Final = 5.0  # when the dead letter topic refuses a message
@@ -47,32 +48,15 @@ NEVER: Final = frozenset((Reason.ILLEGAL, Reason.PARAMETER))
 class _Lane:
     """One queue as one group shares it."""
 
-    __slots__ = (
-        "ahead",
-        "ahead_from",
-        "back",
-        "due",
-        "failure",
-        "graves",
-        "leases",
-        "queue",
-        "reading_back",
-        "reading_far",
-        "share",
-    )
+    __slots__ = ("due", "failure", "graves", "leases", "queue", "reader", "share")
 
     def __init__(self, share: "Share", queue: Queue, leases: Leases) -> None:
         self.share = share
         self.queue = queue
         self.leases = leases
         self.due = True
-        self.ahead: ReadResult | None = None
-        self.ahead_from = 0
-        self.reading_far = False
-        self.failure: Refused | None = None  # of a read in a thread, for the next member that collects
-        # What came back and is far behind the tail, read in a thread: only of offsets that wait.
-        self.back: dict[int, ReadResult] = {}
-        self.reading_back = False
+        self.reader = QueueReader(share.store, self._was_read, RETURNED_AHEAD + 1)
+        self.failure: Refused | None = None  # for the next member that collects
         # Offset -> log position behind its dead letter, which is not flushed yet; positions ascend.
         self.graves: dict[int, int] = {}
 
@@ -80,10 +64,13 @@ class _Lane:
         self.due = True
         self.share.wake()
 
+    def _was_read(self, place: Hashable) -> None:
+        self.share.wake()
+
     def forget_read(self) -> None:
-        """Drop what threads have read: nobody is there for it, or others want something else."""
-        self.ahead = self.failure = None
-        self.back.clear()
+        """Drop what a thread has read: nobody is there for it, or others want something else."""
+        self.failure = None
+        self.reader.forget_all()
 
 
 @final
@@ -154,10 +141,23 @@ class Share:
     are woken; their handlers then tell the peers and leave.
     """
 
-    __slots__ = ("_forget_at", "_lanes", "_members", "_owner", "_turn", "gone", "group", "selection", "start", "topic")
+    __slots__ = (
+        "_forget_at",
+        "_lanes",
+        "_members",
+        "_owner",
+        "_turn",
+        "gone",
+        "group",
+        "selection",
+        "start",
+        "store",
+        "topic",
+    )
 
     def __init__(self, owner: "Shares", topic: Topic, group: str, selection: Selection, start: Start) -> None:
         self._owner = owner
+        self.store = owner.store
         self.topic = topic
         self.group = group
         self.selection = selection
@@ -307,38 +307,19 @@ class Share:
 
     def _read_again(self, lane: _Lane, member: Member, budget_bytes: int) -> ReadResult | None:
         """Read the first message that came back; None when a thread has to read it, which wakes the members."""
-        store, selection = self._owner.store, self.selection
-        (offset,) = lane.leases.returned(1)
-        result = lane.back.pop(offset, None)
-        if result is not None:
-            return result
-        if store.read_is_near(lane.queue, offset):
-            return store.read(lane.queue, offset, 1, budget_bytes, selection.codes, selection.predicate)
-        if not lane.reading_back:
-            try:
-                member.peer.start(self._read_back, lane, min(member.credit, RETURNED_A_READ), budget_bytes)
-                lane.reading_back = True
-            except Refused:
-                pass  # other reads of this peer are under way; they wake it when they are done
-        return None
+        first = self._read_one(lane, member, lane.leases.returned(1)[0], budget_bytes)
+        if first is None:
+            offsets = lane.leases.returned(min(member.credit, RETURNED_AHEAD))
+            lane.reader.keep_only((NEW, *offsets))
+            for offset in offsets:
+                self._read_one(lane, member, offset, budget_bytes)
+        return first
 
-    async def _read_back(self, lane: _Lane, count: int, budget_bytes: int) -> None:
-        leases, selection, store = lane.leases, self.selection, self._owner.store
-        try:
-            for offset in leases.returned(count):
-                result = await store.read_far(lane.queue, offset, 1, 1, selection.codes, selection.predicate)
-                if lane.leases is not leases or self.selection is not selection or not self._members:
-                    return
-                if leases.is_waiting(offset):
-                    lane.back[offset] = result
-                budget_bytes -= result.size
-                if budget_bytes <= 0:
-                    return
-        except Refused as refused:
-            lane.failure = refused
-        finally:
-            lane.reading_back = False
-            self.wake()
+    def _read_one(self, lane: _Lane, member: Member, offset: int, budget_bytes: int) -> ReadResult | None:
+        start, selection = member.peer.start, self.selection
+        return lane.reader.read(
+            start, offset, lane.queue, offset, 1, budget_bytes, selection.codes, selection.predicate
+        )
 
     def _new(self, lane: _Lane, member: Member, budget_bytes: int, until: float) -> list[Delivery]:
         """Messages that nobody had before."""
@@ -369,34 +350,11 @@ class Share:
         return [Delivery(lane.queue.queue_id, batch.offsets[0], result.next_offset, result.count, batch.data)]
 
     def _read(self, lane: _Lane, member: Member, count: int, budget_bytes: int) -> ReadResult | None:
-        start = lane.leases.next
-        ahead, lane.ahead = lane.ahead, None
-        if ahead is not None and lane.ahead_from == start and ahead.count <= count:
-            return ahead
-        store, selection = self._owner.store, self.selection
-        if store.read_is_near(lane.queue, start):
-            return store.read(lane.queue, start, count, budget_bytes, selection.codes, selection.predicate)
-        if not lane.reading_far:
-            try:
-                member.peer.start(self._read_far, lane, start, count, budget_bytes)
-                lane.reading_far = True
-            except Refused:
-                return None  # other reads of this peer are under way; they wake it when they are done
-        return None
-
-    async def _read_far(self, lane: _Lane, start: int, count: int, budget_bytes: int) -> None:
-        selection = self.selection
-        try:
-            result = await self._owner.store.read_far(
-                lane.queue, start, count, budget_bytes, selection.codes, selection.predicate
-            )
-            if self.selection is selection and self._members:
-                lane.ahead, lane.ahead_from = result, start
-        except Refused as refused:
-            lane.failure = refused
-        finally:
-            lane.reading_far = False
-            self.wake()
+        selection, start = self.selection, member.peer.start
+        offset = lane.leases.next
+        return lane.reader.read(
+            start, NEW, lane.queue, offset, count, budget_bytes, selection.codes, selection.predicate
+        )
 
     def _reset_if_wanted(self, lane: _Lane) -> None:
         """Begin anew where an administrator's reset of the group wants it."""
@@ -476,8 +434,9 @@ class Share:
         owner = self._owner
         if offset in lane.graves:
             return
-        if owner.store.read_is_near(lane.queue, offset):
-            self._bury_read(lane, offset, owner.store.read(lane.queue, offset, 1, 1, None, None))
+        result = owner.store.read_near(lane.queue, offset, 1, 1)
+        if result is not None:
+            self._bury_read(lane, offset, result)
         else:
             owner.far_dead[lane, offset] = None
 

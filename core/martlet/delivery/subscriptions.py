@@ -7,14 +7,14 @@ log in batches and shares the encoded bytes with the others at the tail (encoded
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final, final
 
 from martlet.contracts import Buffer, Peer
 from martlet.delivery.fanout import EVERYTHING, Batch, Encoding, Encodings, Selection, SharedTail
 from martlet.errors import Reason, Refused
 from martlet.settings import DeliveryConfig
-from martlet.store import Queue, Store
+from martlet.store import Queue, QueueReader, Store
 from martlet.tables.topics import READ, Topic, Topics
 
 __all__ = ["Delivery", "Subscription", "Subscriptions", "from_earliest", "from_offset", "from_tail"]
@@ -64,7 +64,7 @@ class Delivery:
 class _Lane:
     """One queue as one subscription sees it."""
 
-    __slots__ = ("_subscription", "ahead", "cursor", "due", "queue", "tail")
+    __slots__ = ("_subscription", "cursor", "due", "queue", "tail")
 
     def __init__(self, subscription: "Subscription", queue: Queue, cursor: int, tail: SharedTail) -> None:
         self._subscription = subscription
@@ -72,7 +72,6 @@ class _Lane:
         self.cursor = cursor
         self.tail = tail
         self.due = False
-        self.ahead: Batch | None = None  # read far behind the tail, in a thread, for the next collect
 
     def arrived(self, queue: Queue) -> None:
         self._subscription.arrived(self)
@@ -92,8 +91,7 @@ class Subscription:
         "_failure",
         "_lanes",
         "_owner",
-        "_reading_far",
-        "_stalled",
+        "_reader",
         "_start",
         "closed",
         "credit",
@@ -125,9 +123,8 @@ class Subscription:
         self.closed = False
         self._lanes: dict[int, _Lane] = {}
         self._due: deque[_Lane] = deque()
-        self._reading_far = False
-        self._failure: Refused | None = None  # of a read in a thread
-        self._stalled = False
+        self._reader = QueueReader(owner.store, self._was_read, 1)
+        self._failure: Refused | None = None
 
     def cursor(self, queue_id: int) -> int:
         """Return the offset of the message that comes next from that queue, -1 if there is no such queue."""
@@ -152,7 +149,6 @@ class Subscription:
             raise self._failure
         found: list[Delivery] = []
         due = self._due
-        self._stalled = False
         fruitless = 0
         while fruitless < len(due) and self.credit > 0 and budget_bytes > 0:
             lane = due.popleft()
@@ -172,9 +168,12 @@ class Subscription:
                 self.credit -= delivery.count
                 budget_bytes -= len(delivery.data)
                 fruitless = 0
-        if due and self.credit > 0 and not (self._reading_far or self._stalled):
+        if due and self.credit > 0 and not self._reader.must_wait:
             self.peer.wake()
         return found
+
+    def _was_read(self, place: Hashable) -> None:
+        self.peer.wake()
 
     def arrived(self, lane: _Lane) -> None:
         """There may be records from the cursor of *lane* on."""
@@ -188,6 +187,7 @@ class Subscription:
         """End the subscription; call it in `Handler.closed` at the latest."""
         if not self.closed:
             self.closed = True
+            self._reader.forget_all()
             self._owner.forget(self)
             for lane in self._lanes.values():
                 unwatch(lane.queue, lane.arrived)
@@ -217,71 +217,31 @@ class Subscription:
             batch = self._read(lane, budget_bytes)
             if batch is None:
                 return None
+        else:
+            self._reader.forget(lane)
         first = lane.cursor
         data, count, lane.cursor = batch.cut(first, self.credit, budget_bytes)
         lane.due = lane.cursor < lane.queue.next_offset
         return Delivery(lane.queue.queue_id, first, lane.cursor, count, data) if count else None
 
     def _read(self, lane: _Lane, budget_bytes: int) -> Batch | None:
-        batch, lane.ahead = lane.ahead, None
-        if batch is not None and batch.start <= lane.cursor < batch.next:
-            return batch
-        store, selection = self._owner.store, self.selection
-        if not store.read_is_near(lane.queue, lane.cursor):
-            self._start_far(lane, budget_bytes)
-            return None
-        result = store.read(
-            lane.queue,
-            lane.cursor,
-            min(self.credit, MESSAGES_A_READ),
-            budget_bytes,
-            selection.codes,
-            selection.predicate,
+        selection, queue = self.selection, lane.queue
+        count = min(self.credit, MESSAGES_A_READ)
+        result = self._reader.read(
+            self.peer.start, lane, queue, lane.cursor, count, budget_bytes, selection.codes, selection.predicate
         )
+        if result is None:
+            return None
         if result.next_offset <= lane.cursor:
             # At the end of what is readable; more will call `arrived`. Only a queue that began anew is behind us.
-            lane.cursor = min(lane.cursor, lane.queue.next_offset)
+            lane.cursor = min(lane.cursor, queue.next_offset)
             lane.due = False
             return None
         if not result.count:
             lane.cursor = result.next_offset
-            lane.due = lane.cursor < lane.queue.next_offset
+            lane.due = lane.cursor < queue.next_offset
             return None
         return lane.tail.encode(result, lane.cursor)
-
-    def _start_far(self, lane: _Lane, budget_bytes: int) -> None:
-        """Read in a thread, one queue at a time: the disk may have to be waited for."""
-        if self._reading_far:
-            return
-        try:
-            self.peer.start(self._read_far, lane, budget_bytes)
-            self._reading_far = True
-        except Refused:
-            self._stalled = True  # other reads of this peer are under way; they wake it when they are done
-
-    async def _read_far(self, lane: _Lane, budget_bytes: int) -> None:
-        selection, cursor = self.selection, lane.cursor
-        count = max(1, min(self.credit, MESSAGES_A_READ))
-        try:
-            result = await self._owner.store.read_far(
-                lane.queue, cursor, count, budget_bytes, selection.codes, selection.predicate
-            )
-        except Refused as refused:
-            self._failure = refused
-            self.peer.wake()
-            return
-        finally:
-            self._reading_far = False
-        if self.closed:
-            return
-        if lane.cursor != cursor:
-            self.peer.wake()
-            return
-        if result.count:
-            lane.ahead = lane.tail.encode(result, cursor)
-        else:
-            lane.cursor = max(cursor, result.next_offset)
-        self.peer.wake()
 
 
 def watch(queue: Queue, watcher: Callable[[Queue], None]) -> None:

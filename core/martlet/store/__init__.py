@@ -3,6 +3,7 @@
 from martlet.store.config import StoreConfig
 from martlet.store.files import Disk, RealDisk, Usage, atomic_write, read_generation
 from martlet.store.log import Found, Store
+from martlet.store.queue_reader import QueueReader
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadResult, ReadStatus
 from martlet.store.recovery import Progress
@@ -13,6 +14,7 @@ __all__ = [
     "Found",
     "Progress",
     "Queue",
+    "QueueReader",
     "ReadResult",
     "ReadStatus",
     "RealDisk",

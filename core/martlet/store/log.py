@@ -34,7 +34,6 @@ from martlet.store.files import Disk, Files, RealDisk, atomic_write, is_full, re
 from martlet.store.flusher import Flusher
 from martlet.store.key_index import KeyIndex
 from martlet.store.layout import (
-    BLANK_SIZE,
     ENTRY,
     ENTRY_BYTES,
     FILLER_BYTES,
@@ -49,7 +48,7 @@ from martlet.store.layout import (
 from martlet.store.notes import NOTES_TOPIC, deletion, is_note, offset_notes
 from martlet.store.page_cache import Chunks, LogWriter
 from martlet.store.queues import BlockDamaged, Queue, QueueFiles, Queues
-from martlet.store.reading import Reader, ReadResult, ReadStatus, bounds, matching
+from martlet.store.reading import Reader, ReadResult, ReadStatus, bounds
 from martlet.store.recovery import Progress, Recovery
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
@@ -786,11 +785,11 @@ class Store:
     ) -> ReadResult:
         """Return readable records of *queue* from *offset* on, as they are stored.
 
-        The first message comes whatever its size; then as many as fit both limits and are at hand (`read_is_near`).
+        The first message comes whatever its size; then as many as fit both limits and need no waiting for the disk.
         *codes* are compared with the tags' codes of the entries, *predicate* is shown whole records. Looks at a bounded
         number of entries, so ``next_offset`` may move though nothing matched. Damaged records are left out.
-        Where the entry of *offset* is in a damaged block, that is rebuilt from the log first, which may take long: call
-        `read_is_near` before.
+        Waits for the disk for the first message, and for the rebuild of a damaged block of entries: on the event
+        loop, consumers read with `QueueReader`.
         """
         end = self.end_offset(queue)
         outside = bounds(queue, offset, end)
@@ -799,49 +798,43 @@ class Store:
         read = self.reader.read
         entries, load = self.queues.load_entries, self.chunks.load_now
         try:
-            return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+            result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
         except BlockDamaged:
             self._repair_now(queue)
-        entries = self.queues.entries
-        return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+            entries = self.queues.entries
+            result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+        assert result is not None
+        return result
+
+    def read_near(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None = None,
+        predicate: Predicate | None = None,
+    ) -> ReadResult | None:
+        """As `read`, but None where the first record is neither in memory nor in the page cache: `read_far` reads it.
+
+        So it is where its entry is in a damaged block.
+        """
+        end = self.end_offset(queue)
+        outside = bounds(queue, offset, end)
+        if outside is not None:
+            return outside
+        entries, load = self.queues.load_entries, self.chunks.load_now
+        read = self.reader.read
+        try:
+            return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load, wait=False)
+        except BlockDamaged:
+            return None
 
     def _repair_now(self, queue: Queue) -> None:
         try:
             self.checkpointer.repair_now(queue)
         except OSError as error:
             raise self._disk_refused(error) from error
-
-    def next_match(self, queue: Queue, offset: int, codes: frozenset[int], entries_max: int) -> tuple[int, bool]:
-        """Where the next readable message with one of *codes* may be, and whether one is among *entries_max* entries.
-
-        Without one it is how far was looked. Only entries are read, so what is passed over costs nothing of the log.
-        """
-        end = min(self.end_offset(queue), offset + entries_max)
-        while offset < end:
-            data = self.queues.entries(queue, offset, end - offset)
-            if not data:
-                return offset, True  # a hole, which `read` can name
-            found, covered = matching(data, codes, 1)
-            if found:
-                return offset + found[0], True
-            offset += covered
-        return offset, False
-
-    def read_is_near(self, queue: Queue, offset: int) -> bool:
-        """Whether `read` would find its first record without waiting for the disk."""
-        if not queue.first_offset <= offset < self.end_offset(queue):
-            return True
-        try:
-            entry = self.queues.load_entries(queue, offset, 1)
-        except BlockDamaged:
-            return False
-        if len(entry) < ENTRY_BYTES:
-            return True
-        position, size, _ = ENTRY.unpack(entry)
-        if size <= 0 or size == BLANK_SIZE:
-            return True
-        chunk = self.chunks.load_now(position)
-        return chunk is not None and (position + size <= chunk.end or self.chunks.load_now(chunk.end) is not None)
 
     async def read_far(
         self,
@@ -905,13 +898,13 @@ class Store:
                 return self.queues.saved_entries(queue, at, count)
             return held[(at - offset) * ENTRY_BYTES : (at - offset + count) * ENTRY_BYTES]
 
-        return await self.disk.off_loop(
-            lambda: _copied(
-                self.reader.read(
-                    queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, self.chunks.load
-                )
-            )
-        )
+        def work() -> ReadResult:
+            read, load = self.reader.read, self.chunks.load
+            result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+            assert result is not None
+            return _copied(result)
+
+        return await self.disk.off_loop(work)
 
     def record_at(self, position: int, size_hint: int = 0) -> bytes | None:
         """The record that begins at *position*; None when none does, it is damaged, or not readable yet.

@@ -373,7 +373,7 @@ async def test_a_filter_that_raises_ends_its_subscription_alone(
     async with room(tmp_path) as made:
         made.broker.filters["SHORT"] = guarded_filter("toys", "SHORT", compile_short)
         if not near:
-            monkeypatch.setattr(Store, "read_is_near", lambda *arguments: False)
+            monkeypatch.setattr(Store, "read_near", lambda *arguments: None)
         talk, other = made.connect(), made.connect()
         assert await talk.ask(f"SUB t{group} where SHORT 3") == "OK 1"
         assert await talk.ask("SUB u") == "OK 2"

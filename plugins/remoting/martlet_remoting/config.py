@@ -35,10 +35,21 @@ class RemotingConfig:
         16_777_216, "a larger frame closes the peer; as in RocketMQ", unit="bytes", low=65_536, high=1 << 30
     )
     pull_messages_max: int = setting(
-        32, "one pull answer holds no more; clients ask for 32", unit="messages", low=1, high=4096
+        1024, "one pull answer holds no more; Java clients ask for 32 to 1024", unit="messages", low=1, high=4096
     )
     pull_bytes_max: int = setting(
-        262_144, "one pull answer stops after the message that crosses it", unit="bytes", low=1, high=8_388_608
+        262_144,
+        "one pull answer stops before the message that crosses it, unless the pull names another size",
+        unit="bytes",
+        low=1,
+        high=8_388_608,
+    )
+    pull_bytes_asked_max: int = setting(
+        4_194_304,
+        "the largest size that a pull may name; four answers of a connection may wait for their reader",
+        unit="bytes",
+        low=1,
+        high=8_388_608,
     )
     suspend_ms_max: int = setting(
         60_000, "no pull is held longer; clients give up after 30 s", unit="ms", low=1, high=3_600_000

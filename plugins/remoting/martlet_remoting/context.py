@@ -203,7 +203,7 @@ class Context:
         self.parts = parts
         self.peer = peer
         self.fast = fast  # it came by the VIP port
-        self.pulls = PendingPulls(peer, parts.config.parked_peer_max)
+        self.pulls = PendingPulls(peer, parts.config.parked_peer_max, parts.store)
         self._asked: dict[int, _PendingRequest] = {}
         self._opaque = 0
 

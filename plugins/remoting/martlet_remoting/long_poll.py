@@ -11,13 +11,14 @@ many connections of one address keep others from waiting, and where all have one
 """
 
 from collections import deque
+from collections.abc import Hashable
 from heapq import nlargest
 from typing import Final, final
 
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
 from martlet.net.origins import origin_of
-from martlet.store import Queue, ReadResult
+from martlet.store import Queue, QueueReader, Store
 from martlet.tables.topics import Topics
 
 from .deadlines import Deadlines
@@ -44,13 +45,13 @@ class Pull:
         "filter",
         "group",
         "last",
+        "max_bytes",
         "max_messages",
         "offset",
         "opaque",
         "own_filter",
         "pending",
         "queue",
-        "result",
         "retries",
         "suspend_until",
         "weight",
@@ -64,6 +65,7 @@ class Pull:
         queue: Queue,
         offset: int,
         max_messages: int,
+        max_bytes: int,
         wanted: Filter,
     ) -> None:
         self.bucket = -1
@@ -75,13 +77,13 @@ class Pull:
         self.asked_offset = offset
         self.offset = offset  # where to read on; beyond the asked one when all between was filtered
         self.max_messages = max_messages
+        self.max_bytes = max_bytes
         self.filter = wanted
         self.own_filter = False  # that the pull brought along, else its group's
         self.retries = False  # a group reads its own retries, which have to wait
         self.weight = 1  # how many pulls it counts for, by the memory it takes
         self.suspend_until = 0.0  # in seconds of trio.current_time; 0 for a pull that may not wait
         self.last = True  # it is answered now, whatever there is
-        self.result: ReadResult | None = None  # what a reader thread has found
 
     def bring_filter(self, expression: str) -> None:
         """Its filter is its own, of *expression*, and takes memory."""
@@ -97,17 +99,17 @@ class Pull:
 class PendingPulls:
     """The pulls of one connection: held ones, and those that shall be answered at the next collect."""
 
-    __slots__ = ("_limit", "held", "is_read", "origin", "peer", "reading", "ready", "waiting")
+    __slots__ = ("_limit", "held", "origin", "peer", "reader", "reading", "ready", "waiting")
 
-    def __init__(self, peer: Peer, limit: int) -> None:
+    def __init__(self, peer: Peer, limit: int, store: Store) -> None:
         self._limit = limit
         self.peer = peer
+        self.reader = QueueReader(store, self._was_read)
         self.origin = origin_of(peer.host)
-        self.waiting = 0  # the weight of the pulls that are held, ready or for the reader thread
+        self.waiting = 0  # the weight of the pulls that are held, ready or far behind the tail
         self.held: dict[Pull, ParkedPulls] = {}
         self.ready: deque[Pull] = deque()
-        self.reading: deque[Pull] = deque()  # for the reader thread
-        self.is_read = False  # that is at work
+        self.reading: dict[Pull, None] = {}  # far behind the tail; the reader calls when it has their records
 
     def check_room(self, pull: Pull) -> None:
         """Raise `Refused` (BUSY) when too many pulls of this connection wait for *pull* to wait as well."""
@@ -119,6 +121,11 @@ class PendingPulls:
         """Let the next collect take *pull*."""
         self.ready.append(pull)
         self.peer.wake()
+
+    def _was_read(self, place: Hashable) -> None:
+        assert isinstance(place, Pull)
+        del self.reading[place]
+        self.queue_up(place)
 
     def expire(self, pull: Pull) -> None:
         """The time of *pull* is over; one that is on its way already needs no push."""
@@ -132,7 +139,9 @@ class PendingPulls:
         for pull, parked in self.held.items():
             parked.take(pull)
             return pull
-        return self.reading.pop() if self.reading else self.ready.popleft()
+        pull = self.reading.popitem()[0] if self.reading else self.ready.popleft()
+        self.reader.forget(pull)
+        return pull
 
 
 @final
@@ -311,6 +320,7 @@ class ParkedPulls:
             self.done(pull)
         pending.ready.clear()
         pending.reading.clear()
+        pending.reader.forget_all()
         if pending.waiting:  # a defect ended the connection with a pull in hand
             self._count_for(pending, -pending.waiting)
 

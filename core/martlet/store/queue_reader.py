@@ -1,0 +1,176 @@
+"""One consumer's reads of queues: at once what memory or the page cache has, in a worker thread what the disk has.
+
+Pulls, subscriptions and shared groups all read through this. `read` never waits. Where it returns None the records are
+far behind the tail: a task of the peer reads them in a thread, one place after the other, and `done` is called when
+`read` has the answer. What the consumer does not fetch stays in memory, so the task pauses when `ahead_max`
+answers wait. When the peer may start no more tasks the reader is `stalled` and tries again at the next `read`.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from typing import Final, TypeAlias, final
+
+from martlet.errors import Refused, StoreError
+from martlet.store.layout import Predicate
+from martlet.store.log import Store
+from martlet.store.queues import Queue
+from martlet.store.reading import ReadResult
+
+__all__ = ["QueueReader", "Request", "Start"]
+
+# Starts a coroutine function in the background (`Peer.start`); raises `Refused` where too many are running.
+Start: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
+
+AHEAD_MAX: Final = 4
+
+
+@final
+class Request:
+    """A read for the worker thread, and in the end what came of it."""
+
+    __slots__ = ("budget_bytes", "codes", "count_max", "failure", "offset", "predicate", "queue", "result")
+
+    def __init__(
+        self,
+        queue: Queue,
+        offset: int,
+        count_max: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None,
+        predicate: Predicate | None,
+    ) -> None:
+        self.queue = queue
+        self.offset = offset
+        self.count_max = count_max
+        self.budget_bytes = budget_bytes
+        self.codes = codes
+        self.predicate = predicate
+        self.result: ReadResult | None = None
+        self.failure: Refused | StoreError | None = None
+
+
+@final
+class QueueReader:
+    """Reads queues for one consumer, which names its places in them: any hashable, such as a queue id or a pull.
+
+    Args:
+      store: what is read.
+      done: gets the place for which `read` has an answer now, or which has to be read for again.
+      ahead_max: how many answers of the thread may wait for the consumer.
+    """
+
+    __slots__ = ("_ahead_max", "_done", "_found", "_line", "_store", "stalled", "working")
+
+    def __init__(self, store: Store, done: Callable[[Hashable], None], ahead_max: int = AHEAD_MAX) -> None:
+        self._store = store
+        self._done = done
+        self._ahead_max = ahead_max
+        self._line: dict[Hashable, Request] = {}  # for the thread, first come first served
+        self._found: dict[Hashable, Request] = {}
+        self.working = False  # a task of the peer reads
+        self.stalled: Refused | None = None  # why the peer may start no read
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether a wake-up comes later: when the thread has read, or when the peer may start tasks again."""
+        return self.working or self.stalled is not None
+
+    def read(
+        self,
+        start: Start,
+        place: Hashable,
+        queue: Queue,
+        offset: int,
+        count_max: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None = None,
+        predicate: Predicate | None = None,
+    ) -> ReadResult | None:
+        """Return readable records of *queue* from *offset* on, at most *count_max*; None if a thread has to read them.
+
+        Limits, filters and results are those of `Store.read`. Far behind the tail *predicate* is called in a thread.
+
+        Raises:
+          Refused: the predicate failed, or a damaged block of entries cannot be rebuilt.
+          StoreError: the disk failed.
+        """
+        if self._found or self._line:
+            found = self._found.pop(place, None)
+            if found is not None and found.offset == offset and found.queue is queue and found.predicate is predicate:
+                self._work(start)
+                return _answer(found, count_max)
+            request = self._line.get(place)
+            if request is not None and request.offset == offset and request.queue is queue:
+                self._work(start)
+                return None
+        result = self._store.read_near(queue, offset, count_max, budget_bytes, codes, predicate)
+        if result is None:
+            self._line[place] = Request(queue, offset, count_max, budget_bytes, codes, predicate)
+            self._work(start)
+        elif self._line:
+            self._line.pop(place, None)
+        return result
+
+    def forget(self, place: Hashable) -> None:
+        """Drop what was read for *place*, or is to be."""
+        if self._line or self._found:
+            self._line.pop(place, None)
+            self._found.pop(place, None)
+
+    def keep_only(self, places: Collection[Hashable]) -> None:
+        """Drop what was read for other places than *places*, so that it is not in the way of these."""
+        for place in [place for place in self._found if place not in places]:
+            del self._found[place]
+
+    def forget_all(self) -> None:
+        """Drop what was read for any place, or is to be."""
+        self._line.clear()
+        self._found.clear()
+
+    def _work(self, start: Start) -> None:
+        """Let a task of the peer read, unless one does, or has nothing to do."""
+        self.stalled = None
+        if self.working or not self._line or len(self._found) >= self._ahead_max:
+            return
+        try:
+            start(self._read_in_line)
+            self.working = True
+        except Refused as refused:
+            self.stalled = refused
+
+    async def _read_in_line(self) -> None:
+        over = False
+        try:
+            while self._line and len(self._found) < self._ahead_max:
+                place, request = next(iter(self._line.items()))
+                try:
+                    request.result = await self._store.read_far(
+                        request.queue,
+                        request.offset,
+                        request.count_max,
+                        request.budget_bytes,
+                        request.codes,
+                        request.predicate,
+                    )
+                except (Refused, StoreError) as error:
+                    request.failure = error
+                if self._line.get(place) is request:
+                    del self._line[place]
+                    self._found[place] = request
+                    self._done(place)
+            over = True
+        finally:
+            self.working = False  # a task of the peer reads
+            if self._line and not over:
+                self._done(next(iter(self._line)))  # cancelled; another peer's task may go on with it
+
+
+def _answer(request: Request, count_max: int) -> ReadResult:
+    failure, request.failure = request.failure, None
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
+    assert request.result is not None
+    request.result.cut(count_max)
+    return request.result
