@@ -87,7 +87,7 @@ async def run(rounds: int, body_bytes: int, make: Callable[[int, int], bytes], m
         async with serving(Path(folder), store=StoreConfig(flush="async")) as served:
             served.broker.topics.update("T")
             parts = Parts(served.broker, RemotingConfig())
-            connection = RemotingConnection(1 << 24, 120.0)
+            connection = RemotingConnection(1 << 24, 120.0, 0.0)
             sink = Sink()
             handler = RemotingHandler(parts, sink, connection)
             costs = []

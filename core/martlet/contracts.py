@@ -141,7 +141,7 @@ class Protocol:
     Args:
       name: what logs and the ready line call it.
       listen: ``host:port``; port 0 takes any free one.
-      connect: makes the connection of a new peer.
+      connect: makes the connection of a new peer from the time *now*, on the clock of `Connection.receive_data`.
       handle: makes the handler of a new peer from the peer and its connection.
       tls: returns the TLS context, None for plain text; called for each new peer, so certificates can change.
       tls_required: refuses plain text. Otherwise a first byte 0x16 means TLS (RocketMQ ``permissive``).
@@ -151,7 +151,7 @@ class Protocol:
 
     name: str
     listen: str  # "127.0.0.1:10911", port 0 for any free one
-    connect: Callable[[], Connection]
+    connect: Callable[[float], Connection]  # (now)
     handle: Callable[[Peer, Any], Handler]  # (peer, its connection)
     tls: Callable[[], ssl.SSLContext | None] = lambda: None
     tls_required: bool = False

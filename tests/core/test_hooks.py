@@ -17,7 +17,7 @@ from martlet.cli import main as cli
 from martlet.contracts import Identity, RecordView
 from martlet.errors import Reason, Refused
 from martlet.message import Message
-from martlet.net.server import split_address
+from martlet.net.addresses import split_address
 from martlet.plugins.hooks import HOOKS, Hooks
 from martlet.run import Config, PluginsConfig, run
 from martlet.settings import BrokerConfig

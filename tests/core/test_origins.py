@@ -1,7 +1,7 @@
 """Which connection gives way to one from an address that has fewer."""
 
+from martlet.net.addresses import pack_host
 from martlet.net.origins import Origins, origin_of
-from martlet.net.server import pack_host
 
 
 def test_the_clients_of_one_address_belong_together() -> None:

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from martlet.contracts import Connection, Handler, Peer
 from martlet.errors import ConfigError, MartletError
-from martlet.net.server import pack_host, split_address
+from martlet.net.addresses import pack_host, split_address
 from martlet.settings import ServerConfig
 from martlet.testing.links import Caller, Conditions, Link
 
@@ -103,7 +103,7 @@ async def test_one_flush_releases_every_peer(autojump_clock: MockClock) -> None:
         await trio.sleep(1)
         world.store.flush_to(10)
         assert [caller.end.receive(9) for caller in callers] == [b"ok\n"] * 10 + [None] * 10
-        assert len(world.server.holding) == 10
+        assert len(world.server.pending.held) == 10
 
 
 async def test_a_peer_that_does_not_read_is_not_read_from(autojump_clock: MockClock) -> None:
@@ -114,7 +114,7 @@ async def test_a_peer_that_does_not_read_is_not_read_from(autojump_clock: MockCl
             for _ in range(1000):
                 await greedy.send(b"fill 1000\n")
         assert len(world.handled) < 20, "it was not listened to for long"
-        assert world.server.unsent <= SMALL.unsent_bytes_max + 1000
+        assert world.server.pending.unsent_bytes <= SMALL.unsent_bytes_max + 1000
         await polite.send(b"echo still here\n")
         assert await polite.receive_line() == b"still here"
 
@@ -125,12 +125,12 @@ async def test_many_requests_in_one_read_stop_at_the_limit_and_go_on_with_room(a
         await caller.send(b"fill 1000\n" * 200)
         await trio.sleep(1)
         assert len(world.handled) < 10
-        assert world.server.unsent <= SMALL.unsent_bytes_max + 1000
+        assert world.server.pending.unsent_bytes <= SMALL.unsent_bytes_max + 1000
         got = await caller.receive_exactly(200_000)
         assert len(got) == 200_000
         assert len(world.handled) == 200
         await trio.testing.wait_all_tasks_blocked()
-        assert world.server.unsent == 0
+        assert world.server.pending.unsent_bytes == 0
 
 
 async def test_answers_held_for_a_slow_disk_stay_within_the_peers_limit(autojump_clock: MockClock) -> None:
@@ -147,7 +147,7 @@ async def test_answers_held_for_a_slow_disk_stay_within_the_peers_limit(autojump
         with trio.move_on_after(10):
             while await caller.receive():
                 pass
-        assert world.server.unsent == 0
+        assert world.server.pending.unsent_bytes == 0
 
 
 async def test_held_answers_count_to_the_limit_over_all_peers(autojump_clock: MockClock) -> None:
@@ -172,7 +172,7 @@ async def test_the_limit_over_all_peers_pauses_only_those_with_waiting_answers(a
         for caller in slow * 10:
             with trio.move_on_after(1):
                 await caller.send(b"fill 5000\n")
-        assert 65536 < world.server.unsent < 65536 + 20 * 5000
+        assert 65536 < world.server.pending.unsent_bytes < 65536 + 20 * 5000
         for number in range(10):
             await polite.send(b"echo %d\n" % number)
             assert await polite.receive_line() == b"%d" % number
@@ -267,7 +267,7 @@ async def test_a_peer_that_never_reads_its_last_words_is_gone_soon(autojump_cloc
         await caller.send(b"fill 5000\nbye now\n")
         await trio.sleep(20)
         assert world.statistic("connections") == 0
-        assert world.server.unsent == 0
+        assert world.server.pending.unsent_bytes == 0
         assert world.reasons == ["it said bye"]
 
 
@@ -296,11 +296,11 @@ async def test_a_broken_link_frees_everything_at_once(autojump_clock: MockClock)
         caller, link = world.dial(Conditions(capacity_bytes=1000))
         await caller.send(b"fill 100000\nslowly never\n")
         await trio.testing.wait_all_tasks_blocked()
-        assert world.server.unsent > 90_000
+        assert world.server.pending.unsent_bytes > 90_000
         link.cut()
         await trio.testing.wait_all_tasks_blocked()
         assert world.statistic("connections") == 0
-        assert world.server.unsent == 0
+        assert world.server.pending.unsent_bytes == 0
         assert "the link broke" in world.reasons[0]
         other, _ = world.dial()
         await other.send(b"echo alive\n")
@@ -434,7 +434,7 @@ async def test_a_timeout_that_raises_a_defect_closes_only_its_peer(
             raise ZeroDivisionError("in handle_timeout")
 
     async with toy_server() as world:
-        caller, _ = world.dial(protocol=world.protocol(connect=lambda: Broken(3)))
+        caller, _ = world.dial(protocol=world.protocol(connect=lambda now: Broken(3)))
         assert await caller.receive_all() == b""
         other, _ = world.dial()
         await other.send(b"echo alive\n")
@@ -509,7 +509,7 @@ async def test_a_long_request_ends_when_its_peer_is_lost(autojump_clock: MockClo
         caller, _ = world.dial()
         await caller.send(b"long a\n")
         await trio.testing.wait_all_tasks_blocked()
-        world.server.lost(next(iter(world.server._peers)), OSError("reset"))
+        next(iter(world.server._peers)).lose(OSError("reset"))
         await trio.testing.wait_all_tasks_blocked()
         assert ended == ["a"]
         assert world.reasons == ["OSError: reset"]
@@ -563,7 +563,7 @@ async def test_dead_peers_are_not_kept_until_their_deadline(autojump_clock: Mock
             await caller.receive_line()
             caller.close()
         await trio.testing.wait_all_tasks_blocked()
-        assert len(world.server._alarms) < 200
+        assert len(world.server._reader.deadlines) < 200
 
 
 async def test_cancelling_the_server_closes_every_peer(autojump_clock: MockClock) -> None:
@@ -666,7 +666,7 @@ async def test_what_others_send_leaves_although_too_much_waits_over_all_peers(au
         caller, _ = world.dial()
         await caller.send(b"echo mine\n")
         assert await caller.receive_line() == b"mine"
-        assert world.server.unsent > config.unsent_total_bytes_max
+        assert world.server.pending.unsent_bytes > config.unsent_total_bytes_max
         toy = world.toys[1]
         toy.do_echo("from another")
         toy.peer.wake()
@@ -702,7 +702,7 @@ async def test_who_does_not_read_what_others_send_is_given_up(autojump_clock: Mo
             toy.peer.send(bytes(10_000))
             toy.peer.wake()
             await trio.sleep(0.1)
-            assert world.server.unsent < 300_000
+            assert world.server.pending.unsent_bytes < 300_000
         assert len(toy.ended) == 1
         assert "does not read" in toy.ended[0]
 
@@ -717,7 +717,7 @@ async def test_what_waits_for_room_keeps_no_views(autojump_clock: MockClock) -> 
         toy.peer.send(memoryview(chunk)[:10])
         toy.peer.wake()
         await trio.sleep(1)
-        assert world.server.unsent > 0
+        assert world.server.pending.unsent_bytes > 0
         chunk.clear()  # raises BufferError while there is a view
 
 

@@ -95,7 +95,7 @@ async def test_a_peer_that_does_not_read_is_paused_and_loses_nothing(world: Worl
         await slow.send_all(b"fill 100000\n" * 300)
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert len(world.handled) < 300
-        assert world.server.unsent < 65536 + 100000
+        assert world.server.pending.unsent_bytes < 65536 + 100000
         await polite.send_all(b"echo here\n")
         assert await receive_exactly(polite, 5) == b"here\n"
         assert len(await receive_exactly(slow, 300 * 100000)) == 300 * 100000
@@ -106,12 +106,12 @@ async def test_a_reset_while_answers_wait_harms_nobody(world: World) -> None:
         for _ in range(20):
             stream = await dial(world)
             await stream.send_all(b"fill 10000000\n")
-            while not world.server.unsent:
+            while not world.server.pending.unsent_bytes:
                 await trio.lowlevel.checkpoint()
             stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             await stream.aclose()
             await wait_connections(world, 0)
-            assert world.server.unsent == 0
+            assert world.server.pending.unsent_bytes == 0
         async with await dial(world) as other:
             await other.send_all(b"echo alive\n")
             assert await receive_exactly(other, 6) == b"alive\n"
@@ -121,7 +121,7 @@ async def test_a_half_closed_socket_gets_its_answers(world: World) -> None:
     async with toy_server(protocol=world.protocol(), world=world), await dial(world) as stream:
         await stream.send_all(b"hold 5 stored\nfill 3000000\n")
         await stream.send_eof()
-        while not world.server.holding:
+        while not world.server.pending.held:
             await trio.lowlevel.checkpoint()
         world.store.flush_to(5)
         assert len(await receive_exactly(stream, 3000007)) == 3000007
@@ -267,7 +267,7 @@ async def test_held_answers_and_pushes_pass_tls(world: World, certificates: Cert
     async with toy_server(protocol=world.protocol(tls=lambda: certificates.server), world=world):
         secret = await dial_tls(world, certificates)
         await secret.send_all(b"hold 5 stored\n")
-        while not world.server.holding:
+        while not world.server.pending.held:
             await trio.lowlevel.checkpoint()
         world.store.flush_to(5)
         assert await receive_exactly(secret, 7) == b"stored\n"

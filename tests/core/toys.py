@@ -23,11 +23,20 @@ class ToyStore:
 
     def __init__(self) -> None:
         self.readable = 0
+        self.written = 0
         self.commits = 0
+        self._error = ""
         self.on_flushed: list[Callable[[], None]] = []
 
     def commit(self) -> None:
         self.commits += 1
+        error, self._error = self._error, ""
+        if error:
+            raise MartletError(error)
+
+    def fail_commit(self, error: str) -> None:
+        """Let the next commit fail."""
+        self._error = error
 
     def flush_to(self, position: int) -> None:
         self.readable = position
@@ -181,7 +190,7 @@ class World:
     server: Server = field(init=False)
 
     def protocol(self, **options: object) -> Protocol:
-        options.setdefault("connect", lambda: self.connect())
+        options.setdefault("connect", lambda now: self.connect())
         options.setdefault("handle", lambda peer, connection: Toy(self, peer, connection))
         return Protocol(name="toy", listen="127.0.0.1:0", bound=self.addresses.append, **options)  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from martlet.clock import Clock
 from martlet.config import fill
 from martlet.contracts import Buffer, Identity
 from martlet.ids import Ids
-from martlet.net.server import pack_host
+from martlet.net.addresses import pack_host
 from martlet.settings import BrokerConfig
 from martlet.stats import Stats
 from martlet.store import RealDisk, Store, StoreConfig
@@ -95,7 +95,7 @@ class FakeClient:
     def __init__(self, harness: "Harness", number: int, *, fast: bool, host: str) -> None:
         self.harness = harness
         self.peer = FakePeer(harness, number, host)
-        self.connection = RemotingConnection(harness.config.frame_bytes_max, harness.config.idle_s)
+        self.connection = RemotingConnection(harness.config.frame_bytes_max, harness.config.idle_s, 0.0)
         self.handler = RemotingHandler(harness.parts, self.peer, self.connection, fast=fast)
         self.answers: dict[int, Command] = {}
         self.requests: list[Command] = []

@@ -8,15 +8,8 @@ from martlet_remoting.packets import Command
 IDLE_S = 120.0
 
 
-def connection(frame_bytes_max: int = 1 << 20) -> RemotingConnection:
-    return RemotingConnection(frame_bytes_max, IDLE_S)
-
-
-def opened(now: float) -> RemotingConnection:
-    """A connection whose peer came at *now*."""
-    made = connection()
-    made.handle_timeout(now)
-    return made
+def connection(frame_bytes_max: int = 1 << 20, now: float = 0.0) -> RemotingConnection:
+    return RemotingConnection(frame_bytes_max, IDLE_S, now)
 
 
 def test_commands_come_out_however_they_were_cut() -> None:
@@ -76,14 +69,15 @@ def test_tls_on_a_port_without_a_certificate_is_named() -> None:
 
 
 def test_a_new_peer_has_its_whole_time() -> None:
-    made = connection()
-    assert made.deadline() < 1000.0
-    made.handle_timeout(1000.0)
+    made = connection(now=1000.0)
     assert made.deadline() == 1000.0 + IDLE_S
+    made.handle_timeout(1000.0 + IDLE_S - 1)
+    with pytest.raises(RemoteProtocolError, match="silent for 120 s"):
+        made.handle_timeout(1000.0 + IDLE_S)
 
 
 def test_silence_ends_after_its_time_and_every_byte_begins_it_anew() -> None:
-    made = opened(0.0)
+    made = connection(now=0.0)
     made.receive_data(b"\x00", 50.0)
     made.handle_timeout(IDLE_S)
     assert made.deadline() == 50.0 + IDLE_S
@@ -92,7 +86,7 @@ def test_silence_ends_after_its_time_and_every_byte_begins_it_anew() -> None:
 
 
 def test_a_peer_that_waits_for_us_may_be_silent() -> None:
-    made = opened(0.0)
+    made = connection(now=0.0)
     waiting = {1}
     made.waiting = waiting
     made.handle_timeout(IDLE_S)

@@ -151,7 +151,7 @@ async def test_a_closed_connection_leaves_all_its_groups(harness: Harness) -> No
     assert harness.parts.members.producers == {}
     first.close()
     assert harness.parts.members.consumers == {}
-    assert harness.parts.contexts == set()
+    assert harness.parts.contexts == {}
 
 
 async def test_a_silent_client_leaves_its_groups(harness: Harness, autojump_clock: trio.testing.MockClock) -> None:

@@ -81,8 +81,8 @@ class Served:
         def handle(peer: Peer, connection: object) -> Handler:
             return RemotingHandler(harness.parts, peer, cast(RemotingConnection, connection))
 
-        def connect() -> RemotingConnection:
-            return RemotingConnection(harness.config.frame_bytes_max, harness.config.idle_s)
+        def connect(now: float) -> RemotingConnection:
+            return RemotingConnection(harness.config.frame_bytes_max, harness.config.idle_s, now)
 
         return Protocol("remoting", "127.0.0.1:0", connect, handle)
 

@@ -64,7 +64,7 @@ async def test_peer_is_answered_in_order_and_its_brokers_go_with_it(harness: Har
     assert (protocol.name, protocol.listen, protocol.tls()) == ("nameserver", "127.0.0.1:0", None)
     protocol.bound("127.0.0.1:45678")
     assert b"listenPort=45678\n" in server.properties()
-    peer, connection = Peer(), protocol.connect()
+    peer, connection = Peer(), protocol.connect(0.0)
     handler = protocol.handle(peer, connection)
     stray = encode_command(Command(0, {}, b"", 9, FLAG_RESPONSE))
     data = registration(1) + stray + question(2) + question(3, FLAG_ONEWAY) + question(4)

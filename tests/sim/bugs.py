@@ -12,7 +12,7 @@ from typing import Any, Final, final
 from martlet import persistence
 from martlet.broker import Broker
 from martlet.message import Message, Placed
-from martlet.net import server
+from martlet.net.peer import ServerPeer
 from martlet.store import Queue, Store, log, reading, scan
 from martlet.store.checkpointer import Checkpointer
 from martlet.store.files import Disk, Files
@@ -25,9 +25,6 @@ from martlet_remoting.long_poll import ParkedPulls
 from martlet_remoting.packets import Command
 
 __all__ = ["BUGS", "Bug", "planted"]
-
-Peer: Final = server._Peer
-
 
 # Where, and what makes a wrong function of the right one.
 Patch = tuple[Any, str, Callable[[Any], Any]]
@@ -209,15 +206,10 @@ def _drop_held(right: Any) -> Any:
 def _release_early(right: Any) -> Any:
     """Held answers leave when their record was written, not when it is durable."""
 
-    def settle(self: Any) -> None:
-        store = self._server._store
-        readable, store.readable = store.readable, store.written
-        try:
-            right(self)
-        finally:
-            store.readable = readable
+    def queue_output(self: Any, readable: int) -> None:
+        right(self, self.hold_position)
 
-    return settle
+    return queue_output
 
 
 def _keep_offsets(right: Any) -> Any:
@@ -261,8 +253,8 @@ def _skip_entry(right: Any) -> Any:
 
 
 BUGS: Final[tuple[Bug, ...]] = (
-    bug("ack before flush", (Peer, "hold_until", _ignored)),
-    bug("answers released when written", (Peer, "settle", _release_early)),
+    bug("ack before flush", (ServerPeer, "hold_until", _ignored)),
+    bug("answers released when written", (ServerPeer, "queue_output", _release_early)),
     bug("read past durable", (Store, "end_offset", _read_past_durable)),
     bug("lost wake-up", (ParkedPulls, "_arrived", _lose_wake_up)),
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
@@ -278,5 +270,5 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("refused records stay in their queue", (Store, "_take_back", _keep_refused)),
     bug("stop without a last flush", (Flusher, "flush_now", _ignored)),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
-    bug("held answer dropped", (Peer, "release", _drop_held)),
+    bug("held answer dropped", (ServerPeer, "release", _drop_held)),
 )

@@ -22,7 +22,8 @@ from martlet import persistence
 from martlet.broker import Broker
 from martlet.errors import StoreFailed
 from martlet.ids import Ids
-from martlet.net.server import Server, pack_host
+from martlet.net.addresses import pack_host
+from martlet.net.server import Server
 from martlet.settings import BrokerConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Store, StoreConfig

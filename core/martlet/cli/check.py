@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_address(name: str, entry: "EntryPoint", table: object) -> None:
     """Refuse an address to listen on that cannot be one; plugins parse it only when they start."""
-    from martlet.net.server import split_address
+    from martlet.net.addresses import split_address
     from martlet.plugins.loader import load_class
 
     record = load_class(name, entry).config_class

@@ -20,7 +20,8 @@ from martlet.broker import Broker
 from martlet.clock import Clock, SystemClock
 from martlet.contracts import Buffer, Connection, Identity, Protocol
 from martlet.ids import Ids
-from martlet.net.server import Server, pack_host
+from martlet.net.addresses import pack_host
+from martlet.net.server import Server
 from martlet.settings import BrokerConfig, DeliveryConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig

@@ -184,4 +184,4 @@ class FeedPlugin(Hooks):
         def handle(peer: Peer, connection: Connection) -> Handler:
             return FeedHandler(peer, broker, self.config)
 
-        return (Protocol("feed", self.config.listen, FeedConnection, handle),)
+        return (Protocol("feed", self.config.listen, lambda now: FeedConnection(), handle),)

@@ -62,7 +62,7 @@ def protocol(
     def handle(peer: Peer, connection: Any) -> Handler:
         return LineHandler(peer, rooms)
 
-    def connect() -> LineConnection:
+    def connect(now: float) -> LineConnection:
         return LineConnection(limits, config.idle_s)
 
     return Protocol("line", config.listen, connect, handle, tls.context, tls.required, bound)

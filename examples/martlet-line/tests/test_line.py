@@ -15,7 +15,7 @@ from line_talk import Room, SocketPeer, Talk, room
 from martlet.config import fill
 from martlet.contracts import Identity, Predicate
 from martlet.message import Message
-from martlet.net.server import split_address
+from martlet.net.addresses import split_address
 from martlet.plugins.loader import guarded_filter
 from martlet.settings import DeliveryConfig
 from martlet.store import Store, StoreConfig
@@ -441,7 +441,7 @@ async def test_a_reader_that_does_not_read_holds_bounded_memory_and_nobody_up(tm
             for _ in range(100):
                 await publisher.line()
             assert len(await quick.messages(100)) == 100
-            most = max(most, made.running.server.unsent)
+            most = max(most, made.running.server.pending.unsent_bytes)
         assert most < 2 * made.running.server.config.collect_bytes  # of 10 MB that were published
         offsets = [message.offset for message in await slow.messages(10_000)]
         assert offsets == list(range(10_000))
@@ -482,7 +482,7 @@ async def test_a_thousand_slow_consumers_cost_numbers_and_hold_nobody_up(tmp_pat
                 await publisher.line()
             assert len(await quick.messages(100)) == 100
         # Each has credit for one message, of which its socket takes less than half.
-        assert made.running.server.unsent <= 1000 * 600
+        assert made.running.server.pending.unsent_bytes <= 1000 * 600
         assert made.broker.subscriptions.encodings.kept_bytes <= DeliveryConfig().encoded_bytes
         assert [message.offset for message in await slow[500].messages(1)] == [0]
 

@@ -4,7 +4,6 @@ Commands may be cut anywhere and come in any number; whatever they ask, their le
 is free, so the only states are open and broken.
 """
 
-import math
 from collections.abc import Iterator, Sized
 from typing import Final, final
 
@@ -27,10 +26,10 @@ class RemotingConnection:
 
     __slots__ = ("_beginning", "_frames", "_idle_s", "_last", "waiting")
 
-    def __init__(self, frame_bytes_max: int, idle_s: float) -> None:
+    def __init__(self, frame_bytes_max: int, idle_s: float, now: float) -> None:
         self._frames = FrameBuffer(frame_bytes_max)
         self._idle_s = idle_s
-        self._last = -math.inf
+        self._last = now
         self._beginning = b""
         # What the peer waits for, such as held pulls; while there is any it is right to be silent.
         self.waiting: Sized = ()
@@ -74,14 +73,14 @@ class RemotingConnection:
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     def deadline(self) -> float:
-        """When the silence has lasted too long; at once for a new peer, to learn when it came."""
+        """When the silence has lasted too long."""
         return self._last + self._idle_s
 
     def handle_timeout(self, now: float) -> None:
         """Raises `RemoteProtocolError` for a peer that has been silent for ``idle_s`` and waits for nothing."""
         if now < self.deadline():
             return
-        if self._last == -math.inf or len(self.waiting):
+        if len(self.waiting):
             self._last = now
             return
         raise RemoteProtocolError(f"peer was silent for {self._idle_s:g} s; remoting.idle_s is {self._idle_s:g}")

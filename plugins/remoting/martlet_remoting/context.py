@@ -114,7 +114,7 @@ class Parts:
         self.members = Members(broker.groups, config.groups_peer_max, config.subscribed_chars_peer_max)
         self.locks = QueueLocks(config.lock_s, config.locks_peer_max, broker.topics.has_queue)
         self.parked = ParkedPulls(self.deadlines, config.parked_max)
-        self.contexts: set[Context] = set()
+        self.contexts: dict[Context, None] = {}
         self.rates = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
         self.registrar: Registrar | None = None
         self.others: OtherBrokers | None = None  # None where no name server is told of us either
@@ -258,7 +258,7 @@ class Context:
 
     def closed(self) -> None:
         """The connection is gone: leave all groups, drop held pulls, fail what waits for the client."""
-        self.parts.contexts.discard(self)
+        self.parts.contexts.pop(self, None)
         self.parts.members.drop(self)
         self.parts.locks.drop(self)
         self.parts.parked.drop(self.pulls)

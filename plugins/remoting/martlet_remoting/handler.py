@@ -49,7 +49,7 @@ class RemotingHandler:
         self.context = Context(parts, peer, fast=fast)
         self._table = FAST_TABLE if fast else TABLE
         connection.waiting = self.context.pulls.held
-        parts.contexts.add(self.context)
+        parts.contexts[self.context] = None
 
     def handle(self, event: Command) -> Awaitable[None] | None:
         """Answer a request, or take the client's answer to one of ours; what is returned finishes a long request."""

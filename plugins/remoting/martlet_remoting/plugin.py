@@ -9,7 +9,7 @@ import trio
 from martlet.broker import Broker
 from martlet.contracts import Command, Handler, Peer, Protocol, Service
 from martlet.errors import Refused
-from martlet.net.server import pack_host, split_address
+from martlet.net.addresses import pack_host, split_address
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
 from martlet.tables.topics import RETRY_PREFIX
@@ -72,8 +72,8 @@ class RemotingPlugin(Hooks):
     def _protocol(self, name: str, listen: str, *, fast: bool) -> Protocol:
         config, parts = self._config, self.parts
 
-        def connect() -> RemotingConnection:
-            return RemotingConnection(config.frame_bytes_max, config.idle_s)
+        def connect(now: float) -> RemotingConnection:
+            return RemotingConnection(config.frame_bytes_max, config.idle_s, now)
 
         def handle(peer: Peer, connection: Any) -> Handler:
             return RemotingHandler(parts, peer, cast(RemotingConnection, connection), fast=fast)

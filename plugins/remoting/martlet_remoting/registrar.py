@@ -17,7 +17,7 @@ import trio
 
 from martlet.broker import Broker
 from martlet.errors import MartletError, Refused, RemoteProtocolError
-from martlet.net.server import split_address
+from martlet.net.addresses import split_address
 from martlet.tables.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic
 from martlet.turns import Steps, Turns, finish_now
 

@@ -43,8 +43,8 @@ class NameServerPlugin(Hooks):
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         config, server = self.config, self._start(broker)
 
-        def connect() -> Connection:
-            return RemotingConnection(config.frame_bytes_max, config.idle_s)
+        def connect(now: float) -> Connection:
+            return RemotingConnection(config.frame_bytes_max, config.idle_s, now)
 
         def handle(peer: Peer, connection: Connection) -> Handler:
             return NameServerHandler(server, peer)

@@ -6,7 +6,7 @@ from typing import Final
 
 from martlet.config import fill
 from martlet.errors import ConfigError, Reason, Refused
-from martlet.net.server import split_address
+from martlet.net.addresses import split_address
 from martlet.store import StoreConfig
 from martlet.store.layout import RecordView
 from martlet_remoting.codes import RequestCode, ResponseCode

@@ -1,0 +1,29 @@
+"""Addresses as the configuration names them, as logs show them, and as records hold them."""
+
+from ipaddress import ip_address
+
+from martlet.errors import ConfigError
+
+__all__ = ["pack_host", "show_address", "split_address"]
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``; an IPv6 host is in brackets.
+
+    Raises:
+      ConfigError: it is neither.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"address {text!r} is not HOST:PORT; for example 127.0.0.1:10911 or [::1]:10911")
+    return host.strip("[]"), int(port)
+
+
+def pack_host(host: str, port: int) -> bytes:
+    """Return 4 or 16 address bytes and an i32 port, big-endian, as records hold them."""
+    return ip_address(host).packed + port.to_bytes(4, "big")
+
+
+def show_address(host: str, port: int) -> str:
+    """Return ``HOST:PORT``, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,43 @@
+"""What all peers together have left to do at the end of a round, and how much waits for them to take it."""
+
+from collections import deque
+from typing import Generic, TypeVar, final
+
+import trio
+
+__all__ = ["Pending"]
+
+T = TypeVar("T")
+
+
+@final
+class Pending(Generic[T]):
+    """The work that `martlet.net.rounds.Rounds` does at the end of a round; *T* is a peer.
+
+    A round is what happens between two turns of the event loop: the requests of one or several socket reads, a
+    deadline, a notice of the disk. `in_round` says that the code that runs now will end the round itself. Work
+    that comes up at any other time, in a task of a plugin for example, sets `due`.
+    """
+
+    __slots__ = ("bytes_out", "due", "held", "in_round", "touched", "unsent_bytes", "woken")
+
+    def __init__(self) -> None:
+        self.in_round = False
+        self.due = trio.Event()
+        self.touched: list[T] = []  # something was sent to them, or they were told to hold
+        self.woken: deque[T] = deque()  # they asked for a call of `Handler.collect`
+        self.held: dict[T, None] = {}  # something of theirs waits until the log is flushed
+        self.unsent_bytes = 0
+        self.bytes_out = 0
+
+    def touch(self, peer: T) -> None:
+        """Have the output of *peer* queued at the end of this round."""
+        self.touched.append(peer)
+        if not self.in_round:
+            self.due.set()
+
+    def wake(self, peer: T) -> None:
+        """Have *peer* collect at the end of this round, or of one of the next."""
+        self.woken.append(peer)
+        if not self.in_round:
+            self.due.set()

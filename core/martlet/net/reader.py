@@ -1,0 +1,215 @@
+"""Reading from peers: bytes to events, events to the handler, and the answers of a read in one round.
+
+A peer that does not read what we send it is not read from either, so what waits for it stays near
+`ServerConfig.unsent_bytes_max`.
+"""
+
+import logging
+import ssl
+from collections.abc import Iterator
+from typing import Any, Final, final
+
+import trio
+
+from martlet.errors import LocalProtocolError, MartletError, RemoteProtocolError
+from martlet.net.complaints import Complaints
+from martlet.net.deadlines import Deadlines
+from martlet.net.incomplete import IncompleteRequests
+from martlet.net.peer import CLOSING, LOST, ServerPeer
+from martlet.net.rounds import Rounds
+from martlet.net.transports import TlsTransport
+from martlet.settings import ServerConfig
+
+__all__ = ["Reader"]
+
+log = logging.getLogger("martlet.server")
+
+RECEIVE_BYTES: Final = 262144
+TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (RFC 8446 5.1)
+
+
+@final
+class Reader:
+    """Reads from every peer of a server."""
+
+    def __init__(self, config: ServerConfig, rounds: Rounds, complaints: Complaints) -> None:
+        self._config = config
+        self._rounds = rounds
+        self._complaints = complaints
+        # Answers of one read before we look whether the peer can take them.
+        self._look_bytes = config.unsent_bytes_max // 8
+        self.deadlines = Deadlines(self._deadline_passed)
+        self.incomplete: IncompleteRequests[ServerPeer] = IncompleteRequests(
+            config.incomplete_total_bytes_max, config.incomplete_address_bytes_max
+        )
+        self.incomplete_closed = 0
+        self.protocol_errors = 0
+        self.bytes_in = 0
+
+    async def read(self, peer: ServerPeer) -> None:
+        """Read until the client's side ends or something is wrong; an error ends this peer and nothing else."""
+        try:
+            await self._read(peer)
+        except Exception as error:
+            self._ended_by(peer, error)
+
+    def _ended_by(self, peer: ServerPeer, error: Exception) -> None:
+        """Act on *error* of reading from *peer* or of handling what it sent."""
+        if isinstance(error, RemoteProtocolError):
+            self.protocol_errors += 1
+            peer.reason = str(error)
+            self._complaints.warn("%s %s closed; %s", peer.protocol.name, peer.address, error)
+            peer.send(peer.connection.farewell(error))
+        elif isinstance(error, OSError | ssl.SSLError | trio.ClosedResourceError):
+            peer.lose(error)
+        elif isinstance(error, MartletError):
+            peer.reason = str(error)
+            log.error("%s %s closed; %s", peer.protocol.name, peer.address, error)
+        else:
+            peer.fail(error)
+
+    async def _read(self, peer: ServerPeer) -> None:
+        self.deadlines.watch(peer)
+        await self._start_tls(peer)
+        while peer.state < CLOSING:
+            await peer.transport.wait_readable()
+            data = peer.transport.receive(RECEIVE_BYTES)
+            if data is None:
+                if peer.transport.pending():
+                    peer.drain()
+                continue
+            if not data or peer.state >= CLOSING:
+                return
+            await self._take(peer, data)
+            del data  # or every idle connection would keep what it said last
+
+    async def _start_tls(self, peer: ServerPeer) -> None:
+        """Look at the first bytes: TLS or not."""
+        data = None
+        while data is None:
+            await peer.transport.wait_readable()
+            data = peer.transport.receive(RECEIVE_BYTES)
+        if not data:
+            return
+        context = peer.protocol.tls()
+        if context is not None and data[0] == TLS_HANDSHAKE:
+            peer.transport = TlsTransport(peer.transport, context, data)
+            return
+        if peer.protocol.tls_required:
+            raise RemoteProtocolError("peer speaks plain text; this port takes TLS only")
+        await self._take(peer, data)
+
+    async def _take(self, peer: ServerPeer, data: bytes) -> None:
+        """Handle all that *data* completes, and let the answers leave together."""
+        now = trio.current_time()
+        self.bytes_in += len(data)
+        self._rounds.begin()
+        try:
+            peer.connection.receive_data(data, now)
+            events = iter(peer.connection.events())
+            done = self._handle(peer, events)
+        finally:
+            self._rounds.end()
+        if not done:
+            await self._go_on(peer, events, len(data), now)
+        self._note_incomplete(peer, len(data), now)
+        self.deadlines.watch(peer)
+        if peer.over:
+            await peer.wait_room()
+
+    def _handle(self, peer: ServerPeer, events: Iterator[Any]) -> bool:
+        """Handle *events*; False when something must be waited for before the next one."""
+        handle = peer.handler.handle
+        for event in events:
+            rest = handle(event)
+            if rest is not None:
+                peer.rest = rest
+                return False
+            if peer.batch_bytes > self._look_bytes and peer.over:
+                return False
+            if peer.state >= CLOSING:
+                break
+        return True
+
+    async def _go_on(self, peer: ServerPeer, events: Iterator[Any], received: int, now: float) -> None:
+        """Wait for the rest of a request or for room, and handle the remaining *events*, until there are none."""
+        done = False
+        while not done:
+            if peer.rest is not None:
+                await self._wait_rest(peer)
+            elif peer.over:
+                self._note_incomplete(peer, received, now)
+                await peer.wait_room()
+            if peer.state >= CLOSING:
+                return
+            self._rounds.begin()
+            try:
+                done = self._handle(peer, events)
+            finally:
+                self._rounds.end()
+
+    async def _wait_rest(self, peer: ServerPeer) -> None:
+        """Wait for the rest of a request; earlier answers have left, later requests of this peer wait."""
+        rest, peer.rest = peer.rest, None
+        assert rest is not None
+        scope = peer.rest_scope = trio.CancelScope()
+        if peer.state >= LOST:
+            scope.cancel()
+        with scope:
+            await rest
+        peer.rest_scope = None
+
+    def _note_incomplete(self, peer: ServerPeer, received: int, now: float) -> None:
+        """Account for what *peer* holds of requests that are not handled; over a limit the slowest peers are closed."""
+        size = peer.connection.buffered_bytes
+        if not size and not peer.incomplete:
+            return
+        peer.incomplete = size > 0
+        requests = self.incomplete
+        requests.note(peer, peer.origin, size, received, now)
+        if requests.over(peer.origin):
+            self._close_slow(peer)
+
+    def _close_slow(self, peer: ServerPeer) -> None:
+        """Too much is held of incomplete requests, at the latest since *peer* sent more: the slowest of them end."""
+        requests, config = self.incomplete, self._config
+        held, held_here = requests.total, requests.held_by(peer.origin)
+        slow = requests.give_way(peer.origin)
+        self.incomplete_closed += len(slow)
+        self._complaints.warn(
+            "%d connections closed, the slowest in sending a request, %s first; incomplete requests held %d bytes "
+            "and those from the address of %s %d, server.incomplete_total_bytes_max is %d and "
+            "server.incomplete_address_bytes_max %d",
+            len(slow),
+            slow[0].address,
+            held,
+            peer.address,
+            held_here,
+            config.incomplete_total_bytes_max,
+            config.incomplete_address_bytes_max,
+        )
+        for each in slow:
+            each.lose(TimeoutError("it was among the slowest in sending a request when too many were incomplete"))
+
+    def _deadline_passed(self, peer: ServerPeer, now: float) -> None:
+        """Have the connection of *peer* act on its deadline, if that has passed indeed."""
+        if peer.state >= CLOSING or peer.rest_scope is not None:  # after the rest of a request it is watched again
+            return
+        self._rounds.begin()
+        try:
+            if peer.connection.deadline() <= now:
+                peer.connection.handle_timeout(now)
+                for event in peer.connection.events():
+                    if peer.handler.handle(event) is not None:
+                        raise LocalProtocolError("an event that a timeout made must be handled at once")
+        except RemoteProtocolError as error:
+            self.protocol_errors += 1
+            peer.send(peer.connection.farewell(error))
+            peer.close(str(error))
+        except MartletError as error:
+            peer.close(str(error))
+        except Exception as error:
+            peer.fail(error)
+        finally:
+            self._rounds.end()
+        self.deadlines.watch(peer)

@@ -1,0 +1,168 @@
+"""The end of a round: one commit, one flush request, the answers of all peers, and one pass over the woken ones.
+
+The order matters: what a round appended is committed first, and only then its answers are queued or held, so that
+without the first there is no second. Held answers leave in the step in which the flusher moves on, without
+waking a task for each peer.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, final
+from typing import Protocol as TypingProtocol
+
+import trio
+
+from martlet.errors import MartletError
+from martlet.net.peer import CLOSING, IDLE, NO_ROOM, ServerPeer
+from martlet.net.pending import Pending
+from martlet.settings import ServerConfig
+
+__all__ = ["Log", "Rounds"]
+
+log = logging.getLogger("martlet.server")
+
+COLLECTS_A_ROUND: Final = 64
+# While too much waits over all peers, one that reads well is given so much less at once, in case it stops reading.
+COLLECT_LESS: Final = 16
+# Others may send a peer that is not read from any more so often its `unsent_bytes_max`; then it is given up.
+PUSHED_MOST: Final = 32
+
+
+class Log(TypingProtocol):
+    """What the server asks of the store."""
+
+    on_flushed: list[Callable[[], None]]
+
+    @property
+    def readable(self) -> int:
+        """The log position up to which answers may leave."""
+        ...
+
+    @property
+    def written(self) -> int:
+        """The log position up to which records were handed to the disk."""
+        ...
+
+    def commit(self) -> None:
+        """Hand what was appended to the disk; raises `MartletError`, and then none of it is stored."""
+        ...
+
+
+@final
+class Rounds:
+    """Ends rounds; `run` ends those that nobody else does."""
+
+    def __init__(self, config: ServerConfig, store: Log | None, pending: Pending[ServerPeer]) -> None:
+        self._config = config
+        self._store = store
+        self._pending = pending
+        if store is not None:
+            store.on_flushed.append(self._flushed)
+
+    @property
+    def readable(self) -> int:
+        """The log position up to which answers may leave."""
+        return self._store.readable if self._store is not None else 0
+
+    def begin(self) -> None:
+        """Begin a round that the caller ends, whatever happens, before it waits for anything."""
+        self._pending.in_round = True
+
+    def end(self) -> None:
+        """Commit, let answers leave, and have woken peers collect, a bounded number of them."""
+        pending = self._pending
+        pending.in_round = True
+        try:
+            self._commit()
+            self._queue_output()
+            if pending.woken:
+                self._collect_woken()
+        finally:
+            pending.in_round = False
+        if pending.woken or pending.touched:
+            pending.due.set()
+
+    def _commit(self) -> None:
+        if self._store is None:
+            return
+        try:
+            self._store.commit()
+        except MartletError as error:
+            self._drop_answers(self._store.written, error)
+
+    def _drop_answers(self, written: int, error: MartletError) -> None:
+        """Close the peers whose answers of this round say that something beyond *written* is stored."""
+        dropped = [peer for peer in self._pending.touched if peer.hold_position > written]
+        for peer in dropped:
+            log.error("%s %s closed, its answers were dropped; %s", peer.protocol.name, peer.address, error)
+            peer.discard_batch()
+            peer.close(str(error))
+        if not dropped:
+            log.error("messages that nobody waits for were not stored; %s", error)
+
+    def _queue_output(self) -> None:
+        """Let the answers of this round leave, or hold them."""
+        pending = self._pending
+        limit = self._config.unsent_bytes_max
+        while pending.touched:
+            peers, pending.touched = pending.touched, []
+            readable = self.readable
+            for peer in peers:
+                sent = peer.batch_bytes
+                had_room = peer.out_bytes + peer.held_bytes <= limit
+                peer.queue_output(readable)
+                if sent and not had_room:
+                    self._check_pushed(peer)
+
+    def _check_pushed(self, peer: ServerPeer) -> None:
+        """Give up *peer* when others have sent it far too much: it had no room, so it was not read from."""
+        waiting = peer.out_bytes + peer.held_bytes
+        if waiting > PUSHED_MOST * self._config.unsent_bytes_max:
+            peer.lose(TimeoutError(f"{waiting} bytes wait for it and it does not read them"))
+
+    # delivery to peers that were woken
+
+    def _collect_woken(self) -> None:
+        """Collect from woken peers, a bounded number at a time; one without room collects once it has some."""
+        woken = self._pending.woken
+        for _ in range(min(COLLECTS_A_ROUND, len(woken))):
+            peer = woken.popleft()
+            if peer.state >= CLOSING:
+                peer.set_delivery(IDLE)
+            elif peer.draining or peer.over:
+                peer.set_delivery(NO_ROOM)
+            else:
+                self._collect(peer)
+
+    def _collect(self, peer: ServerPeer) -> None:
+        peer.set_delivery(IDLE)
+        config = self._config
+        full = self._pending.unsent_bytes > config.unsent_total_bytes_max
+        try:
+            peer.handler.collect(config.collect_bytes // COLLECT_LESS if full else config.collect_bytes)
+        except MartletError as error:
+            peer.close(str(error))
+        except Exception as error:
+            peer.fail(error)
+        self._commit()
+        self._queue_output()
+
+    def _flushed(self) -> None:
+        """The log is flushed further than before: what waited for that leaves now."""
+        pending = self._pending
+        if pending.held:
+            readable = self.readable
+            for peer in list(pending.held):
+                if peer.release(readable):
+                    pending.held.pop(peer, None)
+        if pending.woken and not pending.in_round:
+            self.end()
+
+    async def run(self) -> None:
+        """End the rounds of what happens outside of socket reads, and those with too many woken peers for one."""
+        pending = self._pending
+        while True:
+            await pending.due.wait()
+            pending.due = trio.Event()
+            self.end()
+            await trio.lowlevel.checkpoint()

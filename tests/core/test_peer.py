@@ -1,0 +1,132 @@
+"""The states of a peer: which may follow which, and what each one still allows."""
+
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from martlet.net.peer import DELIVERY_TRANSITIONS, TRANSITIONS, Delivery, PeerState, ServerPeer
+from martlet.net.pending import Pending
+from martlet.settings import ServerConfig
+from martlet.testing.links import Link
+
+from .toys import Lines, World, toy_server
+
+END: dict[PeerState, Callable[[ServerPeer], None]] = {
+    PeerState.READ_ENDED: lambda peer: peer.end_reading(),
+    PeerState.CLOSING: lambda peer: peer.close("bye"),
+    PeerState.LOST: lambda peer: peer.lose(OSError("reset")),
+    PeerState.CLOSED: lambda peer: peer.end(),
+}
+
+
+def bring_to(peer: ServerPeer, state: PeerState) -> None:
+    """Bring an open *peer* to *state* by what the server calls."""
+    if state is PeerState.CLOSED:
+        peer.end_reading()
+    if state is not PeerState.OPEN:
+        END[state](peer)
+    assert peer.state is state
+
+
+def test_states_only_grow_and_every_peer_ends() -> None:
+    for state, following in TRANSITIONS.items():
+        assert all(after > state for after in following)
+        assert following or state is PeerState.CLOSED
+
+
+@asynccontextmanager
+async def open_peer() -> AsyncGenerator[ServerPeer]:
+    """A peer that no server reads from."""
+    async with trio.open_nursery() as nursery:
+        protocol = World().protocol()
+        yield ServerPeer(protocol, Link().far, "peer", bytes(8), Pending(), ServerConfig(), nursery)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(PeerState, END)), ids=lambda each: each.name)
+async def test_every_event_in_every_state_goes_where_the_table_says(state: PeerState, event: PeerState) -> None:
+    """A state that is later than the event's stays; a peer ends only once it is not read from, and only once."""
+    async with open_peer() as peer:
+        bring_to(peer, state)
+        if event is PeerState.CLOSED and event not in TRANSITIONS[state]:
+            with pytest.raises(AssertionError, match="cannot go from"):
+                END[event](peer)
+        else:
+            END[event](peer)
+            assert peer.state is max(state, event)
+            assert event <= state or event in TRANSITIONS[state]
+
+
+@pytest.mark.parametrize("state", PeerState, ids=lambda state: state.name)
+async def test_a_wake_is_ignored_only_by_a_closed_peer(state: PeerState) -> None:
+    async with open_peer() as peer:
+        bring_to(peer, state)
+        peer.wake()
+        assert (peer.delivery is Delivery.QUEUED) == (state is not PeerState.CLOSED)
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(Delivery, Delivery)), ids=lambda each: each.name)
+async def test_deliveries_follow_their_table(before: Delivery, after: Delivery) -> None:
+    async with open_peer() as peer:
+        peer.delivery = before
+        if after in DELIVERY_TRANSITIONS[before]:
+            peer.set_delivery(after)
+            assert peer.delivery is after
+        else:
+            with pytest.raises(AssertionError):
+                peer.set_delivery(after)
+
+
+async def test_what_others_send_a_closed_peer_is_dropped(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        caller, link = world.dial()
+        await caller.send(b"echo here\n")
+        assert await caller.receive_line() == b"here"
+        toy = world.toys[0]
+        link.cut()
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.statistic("connections") == 0
+        toy.peer.send(bytes(1000))
+        toy.peer.wake()
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.statistic("unsent_bytes") == 0
+
+
+async def test_what_is_sent_outside_of_any_read_leaves_without_a_wake(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        caller, _ = world.dial()
+        await trio.testing.wait_all_tasks_blocked()
+        world.toys[0].do_echo("news")
+        assert await caller.receive_line() == b"news"
+
+
+async def test_a_connection_is_told_when_it_began(autojump_clock: MockClock) -> None:
+    began: list[float] = []
+
+    def make(now: float) -> Lines:
+        began.append(now)
+        return Lines()
+
+    async with toy_server() as world:
+        await trio.sleep(7)
+        world.dial(protocol=world.protocol(connect=make))
+        assert began == [trio.current_time()]
+
+
+async def test_answers_of_a_failed_commit_are_dropped_and_their_peer_is_closed(autojump_clock: MockClock) -> None:
+    world = World()
+    async with toy_server(world=world):
+        promised, other = world.dial()[0], world.dial()[0]
+        world.store.fail_commit("the disk is full")
+        await promised.send(b"hold 5 stored\n")
+        assert await promised.receive_all() == b""
+        await other.send(b"echo unharmed\n")
+        assert await other.receive_line() == b"unharmed"
+        world.store.flush_to(5)
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.reasons == ["the disk is full"]
