@@ -6,6 +6,7 @@ Martlet raises on purpose is a `MartletError` as well, so one except clause
 catches all of it.
 """
 
+from collections.abc import Awaitable, Callable
 from enum import Enum, unique
 from typing import final
 
@@ -14,6 +15,7 @@ __all__ = [
     "CorruptRecord",
     "LocalProtocolError",
     "MartletError",
+    "NotReady",
     "OffsetGone",
     "PluginError",
     "Reason",
@@ -73,6 +75,18 @@ class Refused(MartletError):
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
         self.reason = reason
+
+
+@final
+class NotReady(MartletError):
+    """What the answer needs is damaged and is being rebuilt: await ``wait`` and ask again; nothing was changed.
+
+    Nobody gets an answer with less than the log holds instead.
+    """
+
+    def __init__(self, text: str, wait: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(text)
+        self.wait = wait
 
 
 class StoreError(MartletError):

@@ -145,6 +145,35 @@ async def test_a_time_is_turned_into_an_offset(harness: Harness, after_ms: int, 
         assert (answer.code, answer.ext["offset"]) == (0, expected)
 
 
+@pytest.mark.parametrize("what", ["by time", "of a new group", "oldest time"])
+async def test_what_a_damaged_block_says_is_answered_once_it_is_repaired(harness: Harness, what: str) -> None:
+    harness.topic("T")
+    begin = harness.clock.ms
+    await fill(harness, "T", 200, step_ms=100)
+    store = harness.store
+    queue = store.queue("T", 0)
+    await store.flusher.flush()
+    await store.checkpoint()
+    store.queues.save(queue, store.durable)  # what was saved before leaves the memory
+    assert queue.tail_offset > 100
+    path = store.queues.files.path_of(queue, 0)
+    store.files.write(path, b"\x77", 5 * 20 + 7)
+    store.queues.forget_blocks(queue)
+    code, ext, name, expected = {
+        "by time": (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"timestamp": str(begin + 500)}, "offset", "5"),
+        "of a new group": (QUERY, {}, "offset", "0"),
+        "oldest time": (RequestCode.GET_EARLIEST_MSG_STORETIME, {}, "timestamp", str(begin)),
+    }[what]
+    client = harness.client()
+    number = client.send(code, place(**ext))
+    client.receive()
+    assert client.answers == {}, "the repair reads the log, which must not stop the event loop"
+    while number not in client.answers:
+        await harness.step()
+    answer = client.answers.pop(number)
+    assert (answer.code, answer.ext[name]) == (0, expected)
+
+
 async def test_a_time_on_a_queue_nobody_used_is_0(harness: Harness) -> None:
     answer = await harness.client().ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, place("Nowhere", timestamp="5"))
     assert (answer.code, answer.ext["offset"]) == (0, "0")

@@ -1,4 +1,5 @@
 import pytest
+import trio
 
 from martlet.message import Record, decode_properties
 from martlet.store.codec import decode_record, decode_records
@@ -178,6 +179,41 @@ async def test_a_query_answers_no_more_than_a_frame_holds(harness: Harness) -> N
     ext = {"topic": "T", "key": "k", "maxNum": "32", "beginTimestamp": "0", "endTimestamp": str(1 << 60)}
     answer = await client.ask(RequestCode.QUERY_MESSAGE, ext)
     assert (answer.code, len(decode_records(answer.body))) == (0, 2)
+
+
+QUERY = {"topic": "T", "key": "U1", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": str(1 << 60)}
+
+
+async def test_a_query_waits_until_a_damaged_key_index_is_rebuilt(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async", "persist_interval_ms": 1})
+    await sent(harness)
+    keys = harness.store.keys
+    assert keys is not None
+    keys.damaged = True
+    client = harness.client()
+    opaque = client.send(RequestCode.QUERY_MESSAGE, QUERY)
+    client.receive()
+    assert client.answers == {}
+    while opaque not in client.answers:
+        await trio.lowlevel.checkpoint()
+        client.receive()
+    answer = client.answers.pop(opaque)
+    assert (answer.code, len(decode_records(answer.body))) == (0, 1)
+
+
+async def test_a_query_is_refused_while_the_key_index_cannot_be_rebuilt(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("martlet_remoting.handler.READY_WAIT_S", 0.0)
+    await sent(harness)
+    keys = harness.store.keys
+    assert keys is not None
+    keys.damaged = keys.saving = True
+    answer = await harness.client().ask(RequestCode.QUERY_MESSAGE, QUERY)
+    assert (answer.code, answer.remark) == (
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        "the key index is being checked or rebuilt; try again in a few seconds",
+    )
 
 
 async def test_nobody_finds_what_he_may_not_read(harness: Harness) -> None:

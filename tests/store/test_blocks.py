@@ -1,17 +1,20 @@
 """Blocks of consume queues: checked against their CRC when they are read, and rebuilt from the log when they differ."""
 
 import logging
+from pathlib import Path
 from random import Random
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from martlet.errors import NotReady
+from martlet.store import Store
 from martlet.store.codec import tags_code
 from martlet.store.layout import ENTRY_BYTES
 from martlet.store.queues import BLOCKS_CACHED
 from martlet.testing.disk import FakeDisk
-from martlet.testing.stores import bodies, drain, message
+from martlet.testing.stores import ManualClock, bodies, drain, message, small_config
 
 from .test_deletion import open_on, send
 
@@ -79,9 +82,42 @@ async def test_a_far_read_has_a_damaged_block_repaired(autojump_clock: MockClock
                 readers.start_soon(read)
         # The first block alone: the next is another read's.
         assert all(bodies(result.pieces) == WANTED[: result.count] and result.count for result in results)
-        assert store.store_ms_at(store.queue("Other", 0), 0) == -1
-        await trio.sleep(5)
+        with pytest.raises(NotReady, match="consume queue 'Other/0' is damaged and being rebuilt") as refused:
+            store.store_ms_at(store.queue("Other", 0), 0)
+        await refused.value.wait()
         assert store.store_ms_at(store.queue("Other", 0), 0) >= 0
+        nursery.cancel_scope.cancel()
+    store.crash()
+
+
+@pytest.mark.parametrize("run", [False, True])
+async def test_a_lookup_by_time_is_right_once_a_damaged_block_is_repaired(run: bool, autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    clock = ManualClock()
+    store = await Store.open(Path("/data"), small_config(queue_file_entries=200), clock, disk)
+    begin = clock.ms
+    for number in range(600):
+        clock.ms = begin + number * 10
+        send(store, "T", str(number))
+    await store.close()
+    for start in (0, 4000, 8000):
+        damage(disk, 7, path=f"/data/consumequeue/T/0/{start:020d}")
+    store = await Store.open(Path("/data"), small_config(queue_file_entries=200), clock, disk)
+    queue = store.queue("T", 0)
+    wanted = {begin + at * 10: at for at in (0, 5, 130, 205, 299, 401, 599)}
+
+    async def look(at: int) -> int:
+        for _ in range(4):
+            try:
+                return store.offset_by_time(queue, at)
+            except NotReady as error:
+                await error.wait()
+        raise AssertionError("the queue is damaged again after each repair")
+
+    async with trio.open_nursery() as nursery:
+        if run:
+            await nursery.start(store.run)
+        assert {at: await look(at) for at in wanted} == wanted
         nursery.cancel_scope.cancel()
     store.crash()
 

@@ -1,4 +1,4 @@
-"""Finding messages: by key, by time, after retention, and while the key index is being made anew."""
+"""Finding messages: by key, by time, after retention, and while the key index is being rebuilt."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -9,12 +9,14 @@ import pytest
 import trio
 import trio.testing
 
+from martlet.errors import NotReady
 from martlet.message import Message
 from martlet.store import Store, StoreConfig
 from martlet.store.checkpointer import SAVE_OFTEN_MAX
 from martlet.store.codec import decode_record, key_hash
 from martlet.store.files import Files
-from martlet.store.key_index import KeyIndex
+from martlet.store.key_index import ITEM, KeyIndex
+from martlet.store.layout import HEAD_BYTES
 from martlet.store.queues import Queue
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, drain, message, small_config
@@ -231,15 +233,82 @@ async def test_the_key_index_is_made_anew_beside_other_work(
     monkeypatch.setattr("martlet.store.checkpointer.FOLLOW_AT_ONCE_BYTES", 0)
     monkeypatch.setattr("martlet.store.checkpointer.FOLLOW_BYTES", 500)
     store = await open_store()
-    assert found(store, "U1") == []
+    with pytest.raises(NotReady, match="the key index is being checked or rebuilt; try again") as refused:
+        found(store, "U1")
     await nursery.start(store.run)
     put(store, message("late", unique="late"))
-    while store.statistics().unindexed_bytes:
-        await trio.lowlevel.checkpoint()
+    await refused.value.wait()
     put(store, message("later", unique="later"))
     assert [found(store, f"U{n}") for n in range(150)] == [[b"%d" % n] for n in range(150)]
     assert found(store, "late") == [b"late"]
     assert found(store, "later") == [b"later"]
+    nursery.cancel_scope.cancel()
+
+
+def entry_of(store: Store, number: int) -> tuple[str, int]:
+    """The file and the place in it of entry *number* of the only index file."""
+    keys = store.keys
+    assert keys is not None
+    (item,) = keys.items
+    return item.path, keys._item_at(number)
+
+
+@pytest.mark.parametrize("field", ["hash", "position far off", "position near by", "before"])
+async def test_a_query_that_meets_damage_waits_for_the_rebuild(
+    field: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FakeDisk()
+    store = await Store.open(Path("/data"), index_config(), ManualClock(), disk)
+    put(store, *(message(str(number), keys="k", unique=f"U{number}") for number in range(20)))
+    await store.close()
+    store = await Store.open(Path("/data"), index_config(), ManualClock(), disk)
+    path, at = entry_of(store, 20)  # of the tenth message: its unique key, then k
+    key, position, seconds, before = ITEM.unpack(disk.files[path].data[at : at + ITEM.size])
+    damaged = {
+        "hash": (key ^ 1, position, seconds, before),
+        "position far off": (key, position | 1 << 50, seconds, before),
+        "position near by": (key, position + 4, seconds, before),
+        "before": (key, position, seconds, before + 64),
+    }[field]
+    disk.files[path].data[at : at + ITEM.size] = ITEM.pack(*damaged)
+    for key in ("k", "U1"):
+        with pytest.raises(NotReady, match="the key index is being checked or rebuilt; try again") as refused:
+            found(store, key)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await refused.value.wait()
+        assert found(store, "k") == [b"%d" % number for number in range(19, -1, -1)]
+        nursery.cancel_scope.cancel()
+    assert caplog.text.count("the key index is damaged; rebuilding it from the log") == 1
+    store.crash()
+
+
+async def test_a_damaged_record_has_the_key_index_left_alone() -> None:
+    disk = FakeDisk()
+    store = await Store.open(Path("/data"), index_config(), ManualClock(), disk)
+    put(store, *(message(b"%d" % number, keys="k") for number in range(50)))
+    await store.close()
+    store = await Store.open(Path("/data"), index_config(), ManualClock(), disk)
+    position = store.queues.position_at(store.queue("T", 0), 2)
+    disk.files[store.segments.items[0].path].data[position + HEAD_BYTES] ^= 1
+    assert found(store, "k") == [b"%d" % number for number in range(49, -1, -1) if number != 2]
+    assert store.checkpointer.keys_complete
+    store.crash()
+
+
+async def test_a_sealed_index_file_that_is_gone_is_rebuilt(open_store: OpenStore, nursery: trio.Nursery) -> None:
+    store = await open_store(small_config(segment_bytes=65536))
+    for number in range(300):
+        put(store, message(str(number), unique=f"U{number}"))
+    await store.close()
+    store = await open_store(small_config(segment_bytes=65536))
+    assert store.keys is not None
+    store.files.unlink(store.keys.items[0].path)
+    with pytest.raises(NotReady) as refused:
+        [found(store, f"U{n}") for n in range(300)]
+    await nursery.start(store.run)
+    await refused.value.wait()
+    assert [found(store, f"U{n}") for n in range(300)] == [[b"%d" % n] for n in range(300)]
     nursery.cancel_scope.cancel()
 
 

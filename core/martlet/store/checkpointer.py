@@ -61,6 +61,7 @@ class Checkpointer:
         "_doomed",
         "_index_saved",
         "_index_saved_at",
+        "_keys_moved",
         "_lock",
         "_repairs",
         "_store",
@@ -91,6 +92,8 @@ class Checkpointer:
         # Makes up for what the key index lacks; None when it lacks nothing but `keys.pending`.
         self.follower: Follower | None = None
         self._behind = trio.Event()
+        # Set when the key index may have become complete; another takes its place then.
+        self._keys_moved = trio.Event()
         # Up to where the key index was durable when its slots were last written, with how many entries, and the CRC of
         # its headers.
         self._index_saved = (0, 0, 0)
@@ -118,6 +121,8 @@ class Checkpointer:
             logger.warning("the key index is damaged; rebuilding it from the log")
             keys.clear()
             keys.position = store.segments.start
+        if keys.slots <= SLOTS_AT_ONCE:
+            keys.unchecked.clear()
         self.follower = Follower(store.segments, store.queues, keys)
         if end - keys.position > FOLLOW_AT_ONCE_BYTES or not self._follow_at_once(self.follower, end):
             self._behind.set()
@@ -207,6 +212,21 @@ class Checkpointer:
         """
         return self.follower is None or self._follow_at_once(self.follower, self._store.tail.written, report)
 
+    @property
+    def keys_complete(self) -> bool:
+        """Whether the key index has every key: it is not damaged, not being rebuilt, and its files were checked."""
+        keys = self._store.keys
+        return keys is None or not (keys.damaged or keys.unchecked or self.follower is not None)
+
+    async def wait_keys(self) -> None:
+        """Return when the key index is complete."""
+        while not self.keys_complete:
+            await self._keys_moved.wait()
+
+    def _announce_keys(self) -> None:
+        moved, self._keys_moved = self._keys_moved, trio.Event()
+        moved.set()
+
     async def follow(self) -> None:
         """Complete the key index whenever it is far behind: after a start, and when it is rebuilt; until cancelled."""
         await self._check_keys()
@@ -220,10 +240,14 @@ class Checkpointer:
         """See in a worker thread whether the files of the key index have lost slots."""
         keys = self._store.keys
         while keys is not None and keys.unchecked:
-            path, used_slots = keys.unchecked.pop()
-            if not await self._store.disk.off_loop(partial(keys.check_slots, path, used_slots)):
-                keys.damaged = True
-                self.wake()
+            path, used_slots = unchecked = keys.unchecked[-1]
+            whole = await self._store.disk.off_loop(partial(keys.check_slots, path, used_slots))
+            if unchecked in keys.unchecked:  # it was not rebuilt meanwhile
+                keys.unchecked.remove(unchecked)
+                if not whole:
+                    keys.damaged = True
+                    self.wake()
+        self._announce_keys()
 
     async def _follow(self, follower: Follower) -> None:
         store, wanted = self._store, FOLLOW_BYTES
@@ -231,6 +255,7 @@ class Checkpointer:
             end = store.tail.written
             if follower.keys.position >= end:
                 self.follower = None
+                self._announce_keys()
                 return
             follower.keys.position = max(follower.keys.position, store.segments.start)
             data = await store.disk.off_loop(partial(follower.read, end, wanted))
@@ -286,7 +311,9 @@ class Checkpointer:
     def _unfinished(self) -> bool:
         store = self._store
         return (
-            bool(store.queues.dirty or self._doomed or self.owes_checkpoint) or self.checkpointed < store.tail.written
+            bool(store.queues.dirty or self._doomed or self.owes_checkpoint)
+            or self.checkpointed < store.tail.written
+            or (store.keys is not None and store.keys.damaged)
         )
 
     async def _mend(self) -> None:

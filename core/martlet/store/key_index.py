@@ -442,10 +442,7 @@ class KeyIndex:
     def _chain(self, item: IndexFile, code: int) -> Iterator[tuple[int, int] | None]:
         """Yield position and seconds of each entry with the hash *code*, and None where a slice is over."""
         slot = code % self.slots
-        if item is self.active:
-            number = self._slots[slot]
-        else:
-            (number,) = SLOT.unpack(self.files.read(item.path, SLOT_BYTES, HEADER.size + slot * SLOT_BYTES))
+        number = self._newest(item, slot)
         for walked in range(1, CHAIN_MAX + 1):
             if walked % WALKED_AT_ONCE == 0:
                 yield None
@@ -454,17 +451,30 @@ class KeyIndex:
             entry = self._item(item, number) if 0 < number < item.count else b""
             key, position, seconds, before = ITEM.unpack(entry) if len(entry) == ITEM_BYTES else (-1, 0, 0, 0)
             if key < 0 or key % self.slots != slot or not 0 <= before < number:
-                self.damaged = True
+                self.damaged = item in self.items  # else retention removed it meanwhile
                 return
             if key == code:
                 yield position, seconds
             number = before
 
+    def _newest(self, item: IndexFile, slot: int) -> int:
+        """The number of the newest entry in *slot*, 0 for none; `item.count`, which is no entry, if it is missing."""
+        if item is self.active:
+            return self._slots[slot]
+        data = self._read(item, SLOT_BYTES, HEADER.size + slot * SLOT_BYTES)
+        return SLOT.unpack(data)[0] if len(data) == SLOT_BYTES else item.count
+
     def _item(self, item: IndexFile, number: int) -> bytes:
         if item is self.active and number >= self._saved:
             at = (number - self._saved) * ITEM_BYTES
             return bytes(self._entries[at : at + ITEM_BYTES])
-        return self.files.read(item.path, ITEM_BYTES, self._item_at(number))
+        return self._read(item, ITEM_BYTES, self._item_at(number))
+
+    def _read(self, item: IndexFile, size: int, at: int) -> bytes:
+        try:
+            return self.files.read(item.path, size, at)
+        except FileNotFoundError:
+            return b""
 
 
 def _swapped(data: bytes) -> "array[int]":

@@ -9,13 +9,14 @@ readable when they are durable, with ``"async"`` when they are written. Everythi
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
 import trio
 
 from martlet.clock import Clock
-from martlet.errors import Reason, Refused, StoreFailed, StoreLocked
+from martlet.errors import NotReady, Reason, Refused, StoreFailed, StoreLocked
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.store.checkpoint import read_checkpoint, stopped_in_order
 from martlet.store.checkpointer import Checkpointer
@@ -38,6 +39,7 @@ from martlet.store.layout import (
     ENTRY_BYTES,
     FILLER_BYTES,
     FRONT_BYTES,
+    MAGICS,
     PREPARED,
     RECORD_BYTES_MIN,
     ROLLBACK,
@@ -940,11 +942,28 @@ class Store:
 
     # ---- looking up
 
-    def store_ms_at(self, queue: Queue, offset: int) -> int:
-        """When message *offset* was stored; -1 if it is not readable or damaged."""
+    def position_at(self, queue: Queue, offset: int) -> int:
+        """The log position of message *offset*; -1 if it is not readable or lost.
+
+        Raises:
+          NotReady: its entry is in a damaged block, which is being rebuilt.
+        """
         if not queue.first_offset <= offset < self.end_offset(queue):
             return -1
-        position = self.queues.position_at(queue, offset)
+        try:
+            return self.queues.checked_position(queue, offset)
+        except BlockDamaged:
+            self.checkpointer.want_repair(queue)
+            text = f"consume queue '{queue.topic}/{queue.queue_id}' is damaged and being rebuilt; try again in a moment"
+            raise NotReady(text, partial(self._repair, queue)) from None
+
+    def store_ms_at(self, queue: Queue, offset: int) -> int:
+        """When message *offset* was stored; -1 if it is not readable or damaged.
+
+        Raises:
+          NotReady: as `position_at`.
+        """
+        position = self.position_at(queue, offset)
         if position < 0:
             return -1
         front = self._front_at(position)
@@ -958,13 +977,20 @@ class Store:
         return bytes(chunk.view[position - chunk.base : position - chunk.base + FRONT_BYTES])
 
     def earliest_store_ms(self, queue: Queue) -> int:
-        """When the oldest message of *queue* was stored; -1 when it has none."""
+        """When the oldest message of *queue* was stored; -1 when it has none.
+
+        Raises:
+          NotReady: as `position_at`.
+        """
         return self.store_ms_at(queue, queue.first_offset)
 
     def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> int:
         """The first offset stored at or after *timestamp_ms* (the end if none); with *upper* the last at or before it.
 
         Upper with a time before everything is the first offset.
+
+        Raises:
+          NotReady: as `position_at`.
         """
         first, end = queue.first_offset, self.end_offset(queue)
         low, high = first, end
@@ -991,15 +1017,21 @@ class Store:
         """Return readable records of *topic* that carry *key* as unique key or among KEYS, newest first, in slices.
 
         Their sizes add up to *bytes_max* at most, but one record always gets through.
+
+        Raises:
+          NotReady: the key index is damaged or lacks keys; it is being rebuilt.
         """
         keys = self.keys
         if keys is None:
             return Found([], 0, 0)
+        self._check_keys_complete()
         queue = self.queues.find(topic, 0) or Queue(topic, 0)
         records: list[bytes] = []
         size = unpaused = 0
         for position in (yield from keys.find(queue, key, max_count, begin_ms, end_ms)):
             data = self.record_at(position)
+            if data is None and not self._explains(position):
+                keys.damaged = True
             if data is not None and self._is_kept(RecordView(data), queue):
                 size += len(data)
                 if records and size > bytes_max:
@@ -1009,9 +1041,27 @@ class Store:
             if unpaused > QUERY_PAUSE_BYTES:
                 unpaused = 0
                 yield
-        if keys.damaged:
-            self.checkpointer.wake()
+        self._check_keys_complete()
         return Found(records, keys.store_ms, keys.position)
+
+    def _check_keys_complete(self) -> None:
+        if self.checkpointer.keys_complete:
+            return
+        self.checkpointer.wake()
+        text = "the key index is being checked or rebuilt; try again in a few seconds"
+        raise NotReady(text, self.checkpointer.wait_keys)
+
+    def _explains(self, position: int) -> bool:
+        """Whether the log tells why it has no record for readers at *position*; else an entry with it is damaged."""
+        if not self.segments.start <= position < self.tail.position:
+            return 0 <= position < self.segments.start  # removed by retention
+        if position >= self.readable:
+            return True
+        front = self._front_at(position)
+        if len(front) < FRONT_BYTES:
+            return False
+        record = RecordView(front)
+        return record.position == position and record.magic in MAGICS  # it is damaged further on
 
     def _is_kept(self, record: RecordView, like: Queue) -> bool:
         """Whether the entry of *record* in its queue names it; one of a deleted topic has none, or another's."""

@@ -6,7 +6,8 @@ pull, a relayed request). One that may take more than a few milliseconds is a ge
 slice of its work and returns the same; further requests of its connection wait for it, unless it
 is given as `Beside`. It raises `Refused` for what it will
 not do, which becomes the code of `REASON_CODES`, or `Declined` where RocketMQ has a code
-of its own for that. It never looks at the oneway bit: the caller drops the answer.
+of its own for that. `NotReady`, raised before it changed anything, has it called
+again once what it needs is rebuilt. It never looks at the oneway bit: the caller drops the answer.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ import trio
 
 from martlet.broker import Broker
 from martlet.contracts import Peer
-from martlet.errors import MartletError, Reason, Refused
+from martlet.errors import MartletError, NotReady, Reason, Refused, StoreError, StoreFailed
 from martlet.tables.topics import Topic
 from martlet.turns import Steps
 
@@ -46,6 +47,7 @@ __all__ = [
     "Declined",
     "Handle",
     "Parts",
+    "refusal",
     "refuse",
     "reply",
     "reply_in_pieces",
@@ -175,6 +177,22 @@ class Parts:
             "locked_queues": len(self.locks),
             **self.members.statistics(),
         }
+
+
+def refusal(parts: Parts, command: Command, error: MartletError, ext: Mapping[str, object] = NO_EXT) -> bytes:
+    """Return the frame that answers *command* with *error*; raise it again when it is the end of the connection."""
+    if isinstance(error, Refused):
+        code = REASON_CODES[error.reason]
+    elif isinstance(error, Declined):
+        code, ext = error.code, ext or error.ext
+    elif isinstance(error, NotReady | StoreFailed):
+        code = ResponseCode.SERVICE_NOT_AVAILABLE
+    elif isinstance(error, StoreError):
+        code = ResponseCode.SYSTEM_ERROR
+    else:
+        raise error
+    parts.count_refusal(code)
+    return refuse(command, code, str(error), ext)
 
 
 @final

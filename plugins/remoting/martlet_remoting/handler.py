@@ -5,16 +5,18 @@ Nearly everything is handled at once. What takes more than a few milliseconds is
 the store's watchers and by `Deadlines`.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from typing import Final, final
 
+import trio
+
 from martlet.contracts import Peer
-from martlet.errors import MartletError, Refused, StoreError, StoreFailed
+from martlet.errors import MartletError, NotReady
 from martlet.turns import Steps
 
 from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from .connection import RemotingConnection
-from .context import REASON_CODES, Beside, Context, Declined, Handle, Parts, refuse
+from .context import Beside, Context, Declined, Handle, Parts, refusal
 from .handlers import admin, assignments, groups, offsets, pull, query, replies, send, sendback
 from .packets import NO_EXT, Command, Frame
 
@@ -37,6 +39,9 @@ FAST_TABLE: Final[dict[int, Handle]] = {
     for code, handle in TABLE.items()
     if code not in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 }
+
+# So long a request waits for what is being rebuilt: longer than most rebuilds take, shorter than clients wait.
+READY_WAIT_S: Final = 5.0
 
 
 @final
@@ -66,6 +71,8 @@ class RemotingHandler:
             answer = handle(context, event)
             if answer is not None and not isinstance(answer, bytes | list):
                 return self._begin(event, answer)
+        except NotReady as error:
+            return self._finish_later(event, error)
         except MartletError as error:
             answer = self._refusal(event, error)
         if answer is not None and not flag & FLAG_ONEWAY:
@@ -82,6 +89,11 @@ class RemotingHandler:
             if done.value is not None and not command.flag & FLAG_ONEWAY:
                 self.context.send(done.value)
             return None
+        except NotReady as error:
+            if not beside:
+                raise
+            self.context.peer.start(self._finish_later, command, error)
+            return None
         if beside:
             self.context.peer.start(self._finish, command, steps)
             return None
@@ -90,27 +102,42 @@ class RemotingHandler:
     async def _finish(self, command: Command, steps: Steps[Frame | None]) -> None:
         try:
             frame = await self.context.parts.broker.turns.finish(steps)
+        except NotReady as error:
+            await self._finish_later(command, error)
+            return
         except MartletError as error:
             frame = self._refusal(command, error)
         if frame is not None:
             self.context.answer(command, frame)
 
+    async def _finish_later(self, command: Command, error: NotReady) -> None:
+        """Handle *command* once more when what it needs is there; refuse it if that takes too long."""
+        try:
+            frame = await self._frame_later(command, error)
+        except MartletError as refused:
+            frame = self._refusal(command, refused)
+        if frame is not None:
+            self.context.answer(command, frame)
+
+    async def _frame_later(self, command: Command, error: NotReady) -> Frame | None:
+        deadline = trio.current_time() + READY_WAIT_S
+        while True:
+            with trio.move_on_at(deadline) as waiting:
+                await error.wait()
+            if waiting.cancelled_caught:
+                raise error
+            try:
+                answer = self._table[command.code](self.context, command)
+                steps = answer.steps if isinstance(answer, Beside) else answer
+                if steps is None or isinstance(steps, bytes | list):
+                    return steps
+                return await self.context.parts.broker.turns.finish(steps)
+            except NotReady as again:
+                error = again
+
     def _refusal(self, command: Command, error: MartletError) -> bytes:
-        """The answer that says *error*; raises it again when it is the end of the connection."""
-        ext: Mapping[str, object] = NO_EXT
-        if isinstance(error, Refused):
-            code = REASON_CODES[error.reason]
-        elif isinstance(error, Declined):
-            code, ext = error.code, error.ext
-        elif isinstance(error, StoreFailed):
-            code = ResponseCode.SERVICE_NOT_AVAILABLE
-        elif isinstance(error, StoreError):
-            code = ResponseCode.SYSTEM_ERROR
-        else:
-            raise error
         parts = self.context.parts
-        parts.count_refusal(code)
-        return refuse(command, code, str(error), parts.send_ext if command.code in send.TABLE else ext)
+        return refusal(parts, command, error, parts.send_ext if command.code in send.TABLE else NO_EXT)
 
     def collect(self, budget_bytes: int) -> None:
         """Send what was waiting for room: answers to pulls."""

@@ -5,7 +5,6 @@ from typing import Final
 
 from martlet.errors import Reason, Refused
 from martlet.store import Queue
-from martlet.store.layout import RecordView
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.packets import Command
@@ -61,10 +60,8 @@ def _begins_near(parts: Parts, topic: str, queue_id: int) -> bool:
         return False
     if parts.store.end_offset(queue) == 0:
         return True
-    pieces = parts.store.read(queue, 0, 1, 1, None, None).pieces
-    if not pieces:
-        return True
-    return parts.store.readable - RecordView(pieces[0]).position <= NEAR_BYTES
+    position = parts.store.position_at(queue, 0)
+    return position < 0 or parts.store.readable - position <= NEAR_BYTES
 
 
 def update_consumer_offset(context: Context, command: Command) -> bytes:
