@@ -16,9 +16,9 @@ import trio
 
 from martlet.broker import Broker
 from martlet.delivery.sessions import Sessions
-from martlet.errors import StoreError
+from martlet.errors import Refused, StoreError
 from martlet.tables.groups import Groups
-from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, Topics
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, Topics, is_reserved
 from martlet.turns import Steps, finish_now
 
 __all__ = ["load", "run", "save"]
@@ -38,20 +38,38 @@ WAITING_MAX: Final = 10_000
 
 def load(broker: Broker) -> None:
     """Read every table; a file that cannot be read gives way to its previous generation."""
-    _load(broker, TOPICS, broker.topics.load)
+    listed = _load(broker, TOPICS, broker.topics.load)
     _load(broker, GROUPS, broker.groups.load)
     _load(broker, OFFSETS, broker.groups.load_offsets)
     _load(broker, SESSIONS, broker.sessions.load)
+    if listed:
+        _delete_unlisted(broker)
     _make_topics_of_records(broker)
 
 
-def _load(broker: Broker, name: str, take: Callable[[bytes], None]) -> None:
+def _load(broker: Broker, name: str, take: Callable[[bytes], None]) -> bool:
+    """Give *take* the newest generation of table *name* that can be used; False when that is not the last written."""
+    newest = True
     for data in broker.store.read_generations(name):
         try:
             take(data)
-            return
+            return newest
         except (StoreError, ValueError, TypeError, AttributeError) as error:
             log.warning("%s cannot be used, its previous generation is tried; %s", name, error)
+            newest = False
+    return False
+
+
+def _delete_unlisted(broker: Broker) -> None:
+    """Delete topics that RocketMQ had deleted: it removes their queues and their entry, and leaves no record of it."""
+    for name in sorted(broker.store.unlisted):
+        if broker.topics.get(name) is not None or is_reserved(name):
+            continue
+        log.warning("topic %s has records but neither queues nor an entry in %s: it stays deleted", name, TOPICS)
+        try:
+            broker.store.delete_topic(name)
+        except Refused as refused:
+            log.warning("topic %s cannot be deleted: %s", name, refused)
 
 
 def _make_topics_of_records(broker: Broker) -> None:

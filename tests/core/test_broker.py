@@ -214,6 +214,41 @@ async def test_a_broken_table_of_groups_does_not_prevent_a_start(
         assert broker.groups.get("TOOLS_CONSUMER") is not None
 
 
+def forget_martlet(disk: FakeDisk) -> None:
+    """Leave what RocketMQ would have written."""
+    for path in [path for path in disk.files if path.startswith(f"{DATA}/queues.")]:
+        disk.unlink(path)
+    file = disk.files[f"{DATA}/checkpoint"]
+    file.data[40:] = bytes(len(file.data) - 40)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+async def test_a_topic_that_rocketmq_deleted_stays_deleted_and_one_without_queues_does_not(
+    broker_on: Brokers, disk: FakeDisk, listed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with broker_on() as broker:
+        for topic in ("T", "Other", "%RETRY%G"):
+            broker.topics.update(topic, 1, 1)
+            broker.publish(to(topic))
+    forget_martlet(disk)
+    for topic in ("T", "%RETRY%G"):
+        for path in [path for path in disk.files if path.startswith(f"{DATA}/consumequeue/{topic}/")]:
+            disk.unlink(path)
+        disk.remove_directory(f"{DATA}/consumequeue/{topic}/0")
+        disk.remove_directory(f"{DATA}/consumequeue/{topic}")
+    table = json.loads(content(disk, "topics.json"))
+    if not listed:
+        del table["topicConfigTable"]["T"]
+    spoil(disk, "topics.json", json.dumps(table).encode())
+    for _ in range(2):
+        async with broker_on() as broker:
+            assert (broker.topics.get("T") is not None) is listed
+            assert broker.store.topics_on_disk() == ["%RETRY%G", "Other", *["T"] * listed]
+            queue = broker.store.find_queue("T", 0)
+            assert queue is None or broker.store.end_offset(queue) == 1
+    assert ("topic T has records but neither queues nor an entry" in caplog.text) is not listed
+
+
 async def test_a_topic_with_records_and_no_entry_is_made_again(broker_on: Brokers, disk: FakeDisk) -> None:
     async with broker_on() as broker:
         broker.topics.update("T", 20, 20)

@@ -271,6 +271,18 @@ async def test_damage_to_several_derived_files_changes_nothing(history: History,
             raise
 
 
+@pytest.mark.parametrize("length", [0, 8, 39, 40, 41, 100, 128, 129, 200, 4095])
+@pytest.mark.parametrize("stop", STOPS)
+async def test_a_cut_checkpoint_without_a_journal_is_not_rocketmqs(history: History, stop: str, length: int) -> None:
+    for target in ("all queues", "a queue", "the last file of a queue", "abort"):
+        disk = copy_of(history.stopped[stop])
+        spoil(disk, history.older, "queues.", "removed", Random(0))
+        spoil(disk, history.older, TARGETS[target], "removed", Random(0))
+        path = f"{ROOT}/checkpoint"
+        set_content(disk, path, bytes(disk.files[path].data[:length]))
+        await check(disk, history.seen[stop])
+
+
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("target", ["all queues", "a queue", "journal", "checkpoint"])
 async def test_a_start_that_dies_while_it_rebuilds_is_made_up_for(history: History, target: str, stop: str) -> None:

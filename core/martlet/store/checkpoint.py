@@ -48,7 +48,7 @@ class Checkpoint:
     journal_crc: int = 0
     # The store was closed in order, and nothing was appended behind `position`.
     orderly: bool = False
-    # When read: another program wrote the times since, and whether Martlet ever wrote this page.
+    # When read: another program wrote the times since, and whether Martlet may ever have written this page.
     shared: bool = False
     known: bool = True
 
@@ -60,7 +60,8 @@ def read_checkpoint(files: Files, path: str) -> Checkpoint | None:
         return None
     times = TIMES.unpack_from(data)
     found = Checkpoint(*times)
-    found.known = any(data[OURS_AT:OURS_END])
+    # RocketMQ's file has a whole page from the first moment on.
+    found.known = len(data) < PAGE_BYTES or any(data[OURS_AT:OURS_END])
     if len(data) < OURS_END:
         return found
     (page_crc,) = CRC.unpack_from(data, OURS_AT + OURS.size)

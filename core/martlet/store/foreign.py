@@ -1,21 +1,60 @@
-"""Takes over the consume queues of a store that RocketMQ wrote: nothing but the files says what they hold."""
+"""Takes over the consume queues of a store that RocketMQ wrote: nothing but the files says what they hold.
 
-from itertools import pairwise
-from typing import final
+So they are compared with the log, without reading it: records and fillers cover each segment without a gap, and each
+record has one entry. Where the entries of a segment do not add up to exactly that, some are missing or wrong, and all
+queues are rebuilt from the log.
+"""
 
-from martlet.store.layout import BLANK_MAGIC, BLANK_SIZE, ENTRY, ENTRY_BYTES, START
+import sys
+from array import array
+from bisect import bisect_left
+from itertools import compress, pairwise
+from operator import mul
+from typing import Final, final
+
+from martlet.store.layout import BLANK_MAGIC, BLANK_SIZE, ENTRY, ENTRY_BYTES, FILLER, FILLER_BYTES, START
 from martlet.store.queues import Queue, Queues, queue_ids
 from martlet.store.scan import NOWHERE
-from martlet.store.segments import Segments
+from martlet.store.segments import Segment, Segments
 
 __all__ = ["ForeignQueues"]
+
+# Entries that are added up in one go.
+SUMMED_AT_ONCE: Final = 50_000
+# The prefix of RocketMQ's light topics, whose queues name records of other topics.
+LIGHT_PREFIX: Final = "%LMQ%"
+
+
+@final
+class _Sums:
+    """What the entries of one segment add up to, with positions counted from its start.
+
+    Where they cover it without a gap up to ``end``, ``size`` is that, and ``squares``, the sum over all records of the
+    square of the end less that of the start, is its square. Entries that are wrong do not add up to both.
+    """
+
+    __slots__ = ("end", "size", "squares")
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.size = 0
+        self.squares = 0
+
+    def add(self, starts: list[int], sizes: list[int]) -> None:
+        self.end = max(self.end, starts[-1] + sizes[-1])
+        self.size += sum(sizes)
+        self.squares += 2 * sum(map(mul, starts, sizes)) + sum(map(mul, sizes, sizes))
+
+    @property
+    def whole(self) -> bool:
+        return self.size == self.end and self.squares == self.end * self.end
 
 
 @final
 class ForeignQueues:
     """Loads every queue up to log position *limit*; `NOWHERE` takes all that the files hold."""
 
-    __slots__ = ("highest", "limit", "queues", "segments")
+    __slots__ = ("_sums", "highest", "limit", "queues", "segments")
 
     def __init__(self, segments: Segments, queues: Queues, limit: int) -> None:
         self.segments = segments
@@ -23,18 +62,72 @@ class ForeignQueues:
         self.limit = limit
         # The log position behind the newest record that has an entry.
         self.highest = segments.start
+        self._sums = {segment.start: _Sums() for segment in segments.items}
 
     def load(self) -> bool:
-        """Return whether every queue is whole; else all are to be rebuilt from the log."""
+        """Return whether the queues have every record of the log; else all are to be rebuilt from it."""
         files = self.queues.files
         disk = files.files.disk
         for topic in disk.names(files.directory):
             for queue_id in queue_ids(disk.names(f"{files.directory}/{topic}")):
                 queue = self.queues.get(topic, queue_id)
-                if not self._load_queue(queue):
+                if not self._load_queue(queue) or not (topic.startswith(LIGHT_PREFIX) or self._add_up(queue)):
                     return False
                 self.highest = max(self.highest, queue.last_end)
-        return bool(self.queues.topics)
+        return bool(self.queues.topics) and self._cover()
+
+    def _add_up(self, queue: Queue) -> bool:
+        """Add the entries of *queue* to the sums of their segments; False when they are out of order."""
+        offset, before = queue.first_offset, -1
+        if offset == queue.next_offset:
+            return True
+        while offset < queue.next_offset:
+            count = min(SUMMED_AT_ONCE, queue.next_offset - offset)
+            numbers = array("I", self.queues.files.read(queue, offset, count))
+            if not numbers:
+                return False
+            if sys.byteorder == "little":
+                numbers.byteswap()
+            offset += len(numbers) // 5
+            sizes = numbers[2::5].tolist()
+            starts = [high << 32 | low for high, low in zip(numbers[0::5], numbers[1::5], strict=True)]
+            if BLANK_SIZE in sizes:
+                real = [size != BLANK_SIZE for size in sizes]
+                sizes, starts = list(compress(sizes, real)), list(compress(starts, real))
+            if starts and (starts[0] <= before or starts != sorted(starts) or not self._add_all(starts, sizes)):
+                return False
+            before = starts[-1] if starts else before
+        return self._names_its_record(queue, queue.first_offset) and self._names_its_record(
+            queue, queue.next_offset - 1
+        )
+
+    def _add_all(self, starts: list[int], sizes: list[int]) -> bool:
+        at = 0
+        while at < len(starts):
+            segment = self.segments.find(starts[at])
+            after = bisect_left(starts, segment.end, at) if segment is not None else at
+            if segment is None or after == at:
+                return False
+            base = segment.start
+            self._sums[base].add([start - base for start in starts[at:after]], sizes[at:after])
+            at = after
+        return True
+
+    def _cover(self) -> bool:
+        """Whether the entries of each segment below the limit cover it; a start reads the log from `highest` on."""
+        return all(
+            self._sums[segment.start].whole and self._ends(segment)
+            for segment in self.segments.items
+            if segment.end <= self.limit
+        )
+
+    def _ends(self, segment: Segment) -> bool:
+        """Whether no record follows those of *segment* that have an entry, or it is one that the start will read."""
+        end = segment.start + self._sums[segment.start].end
+        if end == segment.end or (end == self.highest and self.limit == NOWHERE):
+            return True
+        head = self.segments.read(end, FILLER_BYTES)
+        return len(head) == FILLER_BYTES and FILLER.unpack(head) == (segment.end - end, BLANK_MAGIC)
 
     def _load_queue(self, queue: Queue) -> bool:
         """Set its bounds from the files; False when one is missing or short."""
@@ -83,10 +176,18 @@ class ForeignQueues:
             position, size = self._entry(queue, end - 1)
             if size == BLANK_SIZE or 0 < position < self.segments.start:
                 break  # nothing to compare with: a hole, or removed by retention, which a power cut can undo
-            head = self.segments.read(position, START.size)
-            if len(head) == START.size:
-                said, magic, _, queue_id, _, offset, at, _, _ = START.unpack(head)
-                if (said, at, queue_id, offset) == (size, position, queue.queue_id, end - 1) and magic != BLANK_MAGIC:
-                    break
+            if self._names_its_record(queue, end - 1):
+                break
             end -= 1
         return end
+
+    def _names_its_record(self, queue: Queue, offset: int) -> bool:
+        """Whether the entry at *offset* names a record that says the same place; a hole names none."""
+        position, size = self._entry(queue, offset)
+        if size == BLANK_SIZE:
+            return True
+        head = self.segments.read(position, START.size)
+        if len(head) < START.size:
+            return False
+        said, magic, _, queue_id, _, number, at, _, _ = START.unpack(head)
+        return (said, at, queue_id, number) == (size, position, queue.queue_id, offset) and magic != BLANK_MAGIC

@@ -140,6 +140,7 @@ class Store:
         "segments",
         "store_host",
         "tail",
+        "unlisted",
     )
 
     def __init__(self, directory: Path, config: StoreConfig, clock: Clock, disk: Disk) -> None:
@@ -171,6 +172,8 @@ class Store:
         # The log position behind the newest deletion of a topic.
         self.deleted_to = 0
         self.cut_bytes = 0
+        # Topics that were rebuilt from a log of RocketMQ's and had no queues there: they may have been deleted.
+        self.unlisted: set[str] = set()
         self.recovery_seconds = 0.0
         self.recovered_records = 0
         self.appended_messages = 0
@@ -259,6 +262,7 @@ class Store:
         self.damaged_records = recovery.damaged
         self.cut_bytes = recovery.cut_bytes
         self.recovered_records = recovery.records
+        self.unlisted = recovery.unlisted
         # What the scan found may be in the page cache only: nobody reads it before it is durable.
         for segment in self.segments.items:
             if segment.end > recovery.start:

@@ -59,6 +59,7 @@ class Recovery:
         "records",
         "segments",
         "start",
+        "unlisted",
     )
 
     def __init__(self, segments: Segments, queues: Queues, report: Progress | None) -> None:
@@ -83,6 +84,8 @@ class Recovery:
         # Files that were repaired, and topics whose deletion was found.
         self.paths: set[str] = set()
         self.deleted: list[str] = []
+        # Topics of a store that only RocketMQ wrote which have records and had no directory for their queues.
+        self.unlisted: set[str] = set()
 
     async def run(
         self, checkpoint: Checkpoint | None, journal: Journal, *, clean: bool, distrust: Callable[[], None]
@@ -95,14 +98,15 @@ class Recovery:
             end, the next one rebuilds every queue.
         """
         self._torn = not clean
+        names: list[str] = []
         states = self._states(checkpoint, journal)
         self.segments.complete()
         if states is not None and checkpoint is not None and await self._load(states, clean=clean):
             self.start = checkpoint.position
         elif not self._adopt(checkpoint, journal, clean=clean):
-            self._start_over(checkpoint, distrust)
+            names = self._start_over(checkpoint, distrust)
         self._scan.torn_from = NOWHERE if clean else max(self.start, self._durable)
-        self._scan.order.guess = self._rebuilding and self.segments.start > 0
+        self._scan.order.guess = (self._rebuilding or states is None) and self.segments.start > 0
         self._scan.order.foreign = checkpoint is not None and (
             checkpoint.shared or self._is_foreign(checkpoint, journal)
         )
@@ -112,6 +116,8 @@ class Recovery:
         if self._scan.order.foreign and self._torn:
             self._cut_queues()
         self._remove_strays()
+        if self._rebuilding and checkpoint is not None and self._is_foreign(checkpoint, journal):
+            self.unlisted = set(self.queues.topics) - set(names)
         self._count()
         self.last_store_ms = self._scan.last_store_ms
         if self._rebuilding or self._base < self.segments.start:
@@ -224,8 +230,8 @@ class Recovery:
         self.start = foreign.highest if clean else limit
         return True
 
-    def _start_over(self, checkpoint: Checkpoint | None, distrust: Callable[[], None]) -> None:
-        """Forget every queue; the log says what they hold."""
+    def _start_over(self, checkpoint: Checkpoint | None, distrust: Callable[[], None]) -> list[str]:
+        """Forget every queue: the log says what they hold. Returns the topics that had a directory."""
         self._rebuilding = True
         self._broken.clear()
         self.start = self.segments.start
@@ -237,6 +243,7 @@ class Recovery:
         distrust()
         for topic in names:
             files.remove_topic(topic)
+        return names
 
     def _note(self, deleted: str, ends: list[tuple[str, int, int]], position: int) -> None:
         """A record of the store's own: a deleted topic, or where queues go on."""

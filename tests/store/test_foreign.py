@@ -1,0 +1,182 @@
+"""Stores that only RocketMQ has written: whatever is wrong with their consume queues, every record is read."""
+
+import logging
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from martlet.store import Store
+from martlet.store.layout import ENTRY_BYTES
+from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import HOST, ManualClock, message, small_config
+
+from .test_derived_files import Seen, check_keys, copy_of, look_at, set_content
+
+CONFIG = small_config(segment_bytes=4096, disk_clean_ratio=0.9, index_entries=1024)
+OURS_AT = 40  # behind RocketMQ's five times
+
+TARGETS = {
+    "all queues": "consumequeue/",
+    "a topic": "consumequeue/A/",
+    "a topic of one message": "consumequeue/One/",
+    "a queue": "consumequeue/A/1/",
+    "the first file of a queue": "consumequeue/A/0/",
+    "a file in the middle": "consumequeue/A/0/",
+    "the last file of a queue": "consumequeue/A/0/",
+    "index": "index/",
+}
+ONE_FILE = {"the first file of a queue": 0, "a file in the middle": 2, "the last file of a queue": -1}
+DAMAGES = ("removed", "emptied", "zeroed", "truncated", "flipped", "exchanged")
+STOPS = ("orderly", "killed", "orderly after retention", "killed after retention")
+
+
+async def open_on(disk: FakeDisk) -> Store:
+    store = await Store.open(Path("/data"), CONFIG, ManualClock(), disk)
+    store.store_host = HOST
+    return store
+
+
+def forget_martlet(disk: FakeDisk, *, killed: bool) -> None:
+    """Leave in *disk* what RocketMQ would have written."""
+    for path in [path for path in disk.files if path.startswith("/data/queues.")]:
+        disk.unlink(path)
+    page = disk.files["/data/checkpoint"].data
+    set_content(disk, "/data/checkpoint", bytes(page[:OURS_AT]) + bytes(len(page) - OURS_AT))
+    if killed and "/data/abort" not in disk.files:
+        disk.close(disk.open("/data/abort", create=True))
+
+
+class History:
+    """A store in each way that it can have been left, and what it holds."""
+
+    def __init__(self) -> None:
+        self.stopped: dict[str, FakeDisk] = {}
+        self.seen: dict[str, Seen] = {}
+
+    async def make(self) -> "History":
+        for stop in STOPS:
+            disk = await self._live(retention="retention" in stop)
+            forget_martlet(disk, killed="killed" in stop)
+            self.stopped[stop] = disk
+        return self
+
+    async def _live(self, *, retention: bool) -> FakeDisk:
+        disk, clock = FakeDisk(), ManualClock()
+        store = await Store.open(Path("/data"), CONFIG, clock, disk)
+        store.store_host = HOST
+        for number in range(100):
+            clock.ms += 1000
+            places = [("A", 0), *[("A", 1)] * (number % 3 == 0), *[("B", 0)] * (number % 7 == 0)]
+            if number in (37, 99):
+                places.append(("One", 0))
+            for topic, queue_id in places:
+                name = f"{topic}-{queue_id}-{number}"
+                store.append(message(name, topic, f"tag{number % 3}", f"key{number % 5}", name), queue_id)
+            store.commit()
+        store.flusher.flush_now()
+        if retention:
+            await store.checkpoint()
+            store.segments.remove_first()
+            store.segments.remove_first()
+            for queue in store.queues.all():
+                assert store.queues.advance_first(queue, store.segments.start)
+        await self._keep(store, retention=retention)
+        await store.close()
+        return disk
+
+    async def _keep(self, store: Store, *, retention: bool) -> None:
+        for stop in STOPS:
+            if ("retention" in stop) == retention:
+                self.seen[stop] = look_at(store)
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    made = History()
+    trio.run(made.make)
+    return made
+
+
+def flip(data: bytearray, random: Random) -> None:
+    """Flip a bit of an entry's position or size; nothing guards the code of its tags."""
+    used = [at for at in range(0, len(data), ENTRY_BYTES) if any(data[at : at + ENTRY_BYTES])]
+    if used:
+        data[random.choice(used) + random.randrange(12)] ^= 1 << random.randrange(8)
+
+
+def exchange(data: bytearray, random: Random) -> None:
+    """Swap two entries."""
+    used = [at for at in range(0, len(data), ENTRY_BYTES) if any(data[at : at + ENTRY_BYTES])]
+    if len(used) > 1:
+        a, b = random.sample(used, 2)
+        size = ENTRY_BYTES
+        data[a : a + size], data[b : b + size] = data[b : b + size], data[a : a + size]
+
+
+CHANGES = {"flipped": flip, "exchanged": exchange}
+
+
+def spoil(disk: FakeDisk, target: str, damage: str, random: Random) -> None:
+    full = f"/data/{TARGETS[target]}"
+    paths = sorted(path for path in disk.files if path.startswith(full))
+    if target in ONE_FILE:
+        paths = [paths[ONE_FILE[target]]]
+    for path in paths:
+        data = bytearray(disk.files[path].data)
+        if damage == "removed":
+            disk.unlink(path)
+            continue
+        if damage in CHANGES:
+            CHANGES[damage](data, random)
+        else:
+            del data[random.randrange(len(data) + 1) if damage == "truncated" else 0 :]
+            data += bytes(len(disk.files[path].data) if damage == "zeroed" else 0)
+        set_content(disk, path, bytes(data))
+    if damage == "removed" and target not in ONE_FILE:
+        for path in sorted((p for p in disk.directories if f"{p}/".startswith(full)), reverse=True):
+            disk.remove_directory(path)
+
+
+async def check(disk: FakeDisk, seen: Seen, *, keys: bool = True) -> None:
+    store = await open_on(disk)
+    found = look_at(store)
+    assert store.damaged_records == 0
+    assert found.records == seen.records
+    assert found.bounds == seen.bounds
+    check_keys(store, seen, complete=keys)
+    await store.close()
+    store = await open_on(disk)
+    assert look_at(store) == seen
+    assert store.statistics().recovered_records == 0
+    store.crash()
+
+
+@pytest.mark.parametrize("stop", STOPS)
+async def test_a_whole_store_is_taken_over_without_a_rebuild(
+    history: History, stop: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        await check(copy_of(history.stopped[stop]), history.seen[stop])
+    assert "consume queues" not in caplog.text
+
+
+# Entries of the key index have no checksum.
+SPOILED = [(target, damage) for target in TARGETS for damage in DAMAGES if target != "index" or damage not in CHANGES]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(("target", "damage"), SPOILED)
+async def test_damage_to_a_queue_hides_no_record(history: History, target: str, damage: str, stop: str) -> None:
+    disk = copy_of(history.stopped[stop])
+    spoil(disk, target, damage, Random(f"{target}{damage}{stop}"))
+    await check(disk, history.seen[stop])
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("length", [0, 8, 39, 40, 100, 128, 200, 4095])
+async def test_a_checkpoint_that_was_cut_hides_no_record(history: History, length: int, stop: str) -> None:
+    disk = copy_of(history.stopped[stop])
+    set_content(disk, "/data/checkpoint", bytes(disk.files["/data/checkpoint"].data[:length]))
+    await check(disk, history.seen[stop])
