@@ -10,6 +10,7 @@ from typing import TypeVar, final
 
 from martlet.clock import Clock
 from martlet.contracts import Authorizer, Compile, Identity, Stage
+from martlet.delivery.selection import Selection, Selections
 from martlet.delivery.sessions import Sessions
 from martlet.delivery.shared_groups import Shares
 from martlet.delivery.subscriptions import Subscriptions
@@ -59,6 +60,7 @@ class Broker:
         self.turns = Turns()  # in which all long work of this broker waits for its slices
         self.stages: tuple[tuple[str, Stage], ...] = ()
         self.filters: dict[str, Compile] = {}
+        self._selections = Selections(self.filter_compiler)
         self.authorizers: tuple[Authorizer, ...] = ()
         self.capabilities: dict[type, object] = {}
         self.refused = 0
@@ -177,6 +179,21 @@ class Broker:
     def filter_compiler(self, language: str) -> Compile | None:
         """Return what compiles expressions of *language*; None when no plugin provides that."""
         return self.filters.get(language)
+
+    def selection(self, language: str, expression: str, *, exact: bool = True) -> Selection:
+        """Return which records *expression* of filter language *language* selects; compiled ones are kept.
+
+        The language ``TAG`` is always there: ``A || B``, or ``*`` for everything.
+
+        Args:
+          exact: False lets records pass whose tag has the hash of a wanted one; RocketMQ's consumers compare the
+            tags again.
+
+        Raises:
+          Refused: the expression cannot be compiled (Reason.ILLEGAL), or no plugin knows the language
+            (Reason.NOT_SUPPORTED).
+        """
+        return self._selections.get(language, expression, exact)
 
     def allowed(self, identity: Identity, action: str, topic: str) -> bool:
         """Whether *identity* may do *action* (``publish``, ``read`` or ``manage``) on *topic*."""

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.contracts import Buffer
-from martlet.delivery.fanout import EVERYTHING, Batch, Encoding, Encodings, Selection, encode_result, parts
+from martlet.delivery.fanout import Batch, Encoding, Encodings, encode_result, parts
+from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.message import Message
 from martlet.store import Queue, ReadResult, ReadStatus
 from martlet.store.codec import decode_records, encode_record

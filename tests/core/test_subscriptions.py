@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.pushing import Collector, broker_in_memory, publish, subscribe, told
 
-from martlet.delivery.fanout import Selection
+from martlet.delivery.selection import Selection
 from martlet.delivery.subscriptions import from_earliest, from_offset, from_tail
 from martlet.errors import Reason, Refused
 from martlet.settings import DeliveryConfig

@@ -221,8 +221,8 @@ async def test_every_clients_dialect_of_a_heartbeat_is_understood(harness: Harne
     found = group.subscriptions
     assert {topic: s.version for topic, s in found.items()} == {"J": 7, "O": 1_700_000_000_000_000_000, "C": 9}
     for subscription in found.values():
-        assert subscription.filter is not None
-        assert subscription.filter.codes == frozenset((65, 66))
+        assert subscription.selection is not None
+        assert subscription.selection.codes == frozenset((65, 66))
         assert subscription.as_json()["codeSet"] == [65, 66]
     assert set(harness.parts.members.consumers) == {"G"}
 
@@ -501,10 +501,3 @@ async def test_a_refused_heartbeat_leaves_no_group_behind(
     assert harness.parts.members.group("G") is None
     client.close()
     assert not harness.parts.members.consumers
-
-
-async def test_long_filters_are_not_kept(harness: Harness) -> None:
-    filters = harness.parts.filters
-    assert filters.get("TAG", "a || b") is filters.get("TAG", "a || b")
-    long = " || ".join(f"tag{number}" for number in range(200))
-    assert filters.get("TAG", long) is not filters.get("TAG", long)

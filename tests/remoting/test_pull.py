@@ -6,6 +6,7 @@ import trio
 from trio.testing import MockClock
 
 from martlet.contracts import Predicate, RecordView
+from martlet.delivery.selection import EVERYTHING
 from martlet.errors import Reason, Refused, StoreError
 from martlet.message import Message
 from martlet.plugins.loader import guarded_filter
@@ -17,7 +18,6 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers.pull import finish
 from martlet_remoting.long_poll import Pull
 from martlet_remoting.packets import Command
-from martlet_remoting.subscriptions import Filter
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
 
@@ -48,7 +48,7 @@ def pull_that_was_read(client: FakeClient, topic: str, offset: int, result: Read
     """A pull of queue 0 for which a thread has read *result*; it is answered at the next collect."""
     context = client.handler.context
     queue = context.parts.store.queue(topic, 0)
-    pull = Pull(context.pulls, 4711, "G", queue, offset, 32, 1 << 18, Filter())
+    pull = Pull(context.pulls, 4711, "G", queue, offset, 32, 1 << 18, EVERYTHING)
     request = Request(queue, offset, 32, 1 << 18, None, None)
     request.result = result
     context.pulls.reader._found[pull] = request

@@ -155,7 +155,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "The broker",
         "martlet.broker",
-        ("Broker: publish publish_many publish_batch allowed capability filter_compiler when_saved",),
+        ("Broker: publish publish_many publish_batch allowed capability selection filter_compiler when_saved",),
     ),
     Chapter("Long work", "martlet.turns", ("Turns: finish", "Steps", "Pace", "finish_now")),
     Chapter(
@@ -204,7 +204,8 @@ PLUGIN_CHAPTERS: Final = (
             "from_offset",
         ),
     ),
-    Chapter("Encodings and selections", "martlet.delivery.fanout", ("Encoding", "parts", "Selection", "EVERYTHING")),
+    Chapter("Encodings", "martlet.delivery.fanout", ("Encoding", "parts")),
+    Chapter("Selections", "martlet.delivery.selection", ("Selection", "EVERYTHING", "select_tags", "split_tags")),
     Chapter(
         "Shared groups",
         "martlet.delivery.shared_groups",

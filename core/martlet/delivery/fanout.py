@@ -13,11 +13,12 @@ from itertools import accumulate
 from typing import Final, final
 
 from martlet.contracts import Buffer
+from martlet.delivery.selection import Selection
 from martlet.store import Queue, ReadResult
 from martlet.store.codec import decode_record
-from martlet.store.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, WIDE_HOSTS, Predicate, record_views
+from martlet.store.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, WIDE_HOSTS, record_views
 
-__all__ = ["EVERYTHING", "Batch", "Encoding", "Encodings", "Selection", "SharedTail", "encode_result", "parts"]
+__all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "parts"]
 
 # Readers at the tail are at most a few commits apart; who is further behind reads the log.
 BATCHES_A_TAIL: Final = 8
@@ -35,26 +36,6 @@ class Encoding:
 
     name: str
     encode: Callable[[Buffer], list[bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which records a subscriber gets.
-
-    Args:
-      name: identifies the selection: subscribers whose selections have the same name share encoded bytes.
-      codes: hashes of tags (`martlet.store.codec.tags_code`); None for every tag. Different tags can have the same
-        hash, so the predicate has to compare the tags themselves.
-      predicate: gets a view of one record, and returns whether it is wanted. It may run in a thread.
-    """
-
-    name: str = ""
-    codes: frozenset[int] | None = None
-    predicate: Predicate | None = None
-
-
-# Selects every record.
-EVERYTHING: Final = Selection()
 
 
 @final

@@ -17,9 +17,10 @@ from typing import Final, final
 import trio
 
 from martlet.contracts import Peer
-from martlet.delivery.fanout import EVERYTHING, Encoding, Selection, encode_result
+from martlet.delivery.fanout import Encoding, encode_result
 from martlet.delivery.leases import Leases
 from martlet.delivery.redelivery import pause_ms
+from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Delivery, Start, from_tail, is_readable, readable, unwatch, watch
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property

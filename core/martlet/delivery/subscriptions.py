@@ -11,7 +11,8 @@ from collections.abc import Callable, Hashable
 from typing import Final, final
 
 from martlet.contracts import Buffer, Peer
-from martlet.delivery.fanout import EVERYTHING, Batch, Encoding, Encodings, Selection, SharedTail
+from martlet.delivery.fanout import Batch, Encoding, Encodings, SharedTail
+from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.errors import Reason, Refused
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue, QueueReader, Store

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from martlet.clock import Clock
-from martlet.contracts import Compile, Peer, Predicate
-from martlet.delivery.fanout import EVERYTHING, Encoding, Selection
+from martlet.contracts import Peer
+from martlet.delivery.fanout import Encoding
+from martlet.delivery.selection import Selection, select_tags
 from martlet.delivery.sessions import Session, Sessions
 from martlet.delivery.shared_groups import Member, Shares
 from martlet.delivery.subscriptions import (
@@ -24,8 +25,7 @@ from martlet.delivery.subscriptions import (
     from_tail,
 )
 from martlet.errors import Reason, Refused
-from martlet.message import TAGS, Message, Placed
-from martlet.store.codec import tags_code
+from martlet.message import Message, Placed
 from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
 from martlet_line.codec import HELP, encode_error, frames
 from martlet_line.config import LineConfig
@@ -77,7 +77,7 @@ class Rooms:
     shares: Shares
     sessions: Sessions
     publish: Callable[[list[Message]], list[Placed | Refused]]
-    filter_compiler: Callable[[str], Compile | None]
+    selection: Callable[[str, str], Selection]
     choose: Callable[[int], int]
     allowed: Callable[[Peer, str, str], bool]
 
@@ -325,17 +325,10 @@ class LineHandler:
 
     def _selection(self, packet: Subscribe) -> Selection:
         """What the tags and the expression of *packet* select. Raises `Refused`."""
-        predicates = [_has_tag(packet.tags)] if packet.tags else []
-        if packet.language:
-            compiler = self._rooms.filter_compiler(packet.language)
-            if compiler is None:
-                raise Refused(Reason.NOT_SUPPORTED, f"no plugin brings the filter language {packet.language!r}")
-            predicates.append(compiler(packet.expression))
-        if not predicates:
-            return EVERYTHING
-        codes = frozenset(map(tags_code, packet.tags)) if packet.tags else None
-        name = f"tags {','.join(packet.tags)} {packet.language} {packet.expression}"
-        return Selection(name, codes, _all_hold(predicates))
+        tagged = select_tags(packet.tags)
+        if not packet.language:
+            return tagged
+        return tagged.both(self._rooms.selection(packet.language, packet.expression))
 
     def _credit(self, packet: Credit) -> None:
         source = self._feed(packet.id).source
@@ -440,16 +433,6 @@ def _start(packet: Subscribe) -> Start:
     if packet.start == "tail":
         return from_tail
     return from_earliest if packet.start == "earliest" else from_offset(packet.start)
-
-
-def _has_tag(tags: tuple[str, ...]) -> Predicate:
-    """Codes are hashes, so the tags themselves are compared as well."""
-    wanted, name = frozenset(tags), TAGS.encode()
-    return lambda record: record.property(name) in wanted
-
-
-def _all_hold(predicates: list[Predicate]) -> Predicate:
-    return lambda record: all(predicate(record) for predicate in predicates)
 
 
 def _batch_line(number: int, delivery: Delivery) -> bytes:

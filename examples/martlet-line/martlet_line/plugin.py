@@ -53,7 +53,7 @@ def protocol(
         broker.shares,
         broker.sessions,
         broker.publish_many,
-        broker.filter_compiler,
+        broker.selection,
         broker.ids.below,
         lambda peer, action, topic: broker.allowed(peer.identity, action, topic),
     )

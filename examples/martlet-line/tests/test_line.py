@@ -357,7 +357,7 @@ async def test_a_subscription_can_use_any_filter_language_that_a_plugin_brings(t
         assert await talk.bodies(1, number=2) == ["size=9 TAGS=A"]
         await talk.quiet()
         assert await talk.ask("SUB t where SQL92 a > 1") == (
-            "ERR NOT_SUPPORTED no plugin brings the filter language 'SQL92'"
+            "ERR NOT_SUPPORTED filter language 'SQL92' is not installed; enable its plugin, or select by tags"
         )
         assert (await talk.ask("SUB t where PROPERTIES colour")).startswith("ERR ILLEGAL 'colour' is no property")
 

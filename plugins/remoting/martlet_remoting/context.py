@@ -37,7 +37,6 @@ from .other_brokers import OtherBrokers
 from .packets import NO_EXT, Command, Frame
 from .rates import Rates
 from .registrar import Registrar
-from .subscriptions import FilterCache
 
 __all__ = [
     "REASON_CODES",
@@ -124,7 +123,6 @@ class Parts:
         self.started_position = broker.store.readable
         self.switches = {"useServerSideResetOffset": True}  # under RocketMQ's names; can be changed over the wire
         self.addresses: dict[str, str] = {}  # "remoting" and "remoting-vip": what was really bound
-        self.filters = FilterCache(broker)
         self.pull_template = pull_response_template()
         self.send_template = send_response_template(config.region, config.trace)
         # Every answer to a send has these, refusals too.

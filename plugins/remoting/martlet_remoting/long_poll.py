@@ -16,13 +16,13 @@ from heapq import nlargest
 from typing import Final, final
 
 from martlet.contracts import Peer
+from martlet.delivery.selection import Selection
 from martlet.errors import Reason, Refused
 from martlet.net.origins import origin_of
 from martlet.store import Queue, QueueReader, Store
 from martlet.tables.topics import Topics
 
 from .deadlines import Deadlines
-from .subscriptions import Filter
 
 __all__ = ["ParkedPulls", "PendingPulls", "Pull"]
 
@@ -42,7 +42,6 @@ class Pull:
         "asked_offset",
         "bucket",
         "counted",
-        "filter",
         "group",
         "last",
         "max_bytes",
@@ -53,6 +52,7 @@ class Pull:
         "pending",
         "queue",
         "retries",
+        "selection",
         "suspend_until",
         "weight",
     )
@@ -66,7 +66,7 @@ class Pull:
         offset: int,
         max_messages: int,
         max_bytes: int,
-        wanted: Filter,
+        wanted: Selection,
     ) -> None:
         self.bucket = -1
         self.counted = False  # it waits, and is one of those that `ParkedPulls` counts
@@ -78,7 +78,7 @@ class Pull:
         self.offset = offset  # where to read on; beyond the asked one when all between was filtered
         self.max_messages = max_messages
         self.max_bytes = max_bytes
-        self.filter = wanted
+        self.selection = wanted
         self.own_filter = False  # that the pull brought along, else its group's
         self.retries = False  # a group reads its own retries, which have to wait
         self.weight = 1  # how many pulls it counts for, by the memory it takes

@@ -8,6 +8,7 @@ from typing import Final
 
 import orjson
 
+from martlet.delivery.selection import EXPRESSION_CHARS_MAX, TAG, Selection
 from martlet.errors import Reason, Refused
 from martlet.tables.groups import Group
 from martlet.tables.topics import RETRY_PREFIX
@@ -19,7 +20,7 @@ from martlet_remoting.fastjson import LazyList, dumps_in_steps
 from martlet_remoting.members import CLUSTERING, Channel
 from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.permission import may_consume, may_read, may_read_group
-from martlet_remoting.subscriptions import EXPRESSION_CHARS_MAX, TAG, Filter, Subscription
+from martlet_remoting.subscriptions import Subscription, select
 
 __all__ = ["TABLE", "make_retry_topic"]
 
@@ -164,9 +165,9 @@ def _subscription(parts: Parts, data: dict[object, object]) -> Subscription:
     if len(topic) > TOPIC_CHARS_MAX or len(expression) > EXPRESSION_CHARS_MAX or len(kind) > TOPIC_CHARS_MAX:
         text_ = f"subscription of {topic!r:.80} is too long; its topic has at most {TOPIC_CHARS_MAX} characters"
         raise Refused(Reason.PARAMETER, f"{text_}, its expression {EXPRESSION_CHARS_MAX}")
-    made: Filter | None
+    made: Selection | None
     try:
-        made = parts.filters.get(kind, expression)
+        made = select(parts.broker, kind, expression)
     except Refused:
         made = None
     return Subscription(
@@ -210,7 +211,7 @@ def check_client_config(context: Context, command: Command) -> Steps[bytes]:
     if kind == TAG:
         return reply(command)
     try:
-        context.parts.filters.get(kind, text(data, "subString"))
+        select(context.parts.broker, kind, text(data, "subString"))
     except Refused as error:
         if error.reason is Reason.NOT_SUPPORTED:
             raise

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from martlet.delivery.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.store import ReadResult, ReadStatus
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
@@ -21,7 +22,7 @@ from martlet_remoting.members import BROADCASTING
 from martlet_remoting.packets import NO_EXT, Command
 from martlet_remoting.permission import may_consume
 from martlet_remoting.retries import hold_back
-from martlet_remoting.subscriptions import KEPT_CHARS_MAX, TAG, Filter
+from martlet_remoting.subscriptions import select
 
 __all__ = ["TABLE", "collect", "finish", "pull_message"]
 
@@ -54,7 +55,7 @@ def pull_message(context: Context, command: Command) -> Steps[None] | None:
     if command.flag & FLAG_ONEWAY:
         return None
     header = decode_pull_header(command)
-    if len(header.expression) > KEPT_CHARS_MAX and header.sys_flag & PULL_SUBSCRIPTION:
+    if len(header.expression) > CACHED_CHARS_MAX and header.sys_flag & PULL_SUBSCRIPTION:
         return _pull_in_turn(context, command, header)
     _pull(context, command, header)
     return None
@@ -123,7 +124,7 @@ def _readable_topic(context: Context, group: str, name: str, queue_id: int) -> T
     return topic
 
 
-def _wanted(parts: Parts, header: PullHeader) -> Filter:
+def _wanted(parts: Parts, header: PullHeader) -> Selection:
     """The filter of a pull: its own, or what its group said in heartbeats."""
     if header.sys_flag & PULL_SUBSCRIPTION:
         return _own_filter(parts, header)
@@ -144,11 +145,11 @@ def _wanted(parts: Parts, header: PullHeader) -> Filter:
         text = f"the consumer's subscription not latest, held {subscription.version}, asked {header.sub_version}"
         raise Declined(ResponseCode.SUBSCRIPTION_NOT_LATEST, text)
     if subscription.kind == TAG:
-        return subscription.filter or Filter()
-    if subscription.filter is None:
+        return subscription.selection or EVERYTHING
+    if subscription.selection is None:
         # Says code 1 when no plugin knows this kind of expression.
         return _compiled(parts, header, subscription.kind, subscription.expression)
-    return _for_topic(header.topic, subscription.filter)
+    return _for_topic(header.topic, subscription.selection)
 
 
 def _check_allowed(parts: Parts, group: str, topic: str) -> None:
@@ -156,14 +157,14 @@ def _check_allowed(parts: Parts, group: str, topic: str) -> None:
         raise _forbidden(FORBIDDEN_SUBSCRIPTION, f"the consumer group[{group}] is forbidden for topic[{topic}]")
 
 
-def _own_filter(parts: Parts, header: PullHeader) -> Filter:
+def _own_filter(parts: Parts, header: PullHeader) -> Selection:
     kind = header.expression_type or TAG
     return _compiled(parts, header, kind, header.expression)
 
 
-def _compiled(parts: Parts, header: PullHeader, kind: str, expression: str) -> Filter:
+def _compiled(parts: Parts, header: PullHeader, kind: str, expression: str) -> Selection:
     try:
-        return _for_topic(header.topic, parts.filters.get(kind, expression))
+        return _for_topic(header.topic, select(parts.broker, kind, expression))
     except Refused as error:
         if error.reason is Reason.NOT_SUPPORTED:
             raise
@@ -171,10 +172,10 @@ def _compiled(parts: Parts, header: PullHeader, kind: str, expression: str) -> F
         raise Declined(ResponseCode.SUBSCRIPTION_PARSE_FAILED, text) from error
 
 
-def _for_topic(topic: str, wanted: Filter) -> Filter:
+def _for_topic(topic: str, wanted: Selection) -> Selection:
     """Retries passed the expression when they were first delivered (RocketMQ filterSupportRetry, off by default)."""
     if wanted.predicate is not None and topic.startswith(RETRY_PREFIX):
-        return Filter()
+        return EVERYTHING
     return wanted
 
 
@@ -251,7 +252,7 @@ def _run(context: Context, pull: Pull) -> int:
     if reset >= 0:
         parts.groups.take_reset(pull.group, queue.topic, queue.queue_id)
         return _answer_reset(context, pull, reset)
-    wanted, pending = pull.filter, context.pulls
+    wanted, pending = pull.selection, context.pulls
     result = pending.reader.read(
         context.peer.start,
         pull,

@@ -239,7 +239,7 @@ def _no_queue(context: Context, command: Command, topic: str, queue_id: int) -> 
 
 def _wants(held: Subscription, code: int) -> bool:
     """Whether a queue's entry with the tags' *code* may be for *held*."""
-    return held.filter is not None and (held.filter.codes is None or code in held.filter.codes)
+    return held.selection is not None and (held.selection.codes is None or code in held.selection.codes)
 
 
 TABLE: Final[dict[int, Handle]] = {

@@ -1,0 +1,131 @@
+"""Selection: which records a consumer gets, compiled from an expression of a filter language.
+
+Every protocol gets its selections from `Broker.selection`, so tags and the languages of plugins mean the same
+everywhere. Compiled selections are kept, since many consumers, and every RocketMQ pull, bring the same expression.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from martlet.contracts import Compile, Predicate
+from martlet.errors import Reason, Refused
+from martlet.message import TAGS
+from martlet.store.codec import tags_code
+
+__all__ = [
+    "CACHED_CHARS_MAX",
+    "EVERYTHING",
+    "EXPRESSION_CHARS_MAX",
+    "TAG",
+    "Selection",
+    "Selections",
+    "select_tags",
+    "split_tags",
+]
+
+TAG: Final = "TAG"
+EXPRESSION_CHARS_MAX: Final = 16_384
+# A longer expression is compiled each time: a thousand of the longest would take most of a GiB.
+CACHED_CHARS_MAX: Final = 512
+CACHED_MAX: Final = 1024
+TAGS_NAME: Final = TAGS.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which records a subscriber gets.
+
+    Args:
+      name: identifies the selection: subscribers whose selections have the same name share encoded bytes.
+      codes: hashes of tags (`martlet.store.codec.tags_code`); None for every tag. Different tags can have the same
+        hash, so an exact selection has a predicate as well.
+      predicate: gets a view of one record, and returns whether it is wanted. It may run in a thread.
+    """
+
+    name: str = ""
+    codes: frozenset[int] | None = None
+    predicate: Predicate | None = None
+
+    def both(self, other: "Selection") -> "Selection":
+        """Return the selection of the records that this one and *other* want."""
+        if self is EVERYTHING or other is EVERYTHING:
+            return other if self is EVERYTHING else self
+        codes = self.codes
+        if codes is None or other.codes is None:
+            codes = other.codes if codes is None else codes
+        else:
+            codes &= other.codes
+        return Selection(f"{self.name} and {other.name}", codes, _both(self.predicate, other.predicate))
+
+
+# Selects every record.
+EVERYTHING: Final = Selection()
+
+
+def _both(first: Predicate | None, second: Predicate | None) -> Predicate | None:
+    if first is None or second is None:
+        return second if first is None else first
+    one, two = first, second
+    return lambda record: one(record) and two(record)
+
+
+def split_tags(expression: str) -> tuple[str, ...]:
+    """Return the tags of ``A || B``; none for ``*`` and the empty expression, which mean all (RocketMQ FilterAPI)."""
+    if not expression or expression == "*":
+        return ()
+    return tuple(dict.fromkeys(tag for part in expression.split("||") if (tag := part.strip())))
+
+
+def select_tags(tags: Sequence[str], *, exact: bool = True) -> Selection:
+    """Return the selection of records with one of *tags*; every record if there are none.
+
+    Args:
+      exact: compares the tags themselves. Without it only their hashes are compared, which RocketMQ's consumers
+        expect: they compare the tags again.
+    """
+    if not tags:
+        return EVERYTHING
+    wanted = frozenset(tags)
+    predicate: Predicate | None = (lambda record: record.property(TAGS_NAME) in wanted) if exact else None
+    return Selection(
+        f"{TAG if exact else 'hash'} {' || '.join(sorted(wanted))}", frozenset(map(tags_code, wanted)), predicate
+    )
+
+
+@final
+class Selections:
+    """Compiles selections, and keeps those compiled lately."""
+
+    __slots__ = ("_cached", "_compiler_of")
+
+    def __init__(self, compiler_of: Callable[[str], Compile | None]) -> None:
+        self._compiler_of = compiler_of
+        self._cached: dict[tuple[str, str, bool], Selection] = {}
+
+    def get(self, language: str, expression: str, exact: bool) -> Selection:
+        key = (language, expression, exact)
+        found = self._cached.get(key)
+        if found is None:
+            found = self._compile(language, expression, exact)
+            if len(expression) <= CACHED_CHARS_MAX:
+                if len(self._cached) >= CACHED_MAX:
+                    self._cached.clear()
+                self._cached[key] = found
+        return found
+
+    def _compile(self, language: str, expression: str, exact: bool) -> Selection:
+        if len(expression) > EXPRESSION_CHARS_MAX:
+            text = f"expression of {len(expression)} characters is too long; at most {EXPRESSION_CHARS_MAX}"
+            raise Refused(Reason.ILLEGAL, text)
+        if language == TAG:
+            tags = split_tags(expression)
+            if not tags and expression not in ("", "*"):
+                text = f"expression {expression!r:.80} holds no tag; write 'A || B', or '*' for all"
+                raise Refused(Reason.ILLEGAL, text)
+            return select_tags(tags, exact=exact)
+        compile_expression = self._compiler_of(language)
+        if compile_expression is None:
+            text = f"filter language {language!r:.80} is not installed; enable its plugin, or select by tags"
+            raise Refused(Reason.NOT_SUPPORTED, text)
+        return Selection(f"{language} {expression}", None, compile_expression(expression))
