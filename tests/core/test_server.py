@@ -40,7 +40,7 @@ async def test_answers_of_one_read_leave_in_one_send(autojump_clock: MockClock) 
 
         next(iter(world.server._peers)).transport = Counting()  # type: ignore[assignment]
         commits = world.store.commits
-        await caller.send(b"".join(b"echo %d\n" % i for i in range(50)))
+        await caller.send(b"".join(b"hold 0 %d\n" % i for i in range(50)))
         assert [await caller.receive_line() for _ in range(50)] == [b"%d" % i for i in range(50)]
         assert sends == [100], "fifty answers of two pieces each are one send"
         assert world.store.commits == commits + 1, "and what they appended is one commit"

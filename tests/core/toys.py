@@ -26,7 +26,12 @@ class ToyStore:
         self.written = 0
         self.commits = 0
         self._error = ""
+        self.on_commit_wanted: Callable[[], None] | None = None
         self.on_flushed: list[Callable[[], None]] = []
+
+    def append(self) -> None:
+        if self.on_commit_wanted is not None:
+            self.on_commit_wanted()
 
     def commit(self) -> None:
         self.commits += 1
@@ -106,6 +111,7 @@ class Toy:
 
     def do_hold(self, rest: str) -> None:
         position, _, text = rest.partition(" ")
+        self.world.store.append()
         self.peer.hold_until(int(position))
         self.do_echo(text)
 

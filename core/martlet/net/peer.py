@@ -407,7 +407,6 @@ class ServerPeer:
             self._scopes.discard(scope)
             if not self._scopes:
                 self._note_progress()
-        self._pending.due.set()
 
     async def _close_when_idle(self) -> None:
         await self.wait_farewell()

@@ -19,16 +19,23 @@ class Pending(Generic[T]):
     that comes up at any other time, in a task of a plugin for example, sets `due`.
     """
 
-    __slots__ = ("bytes_out", "due", "held", "in_round", "touched", "unsent_bytes", "woken")
+    __slots__ = ("bytes_out", "commit_wanted", "due", "held", "in_round", "touched", "unsent_bytes", "woken")
 
     def __init__(self) -> None:
         self.in_round = False
+        self.commit_wanted = False  # something was appended
         self.due = trio.Event()
         self.touched: list[T] = []  # something was sent to them, or they were told to hold
         self.woken: deque[T] = deque()  # they asked for a call of `Handler.collect`
         self.held: dict[T, None] = {}  # something of theirs waits until the log is flushed
         self.unsent_bytes = 0
         self.bytes_out = 0
+
+    def want_commit(self) -> None:
+        """Have the store commit at the end of this round."""
+        self.commit_wanted = True
+        if not self.in_round:
+            self.due.set()
 
     def touch(self, peer: T) -> None:
         """Have the output of *peer* queued at the end of this round."""

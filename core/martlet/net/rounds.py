@@ -32,6 +32,7 @@ class Log(TypingProtocol):
     """What the server asks of the store."""
 
     on_flushed: list[Callable[[], None]]
+    on_commit_wanted: Callable[[], None] | None
 
     @property
     def readable(self) -> int:
@@ -58,6 +59,7 @@ class Rounds:
         self._pending = pending
         if store is not None:
             store.on_flushed.append(self._flushed)
+            store.on_commit_wanted = pending.want_commit
 
     @property
     def readable(self) -> int:
@@ -79,12 +81,14 @@ class Rounds:
                 self._collect_woken()
         finally:
             pending.in_round = False
-        if pending.woken or pending.touched:
+        if pending.woken or pending.touched or pending.commit_wanted:
             pending.due.set()
 
     def _commit(self) -> None:
-        if self._store is None:
+        """Commit what was appended since the last commit; costs nothing when that is nothing."""
+        if self._store is None or not self._pending.commit_wanted:
             return
+        self._pending.commit_wanted = False
         try:
             self._store.commit()
         except MartletError as error:

@@ -129,6 +129,7 @@ class Store:
         "flusher",
         "keys",
         "last_store_ms",
+        "on_commit_wanted",
         "on_flushed",
         "queues",
         "readable",
@@ -164,6 +165,8 @@ class Store:
         self.checkpointer = Checkpointer(self)
         self.store_host = NO_HOST
         self.on_flushed: list[Callable[[], None]] = []
+        # Called at the first append after a commit, so that whoever commits knows that there is something.
+        self.on_commit_wanted: Callable[[], None] | None = None
         self.readable = 0
         # Why appends are refused just now; empty when they are not.
         self.refusal = ""
@@ -492,7 +495,7 @@ class Store:
             position = tail.position
         now = self._now_ms
         if not now:
-            now = self._now_ms = self._clock.now_ms()
+            now = self._begin_commit()
         kind = message.sys_flag & TRANSACTION_MASK
         indexed = kind != PREPARED and kind != ROLLBACK
         offset = queue.next_offset if indexed else 0
@@ -563,7 +566,7 @@ class Store:
         data, base, host = tail.data, tail.chunk_base, self.store_host
         now = self._now_ms
         if not now:
-            now = self._now_ms = self._clock.now_ms()
+            now = self._begin_commit()
         position, offset = tail.position, queue.next_offset
         placed: list[Placed] = []
         entries: list[bytes] = []
@@ -663,6 +666,17 @@ class Store:
         self.flusher.created()
 
     # ---- committing
+
+    def _begin_commit(self) -> int:
+        """Return the time that all records of the next commit get; called with the first of them."""
+        self._now_ms = now = self._clock.now_ms()
+        self.commit_soon()
+        return now
+
+    def commit_soon(self) -> None:
+        """Have the server commit at the end of this round of the event loop; appends call this themselves."""
+        if self.on_commit_wanted is not None:
+            self.on_commit_wanted()
 
     def commit(self) -> None:
         """Hand everything appended since the last commit to the operating system, in one write.

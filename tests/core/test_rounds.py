@@ -1,0 +1,140 @@
+"""Whatever is published outside of a socket read is committed at once: one commit for all of it, and one wake pass."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from martlet.broker import Broker
+from martlet.contracts import Connection, Handler, Peer, Protocol
+from martlet.message import Message
+from martlet.store import StoreConfig
+from martlet.testing.peers import MemoryPeer, Serving, serving
+
+from .toys import Lines, toy_server
+
+
+class Publisher:
+    """Publishes each line it hears at a time that the line names."""
+
+    def __init__(self, broker: Broker, peer: Peer, nursery: trio.Nursery) -> None:
+        self.broker = broker
+        self.peer = peer
+        self.nursery = nursery
+
+    def publish(self, text: str) -> None:
+        self.broker.publish(Message("T", text.encode()))
+
+    async def later(self, text: str) -> None:
+        await trio.lowlevel.checkpoint()
+        self.publish(text)
+
+    def handle(self, event: str) -> Awaitable[None] | None:
+        match event:
+            case "in work":
+                self.peer.start(self.later, event)
+            case "in a service":
+                self.nursery.start_soon(self.later, event)
+            case "in the rest of a request":
+                return self.later(event)
+            case "at once":
+                self.publish(event)
+        return None
+
+    def collect(self, budget_bytes: int) -> None:
+        self.publish("in collect")
+
+    def closed(self, reason: str) -> None:
+        self.publish("in closed")
+
+
+async def disconnect(running: Serving, peer: MemoryPeer, connection: Publisher) -> None:
+    peer.close()
+
+
+async def wake(running: Serving, peer: MemoryPeer, connection: Publisher) -> None:
+    connection.peer.wake()
+
+
+def say(line: str) -> Callable[[Serving, MemoryPeer, Publisher], Awaitable[None]]:
+    async def said(running: Serving, peer: MemoryPeer, connection: Publisher) -> None:
+        await peer.send(line.encode() + b"\n")
+
+    return said
+
+
+WHERE = {
+    "in closed": disconnect,
+    "in collect": wake,
+    "in work": say("in work"),
+    "in a service": say("in a service"),
+    "in the rest of a request": say("in the rest of a request"),
+    "at once": say("at once"),
+}
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("where", WHERE)
+async def test_a_message_becomes_readable_wherever_it_is_published(
+    where: str, flush: Literal["sync", "async"], tmp_path: Path
+) -> None:
+    handlers: list[Publisher] = []
+    arrived = trio.Event()
+
+    def connect(now: float) -> Connection:
+        return Lines()
+
+    async with serving(tmp_path, store=StoreConfig(flush=flush, segment_bytes=1 << 20)) as running:
+        broker = running.broker
+
+        def handle(peer: Peer, connection: Connection) -> Handler:
+            handlers.append(Publisher(broker, peer, running.nursery))
+            return handlers[-1]
+
+        broker.topics.ensure("T", 1)
+        queue = broker.store.queue("T", 0)
+        queue.watchers = [lambda queue: arrived.set()]
+        peer = running.connect(Protocol("lines", "", connect, handle))
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(20):
+            await WHERE[where](running, peer, handlers[0])
+            await arrived.wait()
+            while not broker.store.end_offset(queue):
+                await trio.lowlevel.checkpoint()
+        [record] = broker.store.read(queue, 0, 10, 1 << 20).pieces
+        assert where.encode() in bytes(record)
+
+
+async def test_appends_of_one_turn_are_one_commit(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(100):
+            world.store.append()
+        assert world.store.commits == 0
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.store.commits == 1
+
+
+async def test_a_round_that_appends_nothing_commits_nothing(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        caller, _ = world.dial()
+        await caller.send(b"echo a\n")
+        assert await caller.receive_line() == b"a"
+        assert world.store.commits == 0
+
+
+async def test_a_commit_that_fails_outside_of_a_read_is_logged(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with toy_server() as world:
+        caller, _ = world.dial()
+        world.store.fail_commit("the disk is full")
+        world.store.append()
+        await trio.testing.wait_all_tasks_blocked()
+        assert "were not stored; the disk is full" in caplog.text
+        await caller.send(b"echo unharmed\n")
+        assert await caller.receive_line() == b"unharmed"
