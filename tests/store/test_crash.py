@@ -1,4 +1,4 @@
-"""The power is cut at every call that changes the disk; nothing acknowledged is lost, nothing invented.
+"""The power is cut at every call that changes the disk; no promise is broken, nothing invented, no group halved.
 
 ``MARTLET_CRASH_STEPS`` makes the workload longer (default 60 steps); ``MARTLET_CRASH_SEEDS`` runs more of them.
 """
@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from martlet.message import Message, Placed
 from martlet.store import Store
 from martlet.store.codec import decode_records
 from martlet.testing.disk import Cut, FakeDisk
@@ -34,6 +35,8 @@ class Ledger:
         self.pending: list[tuple[Place, bytes, int]] = []
         self.seen: dict[Place, tuple[bytes, int]] = {}
         self.deleting: set[str] = set()
+        # Batches and atomic groups: place and body of each member.
+        self.groups: list[list[tuple[Place, bytes]]] = []
 
     def promised(self) -> Promised:
         """What must be there if the power is cut now: body and log position."""
@@ -48,6 +51,9 @@ class Ledger:
                 assert found.get(place) == body, f"{place} was acknowledged or seen and is gone"
         for place, body in found.items():
             assert body in self.sent[place], f"{place} holds {body!r}, which was never sent there"
+        for group in self.groups:
+            members = [found.get(place) == body for place, body in group if place[0] not in self.deleting]
+            assert all(members) or not any(members), f"of the group {group} only a part is there: {members}"
 
 
 def contents(store: Store) -> dict[Place, bytes]:
@@ -82,18 +88,47 @@ class Workload:
             return
         count = self.random.choice((1, 1, 1, 5))
         messages = [
-            message(self.random.randbytes(self.random.randrange(200)), topic, "t", "k1 k2", f"U{self.random.random()}")
+            message(
+                self.random.randbytes(8 + self.random.randrange(192)), topic, "t", "k1 k2", f"U{self.random.random()}"
+            )
             for _ in range(count)
         ]
         offset = self.store.queue(topic, queue_id).next_offset
         for index, one in enumerate(messages):
             self.ledger.sent[topic, queue_id, offset + index].add(one.body)
-        placed = self.store.append_batch(messages, queue_id)
+        self.note(messages, self.store.append_batch(messages, queue_id))
+
+    def send_group(self) -> None:
+        """Send messages of several topics that belong together, at times larger than a chunk."""
+        topics = [topic for topic in "ABC" if topic not in self.ledger.deleting]
+        messages = [
+            message(self.random.randbytes(self.random.choice((9, 30, 300))), self.random.choice(topics), keys="k1")
+            for _ in range(self.random.choice((2, 3, 4)))
+        ]
+        queue_ids = [self.random.randrange(2) for _ in messages]
+        following = {
+            (one.topic, queue_id): self.store.queue(one.topic, queue_id).next_offset
+            for one, queue_id in zip(messages, queue_ids, strict=True)
+        }
+        for one, queue_id in zip(messages, queue_ids, strict=True):
+            offset = following[one.topic, queue_id]
+            following[one.topic, queue_id] = offset + 1
+            self.ledger.sent[one.topic, queue_id, offset].add(one.body)
+        self.note(messages, self.store.append_group(messages, queue_ids))
+
+    def note(self, messages: list[Message], placed: list[Placed]) -> None:
+        group: list[tuple[Place, bytes]] = []
         for one, at in zip(messages, placed, strict=True):
-            self.ledger.pending.append(((topic, queue_id, at.queue_offset), one.body, at.position))
+            place = (one.topic, at.queue_id, at.queue_offset)
+            self.ledger.pending.append((place, one.body, at.position))
+            group.append((place, one.body))
+        self.ledger.groups.append(group)
 
     async def send_now(self) -> None:
         self.send()
+
+    async def send_group_now(self) -> None:
+        self.send_group()
 
     async def flush(self) -> None:
         self.store.commit()
@@ -118,8 +153,10 @@ class Workload:
     async def step(self, number: int) -> None:
         roll = self.random.random()
         self.clock.ms += 10
-        if roll < 0.5:
+        if roll < 0.3:
             self.send()
+        elif roll < 0.5:
+            self.send_group()
         elif roll < 0.65:
             self.store.commit()
             self.consume()
@@ -205,10 +242,13 @@ async def check_second_cut(
     later = Ledger()
     later.sent.update({place: set(sent) for place, sent in ledger.sent.items()})
     later.deleting = ledger.deleting
+    later.groups = list(ledger.groups)
     later.acknowledged = dict(promised)
     work = Workload(store, later, chance, clock)
     work.consume()
-    for step in chance.choices((work.send_now, work.flush, work.store.checkpoint), k=chance.randrange(6)):
+    for step in chance.choices(
+        (work.send_now, work.send_group_now, work.flush, work.store.checkpoint), k=chance.randrange(6)
+    ):
         await step()
     disk = found.after_power_cut(chance.choice(list(Cut)), chance)
     store.crash()

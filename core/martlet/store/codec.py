@@ -27,6 +27,7 @@ from martlet.store.layout import (
     SHORT,
     START,
     START_BYTES,
+    STORE_BITS,
     STORE_V6,
     TOPIC_V1_BYTES_MAX,
     Buffer,
@@ -120,7 +121,7 @@ def encode_record(
     topic = message.topic.encode()
     body = message.body
     wide = len(topic) > TOPIC_V1_BYTES_MAX
-    flags = message.sys_flag & ~(BORN_V6 | STORE_V6)
+    flags = message.sys_flag & ~STORE_BITS
     flags |= BORN_V6 if len(message.born_host) == 20 else 0
     flags |= STORE_V6 if len(store_host) == 20 else 0
     return b"".join(
@@ -174,7 +175,7 @@ def encode_into(
         message.flag,
         queue_offset,
         position,
-        message.sys_flag & ~(BORN_V6 | STORE_V6),
+        message.sys_flag & ~STORE_BITS,
         message.born_ms,
         message.born_host,
         store_ms,

@@ -35,6 +35,19 @@ class StoreConfig:
     message_bytes_max: int = setting(
         4 * MIB, "maxMessageSize: a larger body is refused", unit="bytes", low=1, high=512 * MIB
     )
+    group_messages_max: int = setting(
+        1000,
+        "messages and notes of an atomic group; its append keeps the event loop all the time",
+        unit="messages",
+        low=2,
+    )
+    group_bytes_max: int = setting(
+        8 * MIB,
+        "records of an atomic group together; they also have to fit into a segment",
+        unit="bytes",
+        low=1024,
+        high=1024 * MIB,
+    )
     queue_file_entries: int = setting(
         QUEUE_FILE_ENTRIES, "entries in a consume-queue file; RocketMQ opens no other number", unit="entries", low=1
     )

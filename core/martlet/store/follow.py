@@ -2,9 +2,10 @@
 
 from typing import final
 
+from martlet.store.atomic import valid_after
 from martlet.store.key_index import KeyIndex
 from martlet.store.queues import Queue, Queues
-from martlet.store.scan import Scan, valid_after
+from martlet.store.scan import Scan
 from martlet.store.segments import Segments
 
 __all__ = ["Follower"]

@@ -10,7 +10,8 @@ from typing import Final
 
 from martlet.errors import CorruptRecord, StoreError
 from martlet.message import Record
-from martlet.store.checkpoint import read_checkpoint, stopped_in_order
+from martlet.store.atomic import FIRST, LAST, MARK_AT, NOWHERE, may_begin_at, valid_after
+from martlet.store.checkpoint import Checkpoint, read_checkpoint, stopped_in_order
 from martlet.store.codec import decode_record
 from martlet.store.files import Disk, Files
 from martlet.store.layout import (
@@ -23,7 +24,6 @@ from martlet.store.layout import (
     ROLLBACK,
     TRANSACTION_MASK,
 )
-from martlet.store.scan import valid_after
 from martlet.store.segments import Segment, Segments
 
 __all__ = ["Damage", "Inspection", "QueueContent", "SegmentContent", "Walk", "inspect", "record_at"]
@@ -114,15 +114,27 @@ def inspect(directory: str, disk: Disk, *, report: Report | None = None) -> Insp
     try:
         segments = Segments(files, f"{directory}/commitlog", 0)
         segments.load()
-        walk = Walk(segments, bodies=False)
+        names = disk.names(directory)
         checkpoint = read_checkpoint(files, f"{directory}/checkpoint")
-        walk.found.stopped_in_order = stopped_in_order(checkpoint, abort="abort" in disk.names(directory))
+        clean = stopped_in_order(checkpoint, abort="abort" in names)
+        journal = any(name.startswith("queues.") for name in names)
+        walk = Walk(segments, bodies=False, groups_from=_judged_from(checkpoint, clean=clean, journal=journal))
+        walk.found.stopped_in_order = clean
         walk.run(report)
         return walk.found
     finally:
         files.close()
         if lock >= 0:
             disk.close(lock)
+
+
+def _judged_from(checkpoint: Checkpoint | None, *, clean: bool, journal: bool) -> int:
+    """From where on the next start takes groups of records whole or not at all (`Recovery`)."""
+    if clean:
+        return NOWHERE
+    if checkpoint is None:
+        return 0
+    return NOWHERE if checkpoint.shared or not (checkpoint.known or journal) else max(checkpoint.position, 0)
 
 
 def require_log(directory: str, disk: Disk) -> None:
@@ -162,10 +174,16 @@ def _lock(directory: str, disk: Disk) -> int:
 
 
 class Walk:
-    """One walk over the log, and what it has found so far; *take* is given every intact record."""
+    """One walk over the log, and what it has found so far; *take* is given every intact record.
 
-    def __init__(self, segments: Segments, *, bodies: bool, take: Take | None = None) -> None:
+    From *groups_from* on a group that is not whole counts as no record.
+    """
+
+    def __init__(
+        self, segments: Segments, *, bodies: bool, take: Take | None = None, groups_from: int = NOWHERE
+    ) -> None:
         self.found = Inspection()
+        self._groups_from = groups_from
         self._bodies = bodies
         self._segments = segments
         self._take_record = take
@@ -193,10 +211,11 @@ class Walk:
             if magic == BLANK_MAGIC and size == room:
                 return segment.end
             if magic in MAGICS and RECORD_BYTES_MIN <= size <= room:
-                return self._records(content, position, self._segments.read(position, max(size, BLOCK_BYTES)))
+                data = self._segments.read(position, max(size, BLOCK_BYTES))
+                return self._records(segment, content, position, data)
         return self._skip(position, "no record begins here")
 
-    def _records(self, content: SegmentContent, position: int, data: bytes) -> int:
+    def _records(self, segment: Segment, content: SegmentContent, position: int, data: bytes) -> int:
         at = 0
         while len(data) - at >= FILLER_BYTES:
             size, magic = FILLER.unpack_from(data, at)
@@ -206,13 +225,16 @@ class Walk:
                 record = decode_record(data, at, position + at, check_body=self._bodies)
             except CorruptRecord as error:
                 return self._skip(position + at, str(error))
+            judged = data[at + MARK_AT] & LAST == FIRST and position + at >= self._groups_from
+            if judged and not may_begin_at(self._segments, segment, position + at):
+                return self._skip(position + at, "a group of records is not whole")
             self._take(content, record)
             at += size
         return position + at if at else self._skip(position, "a record is cut short")
 
     def _skip(self, position: int, text: str) -> int:
         """What is at *position* is no record: return where the next one is, or behind the log."""
-        following = valid_after(self._segments, position)
+        following = valid_after(self._segments, position, self._groups_from)
         if following < 0:
             return self._segments.end
         self.found.damage.append(Damage(position, following, text))

@@ -45,6 +45,7 @@ __all__ = [
     "FILLER",
     "FILLER_BYTES",
     "FRONT_BYTES",
+    "GROUP_MASK",
     "HEAD",
     "HEAD_BYTES",
     "IDENTITY",
@@ -62,7 +63,9 @@ __all__ = [
     "SHORT",
     "START",
     "START_BYTES",
+    "STORE_BITS",
     "STORE_V6",
+    "SYS_FLAG_AT",
     "TOPIC_V1_BYTES_MAX",
     "TRANSACTION_MASK",
     "WIDE_HOSTS",
@@ -88,6 +91,8 @@ BORN_V6: Final = 0x10
 STORE_V6: Final = 0x20
 WIDE_HOSTS: Final = BORN_V6 | STORE_V6
 TRANSACTION_MASK: Final = 0xC
+GROUP_MASK: Final = 0x60000000  # a record's place in an atomic group (atomic.py)
+STORE_BITS: Final = WIDE_HOSTS | GROUP_MASK  # that no client sets
 PREPARED: Final = 0x4
 ROLLBACK: Final = 0xC
 

@@ -18,6 +18,7 @@ import trio
 from martlet.clock import Clock
 from martlet.errors import NotReady, Reason, Refused, StoreFailed, StoreLocked
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
+from martlet.store.atomic import MARK_AT, group_marks
 from martlet.store.checkpoint import read_checkpoint, stopped_in_order
 from martlet.store.checkpointer import Checkpointer
 from martlet.store.codec import (
@@ -527,7 +528,7 @@ class Store:
         return Placed(queue_id, offset, position, end, now)
 
     def append_batch(self, messages: Sequence[Message], queue_id: int) -> list[Placed]:
-        """Append *messages*, all of one topic, with consecutive offsets and in one segment; all or none.
+        """Append *messages*, all of one topic, with consecutive offsets; all or none, as `append_group`.
 
         Raises:
           Refused: as `append`; none was stored.
@@ -557,8 +558,91 @@ class Store:
         if tail.position + total + 24 + FILLER_BYTES > tail.segment.end:
             self._roll_for(total + 24, f"a batch of {len(messages)} messages")
         if not usual or tail.position + total > tail.chunk_end:
-            return [self.append(message, queue_id) for message in messages]
+            return self._append_together(messages, [queue] * len(messages), total)
         return self._append_usual(messages, queue)
+
+    def append_group(self, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
+        """Append *messages* of any topics, each to the queue of its topic with the id at its place; all or none.
+
+        They lie side by side in one segment. After a crash all are there or none is.
+
+        Raises:
+          Refused: as `append`, or the group has too many messages or bytes; none was stored.
+        """
+        if not messages:
+            return []
+        queues = [
+            self.queues.find(message.topic, queue_id) or self._new_queue(message.topic, queue_id)
+            for message, queue_id in zip(messages, queue_ids, strict=True)
+        ]
+        for message in messages:
+            if self._seals or has_seal(message.properties, len(message.properties)):
+                self._fit_seal(message)
+        self._refuse_any(messages)
+        host = self.store_host
+        total = sum(record_size(each, queue.topic_bytes, host) for each, queue in zip(messages, queues, strict=True))
+        self._check_group(len(messages), total)
+        if self.tail.position + total + FILLER_BYTES > self.tail.segment.end:
+            self._roll_for(total, f"a group of {len(messages)} messages")
+        return self._append_together(messages, queues, total)
+
+    def _check_group(self, count: int, size: int) -> None:
+        config = self.config
+        if count > config.group_messages_max:
+            limit = f"the most is {config.group_messages_max} (store.group_messages_max)"
+            raise Refused(Reason.ILLEGAL, f"the group has {count} messages; {limit}")
+        if size > config.group_bytes_max:
+            limit = f"the most is {config.group_bytes_max} (store.group_bytes_max)"
+            raise Refused(Reason.ILLEGAL, f"the group has {size} bytes; {limit}")
+
+    def _append_together(self, messages: Sequence[Message], queues: Sequence[Queue], total: int) -> list[Placed]:
+        """Append *messages* as an atomic group of *total* bytes, for which the segment has room.
+
+        Nothing but memory beyond the log's end changes before all of them are encoded.
+        """
+        tail, host = self.tail, self.store_host
+        start = position = tail.position
+        in_chunk = start + total <= tail.chunk_end
+        data, base = (tail.data, tail.chunk_base) if in_chunk else (bytearray(total), start)
+        now = self._now_ms
+        if not now:
+            now = self._now_ms = self._clock.now_ms()
+        offsets: dict[Queue, int] = {}
+        placed: list[Placed] = []
+        for message, queue, mark in zip(messages, queues, group_marks(len(messages)), strict=True):
+            kind = message.sys_flag & TRANSACTION_MASK
+            offset = 0
+            if kind != PREPARED and kind != ROLLBACK:
+                offset = offsets.get(queue, queue.next_offset)
+                offsets[queue] = offset + 1
+            record = encode_record(message, queue.queue_id, offset, position, now, host)
+            at, end = position - base, position + len(record)
+            data[at : at + len(record)] = record
+            data[at + MARK_AT] |= mark
+            if self._seals:
+                seal(data, at, end - base)
+            placed.append(Placed(queue.queue_id, offset, position, end, now))
+            position = end
+        if len(messages) > 1:
+            tail.begin_group()
+        if in_chunk:
+            tail.position = position
+        else:
+            tail.put(data)
+        for message, queue, at_place in zip(messages, queues, placed, strict=True):
+            self._put_entry(message, queue, at_place)
+        return placed
+
+    def _put_entry(self, message: Message, queue: Queue, placed: Placed) -> None:
+        """Put the record of *message* into its queue, and among what is to be committed."""
+        properties, kind = message.properties, message.sys_flag & TRANSACTION_MASK
+        if kind != PREPARED and kind != ROLLBACK:
+            code = self._codes.due(properties, placed.store_ms) if queue.timed else self._codes.of(properties)
+            self.queues.touch(queue)
+            queue.add(placed.position, placed.end - placed.position, code)
+        # Keys of rollback records are not indexed.
+        keyed = properties if kind != ROLLBACK else b""
+        self._pending.append((queue, placed.position, placed.end, placed.store_ms, keyed))
 
     def _append_usual(self, messages: Sequence[Message], queue: Queue) -> list[Placed]:
         """Append *messages*, which have IPv4 hosts, are no transactions, and fit into the chunk."""
@@ -573,10 +657,11 @@ class Store:
         pending: list[tuple[Queue, int, int, int, bytes]] = []
         code_of = self._codes.of
         sealed = self._seals
-        for message in messages:
+        for message, mark in zip(messages, group_marks(len(messages)), strict=True):
             properties = message.properties
             size = overhead + len(message.body) + len(properties)
             encode_into(data, position - base, size, message, topic_part, queue_id, offset, position, now, host)
+            data[position - base + MARK_AT] |= mark
             if sealed:
                 seal(data, position - base, position - base + size)
             entries.append(ENTRY.pack(position, size, code_of(properties)))
@@ -585,6 +670,8 @@ class Store:
             placed.append(Placed(queue_id, offset, position, end, now))
             position = end
             offset += 1
+        if len(messages) > 1:
+            tail.begin_group()
         tail.position = queue.last_end = position
         queue.tail += b"".join(entries)
         queue.next_offset = offset

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import final
 
 from martlet.store.codec import encode_filler
-from martlet.store.layout import FILLER_BYTES
+from martlet.store.layout import FILLER_BYTES, MAGIC_AT
 from martlet.store.segments import Segment, Segments
 
 __all__ = ["Chunk", "Chunks", "LogWriter"]
@@ -140,7 +140,18 @@ class Chunks:
 class LogWriter:
     """The end of the log: appends fill it at ``position``, and `write_out` hands them to the operating system."""
 
-    __slots__ = ("chunk", "chunk_base", "chunk_end", "chunks", "data", "position", "segment", "segments", "written")
+    __slots__ = (
+        "chunk",
+        "chunk_base",
+        "chunk_end",
+        "chunks",
+        "data",
+        "first_group",
+        "position",
+        "segment",
+        "segments",
+        "written",
+    )
 
     def __init__(self, chunks: Chunks) -> None:
         self.chunks = chunks
@@ -148,6 +159,8 @@ class LogWriter:
         self.segment = Segment("", 0, 0)
         self.position = 0
         self.written = 0
+        # Where the first atomic group begins that is not written yet; -1 for none.
+        self.first_group = -1
         self.data = bytearray()
         self.chunk = Chunk(0, self.data, True)
         self.chunk_base = 0
@@ -180,6 +193,11 @@ class LogWriter:
         self.chunk = chunk
         self.chunk_base = self.chunks.final_end = chunk.base
         self.chunk_end = chunk.end
+
+    def begin_group(self) -> None:
+        """An atomic group begins here; appends of all its records follow."""
+        if self.first_group < 0:
+            self.first_group = self.position
 
     def put(self, data: bytes | bytearray) -> None:
         """Append *data*, which fits into the segment; it may go on in the next chunk."""
@@ -224,24 +242,49 @@ class LogWriter:
         if start == self.position:
             return
         try:
-            if start >= self.chunk_base:
-                view = self.chunk.view[start - self.chunk_base : self.position - self.chunk_base]
-                self.segments.files.write(self.segment.path, view, start - self.segment.start)
+            if self.first_group < 0:
+                self._write(start, self.position)
             else:
-                self._write_chunks(start)
+                self._write_with_groups(start, self.first_group + MAGIC_AT)
         except OSError:
             self.undo()
             raise
         self.written = self.position
+        self.first_group = -1
+        if len(self.chunks.pinned) > 1:
+            self._hold_full()
 
-    def _write_chunks(self, start: int) -> None:
-        for base in sorted(self.chunks.pinned):
-            chunk = self.chunks.pinned[base]
-            begin = max(start, base)
-            end = min(chunk.end, self.position)
-            if begin < end:
-                view = chunk.view[begin - base : end - base]
+    def _write_with_groups(self, start: int, magic_at: int) -> None:
+        """Write from *start* to the end; last of all the byte at *magic_at*, which makes the first group visible.
+
+        Before that RocketMQ finds the end of the log there. Martlet completes the group if all of it is there.
+        """
+        base = self.chunks.base_of(self.segment, magic_at)
+        data = self.chunks.pinned[base].data
+        if not isinstance(data, bytearray):
+            raise TypeError(f"chunk at {base} cannot be written")
+        magic_byte = data[magic_at - base]
+        data[magic_at - base] = 0
+        try:
+            self._write(start, self.position)
+        finally:
+            data[magic_at - base] = magic_byte
+        self._write(magic_at, magic_at + 1)
+
+    def _write(self, start: int, end: int) -> None:
+        """Write the positions from *start* to before *end*, which are in pinned chunks."""
+        if start >= self.chunk_base:
+            view = self.chunk.view[start - self.chunk_base : end - self.chunk_base]
+            self.segments.files.write(self.segment.path, view, start - self.segment.start)
+            return
+        for base, chunk in sorted(self.chunks.pinned.items()):
+            if start < chunk.end and base < end:
+                begin = max(start, base)
+                view = chunk.view[begin - base : min(chunk.end, end) - base]
                 self.segments.files.write(self.segment.path, view, begin - self.segment.start)
+
+    def _hold_full(self) -> None:
+        """Let go of the chunks before the present one: they are written."""
         for base in [base for base in self.chunks.pinned if base != self.chunk_base]:
             self.chunks.hold(self.chunks.pinned.pop(base))
 
@@ -252,6 +295,7 @@ class LogWriter:
           OSError: the file cannot be cleared, so a later start could find what was refused.
         """
         self.position = self.written
+        self.first_group = -1
         base = self.chunks.base_of(self.segment, self.written)
         for later in [other for other in self.chunks.pinned if other > base]:
             del self.chunks.pinned[later]

@@ -7,7 +7,8 @@ that can be trusted every queue is rebuilt from the whole log. A crash within a 
 relies on: checkpoint and journal are written at its end.
 
 Where bytes are no record, the next one that is decides: if there is one, what lies before it is damage and is skipped
-and reported; if not, the log ends here.
+and reported; if not, the log ends here. After a crash a group of records (`atomic`) that is not whole counts as no
+record.
 """
 
 import logging
@@ -16,13 +17,14 @@ from typing import Final, final
 
 import trio
 
+from martlet.store.atomic import NOWHERE
 from martlet.store.checkpoint import Checkpoint
 from martlet.store.foreign import ForeignQueues
 from martlet.store.layout import ENTRY_BYTES
 from martlet.store.queue_journal import Journal, QueueState
 from martlet.store.queues import BlockDamaged, Queue, Queues, queue_ids
 from martlet.store.repair import Repair
-from martlet.store.scan import BLOCK_BYTES, NOWHERE, Scan
+from martlet.store.scan import BLOCK_BYTES, Scan
 from martlet.store.segments import Segment, Segments
 
 __all__ = ["Progress", "Recovery"]
@@ -110,6 +112,8 @@ class Recovery:
         self._scan.order.foreign = checkpoint is not None and (
             checkpoint.shared or self._is_foreign(checkpoint, journal)
         )
+        # RocketMQ knows nothing of groups, and copies sysFlag into other messages.
+        self._scan.groups_from = NOWHERE if self._scan.order.foreign else self._scan.torn_from
         await self._read_log(self.start)
         self._scan.order.settle()
         await self._mend()

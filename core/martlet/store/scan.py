@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Final, final
 
 from martlet.checksum import crc32
-from martlet.store.codec import check_record, seal_holds
+from martlet.store.atomic import FIRST, LAST, MARK_AT, NOWHERE, lacks_magic, valid_after, whole_group
+from martlet.store.codec import seal_holds
 from martlet.store.files import is_full
 from martlet.store.key_index import KeyIndex
 from martlet.store.layout import (
@@ -36,64 +37,20 @@ from martlet.store.queues import Queue, Queues
 from martlet.store.segments import Segment, Segments
 from martlet.store.tags import TagCodes
 
-__all__ = ["BLOCK_BYTES", "NOWHERE", "UNSAVED_RECORDS_MAX", "Scan", "valid_after"]
+__all__ = ["BLOCK_BYTES", "NOWHERE", "UNSAVED_RECORDS_MAX", "Scan"]
 
 logger = logging.getLogger("martlet.store")
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
-MARK: Final = MAGIC_V1.to_bytes(4, "big")[:3]
+MAGIC_BYTE: Final = MAGIC_V1.to_bytes(4, "big")[:1]
 # Entries of this many records stay in memory before they go to their files.
 UNSAVED_RECORDS_MAX: Final = 200_000
-NOWHERE: Final = 2**62  # behind every position
 UNUSUAL_FLAGS: Final = WIDE_HOSTS | TRANSACTION_MASK
 
 # Finds the queue of a record, or makes it; None for a record that is not wanted.
 Find = Callable[[str, int], Queue | None]
 # Called with a topic that was deleted at this place of the log, and with where queues go on.
 OnNote = Callable[[str, list[tuple[str, int, int]], int], None]
-
-
-def valid_after(segments: Segments, position: int) -> int:
-    """The first position behind *position* at which an intact record begins; -1 when none does."""
-    for segment in segments.items:
-        if segment.end <= position:
-            continue
-        found = _valid_in(segments, segment, max(position + 1, segment.start))
-        if found >= 0:
-            return found
-    return -1
-
-
-def _valid_in(segments: Segments, segment: Segment, position: int) -> int:
-    size = segments.files.size(segment.path)
-    while position < segment.end:
-        at = segments.files.next_data(segment.path, position - segment.start)
-        if at >= size:
-            return -1
-        # The first bytes of a record's size are zeros.
-        position = max(position, segment.start + at - 4)
-        data = segments.read(position, BLOCK_BYTES)
-        at = data.find(MARK)
-        while at >= 0:
-            if at >= MAGIC_AT and intact_at(segments, segment, position + at - MAGIC_AT):
-                return position + at - MAGIC_AT
-            at = data.find(MARK, at + 1)
-        if len(data) <= 7:
-            return -1
-        position += len(data) - 7
-    return -1
-
-
-def intact_at(segments: Segments, segment: Segment, position: int) -> bool:
-    """Whether an intact record begins at *position* of *segment*."""
-    head = segments.read(position, FILLER_BYTES)
-    if len(head) < FILLER_BYTES:
-        return False
-    size, magic = FILLER.unpack(head)
-    if magic not in (MAGIC_V1, MAGIC_V2) or size < RECORD_BYTES_MIN or position + size > segment.end:
-        return False
-    data = segments.read(position, size)
-    return len(data) == size and check_record(data, 0, size, position)
 
 
 @final
@@ -111,6 +68,7 @@ class Scan:
         "_saved_records",
         "damaged",
         "damaged_bytes",
+        "groups_from",
         "keys",
         "last_store_ms",
         "limit",
@@ -140,6 +98,8 @@ class Scan:
         self.order = Order(queues, self.lost)
         # From here on a write may have been torn.
         self.torn_from = NOWHERE
+        # From here on a group of records is taken whole or not at all; not below `torn_from`.
+        self.groups_from = NOWHERE
         # Records from here on are left alone.
         self.limit = NOWHERE
         self.records = 0
@@ -163,7 +123,10 @@ class Scan:
             return position, more
         if position >= self.limit:
             return position, BLOCK_BYTES  # what is there may be half written just now
-        found = valid_after(self.segments, position)
+        if position >= self.groups_from and lacks_magic(self.segments, segment, position):
+            self.segments.files.write(segment.path, MAGIC_BYTE, position + MAGIC_AT - segment.start)
+            return position, BLOCK_BYTES
+        found = valid_after(self.segments, position, self.groups_from, self._void_record)
         if found < 0:
             return -1, position
         self.damage(position, found)
@@ -186,8 +149,8 @@ class Scan:
     def take_block(self, segment: Segment, position: int, data: bytes) -> tuple[int, int]:
         """Take the records of *data*, which begins at *position*.
 
-        Returns the bytes taken, and why it ended: the size of a record that is longer than the rest of
-        *data*, 0 when the segment ends, or -1 when something else than a record follows.
+        Returns the bytes taken, and why it ended: the size of a record, or of more of a group, that is longer than the
+        rest of *data*, 0 when the segment ends, or -1 when something else than a record follows.
         """
         at = 0
         end = len(data)
@@ -204,6 +167,13 @@ class Scan:
                     return at, -1
                 if at + size > end:
                     return at, (size if position + end < segment.end else -1)
+                if data[at + MARK_AT] & LAST == FIRST and position + at >= self.groups_from:
+                    whole = whole_group(data, at, room, position)
+                    if not whole:
+                        return at, 2 * (end - at)
+                    if whole < 0:
+                        self._void_record(position + at)
+                        return at, -1
                 if not self._take(data, at, size, position + at, magic):
                     return at, -1
                 records += 1
@@ -277,7 +247,7 @@ class Scan:
         return True
 
     def _void_record(self, position: int) -> None:
-        """Let no later start take what this one did not: remove the magic."""
+        """Let no later start take the record at *position*, which this one did not: remove the magic."""
         segment = self.segments.find(position)
         if segment is not None and self.torn_from <= position:
             self.segments.files.write(segment.path, bytes(4), position + MAGIC_AT - segment.start)
