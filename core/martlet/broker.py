@@ -18,6 +18,7 @@ from martlet.errors import MartletError, Reason, Refused
 from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.settings import BrokerConfig, DeliveryConfig
+from martlet.state import Projections
 from martlet.stats import Stats
 from martlet.store import Store
 from martlet.tables.groups import Groups
@@ -35,7 +36,8 @@ class Broker:
 
     Its parts are attributes: ``config`` (`BrokerConfig`), ``topics`` (`Topics`), ``groups`` (`Groups`),
     ``subscriptions`` (`Subscriptions`), ``shares`` (`Shares`), ``sessions`` (`Sessions`), ``turns`` (`Turns`),
-    ``store``, ``clock`` (``clock.now_ms()``), ``ids`` (``ids.below(n)``) and ``stats`` (``stats.add(name, function)``).
+    ``projections`` (`Projections`), ``store``,
+    ``clock`` (``clock.now_ms()``), ``ids`` (``ids.below(n)``) and ``stats`` (``stats.add(name, function)``).
     All methods are for the event loop and never wait.
     """
 
@@ -66,12 +68,14 @@ class Broker:
         self.refused = 0
         # Whoever writes the tables beside the log takes from here who waits for that (persistence.run).
         self.saver: Callable[[Callable[[str], None]], None] | None = None
+        self.projections = Projections(store, self.turns)
         delivery = delivery or DeliveryConfig()
         self.subscriptions = Subscriptions(store, topics, delivery)
         self.shares = Shares(store, topics, groups, delivery)
         self.sessions = Sessions(groups, clock, delivery)
         stats.add("broker", self.statistics)
         stats.add("turns", self.turns.statistics)
+        stats.add("projections", self.projections.statistics)
         stats.add("subscriptions", self.subscriptions.statistics)
         stats.add("shares", self.shares.statistics)
         stats.add("sessions", self.sessions.statistics)

@@ -1,8 +1,8 @@
 """Start-up and shut-down order, nothing else.
 
-Up: plugins, store (lock, recovery), tables, hooks, ports, services, the ready line.
-Down: no new peers, plugins say goodbye, what was answered leaves, tables and log go to
-the disk, the lock is released. A second signal ends the wait.
+Up: plugins, store (lock, recovery), tables, hooks, replay of projections, ports, services, the ready line.
+Down: no new peers, plugins say goodbye, what was answered leaves, snapshots, tables and log go
+to the disk, the lock is released. A second signal ends the wait.
 """
 
 import logging
@@ -11,11 +11,11 @@ import random
 import re
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 import trio
 
@@ -24,7 +24,7 @@ from martlet.broker import Broker
 from martlet.clock import Clock, SystemClock
 from martlet.config import fill, setting, unknown_key
 from martlet.contracts import Protocol, Service
-from martlet.errors import ConfigError, MartletError, StoreError
+from martlet.errors import ConfigError, MartletError, PluginError, StoreError
 from martlet.ids import Ids
 from martlet.logs import LogConfig
 from martlet.net.server import Server
@@ -204,24 +204,118 @@ async def _run_with_store(
     stats.add("store", lambda: store.statistics().as_dict())
     stats.add("plugins", lambda: {"failed": dict(plugins.failed), "loaded": [p.name for p in plugins]})
     found = await _resolve(plugins, broker)
+    for name, given in found["martlet_projections"]:
+        for projection in given:
+            broker.projections.add(name, projection)
     server = Server(config.server, store, stats)
-    protocols = [protocol for _, given in found["martlet_protocols"] for protocol in given]
-    bound = [(protocol, listener) for protocol in protocols if (listener := _bind(server, protocol)) is not None]
-    services = [(name, service) for name, given in found["martlet_services"] for service in given]
+    live = _Live(plugins, broker, server, found)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        await nursery.start(server.run, bound)
-        nursery.start_soon(broker.shares.run)
-        nursery.start_soon(broker.sessions.run)
-        nursery.start_soon(persistence.run, broker)
-        for name, service in services:
-            nursery.start_soon(_keep_running, name, service)
-        ready({protocol.name: _address(listener) for protocol, listener in bound})
-        await stop.wait()
-        with trio.move_on_after(STOP_TIMEOUT_S):
-            await _say_goodbye(plugins, server)
+        if await _replayed(broker, stop):
+            live.check()
+            bound = live.bind()
+            await nursery.start(server.run, [*bound.items()])
+            nursery.start_soon(broker.shares.run)
+            nursery.start_soon(broker.sessions.run)
+            nursery.start_soon(persistence.run, broker)
+            nursery.start_soon(broker.projections.run)
+            live.start_services(nursery)
+            ready({protocol.name: _address(listener) for protocol, listener in bound.items()})
+            await live.wait_stop(stop)
+            with trio.move_on_after(STOP_TIMEOUT_S):
+                await _say_goodbye(plugins, server)
         nursery.cancel_scope.cancel()
+    broker.projections.save()
     persistence.save(broker)
+    live.check()
+
+
+async def _replayed(broker: Broker, stop: trio.Event) -> bool:
+    """Replay the projections; False if the broker was stopped before that was done."""
+    async with trio.open_nursery() as nursery:
+
+        async def give_up() -> None:
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(give_up)
+        await broker.projections.replay()
+        nursery.cancel_scope.cancel()
+    return not stop.is_set()
+
+
+@final
+class _Live:
+    """What the plugins of a running broker gave, so that one of them can be stopped while the others go on."""
+
+    def __init__(
+        self, plugins: Plugins, broker: Broker, server: Server, found: dict[str, list[tuple[str, Any]]]
+    ) -> None:
+        self._plugins = plugins
+        self._broker = broker
+        self._server = server
+        self._found = found
+        self._bound: dict[Protocol, socket.socket] = {}
+        self._scopes: dict[str, trio.CancelScope] = {}
+        self._failed: PluginError | None = None
+        self._has_failed = trio.Event()
+        broker.projections.on_failed = self.stop_plugin
+
+    def bind(self) -> dict[Protocol, socket.socket]:
+        """Bind every protocol; return those that could be, with their sockets."""
+        for _, given in self._found["martlet_protocols"]:
+            for protocol in given:
+                listener = _bind(self._server, protocol)
+                if listener is not None:
+                    self._bound[protocol] = listener
+        return self._bound
+
+    def start_services(self, nursery: trio.Nursery) -> None:
+        for name, given in self._found["martlet_services"]:
+            scope = self._scopes[name] = trio.CancelScope()
+            nursery.start_soon(_run_services, name, given, scope)
+
+    def stop_plugin(self, name: str, error: Exception) -> None:
+        """Take *name* out: its ports close, its services end, and whatever it gave is there no more.
+
+        A broker that does not start without the plugin does not go on without it either.
+        """
+        guards = self._plugins.take_out(name)
+        for protocol in self._given(name, "martlet_protocols"):
+            listener = self._bound.pop(protocol, None)
+            if listener is not None:
+                self._server.stop_accepting(listener)
+                self._server.close_peers(f"plugin {name!r} has failed", protocol)
+        if name in self._scopes:
+            self._scopes[name].cancel()
+        self._found = {hook: [pair for pair in pairs if pair[0] != name] for hook, pairs in self._found.items()}
+        try:
+            self._plugins.leave_out(name, "failed in a projection", error, guards=guards)
+        except PluginError as needed:
+            self._failed = needed
+            self._has_failed.set()
+            return  # guards stay where they are until the broker has stopped
+        _install(self._broker, self._found)
+
+    def _given(self, name: str, hook: str) -> list[Any]:
+        return [each for plugin, given in self._found[hook] if plugin == name for each in given]
+
+    async def wait_stop(self, stop: trio.Event) -> None:
+        """Return when the broker is to stop, by order or because of a plugin."""
+        async with trio.open_nursery() as nursery:
+
+            async def give_up() -> None:
+                await self._has_failed.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(give_up)
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+
+    def check(self) -> None:
+        """Raise `PluginError` if the broker stopped because of a plugin."""
+        if self._failed is not None:
+            raise self._failed
 
 
 def _bind(server: Server, protocol: Protocol) -> socket.socket | None:
@@ -252,6 +346,7 @@ HOOKS_OF_A_BROKER: Final = (
     "martlet_filters",
     "martlet_authorizers",
     "martlet_stages",
+    "martlet_projections",
     "martlet_protocols",
     "martlet_services",
 )
@@ -280,6 +375,13 @@ def _install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
     }
     broker.authorizers = tuple(authorizer for _, given in found["martlet_authorizers"] for authorizer in given)
     broker.stages = tuple((name, stage) for name, given in found["martlet_stages"] for stage in given)
+
+
+async def _run_services(plugin: str, services: Sequence[Service], scope: trio.CancelScope) -> None:
+    with scope:
+        async with trio.open_nursery() as nursery:
+            for service in services:
+                nursery.start_soon(_keep_running, plugin, service)
 
 
 async def _keep_running(plugin: str, service: Service) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -19,6 +19,8 @@ from martlet.errors import Reason, Refused
 from martlet.message import Message, put_property
 from martlet.plugins import loader as plugins
 from martlet.plugins.hooks import Hooks
+from martlet.state import NOTHING, Projection
+from martlet.turns import Steps
 
 
 @contextmanager
@@ -30,6 +32,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "hanging": "tests.core.plugin_toys:Hanging",
         "guard": "tests.core.plugin_toys:Guard",
         "failing_guard": "tests.core.plugin_toys:FailingGuard",
+        "stateful": "tests.core.plugin_toys:Stateful",
         "late": "tests.core.plugin_toys:Late",
         "misspelled": "tests.core.plugin_toys:Misspelled",
         "arguments": "tests.core.plugin_toys:OtherArguments",
@@ -65,11 +68,44 @@ def longer(record: RecordView, size: int) -> bool:
     return len(record.body) > size
 
 
+class Bodies:
+    """A projection: the bodies of topic t; fails at ``bad``."""
+
+    name = "bodies"
+    topics = frozenset(("t",))
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+
+    def apply(self, records: Sequence[RecordView]) -> None:
+        for record in records:
+            if record.body == b"bad":
+                raise ValueError("a bad body")
+            self.seen.append(bytes(record.body))
+
+    def freeze(self) -> Callable[[], bytes]:
+        seen = list(self.seen)
+        return lambda: b"\n".join(seen)
+
+    def restore(self, data: bytes, first_position: int) -> None:
+        self.seen = data.split(b"\n") if data else []
+
+    def forget(self, topic: str) -> None:
+        self.seen.clear()
+
+    def floor(self) -> int:
+        return NOTHING
+
+    def roll(self, start: int, end: int) -> Steps[None]:
+        yield from ()
+
+
 class Full(Hooks):
     """Uses every hook."""
 
     config_class: ClassVar[type | None] = FullConfig
     said: ClassVar[list[str]] = []
+    bodies: ClassVar[Bodies]
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         self.said.append("protocols")
@@ -95,6 +131,10 @@ class Full(Hooks):
 
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
         return {Greeting: Greeting("hello")}
+
+    def martlet_projections(self, broker: Broker) -> Sequence[Projection]:
+        Full.bodies = Bodies()
+        return (Full.bodies,)
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         async def serve() -> None:
@@ -157,6 +197,28 @@ class FailingGuard(Guard):
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         raise RuntimeError("no table of users")
+
+
+class Stateful(Hooks):
+    """Gives a projection, and a port and a capability that need it."""
+
+    def martlet_projections(self, broker: Broker) -> Sequence[Projection]:
+        return (Bodies(),)
+
+    def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
+        return [World().protocol()]
+
+    def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
+        return {Greeting: Greeting("hello")}
+
+    def martlet_services(self, broker: Broker) -> Sequence[Service]:
+        async def serve() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                Full.said.append("served")
+
+        return [serve]
 
 
 class Late(Hooks):

@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.core.plugin_toys import Full, Greeting, installed
 from martlet.broker import Broker
 from martlet.cli import main as cli
 from martlet.contracts import Identity, RecordView
-from martlet.errors import Reason, Refused
+from martlet.errors import PluginError, Reason, Refused
 from martlet.message import Message
 from martlet.net.addresses import split_address
 from martlet.plugins.hooks import HOOKS, Hooks
@@ -54,7 +54,10 @@ class Running:
 
 
 @asynccontextmanager
-async def running(monkeypatch: pytest.MonkeyPatch, *enabled: str) -> AsyncIterator[Running]:
+async def running(
+    monkeypatch: pytest.MonkeyPatch, *enabled: str, disk: FakeDisk | None = None, required: Sequence[str] = ()
+) -> AsyncIterator[Running]:
+    disk = disk or FakeDisk()
     brokers: list[Broker] = []
     made = Broker.__init__
 
@@ -64,7 +67,9 @@ async def running(monkeypatch: pytest.MonkeyPatch, *enabled: str) -> AsyncIterat
 
     monkeypatch.setattr(Broker, "__init__", remember)
     config = Config(
-        broker=BrokerConfig(data="/data"), store=small_config(flush="async"), plugins=PluginsConfig(list(enabled))
+        broker=BrokerConfig(data="/data"),
+        store=small_config(flush="async"),
+        plugins=PluginsConfig(list(enabled), list(required)),
     )
     addresses: dict[str, str] = {}
     ready, stop = trio.Event(), trio.Event()
@@ -74,7 +79,7 @@ async def running(monkeypatch: pytest.MonkeyPatch, *enabled: str) -> AsyncIterat
         ready.set()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: run(config, ready=is_ready, disk=FakeDisk(), stop=stop))
+        nursery.start_soon(lambda: run(config, ready=is_ready, disk=disk, stop=stop))
         await ready.wait()
         yield Running(brokers[0], addresses, stop)
         stop.set()
@@ -123,6 +128,57 @@ async def test_martlet_capabilities_are_asked_for_by_type(monkeypatch: pytest.Mo
         assert greeting is not None
         assert greeting.text == "hello"
         assert made.broker.capability(FakeDisk) is None
+
+
+async def test_martlet_projections_are_replayed_before_the_ports_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FakeDisk()
+    async with running(monkeypatch, "full", disk=disk) as made:
+        made.stored(b"one")
+        made.stored(b"two")
+        assert Full.bodies.seen == [b"one", b"two"]
+    disk.unlink("/data/config/bodies.snapshot")
+    async with running(monkeypatch, "full", disk=disk) as made:
+        assert Full.bodies.seen == [b"one", b"two"]
+        made.stored(b"three")
+    async with running(monkeypatch, "full", disk=disk) as made:
+        assert Full.bodies.seen == [b"one", b"two", b"three"]
+
+
+async def test_martlet_projections_that_fail_stop_their_plugin(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(monkeypatch, "stateful", "late") as made:
+        stream = await trio.open_tcp_stream(*split_address(made.addresses["toy"]))
+        await stream.send_all(b"echo hello\n")
+        assert await stream.receive_some() == b"hello\n"
+        made.stored(b"bad")
+        assert await stream.receive_some() == b""
+        await stream.aclose()
+        with pytest.raises(OSError, match="connect"):
+            await trio.open_tcp_stream(*split_address(made.addresses["toy"]))
+        assert made.broker.capability(Greeting) is None
+        assert Full.said == ["served"]
+        assert decode_record(made.stored(b"x")).body == b"x"
+    assert "plugin 'stateful' failed in a projection; ValueError: a bad body; it is left out" in caplog.text
+
+
+@pytest.mark.parametrize("when", ["while it runs", "at the start"])
+async def test_martlet_projections_that_fail_in_a_required_plugin_stop_the_broker(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    disk = FakeDisk()
+    if when == "at the start":
+        async with running(monkeypatch, "stateful", disk=disk) as made:
+            made.stored(b"bad")
+
+    async def fail() -> None:
+        async with running(monkeypatch, "stateful", disk=disk, required=["stateful"]) as made:
+            made.stored(b"bad")
+            await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await fail()
+    assert caught.group_contains(PluginError, match="plugins.required names it")
 
 
 async def test_martlet_services_run_while_the_broker_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The wheel that is under test where one is, else what this checkout would build.
     martlet = os.environ.get("MARTLET_WHEEL") or str(ROOT)
     command = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", martlet]
-    command += [str(EXAMPLES / name) for name in ("martlet-stamp", "martlet-freeze", "martlet-feed", "martlet-line")]
+    command += [
+        str(EXAMPLES / name)
+        for name in ("martlet-stamp", "martlet-freeze", "martlet-latest", "martlet-feed", "martlet-line")
+    ]
     fetch.download(command, home.parent)
     return interpreter
 

@@ -92,23 +92,24 @@ class Server:
         finally:
             self.stop_accepting()
 
-    def stop_accepting(self) -> None:
-        """Close the listening sockets; peers stay."""
-        for listener in self._listeners:
-            if listener.fileno() >= 0:
-                trio.lowlevel.notify_closing(listener)
-                listener.close()
-        self._listeners.clear()
+    def stop_accepting(self, listener: socket.socket | None = None) -> None:
+        """Close the listening sockets, or only *listener*; peers stay."""
+        for each in self._listeners if listener is None else [listener]:
+            if each.fileno() >= 0:
+                trio.lowlevel.notify_closing(each)
+                each.close()
+        self._listeners = [each for each in self._listeners if each.fileno() >= 0]
 
     async def wait_idle(self) -> None:
         """Return when all that was answered has left; the caller bounds the wait."""
         for peer in list(self._peers):
             await peer.wait_idle()
 
-    def close_peers(self, reason: str) -> None:
-        """Close every peer after what was sent to it has left."""
+    def close_peers(self, reason: str, protocol: Protocol | None = None) -> None:
+        """Close every peer, or those of *protocol*, after what was sent to it has left."""
         for peer in list(self._peers):
-            peer.close(reason)
+            if protocol is None or peer.protocol is protocol:
+                peer.close(reason)
 
     # accepting
 

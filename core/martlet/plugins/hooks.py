@@ -22,6 +22,7 @@ from martlet.contracts import (
 
 if TYPE_CHECKING:
     from martlet.broker import Broker
+    from martlet.state import Projection
 
 __all__ = ["HOOKS", "Hooks", "hookimpl", "hookspec"]
 
@@ -65,6 +66,11 @@ class Hooks:
     def martlet_capabilities(self, broker: "Broker") -> Mapping[type, object]:
         """Return objects that other plugins get from `Broker.capability`, by type."""
         return {}
+
+    @hookspec
+    def martlet_projections(self, broker: "Broker") -> Sequence["Projection"]:
+        """Return state that is computed from the log; the broker replays it before its ports open."""
+        return ()
 
     @hookspec
     def martlet_services(self, broker: "Broker") -> Sequence[Service]:

@@ -134,10 +134,15 @@ class Plugins:
             log.error("plugin %r failed in %s; %s: %s", name, hook, type(error).__name__, error)
 
     def _leave_out(self, name: str, hook: str, error: Exception) -> None:
+        guards = self.take_out(name)
+        self.leave_out(name, f"failed in {hook}", error, guards=guards)
+
+    def take_out(self, name: str) -> bool:
+        """Forget plugin *name*; return whether it guards access."""
         guards = GUARDS.intersection(self._loaded[name].hooks)
         self._pluggy.unregister(name=name)
         del self._loaded[name]
-        self.leave_out(name, f"failed in {hook}", error, guards=bool(guards))
+        return bool(guards)
 
     def leave_out(self, name: str, what: str, error: Exception, *, guards: bool = False) -> None:
         """Go on without plugin *name*.

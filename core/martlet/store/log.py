@@ -131,6 +131,7 @@ class Store:
         "keys",
         "last_store_ms",
         "on_commit_wanted",
+        "on_deleted",
         "on_flushed",
         "queues",
         "readable",
@@ -168,6 +169,8 @@ class Store:
         self.on_flushed: list[Callable[[], None]] = []
         # Called at the first append after a commit, so that whoever commits knows that there is something.
         self.on_commit_wanted: Callable[[], None] | None = None
+        # Each is called with the name of a topic that was deleted.
+        self.on_deleted: list[Callable[[str], None]] = []
         self.readable = 0
         # Why appends are refused just now; empty when they are not.
         self.refusal = ""
@@ -404,6 +407,8 @@ class Store:
             self._touched.pop(queue, None)
         self.deleted_to = self.tail.written
         self.checkpointer.delete_topic(topic, queues, self.deleted_to)
+        for tell in self.on_deleted:
+            tell(topic)
 
     async def wait_deleted(self) -> None:
         """Return when every deletion so far is durable.

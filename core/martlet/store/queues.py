@@ -372,7 +372,7 @@ def queue_ids(names: list[str]) -> list[int]:
 class Queues:
     """All queues by topic and id, and the entries of each."""
 
-    __slots__ = ("_cache", "_lock", "changed", "dirty", "files", "on_damage", "topics")
+    __slots__ = ("_cache", "_lock", "changed", "dirty", "files", "on_damage", "on_new", "topics")
 
     def __init__(self, files: QueueFiles) -> None:
         self.files = files
@@ -383,6 +383,8 @@ class Queues:
         self.changed: dict[Queue, None] = {}
         # Told of a queue with a damaged block, on the event loop.
         self.on_damage: Callable[[Queue], None] | None = None
+        # Each is called with every queue that is made.
+        self.on_new: list[Callable[[Queue], None]] = []
         self._cache: OrderedDict[tuple[Queue, int], bytes] = OrderedDict()
         self._lock = Lock()
 
@@ -396,6 +398,8 @@ class Queues:
         queue = of_topic.get(queue_id)
         if queue is None:
             queue = of_topic[queue_id] = Queue(topic, queue_id)
+            for tell in self.on_new:
+                tell(queue)
         return queue
 
     def all(self) -> list[Queue]:

@@ -15,7 +15,7 @@ long as ``file_reserved_hours``. Nothing is remembered across starts, so no rest
 import logging
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 import trio
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from martlet.store.log import Store
     from martlet.store.queues import Queue
 
-__all__ = ["Retention"]
+__all__ = ["Keeper", "Retention"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -49,6 +49,22 @@ ASKED_MAX: Final = 64
 HYSTERESIS: Final = 0.02
 
 
+class Keeper(Protocol):
+    """Whoever needs records for longer than retention keeps them."""
+
+    @property
+    def released(self) -> int:
+        """Retention may remove what is before this log position."""
+        ...
+
+    async def release(self, end: int) -> None:
+        """Let records before log position *end* go, after what is still needed of them was appended again.
+
+        ``released`` says afterwards whether it was done. It must not be put off for ever.
+        """
+        ...
+
+
 @final
 class Retention:
     """Looks at age and disk use of one store."""
@@ -63,6 +79,7 @@ class Retention:
         "_unnoted",
         "clock_behind_ms",
         "full_error",
+        "keeper",
         "overdue_ms",
         "removed_segments",
         "used_ratio",
@@ -81,6 +98,8 @@ class Retention:
         self._noted_to = 0
         # A note found no space on the disk and is owed.
         self._unnoted = False
+        # Asked before anything is removed.
+        self.keeper: Keeper | None = None
         # A write failed for want of space; until a probe succeeds.
         self.full_error = False
         # How far the oldest segment is past its time, if that is too far to believe the clock; else 0.
@@ -103,6 +122,8 @@ class Retention:
         interval = self._store.config.retention_interval_ms / 1000
         while True:
             try:
+                if self.keeper is not None and (end := self._wanted_end()) > self.keeper.released:
+                    await self.keeper.release(end)
                 await self._note_ends()
                 self.look()
                 while self.advance(ADVANCED_A_TURN):
@@ -252,9 +273,12 @@ class Retention:
         a queue of which nothing is left would begin again at 0.
         """
         store = self._store
-        if len(store.segments.items) < 2 or store.segments.items[0].end > min(
-            store.checkpointer.checkpointed, self._noted_to
-        ):
+        if len(store.segments.items) < 2:
+            return False
+        covered = min(store.checkpointer.checkpointed, self._noted_to)
+        if self.keeper is not None:
+            covered = min(covered, self.keeper.released)
+        if store.segments.items[0].end > covered:
             return False
         if forced:
             return True

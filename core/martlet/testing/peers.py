@@ -23,6 +23,7 @@ from martlet.ids import Ids
 from martlet.net.addresses import pack_host
 from martlet.net.server import Server
 from martlet.settings import BrokerConfig, DeliveryConfig, ServerConfig
+from martlet.state import Projection
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
 from martlet.tables.groups import Groups
@@ -266,11 +267,13 @@ async def serving(
     disk: Disk | None = None,
     seed: int = 0,
     ports: Callable[[Broker], Sequence[Protocol]] = lambda broker: (),
+    projections: Callable[[Broker], Sequence[Projection]] = lambda broker: (),
 ) -> AsyncIterator[Serving]:
     """Run a broker on *directory*, and stop it in order at the end of the block.
 
-    It has only the ports of the protocols that *ports* returns, and tells their addresses to ``bound``. It loads no
-    plugins: call the hooks you test. Use it twice with one directory to test a restart.
+    It has only the ports of the protocols that *ports* returns, and tells their addresses to ``bound``, and drives the
+    projections that *projections* returns. It loads no plugins: call the hooks you test. Use it twice with one
+    directory to test a restart.
     """
     clock = clock or SystemClock()
     stats = Stats()
@@ -290,14 +293,19 @@ async def serving(
             delivery,
         )
         persistence.load(made)
+        for projection in projections(made):
+            made.projections.add("tested", projection)
         async with trio.open_nursery() as nursery:
             serves = Server(server or ServerConfig(), opened, stats)
             await nursery.start(opened.run)
+            await made.projections.replay()
+            nursery.start_soon(made.projections.run)
             await nursery.start(serves.run, [(protocol, serves.bind(protocol)) for protocol in ports(made)])
             nursery.start_soon(made.shares.run)
             nursery.start_soon(made.sessions.run)
             yield Serving(made, serves, nursery)
             nursery.cancel_scope.cancel()
+        made.projections.save()
         persistence.save(made)
     finally:
         with trio.CancelScope(shield=True):

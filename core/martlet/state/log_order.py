@@ -1,0 +1,324 @@
+"""Reads the records of several queues in log order: a merge of their consume queues by position.
+
+Entries and records that are in memory are read at once; whatever the disk might have to be waited for is read in a
+worker thread. Of a queue so many entries are read ahead at a time that a queue with few records is not read over and
+over while another has many.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+from typing import Final, final
+
+from martlet.checksum import crc32
+from martlet.store import Queue, Store
+from martlet.store.codec import check_record
+from martlet.store.layout import BLANK_SIZE, ENTRY, HEAD_BYTES, Buffer, RecordView
+from martlet.store.queues import BlockDamaged
+
+__all__ = ["Cursor", "LogOrder"]
+
+# Entries that are read ahead: of all queues together, and of one at least.
+AHEAD: Final = 65_536
+AHEAD_LEAST: Final = 16
+# Records of one run, and their bytes; a run has one record at least.
+RUN_RECORDS: Final = 256
+RUN_BYTES: Final = 256 * 1024
+# Records so close to each other are read in one go.
+GAP_BYTES: Final = 4096
+
+# Position, size, and the number of the cursor.
+Entry = tuple[int, int, int]
+Run = list[RecordView]
+
+
+@final
+class Cursor:
+    """How far one queue has been read.
+
+    ``offset`` is the next one to return, ``ahead`` has entries from there on, and ``position`` is what the entry before
+    ``offset`` says, -1 for none.
+    """
+
+    __slots__ = ("ahead", "end", "number", "offset", "position", "queue")
+
+    def __init__(self, queue: Queue, number: int) -> None:
+        self.queue = queue
+        self.number = number
+        self.offset = queue.first_offset
+        self.position = -1
+        self.ahead: list[Entry] = []
+        # Behind the newest readable record, as of the last look.
+        self.end = 0
+
+    @property
+    def loaded(self) -> int:
+        """The first offset whose entry is not in ``ahead``."""
+        return self.offset + len(self.ahead)
+
+    def put(self, data: bytes) -> None:
+        """Add the entries in *data*."""
+        number = self.number
+        self.ahead += [(position, size, number) for position, size, _ in ENTRY.iter_unpack(data)]
+
+
+@final
+class LogOrder:
+    """The readable records of a set of queues, merged by log position.
+
+    `next_run_nowait` and `next_run` each return the records that follow, and move on. ``position``, ``size`` and
+    ``crc`` (of its first `HEAD_BYTES`) are those of the newest record that was returned.
+    """
+
+    __slots__ = ("_numbers", "behind", "busy", "crc", "cursors", "position", "size", "store")
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.cursors: dict[int, Cursor] = {}
+        # Of these there may be something to return.
+        self.behind: dict[int, Cursor] = {}
+        self._numbers: dict[Queue, int] = {}
+        # A thread reads for `next_run`.
+        self.busy = False
+        self.position = self.size = self.crc = 0
+
+    def add(self, queue: Queue) -> Cursor:
+        """Follow *queue* from its first record on."""
+        number = max(self.cursors, default=-1) + 1
+        self._numbers[queue] = number
+        cursor = self.cursors[number] = self.behind[number] = Cursor(queue, number)
+        if queue.watchers is None:
+            queue.watchers = []
+        queue.watchers.append(self._wake)
+        return cursor
+
+    def _wake(self, queue: Queue) -> None:
+        number = self._numbers[queue]
+        self.behind[number] = self.cursors[number]
+
+    def remove_topic(self, topic: str) -> None:
+        """Follow the queues of *topic* no longer."""
+        for queue in [queue for queue in self._numbers if queue.topic == topic]:
+            self._remove(queue)
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        for queue in list(self._numbers):
+            self._remove(queue)
+
+    def _remove(self, queue: Queue) -> None:
+        number = self._numbers.pop(queue)
+        del self.cursors[number]
+        self.behind.pop(number, None)
+        if queue.watchers is not None:
+            queue.watchers.remove(self._wake)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether every readable record was returned."""
+        return all(cursor.offset >= self.store.end_offset(cursor.queue) for cursor in self.behind.values())
+
+    def passed(self, end: int) -> bool:
+        """Whether no record before log position *end* is left to return."""
+        return not self.busy and (self.position + self.size >= end or self.at_end)
+
+    def next_run_nowait(self) -> Run | None:
+        """Return the next records, empty at the end; None where the disk might have to be waited for."""
+        if self.busy or not self._look():
+            return None
+        taken = self._take()
+        run = self._read_near(taken)
+        if run is not None:
+            self._advance(taken, run)
+        return run
+
+    async def next_run(self) -> Run:
+        """As `next_run_nowait`, reading in a worker thread what is not at hand."""
+        self.busy = True
+        try:
+            while not self._look():
+                await self._off_loop(partial(self._load_far, self._wanted()))
+            taken = self._take()
+            run = self._read_near(taken)
+            if run is None:
+                run = await self.store.disk.off_loop(partial(self._read_far, taken))
+        finally:
+            self.busy = False
+        self._advance(taken, run)
+        return run
+
+    def next_run_blocking(self) -> Run:
+        """As `next_run_nowait`, blocking; for the end of a broker."""
+        while not self._look():
+            try:
+                self._load_far(self._wanted())
+            except BlockDamaged as damaged:
+                self.store.checkpointer.repair_now(damaged.queue)
+        taken = self._take()
+        run = self._read_near(taken)
+        if run is None:
+            run = self._read_far(taken)
+        self._advance(taken, run)
+        return run
+
+    async def _off_loop(self, work: Callable[[], None]) -> None:
+        try:
+            await self.store.disk.off_loop(work)
+        except BlockDamaged as damaged:
+            await self.store.checkpointer.repair(damaged.queue)
+
+    # ---- entries
+
+    def _look(self) -> bool:
+        """Find how far the queues go, and take the entries that are in memory; False where some are in files only."""
+        store, limit = self.store, self._limit()
+        for cursor in list(self.behind.values()):
+            queue = cursor.queue
+            cursor.end = store.end_offset(queue)
+            if cursor.ahead:
+                continue
+            if cursor.offset < queue.first_offset:
+                cursor.offset = queue.first_offset  # retention removed what was before
+            if cursor.offset >= cursor.end:
+                del self.behind[cursor.number]
+                continue
+            if cursor.offset < min(queue.tail_offset, cursor.end):
+                return False
+            cursor.put(store.queues.load_entries(queue, cursor.offset, min(limit, cursor.end - cursor.offset)))
+        return True
+
+    def _limit(self) -> int:
+        return max(AHEAD // max(len(self.behind), 1), AHEAD_LEAST)
+
+    def _wanted(self) -> list[tuple[Cursor, int]]:
+        """The cursors whose next entries are in files only, each with the offset behind the last one wanted."""
+        limit = self._limit()
+        return [
+            (cursor, min(cursor.offset + limit, cursor.queue.tail_offset, cursor.end))
+            for cursor in self.behind.values()
+            if not cursor.ahead and cursor.offset < min(cursor.queue.tail_offset, cursor.end)
+        ]
+
+    def _load_far(self, wanted: Iterable[tuple[Cursor, int]]) -> None:
+        """Read entries from files; a thread calls it. Raises `BlockDamaged`."""
+        for cursor, end in wanted:
+            while cursor.loaded < end:
+                data = self.store.queues.saved_entries(cursor.queue, cursor.loaded, end - cursor.loaded)
+                if not data:
+                    # Their file is gone, for retention or by hand: there is nothing to return.
+                    if not cursor.ahead:
+                        cursor.offset = end
+                    break
+                cursor.put(data)
+
+    def _take(self) -> list[Entry]:
+        """The entries of the next run; none of them comes behind one that is not loaded yet."""
+        waiting = [cursor for cursor in self.behind.values() if cursor.ahead]
+        if not waiting:
+            return []
+        if len(waiting) == 1:
+            found = waiting[0].ahead[:RUN_RECORDS]
+        else:
+            horizon = min((c.ahead[-1][0] for c in waiting if c.loaded < c.end), default=1 << 63)
+            merged = heapq.merge(*[cursor.ahead for cursor in waiting])
+            found = [entry for entry in islice(merged, RUN_RECORDS) if entry[0] <= horizon]
+        total = 0
+        for index, (_, size, _) in enumerate(found):
+            total += size if size != BLANK_SIZE else 0
+            if total > RUN_BYTES and index:
+                return found[:index]
+        return found
+
+    def _advance(self, taken: list[Entry], run: Run) -> None:
+        """Move the cursors behind *taken*, whose records are *run*."""
+        newest = {number: position for position, _, number in taken}
+        gone = False
+        for number, count in Counter(entry[2] for entry in taken).items():
+            cursor = self.cursors.get(number)
+            if cursor is None:
+                gone = True  # its topic was deleted while a thread read
+                continue
+            del cursor.ahead[:count]
+            cursor.offset += count
+            cursor.position = newest[number]
+        if gone:
+            live = {(cursor.queue.topic, cursor.queue.queue_id) for cursor in self.cursors.values()}
+            run[:] = [record for record in run if (record.topic, record.queue_id) in live]
+        if run:
+            last = run[-1]
+            self.position, self.size = last.position, last.size
+            self.crc = crc32(last.buffer[last.start : last.start + HEAD_BYTES])
+
+    # ---- records
+
+    def _read_near(self, taken: list[Entry]) -> Run | None:
+        """The records of *taken* that are there; None where one is not in memory."""
+        chunks, verify = self.store.chunks, self.store.config.verify_reads
+        run: Run = []
+        for entry in taken:
+            position, size, _ = entry
+            if size == BLANK_SIZE or size <= 0:
+                continue
+            chunk = chunks.load_now(position)
+            if chunk is None and position >= chunks.segments.start:
+                return None
+            if chunk is None:
+                continue  # retention removed it
+            if position + size <= chunk.end:
+                view: Buffer = chunk.view
+                start = position - chunk.base
+            elif chunks.load_now(position + size - 1) is not None:
+                view, start = chunks.read(position, size), 0
+            else:
+                return None
+            if (chunk.trusted and view is chunk.view) or not verify or self._is_intact(view, start, entry):
+                run.append(RecordView(view, start))
+            else:
+                self._found_damage(entry)
+        return run
+
+    def _read_far(self, taken: list[Entry]) -> Run:
+        """As `_read_near`, from files; a thread calls it."""
+        run: Run = []
+        begin = self.store.first_position
+        for near in _neighbours([entry for entry in taken if entry[0] >= begin and 0 < entry[1] < BLANK_SIZE]):
+            first = near[0][0]
+            data = self._read_range(first, near[-1][0] + near[-1][1])
+            for entry in near:
+                if self._is_intact(data, entry[0] - first, entry):
+                    run.append(RecordView(data, entry[0] - first))
+                else:
+                    self._found_damage(entry)
+        return run
+
+    def _read_range(self, start: int, end: int) -> bytes:
+        """The bytes of the log from *start* to *end*, which may be in several segments."""
+        segments = self.store.segments
+        parts: list[bytes] = []
+        while start < end and (part := segments.read(start, end - start)):
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _is_intact(self, data: Buffer, start: int, entry: Entry) -> bool:
+        position, size, _ = entry
+        return check_record(data, start, start + size, position)
+
+    def _found_damage(self, entry: Entry) -> None:
+        cursor = self.cursors.get(entry[2])
+        if cursor is not None:
+            self.store.reader.on_damage(entry[0], cursor.queue, cursor.offset + cursor.ahead.index(entry))
+
+
+def _neighbours(entries: list[Entry]) -> list[list[Entry]]:
+    """Split *entries*, which are in log order, where the log has other records between them."""
+    found: list[list[Entry]] = []
+    end = -GAP_BYTES - 1
+    for entry in entries:
+        if entry[0] - end > GAP_BYTES:
+            found.append([])
+        found[-1].append(entry)
+        end = entry[0] + entry[1]
+    return found

@@ -1,0 +1,387 @@
+"""Drives projections: restores and replays them at the start, applies what becomes readable, saves snapshots.
+
+A snapshot is only a short cut: without one, or with one that does not fit the log, a projection is computed from the
+whole log. So whatever happens to the file changes nothing but the time that a start takes.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, final
+
+import trio
+
+from martlet.checksum import crc32
+from martlet.errors import PluginError, Refused, StoreError
+from martlet.state.log_order import LogOrder, Run
+from martlet.state.projection import Projection
+from martlet.state.snapshot import Mark, Snapshot, decode_snapshot, encode_snapshot
+from martlet.store import Queue, Store
+from martlet.store.layout import ENTRY, HEAD_BYTES
+from martlet.store.queues import BlockDamaged
+from martlet.turns import Turns
+
+__all__ = ["Projections"]
+
+log = logging.getLogger("martlet.state")
+
+# A snapshot is due after so many bytes of followed records, and after so many times its own size.
+SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
+SNAPSHOT_TIMES: Final = 4
+# After a snapshot could not be written.
+RETRY_S: Final = 60.0
+# Between two lines in the log about a replay.
+PROGRESS_S: Final = 5.0
+# Runs of one projection that are applied before others have a turn.
+RUNS_AT_ONCE: Final = 4
+# So often a damaged block is rebuilt before a start gives up.
+REPAIRS: Final = 3
+# So often `roll` is tried again after it was refused, before the records go all the same.
+ROLL_TRIES: Final = 10
+
+
+@final
+class Driven:
+    """One projection and how far it is."""
+
+    __slots__ = ("failed", "followed_bytes", "order", "plugin", "projection", "retry_at", "saved_bytes", "topics")
+
+    def __init__(self, plugin: str, projection: Projection, order: LogOrder) -> None:
+        self.plugin = plugin
+        self.projection = projection
+        self.topics = sorted(projection.topics)
+        self.order = order
+        # Bytes of records that were applied since the newest snapshot, and the bytes of that one; -1 for none.
+        self.followed_bytes = 0
+        self.saved_bytes = -1
+        self.retry_at = 0.0
+        self.failed = False
+
+    @property
+    def name(self) -> str:
+        return self.projection.name
+
+    @property
+    def path(self) -> str:
+        return f"config/{self.name}.snapshot"
+
+    def snapshot(self) -> tuple[int, Callable[[], bytes]]:
+        """Freeze the projection; return the position up to which it goes, and what renders its file."""
+        order = self.order
+        render = self.projection.freeze()
+        marks = [Mark(c.queue.topic, c.queue.queue_id, c.offset, c.position) for c in order.cursors.values()]
+        position, size, crc = order.position, order.size, order.crc
+
+        def content() -> bytes:
+            return encode_snapshot(self.name, Snapshot(self.topics, position, size, crc, marks, render()))
+
+        return position + size, content
+
+
+@final
+class Projections:
+    """All projections of a broker.
+
+    `add` them, `replay` before anyone connects, `run` while the broker does, `save` at the end. A projection that
+    raises in `apply` is never called again; `on_failed` is told its plugin and why.
+    """
+
+    def __init__(self, store: Store, turns: Turns, *, snapshot_bytes: int = SNAPSHOT_BYTES) -> None:
+        self._store = store
+        self._turns = turns
+        self._snapshot_bytes = snapshot_bytes
+        self.on_failed: Callable[[str, Exception], None] | None = None
+        self._driven: list[Driven] = []
+        self._work = trio.Event()
+        # Retention may remove what is before this position; 0 until the replay is over.
+        self.released = 0
+        self._roll_tries = 0
+        self._replayed = False
+
+    def __len__(self) -> int:
+        return len(self._driven)
+
+    def add(self, plugin: str, projection: Projection) -> None:
+        """Drive *projection* of *plugin* from the next `replay` on.
+
+        Raises:
+          PluginError: another projection has its name.
+        """
+        for driven in self._driven:
+            if driven.name == projection.name:
+                text = f"plugin {driven.plugin!r} has one of that name"
+                raise PluginError(f"projection {projection.name!r} of plugin {plugin!r} cannot be added; {text}")
+        self._driven.append(Driven(plugin, projection, LogOrder(self._store)))
+
+    # ---- the start
+
+    async def replay(self) -> None:
+        """Restore every projection from its snapshot and apply the readable records behind that."""
+        store = self._store
+        store.retention.keeper = self
+        for driven in self._driven:
+            await self._restore(driven)
+        store.queues.on_new.append(self._follow_new)
+        store.on_deleted.append(self._forget)
+        for driven in self._driven:
+            await self._catch_up(driven)
+        store.on_flushed.append(self._readable_moved)
+        self._replayed = True
+
+    async def _restore(self, driven: Driven) -> None:
+        off_loop, first = self._store.disk.off_loop, self._store.first_position
+        generations = await off_loop(lambda: list(self._store.read_generations(driven.path)))
+        for number, content in enumerate(generations):
+            try:
+                snapshot = await off_loop(partial(decode_snapshot, driven.name, content))
+                self._check_fits(driven, snapshot)
+                deleted = await self._deleted_topics(snapshot)
+                driven.projection.restore(snapshot.data, first)
+            except Exception as error:
+                log.warning("%s cannot be used; %s", driven.path, error)
+                continue
+            driven.saved_bytes = -1 if number else len(content)
+            self._continue_from(driven, snapshot, deleted)
+            return
+        driven.projection.restore(b"", first)
+        for queue in self._queues(driven):
+            driven.order.add(queue)
+
+    def _queues(self, driven: Driven) -> Iterator[Queue]:
+        for topic in driven.topics:
+            yield from list(self._store.queues.topics.get(topic, {}).values())
+
+    def _check_fits(self, driven: Driven, snapshot: Snapshot) -> None:
+        """Raise `StoreError` unless *snapshot* was made from this log, which still has the newest record in it."""
+        store = self._store
+        if snapshot.topics != driven.topics:
+            raise StoreError(f"it follows topics {snapshot.topics}; the projection follows {driven.topics}")
+        if not snapshot.size:
+            return
+        if snapshot.position < store.first_position or snapshot.end > store.readable:
+            raise StoreError(
+                f"it ends at position {snapshot.end}; the log goes from {store.first_position} to {store.readable}"
+            )
+        if crc32(store.segments.read(snapshot.position, HEAD_BYTES)) != snapshot.crc:
+            raise StoreError(f"it was made from another log; the record at position {snapshot.position} differs")
+
+    async def _deleted_topics(self, snapshot: Snapshot) -> set[str]:
+        """The topics whose queues are not those that *snapshot* was made from: they were deleted since.
+
+        Raises:
+          StoreError: a queue has older records than such a topic can have; its files are not what they were.
+        """
+        deleted: set[str] = set()
+        for mark in snapshot.marks:
+            queue = self._store.find_queue(mark.topic, mark.queue_id)
+            if queue is not None and await self._fits(queue, mark):
+                continue
+            if queue is not None and -1 < await self._position_at(queue, queue.first_offset) < snapshot.end:
+                raise StoreError(f"consume queue {mark.topic}/{mark.queue_id} is not the one it was made from")
+            deleted.add(mark.topic)
+        return deleted
+
+    async def _fits(self, queue: Queue, mark: Mark) -> bool:
+        """Whether *queue* is the one that *mark* is about."""
+        if queue.next_offset < mark.offset:
+            return False
+        removed = mark.offset <= queue.first_offset  # by retention, unless it is empty
+        return removed or await self._position_at(queue, mark.offset - 1) == mark.position
+
+    async def _position_at(self, queue: Queue, offset: int) -> int:
+        """What the entry of *offset* says of the position; -1 where there is none."""
+        if offset >= queue.next_offset:
+            return -1
+        for _ in range(REPAIRS):
+            try:
+                entry = self._store.queues.load_entries(queue, offset, 1)
+            except BlockDamaged:
+                await self._store.checkpointer.repair(queue)
+                continue
+            await trio.lowlevel.checkpoint()
+            return int(ENTRY.unpack(entry)[0]) if entry else -1
+        raise StoreError(f"consume queue {queue.topic}/{queue.queue_id} is damaged again after each rebuild")
+
+    def _continue_from(self, driven: Driven, snapshot: Snapshot, deleted: set[str]) -> None:
+        """Put the cursors where *snapshot* ends, and forget the topics *deleted* since."""
+        for topic in sorted(deleted):
+            driven.projection.forget(topic)
+        order = driven.order
+        order.position, order.size, order.crc = snapshot.position, snapshot.size, snapshot.crc
+        marks = {(mark.topic, mark.queue_id): mark for mark in snapshot.marks if mark.topic not in deleted}
+        for queue in self._queues(driven):
+            cursor = order.add(queue)
+            mark = marks.get((queue.topic, queue.queue_id))
+            if mark is not None:
+                cursor.offset, cursor.position = max(mark.offset, queue.first_offset), mark.position
+
+    async def _catch_up(self, driven: Driven) -> None:
+        """Apply every readable record; says now and then how far it is."""
+        order, store = driven.order, self._store
+        begin, count = max(order.position + order.size, store.first_position), 0
+        said_at = trio.current_time()
+        while not driven.failed and not order.at_end:
+            run = await order.next_run()
+            self._apply(driven, run)
+            count += len(run)
+            await trio.lowlevel.checkpoint()
+            if trio.current_time() - said_at >= PROGRESS_S:
+                said_at = trio.current_time()
+                done, total = order.position - begin, store.readable - begin
+                log.info("projection %r: replayed %d of %d MiB of the log", driven.name, done >> 20, total >> 20)
+        if count:
+            log.info("projection %r: replayed %d records from position %d on", driven.name, count, begin)
+
+    # ---- what becomes readable
+
+    def _readable_moved(self) -> None:
+        for driven in self._driven:
+            if driven.order.behind and not driven.failed:
+                self._apply_some(driven)
+
+    def _apply_some(self, driven: Driven) -> None:
+        """Apply what is at hand of it; `run` does the rest."""
+        for _ in range(RUNS_AT_ONCE):
+            run = driven.order.next_run_nowait()
+            if run is None:
+                break
+            self._apply(driven, run)
+            if driven.failed or driven.order.at_end:
+                return
+        self._work.set()
+
+    def _apply(self, driven: Driven, run: Run) -> None:
+        if not run:
+            return
+        first, last = run[0].position, run[-1]
+        driven.followed_bytes += sum(record.size for record in run)
+        try:
+            driven.projection.apply(run)
+        except Exception as error:
+            driven.failed = True
+            driven.order.close()
+            log.exception(
+                "projection %r of plugin %r failed in the records from position %d to %d; the plugin is stopped",
+                driven.name,
+                driven.plugin,
+                first,
+                last.position,
+            )
+            if self.on_failed is not None:
+                self.on_failed(driven.plugin, error)
+            return
+        if self._snapshot_is_due(driven):
+            self._work.set()
+
+    def _follow_new(self, queue: Queue) -> None:
+        for driven in self._driven:
+            if queue.topic in driven.projection.topics and not driven.failed:
+                driven.order.add(queue)
+
+    def _forget(self, topic: str) -> None:
+        for driven in self._driven:
+            if topic in driven.projection.topics and not driven.failed:
+                driven.order.remove_topic(topic)
+                driven.projection.forget(topic)
+
+    def _snapshot_is_due(self, driven: Driven) -> bool:
+        due_bytes = max(self._snapshot_bytes, SNAPSHOT_TIMES * driven.saved_bytes)
+        return not driven.failed and driven.followed_bytes >= due_bytes and trio.current_time() >= driven.retry_at
+
+    async def run(self) -> None:
+        """Apply what is not at hand when it becomes readable, and save snapshots; until cancelled."""
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            for driven in self._driven:
+                await self._catch_up_live(driven)
+                if self._snapshot_is_due(driven):
+                    await self._save(driven)
+
+    async def _catch_up_live(self, driven: Driven) -> None:
+        while not driven.failed and not driven.order.at_end:
+            self._apply(driven, await driven.order.next_run())
+            await trio.lowlevel.checkpoint()
+
+    # ---- snapshots
+
+    async def _save(self, driven: Driven) -> None:
+        """Write a snapshot of now; one that cannot be written is tried again later."""
+        store = self._store
+        followed_bytes = driven.followed_bytes  # what is applied while it is written belongs to the next
+        try:
+            position, content = driven.snapshot()
+            data = await store.disk.off_loop(content)
+            # What is not durable could be lost, and other records could come in its place.
+            await store.flusher.wait_durable(position)
+            await store.disk.off_loop(partial(store.write_file, driven.path, data))
+        except Exception as error:
+            log.error("%s cannot be written, tried again later; %s", driven.path, error)
+            driven.retry_at = trio.current_time() + RETRY_S
+            return
+        driven.saved_bytes = len(data)
+        driven.followed_bytes -= followed_bytes
+
+    def save(self) -> None:
+        """Apply what is left and write every snapshot that is not of now; for the end of a broker, blocking."""
+        store = self._store
+        if store.failed is not None or not self._replayed:
+            return
+        try:
+            store.commit()
+            store.flusher.flush_now()
+        except (Refused, OSError) as error:
+            log.warning("no snapshots are written, so that the next start takes longer; %s", error)
+            return
+        for driven in self._driven:
+            while not driven.failed and not driven.order.at_end:
+                self._apply(driven, driven.order.next_run_blocking())
+            if driven.failed or (driven.saved_bytes >= 0 and not driven.followed_bytes):
+                continue
+            try:
+                data = driven.snapshot()[1]()
+                store.write_file(driven.path, data)
+            except Exception as error:
+                log.error("%s cannot be written, so that the next start takes longer; %s", driven.path, error)
+                continue
+            driven.saved_bytes, driven.followed_bytes = len(data), 0
+
+    # ---- retention
+
+    async def release(self, end: int) -> None:
+        """Have what projections need of the records before *end* appended again; then they may be removed.
+
+        A projection whose `roll` is refused, for a full disk, is asked again at the next `ROLL_TRIES` removals.
+        """
+        live = [driven for driven in self._driven if not driven.failed]
+        if not self._replayed or end <= self.released or not all(driven.order.passed(end) for driven in live):
+            return
+        start = max(self.released, self._store.first_position)
+        try:
+            for driven in live:
+                if driven.projection.floor() < end:
+                    await self._turns.finish(driven.projection.roll(start, end))
+            self._store.commit()
+            await self._store.flusher.wait_durable(self._store.written)
+        except Exception as error:
+            self._roll_tries += 1
+            if self._roll_tries <= ROLL_TRIES:
+                log.warning(
+                    "records from position %d to %d stay for now; a projection needs them; %s", start, end, error
+                )
+                return
+            log.error("records from position %d to %d go though a projection needs them; %s", start, end, error)
+        self._roll_tries = 0
+        self.released = end
+
+    def statistics(self) -> dict[str, object]:
+        """Of each projection: where it is, the bytes of its snapshot, those that came since, and whether it failed."""
+        return {
+            driven.name: {
+                "position": driven.order.position + driven.order.size,
+                "snapshot_bytes": max(driven.saved_bytes, 0),
+                "since_snapshot_bytes": driven.followed_bytes,
+                "failed": driven.failed,
+            }
+            for driven in self._driven
+        }

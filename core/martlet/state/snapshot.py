@@ -1,0 +1,78 @@
+"""The file of a projection's snapshot: which records it contains, and the bytes that the projection rendered.
+
+``magic, CRC-32 of the rest, bytes of the header, header in msgpack, rendered state``. It is good for the log that it
+was made from and for no other: the header has the CRC of the head of the newest record in it, and of each queue the
+next offset and the position of the newest entry.
+"""
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import msgpack  # type: ignore[import-untyped]
+
+from martlet.checksum import crc32
+from martlet.errors import StoreError
+
+__all__ = ["Mark", "Snapshot", "decode_snapshot", "encode_snapshot"]
+
+MAGIC: Final = b"MARTSNAP"
+FORMAT: Final = 1
+HEAD: Final = Struct(">8sII")  # magic, CRC of everything behind it, bytes of the header
+CRC_FROM: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a queue was applied: its next offset, and the log position of the entry before that."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything up to and with the record at ``position``, of ``size`` bytes with ``crc`` of its head; 0 for none."""
+
+    topics: list[str]
+    position: int
+    size: int
+    crc: int
+    marks: list[Mark]
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """The log position behind the newest record in it."""
+        return self.position + self.size
+
+
+def encode_snapshot(name: str, snapshot: Snapshot) -> bytes:
+    """Return the content of the file of projection *name*."""
+    marks = [(mark.topic, mark.queue_id, mark.offset, mark.position) for mark in snapshot.marks]
+    header = msgpack.packb([FORMAT, name, snapshot.topics, snapshot.position, snapshot.size, snapshot.crc, marks])
+    rest = b"".join((len(header).to_bytes(4, "big"), header, snapshot.data))
+    return MAGIC + crc32(rest).to_bytes(4, "big") + rest
+
+
+def decode_snapshot(name: str, content: bytes) -> Snapshot:
+    """Return what `encode_snapshot` wrote for projection *name*.
+
+    Raises:
+      StoreError: it is damaged, of another projection, or of another format.
+    """
+    if len(content) < HEAD.size:
+        raise StoreError(f"snapshot of {len(content)} bytes is too short")
+    magic, crc, header_bytes = HEAD.unpack_from(content)
+    if magic != MAGIC or crc32(memoryview(content)[CRC_FROM:]) != crc:
+        raise StoreError("snapshot is damaged")
+    at = HEAD.size + header_bytes
+    try:
+        version, of, topics, position, size, record_crc, marks = msgpack.unpackb(content[HEAD.size : at])
+        if (version, of) != (FORMAT, name):
+            raise StoreError(f"snapshot is of {of!r} in format {version}; expected {name!r} in format {FORMAT}")
+        return Snapshot(topics, position, size, record_crc, [Mark(*mark) for mark in marks], content[at:])
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise StoreError(f"snapshot has a header that cannot be read; {error}") from error

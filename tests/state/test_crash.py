@@ -1,0 +1,131 @@
+"""The power is cut at every call that changes the disk: a projection then knows what the log says.
+
+``MARTLET_CRASH_STEPS`` makes the workload longer (default 60 steps); ``MARTLET_CRASH_SEEDS`` runs more of them.
+"""
+
+import os
+from random import Random
+from typing import Any
+
+import pytest
+from tests.state.tally import Running, retire, start, stop
+
+from martlet.testing.disk import Cut, FakeDisk, PowerCut
+from martlet.testing.stores import message
+
+STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
+SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
+CONFIG: dict[str, Any] = {"segment_bytes": 2048, "chunk_bytes": 512, "cache_bytes": 2048, "disk_clean_ratio": 0.9}
+
+
+class Workload:
+    """Random work on a store with a projection; knows which keys were acknowledged."""
+
+    def __init__(self, disk: FakeDisk, random: Random) -> None:
+        self.disk = disk
+        self.random = random
+        self.sent = 0
+        # Key -> topic and log position, once it was durable.
+        self.acknowledged: dict[str, tuple[str, int]] = {}
+        self.live: set[str] = set()
+        self._pending: list[tuple[str, str, int, bool]] = []
+        self.deleting = False
+
+    async def step(self, running: Running) -> None:
+        store, roll = running.store, self.random.random()
+        if roll < 0.55:
+            self._send(running)
+        elif roll < 0.75:
+            store.commit()
+            await store.flusher.flush()
+            for key, topic, position, live in self._pending:
+                self.acknowledged[key] = topic, position
+                if live:
+                    self.live.add(key)
+            self._pending.clear()
+        elif roll < 0.85:
+            await store.checkpoint()
+        elif roll < 0.95:
+            store.commit()
+            await store.flusher.flush()
+            await running.projections._save(running.projections._driven[0])
+        elif roll < 0.99 and len(store.segments.items) > 2:
+            await retire(running, self.disk)
+        elif self.sent > 20 and not self.deleting:
+            self.deleting = True
+            store.delete_topic("B")
+
+    def _send(self, running: Running) -> None:
+        for _ in range(self.random.choice((1, 1, 4))):
+            topic = self.random.choice(("A", "A", "Other") if self.deleting else ("A", "B", "Other"))
+            key, live = f"k{self.sent}", self.random.random() < 0.1
+            self.sent += 1
+            body = self.random.randbytes(self.random.randrange(120))
+            placed = running.store.append(message(body, topic, "t", "live" if live else "", key), self.sent % 2)
+            self._pending.append((key, topic, placed.position, live))
+
+    def check(self, running: Running) -> None:
+        """What was acknowledged and is kept is known, what is live is kept whatever was removed, and no more."""
+        first = running.store.first_position
+        known = running.tally.totals(first)
+        running.check()
+        keys = set().union(*(keys for _, keys in known.values()))
+        for key, (topic, position) in self.acknowledged.items():
+            if topic == "Other" or (topic == "B" and self.deleting):
+                continue
+            assert key in keys or (position < first and key not in self.live), f"{key} was acknowledged and is gone"
+
+
+async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
+    running = await start(disk, **CONFIG, flush=flush)
+    for _ in range(STEPS):
+        await workload.step(running)
+    await stop(running)
+
+
+async def calls_of(seed: int, flush: str) -> int:
+    disk = FakeDisk()
+    calls = 0
+
+    def count(name: str) -> None:
+        nonlocal calls
+        calls += 1
+
+    disk.on_change = count
+    await work(disk, Workload(disk, Random(seed)), flush)
+    return calls
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_projection_survives_a_power_cut_at_every_call(seed: int, flush: str) -> None:
+    calls = await calls_of(seed, flush)
+    assert calls > STEPS
+    for number in range(calls):
+        disk = FakeDisk()
+        workload = Workload(disk, Random(seed))
+        left = number
+
+        def cut(name: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise PowerCut
+
+        disk.on_change = cut
+        try:
+            await work(disk, workload, flush)
+        except (PowerCut, BaseExceptionGroup):
+            if left >= 0:
+                raise  # of something else
+        disk.on_change = None
+        assert left < 0
+        kind = list(Cut)[number % 4]
+        found = disk.after_power_cut(kind, Random(number))
+        try:
+            running = await start(found, **CONFIG, flush=flush)
+            workload.check(running)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, {kind.name} at change {number}")
+            raise
+        running.store.crash()

@@ -1,0 +1,260 @@
+"""A projection sees every readable record of its topics once and in log order, and continues after any restart."""
+
+from random import Random
+
+import pytest
+import trio
+from tests.state.tally import Tally, send, start, started, stop
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from martlet.errors import PluginError, StoreError
+from martlet.store.layout import RecordView
+from martlet.testing.disk import Cut, FakeDisk
+
+FILE = "/data/store/config/tally.snapshot"
+
+
+@pytest.fixture
+def disk() -> FakeDisk:
+    return FakeDisk()
+
+
+async def test_records_are_applied_once_they_are_readable(disk: FakeDisk) -> None:
+    running = await start(disk, flush="sync")
+    send(running.store, "A", "a1", "a2")
+    assert running.tally.totals() == {}
+    running.store.flusher.flush_now()
+    assert running.tally.totals() == {"A": (2, {"a1", "a2"})}
+    running.store.crash()
+
+
+async def test_records_of_several_topics_and_queues_come_in_log_order(disk: FakeDisk) -> None:
+    running = await start(disk, flush="async")
+    for number in range(200):  # `Tally.apply` raises when one is out of order
+        send(running.store, "AB"[number % 2], f"m{number}", queue_id=number % 3)
+    running.check()
+    assert running.tally.applied == 200
+    running.store.crash()
+
+
+async def test_a_replay_merges_by_position(disk: FakeDisk) -> None:
+    running = await start(disk, flush="async")
+    random = Random(3)
+    for number in range(600):
+        send(running.store, random.choice("AAAAAB"), f"m{number}", queue_id=random.choice((0, 0, 0, 1)))
+    await stop(running)
+    disk.unlink(FILE)
+    again = await start(disk)
+    assert again.tally.applied == 600
+    again.check()
+    again.store.crash()
+
+
+async def test_other_topics_are_not_applied(disk: FakeDisk) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "Other", "x")
+    assert running.tally.applied == 0
+    running.store.crash()
+
+
+async def test_after_an_orderly_stop_nothing_is_applied_again(disk: FakeDisk) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "A", "a1", "a2", "a3")
+    await stop(running)
+    again = await start(disk, flush="async")
+    assert (again.tally.restored, again.tally.applied) == (3, 0)
+    send(again.store, "A", "a4")
+    again.check()
+    assert again.tally.applied == 1
+    again.store.crash()
+
+
+async def test_a_snapshot_is_taken_after_so_many_bytes(disk: FakeDisk) -> None:
+    async with started(disk, flush="sync", snapshot_bytes=2000) as running:
+        while f"{FILE}" not in disk.files:
+            send(running.store, "A", "x" * 100)
+            await wait_all_tasks_blocked()
+        running.store.flusher.flush_now()
+        found = disk.after_power_cut(Cut.KILLED, Random(0))
+    again = await start(found)
+    assert again.tally.restored > 5
+    again.check()
+    again.store.crash()
+
+
+async def test_a_snapshot_waits_until_its_records_are_durable(disk: FakeDisk, autojump_clock: MockClock) -> None:
+    async with started(disk, flush="async", flush_interval_ms=60_000, snapshot_bytes=100) as running:
+        send(running.store, "A", "x" * 100)
+        assert running.tally.applied == 1
+        await trio.sleep(10)
+        assert running.store.durable < running.store.readable
+        assert FILE not in disk.files
+        await trio.sleep(60)
+        assert FILE in disk.files
+
+
+async def test_a_snapshot_that_cannot_be_written_is_tried_again(
+    disk: FakeDisk, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(disk, flush="sync", snapshot_bytes=100) as running:
+        await wait_all_tasks_blocked()
+        disk.fail_next("rename", 28)
+        send(running.store, "A", "x" * 100)
+        await trio.sleep(1)
+        assert FILE not in disk.files
+        assert "config/tally.snapshot cannot be written" in caplog.text
+        await trio.sleep(61)
+        send(running.store, "A", "y")
+        await trio.sleep(1)
+        assert FILE in disk.files
+
+
+async def test_a_topic_that_is_deleted_is_forgotten(disk: FakeDisk) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "A", "a1")
+    send(running.store, "B", "b1")
+    running.store.delete_topic("A")
+    assert running.tally.totals() == {"B": (1, {"b1"})}
+    send(running.store, "A", "a2")
+    running.check()
+    running.store.crash()
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+async def test_a_topic_deleted_after_the_snapshot_is_forgotten_at_the_start(disk: FakeDisk, after: int) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "A", "a1", "a2")
+    send(running.store, "B", "b1")
+    await stop(running)
+    running = await start(disk, flush="async")
+    running.store.delete_topic("A")
+    send(running.store, "A", *(f"new{number}" for number in range(after)))
+    running.store.flusher.flush_now()
+    running.store.crash()
+    again = await start(disk.after_power_cut(Cut.KILLED, Random(0)))
+    assert again.tally.restored == 3
+    again.check()
+    again.store.crash()
+
+
+async def test_a_queue_that_is_made_later_is_followed(disk: FakeDisk) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "A", "a1", queue_id=7)
+    assert running.tally.applied == 1
+    running.store.crash()
+
+
+async def test_a_projection_that_fails_is_stopped_and_nothing_else(
+    disk: FakeDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await start(disk, flush="async")
+    told: list[str] = []
+    running.projections.on_failed = lambda plugin, error: told.append(f"{plugin}: {error!r}")
+    running.tally.fails_at = b"bad"
+    send(running.store, "A", "good")
+    send(running.store, "A", "bad")
+    send(running.store, "A", "later")
+    assert running.tally.applied == 1
+    assert told == ["toy: ValueError('this record does not please')"]
+    assert "projection 'tally' of plugin 'toy' failed in the records from position" in caplog.text
+    assert running.projections.statistics()["tally"]["failed"] is True  # type: ignore[index]
+    await stop(running)
+    assert FILE not in disk.files
+    again = await start(disk)  # it was mended
+    again.check()
+    assert again.tally.applied == 3
+    again.store.crash()
+
+
+async def test_a_projection_that_follows_other_topics_is_computed_again(
+    disk: FakeDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "C", "c1")
+    send(running.store, "A", "a1")
+    await stop(running)
+    again = await start(disk, Tally(frozenset(("A", "B", "C"))))
+    assert again.tally.totals() == {"A": (1, {"a1"}), "C": (1, {"c1"})}
+    assert "it follows topics ['A', 'B']; the projection follows ['A', 'B', 'C']" in caplog.text
+    again.store.crash()
+
+
+async def test_state_of_an_unknown_format_is_computed_again(disk: FakeDisk) -> None:
+    class Newer(Tally):
+        def restore(self, data: bytes, first_position: int) -> None:
+            if data:
+                raise StoreError("format 3 is unknown; expected 4")
+            super().restore(data, first_position)
+
+    running = await start(disk, flush="async")
+    send(running.store, "A", "a1")
+    await stop(running)
+    again = await start(disk, Newer())
+    again.check()
+    assert again.tally.applied == 1
+    again.store.crash()
+
+
+async def test_a_damaged_record_is_skipped_and_said(disk: FakeDisk, caplog: pytest.LogCaptureFixture) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "A", "good1", "wrong", "good2")
+    await stop(running)
+    disk.unlink(FILE)
+    data = disk.files["/data/store/commitlog/00000000000000000000"].data
+    at = data.find(b"wrong")
+    data[at] ^= 1
+    again = await start(disk)
+    assert again.tally.totals() == {"A": (2, {"good1", "good2"})}
+    assert "is damaged; it is skipped" in caplog.text
+    again.store.crash()
+
+
+async def test_a_damaged_block_of_a_queue_is_rebuilt_first(disk: FakeDisk) -> None:
+    running = await start(disk, flush="async")
+    for number in range(100):
+        send(running.store, "A", f"m{number}")
+    await stop(running)
+    disk.unlink(FILE)
+    queue_file = disk.files["/data/store/consumequeue/A/0/00000000000000000320"]
+    queue_file.data[3] ^= 1
+    again = await start(disk)
+    assert again.tally.applied == 100
+    again.check()
+    again.store.crash()
+
+
+async def test_two_projections_of_one_name_are_refused(disk: FakeDisk) -> None:
+    running = await start(disk)
+    with pytest.raises(PluginError, match="projection 'tally' of plugin 'other' cannot be added; plugin 'toy' has one"):
+        running.projections.add("other", Tally())
+    running.store.crash()
+
+
+async def test_many_records_that_become_readable_at_once_are_applied_in_turns(disk: FakeDisk) -> None:
+    calls: list[int] = []
+
+    class Counting(Tally):
+        def apply(self, records: list[RecordView]) -> None:  # type: ignore[override]
+            calls.append(len(records))
+            self.applied += len(records)
+
+    sizes = {"segment_bytes": 1 << 22, "chunk_bytes": 1 << 20, "cache_bytes": 1 << 22}
+    async with started(disk, Counting(), flush="sync", **sizes) as running:
+        send(running.store, "A", *map(str, range(3000)))
+        running.store.flusher.flush_now()
+        assert calls == [256] * 4
+        await wait_all_tasks_blocked()
+        assert running.tally.applied == 3000
+        assert max(calls) == 256
+
+
+async def test_statistics_say_where_each_is(disk: FakeDisk) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "A", "a1")
+    assert running.projections.statistics()["tally"] == {
+        "position": running.store.readable,
+        "snapshot_bytes": 0,
+        "since_snapshot_bytes": running.store.readable,
+        "failed": False,
+    }
+    running.store.crash()
