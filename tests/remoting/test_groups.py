@@ -1,5 +1,6 @@
 import math
 from itertools import pairwise
+from typing import cast
 
 import orjson
 import pytest
@@ -471,6 +472,25 @@ async def test_at_the_limit_locks_of_closed_connections_make_room(
         client.close()
     finish_now(harness.parts.locks.expire(math.inf))
     assert len(harness.parts.locks) == 0
+
+
+def test_a_lock_ends_at_its_time_and_not_before() -> None:
+    locks = members.QueueLocks(60.0, 10, lambda topic, queue_id: True)
+    queue = [MessageQueue("T", "b", 0)]
+
+    def held(line: str, client_id: str, now: float) -> bool:
+        return finish_now(locks.lock(cast(members.Line, line), "G", client_id, queue, now)) == queue
+
+    assert held("one", "a", 0.0)
+    assert not held("two", "b", 59.9)
+    assert locks.any_held("G", 59.9)
+    assert not locks.any_held("G", 60.0)
+    finish_now(locks.expire(59.9))
+    assert len(locks) == 1
+    assert held("two", "b", 60.0)
+    assert not held("one", "a", 60.0)
+    finish_now(locks.expire(120.0))
+    assert len(locks) == 0
 
 
 async def test_who_asks_for_locks_has_a_name_of_reasonable_length(harness: Harness) -> None:

@@ -182,6 +182,18 @@ def test_acting_master_is_read_only_and_stands_at_id_0_where_that_is_wanted() ->
         assert route.brokers[0].addresses == addresses
 
 
+def test_a_slave_that_stands_in_registers_topics_to_be_read_alone() -> None:
+    table = RouteTable()
+    register(table, broker(number=1, acting=True), 0.0)
+    route = table.route("T")
+    assert route is not None
+    assert route.queues == (TopicQueues("a", 4, 4, 4),)
+    register(table, broker(number=0, acting=True), 1.0)
+    route = table.route("T")
+    assert route is not None
+    assert route.queues == (TopicQueues("a", 4, 4, 6),)
+
+
 def test_unregister_of_a_moved_broker_keeps_the_new_address() -> None:
     table = RouteTable()
     register(table, broker(address="old"), 0.0)
