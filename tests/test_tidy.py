@@ -53,6 +53,7 @@ EFFECTS = {
         {
             "martlet/net/server.py": "the one place that listens",
             "martlet_remoting/client/": "is the other side: it runs in its user's process, not in the broker's",
+            "martlet_remoting/dialing.py": "reaches name servers elsewhere, to register there",
             "martlet/run.py": "tells systemd that it accepts",
         },
     ),

@@ -1,5 +1,7 @@
 """Every command, and the Python client, against a broker and a name server that refuse plain text and strangers."""
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,3 +221,56 @@ def test_the_python_client_says_why_a_name_server_is_not_trusted(secure: Secure)
         blocking.Producer(settings, "P") as producer,
     ):
         producer.send(Message("Python", b"hush"))
+
+
+def with_tls_to(secure: Secure, *more: str) -> list[str]:
+    sets = [
+        "broker.name=other",
+        f'remoting.nameservers=["{secure.name_server}"]',
+        f"remoting.nameservers_tls_ca={secure.ca}",
+        f"remoting.nameservers_tls_cert={secure.cert}",
+        f"remoting.nameservers_tls_key={secure.key}",
+        *more,
+    ]
+    return [word for each in sets for word in ("--set", each)]
+
+
+def wait_for(process: Process, line: str) -> None:
+    while line not in process.log.read_text():
+        assert process.child.poll() is None, process.log.read_text()
+        time.sleep(0.02)
+
+
+def test_a_broker_registers_at_a_name_server_that_enforces_tls(
+    secure: Secure, martlet: Run, start: Callable[..., Process]
+) -> None:
+    def registered() -> set[str]:
+        found = json.loads(martlet("ping", "--json", "-n", secure.name_server, *secure.options())[1])
+        return {each["name"] for each in found if each["role"] == "broker"}
+
+    other = start("run", *with_tls_to(secure))
+    other.wait_ready()
+    wait_for(other, f"registered with name server {secure.name_server}")
+    assert registered() == {"martlet", "other"}
+    other.stop()
+    assert registered() == {"martlet"}, "it said goodbye"
+
+
+def test_a_broker_says_why_a_name_server_refuses_it(secure: Secure, start: Callable[..., Process]) -> None:
+    other = start("run", *with_tls_to(secure, "remoting.nameservers_tls_ca="))
+    other.wait_ready()
+    wait_for(other, f"name server {secure.name_server}: registration failed")
+    assert "its certificate is refused: " in other.log.read_text()
+
+
+def test_files_for_name_servers_that_cannot_be_used_are_named(
+    secure: Secure, martlet: Run, start: Callable[..., Process], tmp_path: Path
+) -> None:
+    wrong = "remoting.nameservers_tls_cert=/nowhere"
+    other = start("run", *with_tls_to(secure, wrong))
+    assert other.wait() == 2
+    (tmp_path / "martlet.toml").touch()
+    code, _, err = martlet("check", str(tmp_path / "martlet.toml"), "--set", wrong)
+    assert code == 2
+    for text in (other.log.read_text(), err):
+        assert "remoting.nameservers_tls: TLS certificate '/nowhere'" in text

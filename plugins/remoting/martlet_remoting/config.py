@@ -21,6 +21,15 @@ class RemotingConfig:
     nameservers: list[str] = setting(
         [], "name servers elsewhere to register with, HOST:PORT each; the one in this process is told anyway"
     )
+    nameservers_tls: bool = setting(
+        False, "encrypt connections to name servers elsewhere; implied by the four keys below"
+    )
+    nameservers_tls_ca: str = setting("", "PEM file of the authorities to trust; empty for those of the system")
+    nameservers_tls_cert: str = setting(
+        "", "PEM file with the certificate chain to present, where a name server asks for one"
+    )
+    nameservers_tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")
+    nameservers_tls_insecure: bool = setting(False, "accept any certificate: nobody can listen, but anybody can answer")
     register_s: int = setting(30, "how often name servers are told that we are alive", unit="s", low=1, high=60)
     register_timeout_s: int = setting(
         120, "name servers drop us when we are silent for so long", unit="s", low=2, high=3600

@@ -17,6 +17,7 @@ from martlet.tables.topics import RETRY_PREFIX
 from .config import RemotingConfig
 from .connection import RemotingConnection
 from .context import Parts
+from .dialing import NameServerDialer
 from .handler import RemotingHandler
 from .handlers.groups import make_retry_topic
 from .handlers.pull import finish
@@ -43,6 +44,7 @@ class RemotingPlugin(Hooks):
         super().__init__(config)
         self._config = config
         self._tls = Tls(config, "remoting")
+        self._dialer = NameServerDialer(config)
         self._parts: Parts | None = None
         self._registrar: Registrar | None = None
 
@@ -56,7 +58,7 @@ class RemotingPlugin(Hooks):
         config = self._config
         parts = self._parts = Parts(broker, config)
         registrar = self._registrar = Registrar(
-            broker, config.nameservers, config.register_s, config.register_timeout_s * 1000
+            broker, config.nameservers, config.register_s, config.register_timeout_s * 1000, self._dialer.connect
         )
         parts.registrar = registrar
         parts.others = OtherBrokers(registrar)
@@ -179,6 +181,7 @@ class RemotingPlugin(Hooks):
     def martlet_reload(self) -> None:
         """Read the certificates again."""
         self._tls.reload()
+        self._dialer.reload()
 
 
 def _seen(address: str, advertised: str) -> str:

@@ -23,6 +23,7 @@ from martlet.turns import Steps, Turns, finish_now
 
 from .codec import FrameBuffer, encode_command_in_pieces
 from .codes import ANSWER_LANGUAGE, RequestCode, ResponseCode
+from .dialing import why_not_opened
 from .nameserver.kvconfig import ORDER_TOPICS
 from .nameserver.server import NameServer
 from .packets import Command
@@ -360,7 +361,7 @@ class _Remote:
             try:
                 await self._stay()
             except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
-                reason = str(error) or "it did not answer in time"
+                reason = why_not_opened(error)
                 self.state = f"failed: {reason}"
                 log.warning(
                     "name server %s: registration failed, again in %g s; %s", self.address, self._pause_s, reason

@@ -6,7 +6,6 @@ and the group still learns of the departure when a program is interrupted.
 """
 
 import logging
-import os
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -20,6 +19,7 @@ import trio
 from martlet.clock import Clock, SystemClock
 from martlet.errors import MartletError
 from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
+from martlet_remoting.dialing import encrypted, why_not_opened
 from martlet_remoting.packets import Command
 
 from . import bodies
@@ -119,37 +119,6 @@ def split_address(address: str) -> tuple[str, int]:
     if not 0 < int(port) <= PORT_MAX:
         raise ValueError(f"address {address!r} has a port that cannot be; use 1 to {PORT_MAX}")
     return host.strip("[]"), int(port)
-
-
-async def _shaken(stream: "trio.SSLStream[trio.abc.Stream]") -> trio.abc.Stream:
-    """Return *stream* after its handshake; it is closed if that fails."""
-    try:
-        await stream.do_handshake()
-    except BaseException:
-        with trio.CancelScope(shield=True):
-            await trio.aclose_forcefully(stream)
-        raise
-    return stream
-
-
-def _why_not_opened(error: Exception) -> str:
-    """Say why a connection cannot be opened; trio hides what TLS says in the cause."""
-    cause = error.__cause__
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {cause.verify_message}"
-    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
-        return f"TLS failed: {cause.reason or cause}"
-    if isinstance(error, trio.BrokenResourceError):
-        return "the peer ended the TLS handshake; it may not speak TLS, or refuse the client's certificate"
-    if isinstance(cause, BaseExceptionGroup):  # one error for each address of the host
-        return "; ".join(dict.fromkeys(_text(each) for each in cause.exceptions))
-    return _text(error) or "no answer in time"
-
-
-def _text(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 @final
@@ -289,9 +258,9 @@ class Network:
             with trio.fail_after(self.settings.connect_timeout_s):
                 stream = await self.settings.connect(host, port)
                 if self.settings.tls is not None:
-                    stream = await _shaken(trio.SSLStream(stream, self.settings.tls, server_hostname=host))
+                    stream = await encrypted(stream, self.settings.tls, host)
         except (OSError, ValueError, trio.TooSlowError, trio.BrokenResourceError) as error:
-            raise ConnectionLost(address, f"cannot be opened: {_why_not_opened(error)}") from error
+            raise ConnectionLost(address, f"cannot be opened: {why_not_opened(error)}") from error
         link = Link(stream, address, self._handle)
         self._nursery.start_soon(link.run)
         return link
