@@ -311,11 +311,11 @@ async def test_a_refused_dead_letter_is_tried_again(autojump_clock: MockClock) -
         one = Competitor(broker)
         publish(broker, "t", 0, b"a")
         one.turn()
-        broker.store.refusal = "the disk is full"
+        broker.store.admission.refusal = "the disk is full"
         one.member.nack(0, 0)
         await trio.sleep(1)
         assert committed(broker) == 0
-        broker.store.refusal = ""
+        broker.store.admission.refusal = ""
         await trio.sleep(10)
         assert committed(broker) == 1
         assert broker.shares.statistics()["dead_letters"] == 1
@@ -396,7 +396,7 @@ async def test_a_group_goes_on_past_a_dead_message_that_no_dead_letter_can_hold(
         one = Competitor(broker)
         publish(broker, "t", 0, b"large", b"small")
         one.turn()
-        broker.store.config = replace(broker.store.config, message_bytes_max=4)
+        broker.store.writer.config = replace(broker.store.config, message_bytes_max=4)
         one.member.nack(0, 0)
         await trio.sleep(1)
         assert committed(broker) == 1

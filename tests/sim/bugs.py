@@ -15,6 +15,7 @@ from martlet.message import Message, Placed
 from martlet.net.peer import ServerPeer
 from martlet.store import Queue, Store, log, reading, scan
 from martlet.store.checkpointer import Checkpointer
+from martlet.store.committer import Committer
 from martlet.store.files import Disk, Files
 from martlet.store.flusher import Flusher
 from martlet.store.reading import Reader
@@ -234,8 +235,8 @@ def _ignore_sync_error(right: Any) -> Any:
 def _keep_refused(right: Any) -> Any:
     """What a full disk refused stays in its queues."""
 
-    def take_back(self: Store) -> None:
-        self._pending = []
+    def take_back(self: Committer) -> None:
+        self.pending = []
 
     return take_back
 
@@ -267,7 +268,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("rename without directory sync", (log, "atomic_write", _rename_unsynced)),
     bug("segment's name is not synced", (Flusher, "created", _ignored)),
     bug("failed sync ignored", (Files, "sync", _ignore_sync_error)),
-    bug("refused records stay in their queue", (Store, "_take_back", _keep_refused)),
+    bug("refused records stay in their queue", (Committer, "_take_back", _keep_refused)),
     bug("stop without a last flush", (Flusher, "flush_now", _ignored)),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
     bug("held answer dropped", (ServerPeer, "release", _drop_held)),

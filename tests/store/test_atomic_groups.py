@@ -225,7 +225,7 @@ async def test_a_full_disk_takes_a_group_back_and_gives_it_room_later() -> None:
         store.commit()
     disk.free_bytes = None
     assert labels(store) == ["kept:0", "kept:1"]
-    store.refusal = ""
+    store.admission.refusal = ""
     put(store, "later", 10, 10)
     flush(store)
     again = await open_on(image(store, disk))

@@ -99,7 +99,7 @@ async def test_a_full_disk_is_cleaned_though_no_note_finds_space() -> None:
     await store.checkpoint()
     disk.total_bytes = 100_000
     disk.free_bytes = 0
-    store.refusal = "full"
+    store.admission.refusal = "full"
     for _ in range(5):
         store.retention.look()
     assert disk.free_bytes > 0

@@ -304,7 +304,7 @@ class Checkpointer:
             except OSError as error:
                 if not is_full(error):
                     raise store.flusher.fail(error) from error
-                store.refusal = store.retention.refusal_for(error)
+                store.admission.refuse_full(error)
             if self._unfinished():
                 self._work.set()
 
@@ -416,7 +416,8 @@ class Checkpointer:
                 raise
         paths, self._dirty_paths = self._dirty_paths, set()
         directories, store.queues.files.new_directories = store.queues.files.new_directories, set()
-        made = Checkpoint(store.last_store_ms, store.last_store_ms, store.last_store_ms, position=position)
+        newest_ms = store.committer.last_store_ms
+        made = Checkpoint(newest_ms, newest_ms, newest_ms, position=position)
         made.confirmed_position = position
         made.orderly = orderly
         parts: list[tuple[int, bytes]] = []

@@ -17,53 +17,43 @@ import trio
 
 from martlet.clock import Clock
 from martlet.errors import NotReady, Reason, Refused, StoreFailed, StoreLocked
-from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
-from martlet.store.atomic import MARK_AT, group_marks
+from martlet.message import Message, Placed
+from martlet.store.admission import Admission
 from martlet.store.checkpoint import read_checkpoint, stopped_in_order
 from martlet.store.checkpointer import Checkpointer
 from martlet.store.codec import (
     check_record,
-    encode_into,
-    encode_record,
-    has_seal,
-    record_size,
-    seal,
-    with_room_for_seal,
-    without_seal,
 )
+from martlet.store.committer import Appended, Committer
 from martlet.store.config import StoreConfig
 from martlet.store.files import Disk, Files, RealDisk, atomic_write, is_full, read_file
 from martlet.store.flusher import Flusher
 from martlet.store.key_index import KeyIndex
 from martlet.store.layout import (
-    ENTRY,
     ENTRY_BYTES,
-    FILLER_BYTES,
     FRONT_BYTES,
     MAGICS,
-    PREPARED,
     RECORD_BYTES_MIN,
-    ROLLBACK,
-    TRANSACTION_MASK,
     Predicate,
     RecordView,
 )
-from martlet.store.notes import NOTES_TOPIC, deletion, is_note, offset_notes
+from martlet.store.note_writer import NoteWriter
+from martlet.store.notes import is_note
 from martlet.store.page_cache import Chunks, LogWriter
 from martlet.store.queues import BlockDamaged, Queue, QueueFiles, Queues
+from martlet.store.readable import ReadableEnd
 from martlet.store.reading import Reader, ReadResult, ReadStatus, bounds
 from martlet.store.recovery import Progress, Recovery
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
 from martlet.store.statistics import StoreStatistics
-from martlet.store.tags import TagCodes
+from martlet.store.writer import RunItem, RunResult, Writer
 from martlet.turns import Steps
 
 __all__ = ["Found", "Store"]
 
 logger = logging.getLogger("martlet.store")
 
-NO_HOST: Final = bytes(8)
 # Messages that wait for the key index before appends help with it.
 UNINDEXED_MAX: Final = 20_000
 # Entries that a read in a worker thread takes along.
@@ -74,8 +64,6 @@ QUERY_PAUSE_BYTES: Final = 524_288  # read in one slice; a read counts at least 
 QUERY_STEP_BYTES: Final = 32_768
 # So often a read has a damaged block rebuilt.
 REPAIRS_A_READ: Final = 3
-# A note of many queues' offsets goes into several records.
-NOTE_BYTES_MAX: Final = 256 * 1024
 # Positions of damaged records that are remembered, so that each is reported once.
 DAMAGED_MAX: Final = 10_000
 
@@ -105,20 +93,13 @@ class Store:
 
     __slots__ = (
         "_clock",
-        "_codes",
         "_lock_fd",
-        "_lost",
         "_marked",
-        "_now_ms",
-        "_pending",
-        "_seals",
         "_sync",
-        "_touched",
-        "appended_bytes",
-        "appended_messages",
+        "admission",
         "checkpointer",
         "chunks",
-        "commits",
+        "committer",
         "config",
         "cut_bytes",
         "damaged",
@@ -129,21 +110,19 @@ class Store:
         "files",
         "flusher",
         "keys",
-        "last_store_ms",
-        "on_commit_wanted",
+        "notes",
         "on_deleted",
         "on_flushed",
         "queues",
-        "readable",
+        "readable_end",
         "reader",
         "recovered_records",
         "recovery_seconds",
-        "refusal",
         "retention",
         "segments",
-        "store_host",
         "tail",
         "unlisted",
+        "writer",
     )
 
     def __init__(self, directory: Path, config: StoreConfig, clock: Clock, disk: Disk) -> None:
@@ -163,17 +142,20 @@ class Store:
             self.keys = KeyIndex(self.files, f"{root}/index", config.index_slots, config.index_entries)
         self.reader = Reader(self.chunks, self._found_damage, verify=config.verify_reads)
         self.flusher = Flusher(self.files, self.tail, self.segments.directory, self._durable_moved)
+        self._sync = config.flush == "sync"
+        self.readable_end = ReadableEnd()
+        # Each is called after ``readable`` moved, and when the store failed.
+        self.on_flushed = self.readable_end.on_moved
+        self.admission = Admission(root, self.flusher)
+        self.committer = Committer(
+            self.tail, self.flusher, self.admission, self.readable_end, self._index, clock, sync=self._sync
+        )
+        self.writer = Writer(config, self.tail, self.queues, self.committer, self.admission)
+        self.notes = NoteWriter(self.writer, self.committer, config, clock)
         self.retention = Retention(self, clock)
         self.checkpointer = Checkpointer(self)
-        self.store_host = NO_HOST
-        self.on_flushed: list[Callable[[], None]] = []
-        # Called at the first append after a commit, so that whoever commits knows that there is something.
-        self.on_commit_wanted: Callable[[], None] | None = None
         # Each is called with the name of a topic that was deleted.
         self.on_deleted: list[Callable[[str], None]] = []
-        self.readable = 0
-        # Why appends are refused just now; empty when they are not.
-        self.refusal = ""
         self.damaged: set[int] = set()
         self.damaged_records = 0
         # The log position behind the newest deletion of a topic.
@@ -183,20 +165,6 @@ class Store:
         self.unlisted: set[str] = set()
         self.recovery_seconds = 0.0
         self.recovered_records = 0
-        self.appended_messages = 0
-        self.appended_bytes = 0
-        self.commits = 0
-        self.last_store_ms = 0
-        self._sync = config.flush == "sync"
-        self._codes = TagCodes()
-        # Appended and not yet committed, in order.
-        self._pending: list[tuple[Queue, int, int, int, bytes]] = []
-        # Why what was appended since the last commit will never be stored, though its appends returned.
-        self._lost: Refused | StoreFailed | None = None
-        # Queues with watchers that have records which are not readable yet.
-        self._touched: dict[Queue, None] = {}
-        self._now_ms = 0
-        self._seals = config.seal_records
         self._lock_fd = -1
         # The file `abort` holds our pid.
         self._marked = False
@@ -265,7 +233,7 @@ class Store:
         if self.keys is not None:
             self.keys.begin(checkpoint, self.segments.start, recovery.end, clean=clean)
         self._begin_at(recovery)
-        self.last_store_ms = max(recovery.last_store_ms, checkpoint.log_ms if checkpoint else 0)
+        self.committer.last_store_ms = max(recovery.last_store_ms, checkpoint.log_ms if checkpoint else 0)
         self.damaged_records = recovery.damaged
         self.cut_bytes = recovery.cut_bytes
         self.recovered_records = recovery.records
@@ -287,7 +255,7 @@ class Store:
             if not is_full(error):
                 raise
             logger.warning("this start cannot be completed before there is space: %s", error)
-            self.refusal = self.retention.refusal_for(error)
+            self.admission.refuse_full(error)
             return False
         return True
 
@@ -316,7 +284,8 @@ class Store:
         end = recovery.end
         self.chunks.trusted_from = end
         self.tail.open_at(end)
-        self.flusher.durable = self.readable = end
+        self.flusher.durable = end
+        self.readable_end.open_at(end)
         self.checkpointer.open_at(end, recovery.paths, recovery.deleted)
 
     async def close(self) -> None:
@@ -368,6 +337,34 @@ class Store:
         return self.flusher.durable
 
     @property
+    def readable(self) -> int:
+        """The log position before which everything may be read."""
+        return self.readable_end.position
+
+    @property
+    def refusal(self) -> str:
+        """Why appends are refused just now; empty when they are not."""
+        return self.admission.refusal
+
+    @property
+    def on_commit_wanted(self) -> Callable[[], None] | None:
+        """Called at the first append after a commit, so that whoever commits knows that there is something."""
+        return self.committer.on_commit_wanted
+
+    @on_commit_wanted.setter
+    def on_commit_wanted(self, want: Callable[[], None] | None) -> None:
+        self.committer.on_commit_wanted = want
+
+    @property
+    def store_host(self) -> bytes:
+        """The broker's address as records hold it: 4 or 16 address bytes and an i32 port."""
+        return self.writer.store_host
+
+    @store_host.setter
+    def store_host(self, host: bytes) -> None:
+        self.writer.store_host = host
+
+    @property
     def failed(self) -> StoreFailed | None:
         """Why the store is read-only until the next start; None while all is well."""
         return self.flusher.failed
@@ -394,17 +391,10 @@ class Store:
         """
         if topic not in self.queues.topics:
             return
-        # Twice, so that no single damaged record brings the topic back.
-        note = deletion(topic, self.store_host, self._clock.now_ms())
-        try:
-            self.commit()
-        except (Refused, StoreFailed) as error:
-            self._lost = error
-            raise
-        self._append_notes((note, note))
+        self.notes.delete(topic)
         queues = self.queues.forget_topic(topic)
         for queue in queues:
-            self._touched.pop(queue, None)
+            self.readable_end.forget(queue)
         self.deleted_to = self.tail.written
         self.checkpointer.delete_topic(topic, queues, self.deleted_to)
         for tell in self.on_deleted:
@@ -417,36 +407,6 @@ class Store:
           StoreFailed: it will never be.
         """
         await self.flusher.wait_durable(self.deleted_to)
-
-    def note_offsets(self, queues: list[Queue]) -> int:
-        """Write into the log where *queues* go on, whose records are to be removed; return the position behind it.
-
-        Raises:
-          Refused: the disk is full.
-          StoreFailed: the disk failed.
-        """
-        self.commit()
-        ends = [(queue.topic, queue.queue_id, queue.next_offset) for queue in queues]
-        position = self.tail.position
-        body_bytes_max = min(NOTE_BYTES_MAX, self.config.segment_bytes // 4)
-        for note in offset_notes(ends, body_bytes_max, self.store_host, self._clock.now_ms()):
-            self._append_notes((note,))
-        for queue in queues:
-            queue.noted = position
-        return self.tail.written
-
-    def _append_notes(self, notes: Sequence[Message]) -> None:
-        """Append records of the store's own, which belong to no queue, in one segment; all or none is stored."""
-        queue = Queue(NOTES_TOPIC, 0)
-        size = sum(record_size(note, queue.topic_bytes, self.store_host) for note in notes)
-        if self.tail.position + size + FILLER_BYTES > self.tail.segment.end:
-            self._roll_for(size, "a record of the store")
-        now = self._clock.now_ms()
-        for note in notes:
-            position = self.tail.position
-            self.tail.put(encode_record(note, 0, 0, position, now, self.store_host))
-            self._pending.append((queue, position, self.tail.position, now, b""))
-        self.commit()
 
     # ---- tables beside the log
 
@@ -473,64 +433,15 @@ class Store:
           Refused: it is too large, or the store takes no writes just now (the text says why).
           StoreFailed: the disk failed.
         """
-        of_topic = self.queues.topics.get(message.topic)
-        queue = of_topic.get(queue_id) if of_topic is not None else None
-        if queue is None:
-            queue = self._new_queue(message.topic, queue_id)
-        body = message.body
-        properties = message.properties
-        properties_bytes = len(properties)
-        sealed = self._seals
-        if sealed or has_seal(properties, properties_bytes):
-            properties = self._fit_seal(message)
-            properties_bytes = len(properties)
-        body_bytes = len(body)
-        if (
-            self.refusal
-            or body_bytes > self.config.message_bytes_max
-            or properties_bytes > PROPERTIES_BYTES_MAX
-            or 0 in properties
-        ):
-            self._refuse(message)
-        tail = self.tail
-        position = tail.position
-        size = queue.overhead + body_bytes + properties_bytes
-        # 24: two hosts in IPv6 make the record this much longer.
-        if position + size + (24 + FILLER_BYTES) > tail.segment.end:
-            self._roll(message, queue)
-            position = tail.position
-        now = self._now_ms
-        if not now:
-            now = self._begin_commit()
-        kind = message.sys_flag & TRANSACTION_MASK
-        indexed = kind != PREPARED and kind != ROLLBACK
-        offset = queue.next_offset if indexed else 0
-        end = position + size
-        if end <= tail.chunk_end and queue.narrow and len(message.born_host) == 8 and len(self.store_host) == 8:
-            at = position - tail.chunk_base
-            encode_into(
-                tail.data, at, size, message, queue.topic_part, queue_id, offset, position, now, self.store_host
-            )
-            if sealed:
-                seal(tail.data, at, at + size)
-            tail.position = end
-        else:
-            record = bytearray(encode_record(message, queue_id, offset, position, now, self.store_host))
-            size = len(record)
-            if sealed:
-                seal(record, 0, size)
-            tail.put(record)
-            end = tail.position
-        if indexed:
-            code = self._codes.of(properties) if not queue.timed else self._codes.due(properties, now)
-            queue.tail += ENTRY.pack(position, size, code)
-            queue.next_offset = offset + 1
-            queue.last_end = end
-            if not queue.dirty:
-                self.queues.touch(queue)
-        # Keys of rollback records are not indexed.
-        self._pending.append((queue, position, end, now, properties if kind != ROLLBACK else b""))
-        return Placed(queue_id, offset, position, end, now)
+        return self.writer.append(message, queue_id)
+
+    def append_run(self, run: Sequence[RunItem]) -> RunResult:
+        """Append the messages of *run*, in order, each to its queue; one that is refused does not stop the others.
+
+        Raises:
+          StoreFailed: the disk failed.
+        """
+        return self.writer.append_run(run)
 
     def append_batch(self, messages: Sequence[Message], queue_id: int) -> list[Placed]:
         """Append *messages*, all of one topic, with consecutive offsets; all or none, as `append_group`.
@@ -538,33 +449,7 @@ class Store:
         Raises:
           Refused: as `append`; none was stored.
         """
-        if not messages:
-            return []
-        queue = self.queues.find(messages[0].topic, queue_id) or self._new_queue(messages[0].topic, queue_id)
-        for message in messages:
-            if self._seals or has_seal(message.properties, len(message.properties)):
-                self._fit_seal(message)
-        bodies = [len(message.body) for message in messages]
-        properties = [message.properties for message in messages]
-        lengths = [len(each) for each in properties]
-        if (
-            self.refusal
-            or max(bodies) > self.config.message_bytes_max
-            or max(lengths) > PROPERTIES_BYTES_MAX
-            or 0 in b"".join(properties)
-        ):
-            self._refuse_any(messages)
-        host_bytes = len(self.store_host)
-        hosts = [len(message.born_host) for message in messages]
-        total = sum(bodies) + sum(lengths) + sum(hosts) + len(messages) * (queue.overhead + host_bytes - 16)
-        kinds = {message.sys_flag & TRANSACTION_MASK for message in messages}
-        usual = queue.narrow and host_bytes == 8 and not queue.timed and max(hosts) == 8 and kinds == {0}
-        tail = self.tail
-        if tail.position + total + 24 + FILLER_BYTES > tail.segment.end:
-            self._roll_for(total + 24, f"a batch of {len(messages)} messages")
-        if not usual or tail.position + total > tail.chunk_end:
-            return self._append_together(messages, [queue] * len(messages), total)
-        return self._append_usual(messages, queue)
+        return self.writer.append_batch(messages, queue_id)
 
     def append_group(self, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
         """Append *messages* of any topics, each to the queue of its topic with the id at its place; all or none.
@@ -574,201 +459,11 @@ class Store:
         Raises:
           Refused: as `append`, or the group has too many messages or bytes; none was stored.
         """
-        if not messages:
-            return []
-        queues = [
-            self.queues.find(message.topic, queue_id) or self._new_queue(message.topic, queue_id)
-            for message, queue_id in zip(messages, queue_ids, strict=True)
-        ]
-        for message in messages:
-            if self._seals or has_seal(message.properties, len(message.properties)):
-                self._fit_seal(message)
-        self._refuse_any(messages)
-        host = self.store_host
-        total = sum(record_size(each, queue.topic_bytes, host) for each, queue in zip(messages, queues, strict=True))
-        self._check_group(len(messages), total)
-        if self.tail.position + total + FILLER_BYTES > self.tail.segment.end:
-            self._roll_for(total, f"a group of {len(messages)} messages")
-        return self._append_together(messages, queues, total)
-
-    def _check_group(self, count: int, size: int) -> None:
-        config = self.config
-        if count > config.group_messages_max:
-            limit = f"the most is {config.group_messages_max} (store.group_messages_max)"
-            raise Refused(Reason.ILLEGAL, f"the group has {count} messages; {limit}")
-        if size > config.group_bytes_max:
-            limit = f"the most is {config.group_bytes_max} (store.group_bytes_max)"
-            raise Refused(Reason.ILLEGAL, f"the group has {size} bytes; {limit}")
-
-    def _append_together(self, messages: Sequence[Message], queues: Sequence[Queue], total: int) -> list[Placed]:
-        """Append *messages* as an atomic group of *total* bytes, for which the segment has room.
-
-        Nothing but memory beyond the log's end changes before all of them are encoded.
-        """
-        tail, host = self.tail, self.store_host
-        start = position = tail.position
-        in_chunk = start + total <= tail.chunk_end
-        data, base = (tail.data, tail.chunk_base) if in_chunk else (bytearray(total), start)
-        now = self._now_ms
-        if not now:
-            now = self._now_ms = self._clock.now_ms()
-        offsets: dict[Queue, int] = {}
-        placed: list[Placed] = []
-        for message, queue, mark in zip(messages, queues, group_marks(len(messages)), strict=True):
-            kind = message.sys_flag & TRANSACTION_MASK
-            offset = 0
-            if kind != PREPARED and kind != ROLLBACK:
-                offset = offsets.get(queue, queue.next_offset)
-                offsets[queue] = offset + 1
-            record = encode_record(message, queue.queue_id, offset, position, now, host)
-            at, end = position - base, position + len(record)
-            data[at : at + len(record)] = record
-            data[at + MARK_AT] |= mark
-            if self._seals:
-                seal(data, at, end - base)
-            placed.append(Placed(queue.queue_id, offset, position, end, now))
-            position = end
-        if len(messages) > 1:
-            tail.begin_group()
-        if in_chunk:
-            tail.position = position
-        else:
-            tail.put(data)
-        for message, queue, at_place in zip(messages, queues, placed, strict=True):
-            self._put_entry(message, queue, at_place)
-        return placed
-
-    def _put_entry(self, message: Message, queue: Queue, placed: Placed) -> None:
-        """Put the record of *message* into its queue, and among what is to be committed."""
-        properties, kind = message.properties, message.sys_flag & TRANSACTION_MASK
-        if kind != PREPARED and kind != ROLLBACK:
-            code = self._codes.due(properties, placed.store_ms) if queue.timed else self._codes.of(properties)
-            self.queues.touch(queue)
-            queue.add(placed.position, placed.end - placed.position, code)
-        # Keys of rollback records are not indexed.
-        keyed = properties if kind != ROLLBACK else b""
-        self._pending.append((queue, placed.position, placed.end, placed.store_ms, keyed))
-
-    def _append_usual(self, messages: Sequence[Message], queue: Queue) -> list[Placed]:
-        """Append *messages*, which have IPv4 hosts, are no transactions, and fit into the chunk."""
-        tail, queue_id, topic_part, overhead = self.tail, queue.queue_id, queue.topic_part, queue.overhead
-        data, base, host = tail.data, tail.chunk_base, self.store_host
-        now = self._now_ms
-        if not now:
-            now = self._begin_commit()
-        position, offset = tail.position, queue.next_offset
-        placed: list[Placed] = []
-        entries: list[bytes] = []
-        pending: list[tuple[Queue, int, int, int, bytes]] = []
-        code_of = self._codes.of
-        sealed = self._seals
-        for message, mark in zip(messages, group_marks(len(messages)), strict=True):
-            properties = message.properties
-            size = overhead + len(message.body) + len(properties)
-            encode_into(data, position - base, size, message, topic_part, queue_id, offset, position, now, host)
-            data[position - base + MARK_AT] |= mark
-            if sealed:
-                seal(data, position - base, position - base + size)
-            entries.append(ENTRY.pack(position, size, code_of(properties)))
-            end = position + size
-            pending.append((queue, position, end, now, properties))
-            placed.append(Placed(queue_id, offset, position, end, now))
-            position = end
-            offset += 1
-        if len(messages) > 1:
-            tail.begin_group()
-        tail.position = queue.last_end = position
-        queue.tail += b"".join(entries)
-        queue.next_offset = offset
-        if not queue.dirty:
-            self.queues.touch(queue)
-        self._pending += pending
-        return placed
-
-    def _fit_seal(self, message: Message) -> bytes:
-        """Make room for the seal of *message*, or take off one that is another record's; returns its properties."""
-        fitted = with_room_for_seal(message.properties) if self._seals else without_seal(message.properties)
-        message.properties = fitted
-        return fitted
-
-    def _new_queue(self, topic: str, queue_id: int) -> Queue:
-        if not topic or "/" in topic or "\x00" in topic or topic in (".", "..") or len(topic.encode()) > 255:
-            raise Refused(Reason.ILLEGAL, f"topic {topic!r} cannot be a directory of the store")
-        if queue_id < 0:
-            raise Refused(Reason.ILLEGAL, f"queue id {queue_id} is negative")
-        return self.queues.get(topic, queue_id)
-
-    def _refuse_any(self, messages: Sequence[Message]) -> None:
-        """Say why the first of *messages* that cannot be stored cannot be."""
-        for message in messages:
-            properties = message.properties
-            too_long = len(message.body) > self.config.message_bytes_max or len(properties) > PROPERTIES_BYTES_MAX
-            if self.refusal or too_long or 0 in properties:
-                self._refuse(message)
-
-    def _refuse(self, message: Message) -> None:
-        """Say why *message* cannot be stored."""
-        if self.flusher.failed is not None:
-            raise self.flusher.failed
-        if self.refusal:
-            raise Refused(Reason.UNAVAILABLE, self.refusal)
-        if len(message.properties) > PROPERTIES_BYTES_MAX:
-            raise Refused(
-                Reason.ILLEGAL,
-                f"the properties have {len(message.properties)} bytes; the most is {PROPERTIES_BYTES_MAX}",
-            )
-        if 0 in message.properties:
-            raise Refused(Reason.ILLEGAL, "the properties hold U+0000; the store tells by it that a write was torn")
-        raise Refused(
-            Reason.ILLEGAL,
-            f"the body has {len(message.body)} bytes; the most is {self.config.message_bytes_max} "
-            "(store.message_bytes_max)",
-        )
-
-    def _roll(self, message: Message, queue: Queue) -> None:
-        size = record_size(message, queue.topic_bytes, self.store_host)
-        if self.tail.position + size + FILLER_BYTES > self.tail.segment.end:
-            self._roll_for(size, "the record")
-
-    def _roll_for(self, size: int, what: str) -> None:
-        """Begin a segment in which *size* bytes have room."""
-        if self.flusher.failed is not None:
-            raise self.flusher.failed
-        if size + FILLER_BYTES > self.config.segment_bytes:
-            raise Refused(
-                Reason.ILLEGAL,
-                f"{what} has {size} bytes; a segment has {self.config.segment_bytes} (store.segment_bytes)",
-            )
-        before = self.tail.segment
-        if before.path:
-            self.flusher.wrote(before.path)
-        try:
-            self.tail.roll()
-        except OSError as error:
-            lost = bool(self._pending) and self.tail.written < before.end
-            if lost:
-                self._take_back()
-            else:
-                self._accept_pending()
-            refused = self._disk_refused(error)
-            if lost:
-                self._lost = refused
-            raise refused from error
-        self._accept_pending()
-        self.flusher.created()
-
-    # ---- committing
-
-    def _begin_commit(self) -> int:
-        """Return the time that all records of the next commit get; called with the first of them."""
-        self._now_ms = now = self._clock.now_ms()
-        self.commit_soon()
-        return now
+        return self.writer.append_group(messages, queue_ids)
 
     def commit_soon(self) -> None:
         """Have the server commit at the end of this round of the event loop; appends call this themselves."""
-        if self.on_commit_wanted is not None:
-            self.on_commit_wanted()
+        self.committer.commit_soon()
 
     def commit(self) -> None:
         """Hand everything appended since the last commit to the operating system, in one write.
@@ -780,46 +475,16 @@ class Store:
           Refused: the disk is full; the store tries again by itself.
           StoreFailed: the disk failed.
         """
-        self._now_ms = 0
-        if self._lost is not None:
-            lost, self._lost = self._lost, None
-            raise lost
-        if not self._pending:
-            return
-        tail = self.tail
-        self.flusher.wrote(tail.segment.path)
-        try:
-            tail.write_out()
-        except OSError as error:
-            self._take_back()
-            raise self._disk_refused(error) from error
-        self._accept_pending()
+        self.committer.commit()
 
-    def _accept_pending(self) -> None:
-        """What is pending is written: count it, queue its keys, wake who waits for it."""
-        pending = self._pending
-        if not pending:
-            return
-        self.commits += 1
-        self.appended_messages += len(pending)
-        # Side by side in one segment.
-        self.appended_bytes += pending[-1][2] - pending[0][1]
-        self.last_store_ms = pending[-1][3]
-        touched = self._touched
-        # With sync flush a watcher may still come before the records become readable.
-        for item in pending:
-            if self._sync or item[0].watchers:
-                touched[item[0]] = None
+    def _index(self, appended: list[Appended]) -> None:
+        """Queue the keys of what was committed for the key index."""
         keys = self.keys
         if keys is not None and self.checkpointer.follower is None:
-            keys.pending.extend(pending)
+            keys.pending.extend(appended)
             if len(keys.pending) > UNINDEXED_MAX:
                 self._help_index(keys)
-        self._pending = []
         self.checkpointer.wake()
-        self.flusher.ask()
-        if not self._sync:
-            self._became_readable(self.tail.written)
 
     def _help_index(self, keys: KeyIndex) -> None:
         try:
@@ -827,44 +492,8 @@ class Store:
         except OSError as error:
             logger.warning("the key index cannot grow: %s; it goes on later", error)
 
-    def _take_back(self) -> None:
-        """Nothing that is pending was stored: give its queue offsets back."""
-        for queue, _, end, _, _ in reversed(self._pending):
-            if queue.last_end == end:
-                queue.drop_last()
-        self._pending = []
-
-    def _disk_refused(self, error: OSError) -> Refused | StoreFailed:
-        """What to raise for *error* of a write: full disks heal, anything else does not."""
-        if is_full(error):
-            self.refusal = self.retention.refusal_for(error)
-            return Refused(Reason.UNAVAILABLE, self.refusal)
-        failed = self.flusher.fail(error)
-        self.refusal = str(failed)
-        return failed
-
-    def _became_readable(self, position: int) -> None:
-        self.readable = position
-        if self._touched:
-            self._call_watchers()
-        for callback in self.on_flushed:
-            callback()
-
-    def _call_watchers(self) -> None:
-        touched, self._touched = self._touched, {}
-        for queue in touched:
-            if queue.last_end > self.readable:
-                self._touched[queue] = None
-            for watcher in tuple(queue.watchers or ()):
-                watcher(queue)
-
     def _durable_moved(self) -> None:
-        if self.flusher.failed is not None:
-            self.refusal = str(self.flusher.failed)
-        if self._sync:
-            self._became_readable(self.flusher.durable)
-        elif self.flusher.failed is not None:
-            self._became_readable(self.readable)
+        self.committer.durable_moved()
 
     async def wait_flushed(self, position: int) -> None:
         """Return when everything before *position* is durable (sync) or written (async); at once if it is.
@@ -946,7 +575,7 @@ class Store:
         try:
             self.checkpointer.repair_now(queue)
         except OSError as error:
-            raise self._disk_refused(error) from error
+            raise self.admission.refuse(error) from error
 
     async def read_far(
         self,
@@ -988,7 +617,7 @@ class Store:
         try:
             await self.checkpointer.repair(queue)
         except OSError as error:
-            raise self._disk_refused(error) from error
+            raise self.admission.refuse(error) from error
 
     async def _read_off_loop(
         self,

@@ -288,20 +288,25 @@ class LogWriter:
         for base in [base for base in self.chunks.pinned if base != self.chunk_base]:
             self.chunks.hold(self.chunks.pinned.pop(base))
 
+    def rewind(self, position: int) -> None:
+        """Forget in memory what was appended from *position* on, which is not written and in this segment."""
+        self.position = position
+        if self.first_group >= position:
+            self.first_group = -1
+        base = self.chunks.base_of(self.segment, position)
+        for later in [other for other in self.chunks.pinned if other > base]:
+            del self.chunks.pinned[later]
+        chunk = self.chunks.pinned.get(base)
+        if chunk is None:
+            self._open_chunk(base, position)
+        else:
+            self._use(chunk)
+
     def undo(self) -> None:
         """Forget what was appended since the last `write_out`, in memory and in the file.
 
         Raises:
           OSError: the file cannot be cleared, so a later start could find what was refused.
         """
-        self.position = self.written
-        self.first_group = -1
-        base = self.chunks.base_of(self.segment, self.written)
-        for later in [other for other in self.chunks.pinned if other > base]:
-            del self.chunks.pinned[later]
-        chunk = self.chunks.pinned.get(base)
-        if chunk is None:
-            self._open_chunk(base, self.written)
-        else:
-            self._use(chunk)
+        self.rewind(self.written)
         self.segments.files.clear(self.segment.path, self.written - self.segment.start)

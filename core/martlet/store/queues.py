@@ -69,6 +69,7 @@ class Queue:
         "begins",
         "blocks",
         "changed",
+        "deleted",
         "dirty",
         "first_offset",
         "journaled",
@@ -78,6 +79,7 @@ class Queue:
         "next_offset",
         "noted",
         "overhead",
+        "plain",
         "queue_id",
         "saved",
         "saved_end",
@@ -127,6 +129,9 @@ class Queue:
         self.narrow = not wide
         # Entries carry the time at which the message is due.
         self.timed = topic == SCHEDULE_TOPIC
+        # Records are V1 and have a tag code; no longer once the topic was deleted.
+        self.plain = self.narrow and not self.timed
+        self.deleted = False
         self.topic_part = (
             len(topic_bytes).to_bytes(2, "big") + topic_bytes if wide else bytes((len(topic_bytes),)) + topic_bytes
         )
@@ -600,7 +605,10 @@ class Queues:
 
     def forget_topic(self, topic: str) -> list[Queue]:
         """Take *topic* out of the table and return its queues; their files stay."""
-        return list(self.topics.pop(topic, {}).values())
+        queues = list(self.topics.pop(topic, {}).values())
+        for queue in queues:
+            queue.plain, queue.deleted = False, True
+        return queues
 
     def let_go(self, queues: list[Queue]) -> None:
         """Never save *queues* again."""

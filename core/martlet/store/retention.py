@@ -78,7 +78,6 @@ class Retention:
         "_stuck",
         "_unnoted",
         "clock_behind_ms",
-        "full_error",
         "keeper",
         "overdue_ms",
         "removed_segments",
@@ -100,22 +99,12 @@ class Retention:
         self._unnoted = False
         # Asked before anything is removed.
         self.keeper: Keeper | None = None
-        # A write failed for want of space; until a probe succeeds.
-        self.full_error = False
         # How far the oldest segment is past its time, if that is too far to believe the clock; else 0.
         self.overdue_ms = 0
         # From when on the next overdue segment waits for its turn, on trio's clock.
         self._overdue_from = 0.0
         # How far the clock is behind the newest record; 0 when it is not.
         self.clock_behind_ms = 0
-
-    def refusal_for(self, error: OSError) -> str:
-        """Remember that the disk is full, and say so."""
-        self.full_error = True
-        return (
-            f"the disk of {self._store.directory!r} is full ({error.strerror}); "
-            "writes go on by themselves when there is space: free some, or lower store.file_reserved_hours"
-        )
 
     async def run(self) -> None:
         """Look every ``retention_interval_ms``, until cancelled; every second while appends are refused."""
@@ -147,7 +136,7 @@ class Retention:
     def _check_clock(self) -> None:
         """Compare the clock with the records, and say once when they contradict each other."""
         store = self._store
-        behind_ms = store.last_store_ms - self._clock.now_ms()
+        behind_ms = store.committer.last_store_ms - self._clock.now_ms()
         if behind_ms <= BEHIND_MS:
             behind_ms = 0
         elif not self.clock_behind_ms:
@@ -208,7 +197,7 @@ class Retention:
         """Write into the log where *queues* go on: without their records nothing else there says it."""
         try:
             if queues:
-                self._store.note_offsets(queues)
+                self._store.notes.note_offsets(queues)
         except Refused as refused:
             # Segments go all the same, which makes space.
             self._unnoted = True
@@ -339,15 +328,15 @@ class Retention:
             return
         limit = store.config.disk_full_ratio
         if self.used_ratio > limit:
-            store.refusal = (
+            store.admission.refusal = (
                 f"the disk of {store.directory!r} is {self.used_ratio:.0%} full, above the limit of {limit:.0%} "
                 "(store.disk_full_ratio); writes go on by themselves when there is space"
             )
             return
-        if store.refusal and (self.used_ratio <= limit - HYSTERESIS or self.full_error) and self._has_space():
+        if store.refusal and (self.used_ratio <= limit - HYSTERESIS or store.admission.disk_full) and self._has_space():
             logger.info("there is space again in %s; writes go on", store.directory)
-            self.full_error = False
-            store.refusal = ""
+            store.admission.disk_full = False
+            store.admission.refusal = ""
 
     def _has_space(self) -> bool:
         """Whether a page can be written and kept, and nothing of the start is left to be written."""

@@ -40,9 +40,9 @@ class StoreStatistics:
     )
 
     def __init__(self, store: "Store") -> None:
-        self.appended_messages = store.appended_messages
-        self.appended_bytes = store.appended_bytes
-        self.commits = store.commits
+        self.appended_messages = store.committer.appended_messages
+        self.appended_bytes = store.committer.appended_bytes
+        self.commits = store.committer.commits
         self.fsyncs = store.flusher.fsyncs
         self.fsync_seconds = store.flusher.fsync_seconds
         self.fsync_seconds_max = store.flusher.fsync_seconds_max

@@ -1,0 +1,201 @@
+"""From memory to the operating system: one write for everything that was appended since the last one.
+
+The committer also says what becomes of records whose write fails, and tells when records are readable and segments are
+complete.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias, final
+
+from martlet.clock import Clock
+from martlet.errors import Refused, StoreFailed
+from martlet.store.admission import Admission
+from martlet.store.flusher import Flusher
+from martlet.store.page_cache import LogWriter
+from martlet.store.queues import Queue
+from martlet.store.readable import ReadableEnd
+from martlet.store.segments import Segment
+
+__all__ = ["Appended", "Committer"]
+
+# Queue, position and end of a record, when it was stored, and the properties whose keys are to be indexed.
+Appended: TypeAlias = tuple[Queue, int, int, int, bytes]
+
+
+@final
+class Committer:
+    """Commits what the writer appended to *tail*.
+
+    Args:
+      index: is given the records of each commit, in order.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_clock",
+        "_flusher",
+        "_full_segments",
+        "_index",
+        "_lost",
+        "_readable",
+        "_sync",
+        "_tail",
+        "appended_bytes",
+        "appended_messages",
+        "commits",
+        "last_store_ms",
+        "now_ms",
+        "on_commit_wanted",
+        "on_sealed",
+        "pending",
+    )
+
+    def __init__(
+        self,
+        tail: LogWriter,
+        flusher: Flusher,
+        admission: Admission,
+        readable: ReadableEnd,
+        index: Callable[[list[Appended]], None],
+        clock: Clock,
+        *,
+        sync: bool,
+    ) -> None:
+        self._tail = tail
+        self._flusher = flusher
+        self._admission = admission
+        self._readable = readable
+        self._index = index
+        self._clock = clock
+        self._sync = sync
+        # Appended and not yet committed, in order.
+        self.pending: list[Appended] = []
+        # The store time of what is pending; 0 when nothing was appended since the last commit.
+        self.now_ms = 0
+        # Called at the first append after a commit.
+        self.on_commit_wanted: Callable[[], None] | None = None
+        # Each is called with a segment that is complete and durable: no record is added to it any more.
+        self.on_sealed: list[Callable[[Segment], None]] = []
+        # Segments that are complete, and not durable yet.
+        self._full_segments: list[Segment] = []
+        # Why what was appended since the last commit will never be stored, though its appends returned.
+        self._lost: Refused | StoreFailed | None = None
+        self.appended_messages = 0
+        self.appended_bytes = 0
+        self.commits = 0
+        self.last_store_ms = 0
+
+    def read_clock(self) -> int:
+        """The store time of what is appended now: the same until the next commit."""
+        if not self.now_ms:
+            self.now_ms = self._clock.now_ms()
+            self.commit_soon()
+        return self.now_ms
+
+    def commit_soon(self) -> None:
+        """Tell whoever commits that there is something."""
+        if self.on_commit_wanted is not None:
+            self.on_commit_wanted()
+
+    def commit(self) -> None:
+        """Hand everything appended since the last commit to the operating system, in one write.
+
+        Raises:
+          Refused: the disk is full; everything since the last commit was taken back.
+          StoreFailed: the disk failed.
+        """
+        self.now_ms = 0
+        if self._lost is not None:
+            lost, self._lost = self._lost, None
+            raise lost
+        if not self.pending:
+            return
+        tail = self._tail
+        self._flusher.wrote(tail.segment.path)
+        try:
+            tail.write_out()
+        except OSError as error:
+            self._take_back()
+            raise self._admission.refuse(error) from error
+        self._accept()
+
+    def roll(self) -> None:
+        """Commit, end the segment and begin the next.
+
+        Raises:
+          Refused: the disk is full.
+          StoreFailed: the disk failed.
+        """
+        if self._flusher.failed is not None:
+            raise self._flusher.failed
+        before = self._tail.segment
+        if before.path:
+            self._flusher.wrote(before.path)
+        try:
+            self._tail.roll()
+        except OSError as error:
+            lost = bool(self.pending) and self._tail.written < before.end
+            if lost:
+                self._take_back()
+            else:
+                self._accept()
+            refused = self._admission.refuse(error)
+            if lost:
+                self._lost = refused
+            raise refused from error
+        if before.path:
+            self._full_segments.append(before)
+        self._accept()
+        self._flusher.created()
+
+    def fail_next(self, error: Refused | StoreFailed) -> None:
+        """Raise *error* from the next commit too: it took back what callers believe to be appended."""
+        self._lost = error
+
+    def durable_moved(self) -> None:
+        """The flusher's ``durable`` moved, or the disk failed."""
+        flusher, tail = self._flusher, self._tail
+        assert flusher.durable <= tail.written <= tail.position, "durable, written and appended are out of order"
+        if flusher.failed is not None:
+            self._admission.refusal = str(flusher.failed)
+        while self._full_segments and self._full_segments[0].end <= flusher.durable:
+            sealed = self._full_segments.pop(0)
+            for callback in self.on_sealed:
+                callback(sealed)
+        if self._sync:
+            self._readable.allow(flusher.durable)
+        elif flusher.failed is not None:
+            self._readable.announce()
+
+    def _accept(self) -> None:
+        """What is pending is written: count it, have its keys indexed, wake who waits for it."""
+        pending = self.pending
+        if not pending:
+            return
+        tail = self._tail
+        assert pending[-1][2] <= tail.written <= tail.position, "an accepted record is not written"
+        self.commits += 1
+        self.appended_messages += len(pending)
+        # Side by side in one segment.
+        self.appended_bytes += pending[-1][2] - pending[0][1]
+        self.last_store_ms = pending[-1][3]
+        # With sync flush a watcher may still come before the records become readable.
+        for item in pending:
+            if self._sync or item[0].watchers:
+                self._readable.touch(item[0])
+        self.pending = []
+        self._index(pending)
+        self._flusher.ask()
+        if not self._sync:
+            self._readable.allow(tail.written)
+
+    def _take_back(self) -> None:
+        """Nothing that is pending was stored."""
+        self.take_back(0)
+
+    def take_back(self, count: int) -> None:
+        """Give back the queue offsets of what is pending, but for the first *count* records."""
+        for queue, _, end, _, _ in reversed(self.pending[count:]):
+            if queue.last_end == end:
+                queue.drop_last()
+        del self.pending[count:]

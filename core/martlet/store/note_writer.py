@@ -1,0 +1,61 @@
+"""Writes the store's own records (`notes.py`) into the log."""
+
+from typing import Final, final
+
+from martlet.clock import Clock
+from martlet.errors import Refused, StoreFailed
+from martlet.store.committer import Committer
+from martlet.store.config import StoreConfig
+from martlet.store.notes import NOTES_TOPIC, deletion, offset_notes
+from martlet.store.queues import Queue
+from martlet.store.writer import Writer
+
+__all__ = ["NoteWriter"]
+
+# A note of many queues' offsets goes into several records.
+NOTE_BYTES_MAX: Final = 256 * 1024
+
+
+@final
+class NoteWriter:
+    """Appends notes and commits them at once."""
+
+    __slots__ = ("_body_bytes_max", "_clock", "_committer", "_writer")
+
+    def __init__(self, writer: Writer, committer: Committer, config: StoreConfig, clock: Clock) -> None:
+        self._writer = writer
+        self._committer = committer
+        self._clock = clock
+        self._body_bytes_max = min(NOTE_BYTES_MAX, config.segment_bytes // 4)
+
+    def delete(self, topic: str) -> None:
+        """Write that the records of *topic* so far are void.
+
+        Raises:
+          Refused: the disk is full.
+          StoreFailed: the disk failed.
+        """
+        # Twice, so that no single damaged record brings the topic back.
+        note = deletion(topic, self._writer.store_host, self._clock.now_ms())
+        try:
+            self._committer.commit()
+        except (Refused, StoreFailed) as error:
+            self._committer.fail_next(error)
+            raise
+        self._writer.append_together((note, note), NOTES_TOPIC)
+
+    def note_offsets(self, queues: list[Queue]) -> None:
+        """Write where *queues* go on, whose records are to be removed.
+
+        Raises:
+          Refused: the disk is full.
+          StoreFailed: the disk failed.
+        """
+        self._committer.commit()
+        ends = [(queue.topic, queue.queue_id, queue.next_offset) for queue in queues]
+        position = self._writer.position
+        host, now_ms = self._writer.store_host, self._clock.now_ms()
+        for note in offset_notes(ends, self._body_bytes_max, host, now_ms):
+            self._writer.append_together((note,), NOTES_TOPIC)
+        for queue in queues:
+            queue.noted = position

@@ -1,0 +1,71 @@
+"""Up to where the log may be read.
+
+With ``flush = "sync"`` that is what is durable, with ``"async"`` what is written. Whoever must have a copy of a record
+before anyone reads it, such as a replica, limits it further.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+from martlet.store.queues import Queue
+
+__all__ = ["ReadableEnd"]
+
+
+@final
+class ReadableEnd:
+    """The log position before which everything is readable; the one place where it moves.
+
+    ``on_moved`` is called after each move, and when the store failed. Each of ``confirmed`` returns the log position
+    up to which somebody has confirmed the log; who adds one calls `update` when that moves.
+    """
+
+    __slots__ = ("_limit", "_touched", "confirmed", "on_moved", "position")
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.on_moved: list[Callable[[], None]] = []
+        self.confirmed: list[Callable[[], int]] = []
+        # What is durable, or with async flush what is written.
+        self._limit = 0
+        # Queues with records that are not readable yet.
+        self._touched: dict[Queue, None] = {}
+
+    def open_at(self, position: int) -> None:
+        """Begin at *position*, the end of what a start found."""
+        self._limit = self.position = position
+
+    def touch(self, queue: Queue) -> None:
+        """Call the watchers of *queue* when its newest record becomes readable."""
+        self._touched[queue] = None
+
+    def forget(self, queue: Queue) -> None:
+        """Do not call the watchers of *queue*: its topic was deleted."""
+        self._touched.pop(queue, None)
+
+    def allow(self, position: int) -> None:
+        """Everything before *position* is durable, or with async flush written."""
+        assert position >= self._limit, f"the end {position} of what may be read is before the earlier {self._limit}"
+        self._limit = position
+        self.update()
+
+    def update(self) -> None:
+        """Move as far as is allowed, and tell everyone; what was readable stays so."""
+        end = min(self._limit, *[each() for each in self.confirmed]) if self.confirmed else self._limit
+        self.position = max(self.position, end)
+        if self._touched:
+            self._call_watchers()
+        self.announce()
+
+    def announce(self) -> None:
+        """Call ``on_moved``."""
+        for callback in self.on_moved:
+            callback()
+
+    def _call_watchers(self) -> None:
+        touched, self._touched = self._touched, {}
+        for queue in touched:
+            if queue.last_end > self.position:
+                self._touched[queue] = None
+            for watcher in tuple(queue.watchers or ()):
+                watcher(queue)

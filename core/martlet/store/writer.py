@@ -1,0 +1,397 @@
+"""Appends: records are encoded straight into the growing end of the log, and their entries into their queues.
+
+One loop, `Writer._put_run`, does that for everyone: for the messages of a socket read (`append_run`), for one message
+and for a batch. Whatever is rare takes `_put_odd`, one record at a time.
+"""
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias, final
+
+from martlet.checksum import crc32
+from martlet.errors import Reason, Refused
+from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
+from martlet.store.admission import Admission
+from martlet.store.atomic import MARK_AT, group_marks
+from martlet.store.codec import encode_record, has_seal, record_size, seal, with_room_for_seal, without_seal
+from martlet.store.committer import Appended, Committer
+from martlet.store.config import StoreConfig
+from martlet.store.layout import (
+    ENTRY,
+    FILLER_BYTES,
+    HEAD,
+    HEAD_BYTES,
+    MAGIC_V1,
+    PREPARED,
+    ROLLBACK,
+    SHORT,
+    STORE_BITS,
+    TRANSACTION_MASK,
+    Buffer,
+)
+from martlet.store.page_cache import LogWriter
+from martlet.store.queues import Queue, Queues
+from martlet.store.tags import TagCodes
+
+__all__ = ["RunItem", "RunResult", "Writer"]
+
+NO_HOST: Final = bytes(8)
+# A message: its queue, body, properties and tag code (`Writer.code_of`), flag, sysFlag, born ms and born host, how
+# often it was consumed, and the position of its prepared message.
+RunItem: TypeAlias = tuple[Queue, Buffer, bytes, int, int, int, int, bytes, int, int]
+
+ENTRY_PACK: Final = ENTRY.pack
+HEAD_PACK: Final = HEAD.pack_into
+SHORT_PACK: Final = SHORT.pack
+# Of sysFlag; the store sets the others itself.
+KEPT_FLAGS: Final = ~STORE_BITS
+
+
+@final
+class RunResult:
+    """Where the messages of a run are: log positions and queue offsets, in order.
+
+    A message that was refused has -1 for both, and its reason in ``refused`` under its place in the run. ``end`` is the
+    log position after the last record.
+    """
+
+    __slots__ = ("end", "offsets", "positions", "refused", "store_ms")
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+        self.offsets: list[int] = []
+        self.refused: dict[int, Refused] = {}
+        self.end = 0
+        self.store_ms = 0
+
+
+@final
+class Writer:
+    """Appends to the log and to the queues in memory; the committer brings that to the disk."""
+
+    __slots__ = ("_admission", "_codes", "_committer", "_queues", "_record_crcs", "_tail", "config", "store_host")
+
+    def __init__(
+        self, config: StoreConfig, tail: LogWriter, queues: Queues, committer: Committer, admission: Admission
+    ) -> None:
+        self.config = config
+        self._tail = tail
+        self._queues = queues
+        self._committer = committer
+        self._admission = admission
+        self._codes = TagCodes()
+        self._record_crcs = config.seal_records
+        self.store_host = NO_HOST
+
+    @property
+    def position(self) -> int:
+        """The log position of the next record."""
+        return self._tail.position
+
+    # ---- what callers append
+
+    def append(self, message: Message, queue_id: int) -> Placed:
+        """Put *message* at the end of the log and of its queue.
+
+        Raises:
+          Refused: it is too large, or the store takes no writes just now (the text says why).
+          StoreFailed: the disk failed.
+        """
+        of_topic = self._queues.topics.get(message.topic)
+        queue = of_topic.get(queue_id) if of_topic is not None else None
+        if queue is None:
+            queue = self.open_queue(message.topic, queue_id)
+        result = RunResult()
+        self._put_run((self._item(message, queue),), result)
+        if result.refused:
+            raise result.refused[0]
+        return Placed(queue_id, result.offsets[0], result.positions[0], result.end, result.store_ms)
+
+    def append_run(self, run: Sequence[RunItem]) -> RunResult:
+        """Append the messages of *run*, in order, each to its queue; one that is refused does not stop the others.
+
+        Raises:
+          StoreFailed: the disk failed.
+        """
+        result = RunResult()
+        self._put_run(run, result)
+        return result
+
+    def append_batch(self, messages: Sequence[Message], queue_id: int) -> list[Placed]:
+        """Append *messages*, all of one topic, with consecutive offsets; all or none, as `append_group`.
+
+        Raises:
+          Refused: as `append`; none was stored.
+        """
+        if not messages:
+            return []
+        queue = self.open_queue(messages[0].topic, queue_id)
+        items = [self._item(message, queue) for message in messages]
+        return self._append_all(items, f"a batch of {len(items)} messages")
+
+    def append_group(self, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
+        """Append *messages* of any topics, each to the queue of its topic with the id at its place; all or none.
+
+        They lie side by side in one segment. After a crash all are there or none is.
+
+        Raises:
+          Refused: as `append`, or the group has too many messages or bytes; none was stored.
+        """
+        if not messages:
+            return []
+        items = [
+            self._item(message, self.open_queue(message.topic, queue_id))
+            for message, queue_id in zip(messages, queue_ids, strict=True)
+        ]
+        config = self.config
+        if len(items) > config.group_messages_max:
+            limit = f"the most is {config.group_messages_max} (store.group_messages_max)"
+            raise Refused(Reason.ILLEGAL, f"the group has {len(items)} messages; {limit}")
+        return self._append_all(items, f"a group of {len(items)} messages", config.group_bytes_max)
+
+    def _append_all(self, items: list[RunItem], what: str, bytes_max: int = 0) -> list[Placed]:
+        """Append *items* as an atomic group (`atomic.py`); one item alone needs no marks."""
+        if self._record_crcs or any(has_seal(item[2], len(item[2])) for item in items):
+            items = [self._fitted_item(item) for item in items]
+        for item in items:
+            self._check(item[1], item[2])
+        host_bytes = len(self.store_host) - 16
+        total = sum([item[0].overhead + len(item[1]) + len(item[2]) + len(item[7]) + host_bytes for item in items])
+        if bytes_max and total > bytes_max:
+            limit = f"the most is {bytes_max} (store.group_bytes_max)"
+            raise Refused(Reason.ILLEGAL, f"the group has {total} bytes; {limit}")
+        tail, committer = self._tail, self._committer
+        if tail.position + total + FILLER_BYTES > tail.segment.end:
+            self.roll_for(total, what)
+        start, count, result = tail.position, len(committer.pending), RunResult()
+        if len(items) > 1:
+            tail.begin_group()
+        try:
+            self._put_run(items, result, [mark << 24 for mark in group_marks(len(items))])
+        except BaseException:
+            committer.take_back(count)
+            tail.rewind(start)
+            raise
+        assert not result.refused, "a message of a group was refused after all were checked"
+        now, ends = result.store_ms, [*result.positions[1:], result.end]
+        return [
+            Placed(item[0].queue_id, offset, position, end, now)
+            for item, offset, position, end in zip(items, result.offsets, result.positions, ends, strict=True)
+        ]
+
+    def append_together(self, messages: Sequence[Message], topic: str) -> None:
+        """Append records of the store's own, which belong to no queue, in one segment, and commit; all or none."""
+        queue = Queue(topic, 0)
+        size = sum(record_size(each, queue.topic_bytes, self.store_host) for each in messages)
+        if self._tail.position + size + FILLER_BYTES > self._tail.segment.end:
+            self.roll_for(size, "a record of the store")
+        now = self._committer.read_clock()
+        for message in messages:
+            position = self._tail.position
+            self._tail.put(encode_record(message, 0, 0, position, now, self.store_host))
+            self._committer.pending.append((queue, position, self._tail.position, now, b""))
+        self._committer.commit()
+
+    def open_queue(self, topic: str, queue_id: int) -> Queue:
+        """The queue, made if it does not exist yet.
+
+        Raises:
+          Refused: there can be no such queue.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is not None:
+            return queue
+        if not topic or "/" in topic or "\x00" in topic or topic in (".", "..") or len(topic.encode()) > 255:
+            raise Refused(Reason.ILLEGAL, f"topic {topic!r} cannot be a directory of the store")
+        if queue_id < 0:
+            raise Refused(Reason.ILLEGAL, f"queue id {queue_id} is negative")
+        return self._queues.get(topic, queue_id)
+
+    def code_of(self, properties: bytes) -> int:
+        """The tag code of a message with *properties*, for a `RunItem`."""
+        return self._codes.of(properties)
+
+    def _item(self, message: Message, queue: Queue) -> RunItem:
+        properties = message.properties
+        return (
+            queue,
+            message.body,
+            properties,
+            self._codes.of(properties),
+            message.flag,
+            message.sys_flag,
+            message.born_ms,
+            message.born_host,
+            message.reconsume_times,
+            message.prepared_position,
+        )
+
+    # ---- the inner loop
+
+    def _put_run(self, run: Sequence[RunItem], result: RunResult, marks: Sequence[int] = ()) -> None:
+        """Encode *run* into the log's end, and its entries into the queues; *result* is empty before.
+
+        *marks* are the bits of sysFlag that say the place of each record in an atomic group.
+        """
+        tail, committer, queues = self._tail, self._committer, self._queues
+        host, record_crcs, body_bytes_max = self.store_host, self._record_crcs, self.config.message_bytes_max
+        now = result.store_ms = committer.read_clock()
+        positions, offsets = result.positions, result.offsets
+        data, base, room, position, pending = self._place()
+        try:
+            for item in run:
+                queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
+                if record_crcs or (len(properties) >= 20 and (properties[-12] == 1 or properties[-20] == 95)):
+                    properties = self._fitted(properties)
+                body_bytes, properties_bytes = len(body), len(properties)
+                size = queue.overhead + body_bytes + properties_bytes
+                end = position + size
+                if (
+                    end > room
+                    or not queue.plain
+                    or len(born_host) != 8
+                    or sys_flag & TRANSACTION_MASK
+                    or body_bytes > body_bytes_max
+                    or properties_bytes > PROPERTIES_BYTES_MAX
+                    or 0 in properties
+                ):
+                    tail.position = position
+                    try:
+                        self._put_odd(item, result, marks[len(positions)] if marks else 0)
+                    finally:
+                        data, base, room, position, pending = self._place()
+                    continue
+                at = position - base
+                offset = queue.next_offset
+                HEAD_PACK(
+                    data,
+                    at,
+                    size,
+                    MAGIC_V1,
+                    crc32(body) & 0x7FFFFFFF,
+                    queue.queue_id,
+                    flag,
+                    offset,
+                    position,
+                    sys_flag & KEPT_FLAGS | (marks[len(positions)] if marks else 0),
+                    born_ms,
+                    born_host,
+                    now,
+                    host,
+                    times,
+                    prepared_position,
+                    body_bytes,
+                )
+                at += HEAD_BYTES
+                data[at : at + body_bytes] = body
+                rest = b"%b%b%b" % (queue.topic_part, SHORT_PACK(properties_bytes), properties)
+                data[at + body_bytes : end - base] = rest
+                if record_crcs:
+                    seal(data, position - base, end - base)
+                queue.tail += ENTRY_PACK(position, size, code)
+                queue.next_offset = offset + 1
+                queue.last_end = end
+                if not queue.dirty:
+                    queues.touch(queue)
+                pending.append((queue, position, end, now, properties))
+                positions.append(position)
+                offsets.append(offset)
+                position = end
+        finally:
+            tail.position = result.end = position
+
+    def _place(self) -> tuple[bytearray, int, int, int, list[Appended]]:
+        """The chunk at the log's end and its base, where usual records may end in it (-1: nowhere), and the log's end.
+
+        The last is where the committer gathers records; a roll changes all five.
+        """
+        tail = self._tail
+        room = min(tail.chunk_end, tail.segment.end - FILLER_BYTES)
+        if self._admission.refusal or len(self.store_host) != 8:
+            room = -1
+        return tail.data, tail.chunk_base, room, tail.position, self._committer.pending
+
+    def _put_odd(self, item: RunItem, result: RunResult, mark: int) -> None:
+        """As the loop of `_put_run`, for every kind of message; begins a segment or a chunk where that is needed."""
+        try:
+            position, offset = self._put_any(self._fitted_item(item), mark)
+        except Refused as refused:
+            result.refused[len(result.positions)] = refused
+            position = offset = -1
+        result.positions.append(position)
+        result.offsets.append(offset)
+
+    def _put_any(self, item: RunItem, mark: int) -> tuple[int, int]:
+        queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
+        self._check(body, properties)
+        if queue.deleted:
+            queue = self.open_queue(queue.topic, queue.queue_id)
+        tail, committer = self._tail, self._committer
+        message = Message(
+            queue.topic,
+            bytes(body),
+            properties,
+            queue.queue_id,
+            flag,
+            sys_flag,
+            born_ms,
+            born_host,
+            times,
+            prepared_position,
+        )
+        size = record_size(message, queue.topic_bytes, self.store_host)
+        if tail.position + size + FILLER_BYTES > tail.segment.end:
+            self.roll_for(size, "the record")
+        now = committer.read_clock()
+        kind = sys_flag & TRANSACTION_MASK
+        indexed = kind != PREPARED and kind != ROLLBACK
+        offset = queue.next_offset if indexed else 0
+        position = tail.position
+        record = bytearray(encode_record(message, queue.queue_id, offset, position, now, self.store_host))
+        if mark:
+            record[MARK_AT] |= mark >> 24
+        if self._record_crcs:
+            seal(record, 0, size)
+        tail.put(record)
+        if indexed:
+            queue.add(position, size, self._codes.due(properties, now) if queue.timed else code)
+            self._queues.touch(queue)
+        # Keys of rollback records are not indexed.
+        committer.pending.append((queue, position, tail.position, now, properties if kind != ROLLBACK else b""))
+        return position, offset
+
+    def _fitted(self, properties: bytes) -> bytes:
+        """Make room for the CRC of a record, or remove one that is another record's."""
+        return with_room_for_seal(properties) if self._record_crcs else without_seal(properties)
+
+    def _fitted_item(self, item: RunItem) -> RunItem:
+        return (*item[:2], self._fitted(item[2]), *item[3:])
+
+    # ---- refusals and room
+
+    def _check(self, body: Buffer, properties: bytes) -> None:
+        """Raise if a message cannot be stored, or nothing can."""
+        self._admission.check()
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            raise Refused(
+                Reason.ILLEGAL, f"the properties have {len(properties)} bytes; the most is {PROPERTIES_BYTES_MAX}"
+            )
+        if 0 in properties:
+            raise Refused(Reason.ILLEGAL, "the properties hold U+0000; the store tells by it that a write was torn")
+        limit = self.config.message_bytes_max
+        if len(body) > limit:
+            text = f"the body has {len(body)} bytes; the most is {limit} (store.message_bytes_max)"
+            raise Refused(Reason.ILLEGAL, text)
+
+    def roll_for(self, size: int, what: str) -> None:
+        """Begin a segment in which *size* bytes have room.
+
+        Raises:
+          Refused: they have room in none, or the disk is full.
+          StoreFailed: the disk failed.
+        """
+        if size + FILLER_BYTES > self.config.segment_bytes:
+            raise Refused(
+                Reason.ILLEGAL,
+                f"{what} has {size} bytes; a segment has {self.config.segment_bytes} (store.segment_bytes)",
+            )
+        self._committer.roll()
