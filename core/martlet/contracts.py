@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from typing import Protocol as TypingProtocol
 
+from martlet.errors import Refused
 from martlet.message import Message
 from martlet.store.layout import Buffer, Predicate, RecordView
 
@@ -122,6 +123,13 @@ class Handler(TypingProtocol):
         of `martlet.turns.Turns.finish`. The peer's later events wait until that is done, so their
         order is kept; it is cancelled when the peer is lost. An event that `Connection.handle_timeout` made is
         always handled at once.
+        """
+        ...
+
+    def refuse(self, answer: Buffer, refused: Refused) -> Buffer | None:
+        """Return what replaces *answer*, the first piece sent after a `Peer.hold_until`; None closes the peer.
+
+        What it acknowledges was not stored: the disk became full. The answer has not left yet.
         """
         ...
 

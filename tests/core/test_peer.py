@@ -9,6 +9,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from martlet.errors import Reason, Refused, StoreFailed
 from martlet.net.peer import DELIVERY_TRANSITIONS, TRANSITIONS, Delivery, PeerState, ServerPeer
 from martlet.net.pending import Pending
 from martlet.settings import ServerConfig
@@ -122,11 +123,34 @@ async def test_answers_of_a_failed_commit_are_dropped_and_their_peer_is_closed(a
     world = World()
     async with toy_server(world=world):
         promised, other = world.dial()[0], world.dial()[0]
-        world.store.fail_commit("the disk is full")
+        world.store.fail_commit(StoreFailed("the disk failed"))
         await promised.send(b"hold 5 stored\n")
         assert await promised.receive_all() == b""
         await other.send(b"echo unharmed\n")
         assert await other.receive_line() == b"unharmed"
         world.store.flush_to(5)
         await trio.testing.wait_all_tasks_blocked()
+        assert world.reasons == ["the disk failed"]
+
+
+async def test_answers_of_a_commit_on_a_full_disk_become_refusals(autojump_clock: MockClock) -> None:
+    world = World()
+    async with toy_server(world=world):
+        caller, _ = world.dial()
+        world.store.written = world.store.readable = 4
+        world.store.fail_commit(Refused(Reason.UNAVAILABLE, "the disk is full"))
+        await caller.send(b"echo one\nhold 3 two\nhold 5 three\necho four\nhold 6 five\necho six\n")
+        lines = [await caller.receive_line() for _ in range(6)]
+        assert lines == [b"one", b"two", b"refused: ", b"four", b"refused: ", b"six"]
+        await caller.send(b"echo seven\n")
+        assert await caller.receive_line() == b"seven"
+
+
+async def test_a_peer_whose_handler_cannot_refuse_is_closed_when_the_disk_is_full(autojump_clock: MockClock) -> None:
+    world = World()
+    async with toy_server(world=world):
+        caller, _ = world.dial()
+        world.store.fail_commit(Refused(Reason.UNAVAILABLE, "the disk is full"))
+        await caller.send(b"hold 5 stored\nhold 6 lost\n")
+        assert await caller.receive_all() == b""
         assert world.reasons == ["the disk is full"]

@@ -10,7 +10,8 @@ import trio.testing
 from trio.testing import MockClock
 
 from martlet.broker import Broker
-from martlet.contracts import Connection, Handler, Peer, Protocol
+from martlet.contracts import Buffer, Connection, Handler, Peer, Protocol
+from martlet.errors import MartletError, Refused
 from martlet.message import Message
 from martlet.store import StoreConfig
 from martlet.testing.peers import MemoryPeer, Serving, serving
@@ -44,6 +45,8 @@ class Publisher:
             case "at once":
                 self.publish(event)
         return None
+
+    def refuse(self, answer: Buffer, refused: Refused) -> None: ...
 
     def collect(self, budget_bytes: int) -> None:
         self.publish("in collect")
@@ -132,7 +135,7 @@ async def test_a_commit_that_fails_outside_of_a_read_is_logged(
 ) -> None:
     async with toy_server() as world:
         caller, _ = world.dial()
-        world.store.fail_commit("the disk is full")
+        world.store.fail_commit(MartletError("the disk is full"))
         world.store.append()
         await trio.testing.wait_all_tasks_blocked()
         assert "were not stored; the disk is full" in caplog.text

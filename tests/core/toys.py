@@ -8,8 +8,8 @@ from typing import cast, final
 
 import trio
 
-from martlet.contracts import Connection, Peer, Protocol
-from martlet.errors import MartletError, RemoteProtocolError
+from martlet.contracts import Buffer, Connection, Peer, Protocol
+from martlet.errors import MartletError, Refused, RemoteProtocolError
 from martlet.net.server import Server
 from martlet.settings import ServerConfig
 from martlet.stats import Stats
@@ -25,7 +25,7 @@ class ToyStore:
         self.readable = 0
         self.written = 0
         self.commits = 0
-        self._error = ""
+        self._error: MartletError | None = None
         self.on_commit_wanted: Callable[[], None] | None = None
         self.on_flushed: list[Callable[[], None]] = []
 
@@ -35,11 +35,11 @@ class ToyStore:
 
     def commit(self) -> None:
         self.commits += 1
-        error, self._error = self._error, ""
-        if error:
-            raise MartletError(error)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
-    def fail_commit(self, error: str) -> None:
+    def fail_commit(self, error: MartletError) -> None:
         """Let the next commit fail."""
         self._error = error
 
@@ -152,6 +152,9 @@ class Toy:
 
     def do_long(self, text: str) -> Awaitable[None]:
         return self.world.work(self, text)
+
+    def refuse(self, answer: Buffer, refused: Refused) -> Buffer | None:
+        return b"refused: " if answer != b"lost" else None
 
     def collect(self, budget_bytes: int) -> None:
         self.collected += 1

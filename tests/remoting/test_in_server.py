@@ -1,6 +1,7 @@
 """The remoting connection and handler in a real server, over links in memory and in virtual time."""
 
 import contextlib
+import errno
 import random
 import struct
 from typing import cast
@@ -15,6 +16,7 @@ from martlet.net.server import Server
 from martlet.settings import ServerConfig
 from martlet.stats import Stats
 from martlet.store.codec import decode_records
+from martlet.store.files import Files
 from martlet.testing.links import Caller, Conditions, Link
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import RequestCode, ResponseCode
@@ -22,7 +24,7 @@ from martlet_remoting.connection import RemotingConnection
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.packets import Command
 
-from .conftest import Harness, OpenHarness, pull_ext, send_ext
+from .conftest import Harness, OpenHarness, long_ext, pull_ext, send_ext
 
 SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
 
@@ -38,6 +40,12 @@ class Client:
         number = len(served.clients)
         served.clients.append(self)
         served.server.serve(served.protocol(), self.link.far, f"10.0.0.1:{number}", bytes((10, 0, 0, 1, 0, 0, 0, 1)))
+
+    async def send_together(self, *requests: tuple[int, dict[str, object], bytes]) -> None:
+        """Send requests that the server reads at once; they are numbered from 1."""
+        frames = [encode_command(Command(*request, number)) for number, request in enumerate(requests, 1)]
+        self._opaque += len(frames)
+        await self.caller.send(b"".join(frames))
 
     async def send(self, code: int, ext: dict[str, object], body: bytes = b"") -> int:
         self._opaque += 1
@@ -207,3 +215,37 @@ async def test_every_waiting_consumer_gets_every_message_once_and_in_order(
             else:
                 await sender.ask(SEND, send_ext("T"), b"%d" % number)
     assert consumed == [list(range(count))] * 5
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_sends_that_meet_a_full_disk_first_are_refused(
+    open_harness: OpenHarness, monkeypatch: pytest.MonkeyPatch, flush: str
+) -> None:
+    harness = await open_harness(store={"flush": flush})
+    served = await serve(harness)
+    client = served.dial()
+    assert (await client.ask(SEND, send_ext("T", 0), b"before")).code == 0
+    write = Files.write
+
+    def full(files: Files, path: str, data: bytes, at: int) -> None:
+        if "/commitlog/" in path:
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        write(files, path, data, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "write", full)
+        place: dict[str, object] = {"topic": "T", "queueId": "0"}
+        ends = (RequestCode.GET_MAX_OFFSET, place, b"")
+        usual = (SEND, send_ext("T", 0, "UNIQ_KEY\x01U1\x02"), b"x")
+        other = (RequestCode.SEND_MESSAGE, long_ext("T", queueId="0"), b"x")
+        await client.send_together(usual, ends, other, ends)
+        answers = {answer.opaque: answer for answer in [await client.receive() for _ in range(4)]}
+        assert [answers[number].code for number in (1, 2, 3, 4)] == [ResponseCode.SERVICE_NOT_AVAILABLE, 0] * 2
+        assert "is full" in str(answers[1].remark)
+        assert answers[1].ext["MSG_REGION"] == answers[3].ext["MSG_REGION"] == "DefaultRegion"
+        assert [answers[number].ext["offset"] for number in (2, 4)] == ["1", "1"]
+        again = await client.ask(*usual)
+        assert (again.code, again.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, answers[1].remark)
+    harness.store.admission.refusal = ""
+    stored = await client.ask(*usual)
+    assert (stored.code, stored.ext["queueOffset"]) == (0, "1")

@@ -93,6 +93,8 @@ class _Ended:
 
     def handle(self, event: Any) -> None: ...
 
+    def refuse(self, answer: Buffer, refused: Refused) -> None: ...
+
     def collect(self, budget_bytes: int) -> None: ...
 
     def closed(self, reason: str) -> None: ...
@@ -111,6 +113,7 @@ class ServerPeer:
         "_config",
         "_held",
         "_hold_position",
+        "_holds",
         "_nursery",
         "_out",
         "_pending",
@@ -163,6 +166,8 @@ class ServerPeer:
         self._batch: list[Buffer] = []  # sent by the handler in this round
         self._batch_bytes = 0
         self._hold_position = 0
+        # Each position in `_batch` from which on the answers depend on a log position, and that.
+        self._holds: list[tuple[int, int]] = []
         self._held: deque[tuple[int, list[Buffer], int]] = deque()  # (log position, pieces, bytes)
         self.held_bytes = 0
         self._out: list[Buffer] = []  # free to leave
@@ -197,6 +202,7 @@ class ServerPeer:
     def hold_until(self, position: int) -> None:
         if position > self._hold_position:
             self._hold_position = position
+            self._holds.append((len(self._batch), position))
             if not self._touched:
                 self._touch()
 
@@ -276,7 +282,9 @@ class ServerPeer:
                 self._add_out(self._batch_bytes)
             self._batch = []
             self._batch_bytes = 0
-        self._hold_position = 0
+        if self._holds:
+            self._holds.clear()
+            self._hold_position = 0
         if self._out and not self.draining:
             self.push()
 
@@ -284,8 +292,25 @@ class ServerPeer:
         """Forget what was sent in this round: what it says did not happen."""
         self._batch = []
         self._batch_bytes = 0
+        self._holds.clear()
         self._hold_position = 0
         self._note_progress()
+
+    def refuse_batch(self, written: int, refused: Refused) -> bool:
+        """Replace the answers of this round that say that something beyond *written* is stored.
+
+        Returns False when the handler cannot say so.
+        """
+        batch = self._batch
+        for index, position in self._holds:
+            if position > written and index < len(batch):
+                instead = self.handler.refuse(batch[index], refused)
+                if instead is None:
+                    return False
+                batch[index] = instead
+        self._batch_bytes = sum(map(len, batch))
+        self._hold_position = min(self._hold_position, written)
+        return True
 
     def _let_out(self, pieces: list[Buffer]) -> None:
         """Let *pieces* leave after what waits; behind a drain they are copied, for views would pin whole chunks."""

@@ -12,7 +12,7 @@ from typing import Protocol as TypingProtocol
 
 import trio
 
-from martlet.errors import MartletError
+from martlet.errors import MartletError, Refused
 from martlet.net.peer import CLOSING, IDLE, NO_ROOM, ServerPeer
 from martlet.net.pending import Pending
 from martlet.settings import ServerConfig
@@ -95,13 +95,15 @@ class Rounds:
             self._drop_answers(self._store.written, error)
 
     def _drop_answers(self, written: int, error: MartletError) -> None:
-        """Close the peers whose answers of this round say that something beyond *written* is stored."""
-        dropped = [peer for peer in self._pending.touched if peer.hold_position > written]
-        for peer in dropped:
+        """Refuse what the answers of this round say is stored beyond *written*, or close their peers."""
+        wrong = [peer for peer in self._pending.touched if peer.hold_position > written]
+        for peer in wrong:
+            if isinstance(error, Refused) and peer.refuse_batch(written, error):
+                continue
             log.error("%s %s closed, its answers were dropped; %s", peer.protocol.name, peer.address, error)
             peer.discard_batch()
             peer.close(str(error))
-        if not dropped:
+        if not wrong:
             log.error("messages that nobody waits for were not stored; %s", error)
 
     def _queue_output(self) -> None:

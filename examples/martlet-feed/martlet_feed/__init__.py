@@ -142,6 +142,9 @@ class FeedHandler:
             self._peer, topic, ENCODING, start=from_earliest, credit=self._config.credit
         )
 
+    def refuse(self, answer: Buffer, refused: Refused) -> None:
+        """Nothing is published here."""
+
     def collect(self, budget_bytes: int) -> None:
         if self._feed is None:
             return

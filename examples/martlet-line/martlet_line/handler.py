@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from martlet.clock import Clock
-from martlet.contracts import Peer
+from martlet.contracts import Buffer, Peer
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.selection import Selection, select_tags
 from martlet.delivery.sessions import Session, Sessions
@@ -145,6 +145,9 @@ class LineHandler:
             self._rooms.counters.errors += 1
             self._peer.send(_error(refused))
 
+    def refuse(self, answer: Buffer, refused: Refused) -> bytes:
+        return _error(refused) * bytes(answer).count(b"\n")
+
     def collect(self, budget_bytes: int) -> None:
         """Send what the subscriptions have; the ones that could not are woken again."""
         feeds = list(self._feeds.items())
@@ -199,10 +202,10 @@ class LineHandler:
             for body, properties in zip(packet.bodies, packet.properties, strict=True)
         ]
         results = rooms.publish(messages)
-        peer.send(b"".join(map(_result, results)))
         ends = [result.end for result in results if isinstance(result, Placed)]
         if ends:
             peer.hold_until(ends[-1])
+        peer.send(b"".join(map(_result, results)))
         rooms.counters.published += len(ends)
         rooms.counters.publishes_refused += len(results) - len(ends)
 

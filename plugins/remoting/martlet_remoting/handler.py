@@ -10,10 +10,11 @@ from typing import Final, final
 
 import trio
 
-from martlet.contracts import Peer
-from martlet.errors import MartletError, NotReady
+from martlet.contracts import Buffer, Peer
+from martlet.errors import MartletError, NotReady, Refused
 from martlet.turns import Steps
 
+from .codec import decode_frame
 from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from .connection import RemotingConnection
 from .context import Beside, Context, Declined, Handle, Parts, refusal
@@ -138,6 +139,12 @@ class RemotingHandler:
     def _refusal(self, command: Command, error: MartletError) -> bytes:
         parts = self.context.parts
         return refusal(parts, command, error, parts.send_ext if command.code in send.TABLE else NO_EXT)
+
+    def refuse(self, answer: Buffer, refused: Refused) -> bytes:
+        """The answer to a request whose messages were not stored, in place of its own *answer*."""
+        said = decode_frame(bytes(answer))
+        ext = self.context.parts.send_ext if "MSG_REGION" in said.ext else NO_EXT
+        return refusal(self.context.parts, said, refused, ext)
 
     def collect(self, budget_bytes: int) -> None:
         """Send what was waiting for room: answers to pulls."""

@@ -3,7 +3,8 @@
 from collections.abc import Awaitable
 from typing import final
 
-from martlet.contracts import Peer
+from martlet.contracts import Buffer, Peer
+from martlet.errors import Refused
 from martlet.turns import Steps
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from martlet_remoting.packets import Command, Frame
@@ -47,6 +48,9 @@ class NameServerHandler:
     def _send(self, command: Command, frame: Frame) -> None:
         if not command.flag & FLAG_ONEWAY:
             self._peer.send(*([frame] if isinstance(frame, bytes) else frame))
+
+    def refuse(self, answer: Buffer, refused: Refused) -> None:
+        """A name server stores no messages."""
 
     def collect(self, budget_bytes: int) -> None:
         """Nothing ever waits here."""
