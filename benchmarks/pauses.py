@@ -46,6 +46,8 @@ from martlet_remoting.plugin import RemotingPlugin
 
 TOPICS = 40_000
 GROUPS = 20_000
+# Not a request: all tables are written as if they had changed.
+SAVE = "saving every table"
 QUEUES_COMMITTED = 8
 MESSAGES = 120_000
 WIDE = 8192  # queues of one topic
@@ -171,14 +173,14 @@ REQUESTS = {
 }
 
 
-def fill(broker: Broker, clock: ManualClock) -> None:
+def fill(broker: Broker, clock: ManualClock, groups: int) -> None:
     """Put into *broker* what the requests ask for."""
     for number in range(TOPICS):
         broker.topics.ensure(f"topic{number}", 8)
     broker.topics.ensure("T", 1)
     broker.topics.ensure("Wide", WIDE)
     broker.topics.ensure("Used", WIDE)
-    for number in range(GROUPS):
+    for number in range(groups):
         group = f"g{number}"
         broker.groups.update(Group(group))
         for queue_id in range(QUEUES_COMMITTED):
@@ -250,6 +252,26 @@ async def measure(name: str, addresses: dict[str, str]) -> Probe:
     return probe
 
 
+async def measure_save(broker: Broker) -> Probe:
+    """Write every table as if all had changed; return what the loop had to wait meanwhile."""
+    gc.collect()
+    probe = Probe()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(probe.run)
+        await trio.sleep(0.1)
+        probe.real = 0.0
+        for table in (broker.topics.table, broker.groups.table, broker.groups.offsets_table, broker.sessions.table):
+            table.dirty = True
+        begin = time.perf_counter()
+        await persistence._try_to_save(broker, offsets=True)
+        took = time.perf_counter() - begin
+        nursery.cancel_scope.cancel()
+    slow, fast = sorted([0.0, 0.0, *probe.pauses])[-2:][::-1]
+    times = "".join(f"{each * 1000:9.1f}" for each in (slow, fast, probe.collecting, probe.real))
+    print(f"{SAVE:34}{times}{took * 1000:9.0f}", flush=True)
+    return probe
+
+
 async def send(name: str, address: str) -> None:
     """Be a client that sends request *name*; print how long the last answer took, in ms."""
     request = REQUESTS[name]
@@ -282,7 +304,7 @@ async def send(name: str, address: str) -> None:
     await trio.sleep(0.5)  # notices that follow are measured, too
 
 
-async def bench(names: list[str], limit_ms: float) -> int:
+async def bench(names: list[str], limit_ms: float, groups: int) -> int:
     remoting, nameserver = (
         RemotingPlugin(RemotingConfig("127.0.0.1:0")),
         NameServerPlugin(NameServerConfig("127.0.0.1:0")),
@@ -298,7 +320,7 @@ async def bench(names: list[str], limit_ms: float) -> int:
         store = StoreConfig(flush="async", index_slots=100_000, index_entries=1_000_000)
         async with serving(Path(folder), store=store, clock=clock, ports=ports) as running:
             start(running, remoting, nameserver)
-            fill(running.broker, clock)
+            fill(running.broker, clock, groups)
             await trio.sleep(1)
             for name, protocol in (("remoting", remoting.parts.addresses), ("nameserver", {})):
                 addresses[name] = protocol.get(name, "") or str(nameserver.server and nameserver.server.address)
@@ -307,7 +329,9 @@ async def bench(names: list[str], limit_ms: float) -> int:
             gc.freeze()  # as `martlet run` does at its start
             gc.set_threshold(GC_THRESHOLD, 20, 50)
             print(f"{'request':34}  longest   second  garbage     real   answer   memory")
-            found = {name: await measure(name, addresses) for name in names}
+            found = {name: await measure(name, addresses) for name in names if name != SAVE}
+            if SAVE in names:
+                found[SAVE] = await measure_save(running.broker)
     late = [name for name, probe in found.items() if max(probe.pauses, default=0) * 1000 > limit_ms]
     print(f"over {limit_ms:g} ms: {', '.join(late) or 'none'}")
     return 1 if late else 0
@@ -323,8 +347,10 @@ def start(running: Serving, *plugins: RemotingPlugin | NameServerPlugin) -> None
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("requests", nargs="*", metavar="REQUEST", help=f"of: {', '.join(REQUESTS)}; all without")
+    known = ", ".join([*REQUESTS, SAVE])
+    parser.add_argument("requests", nargs="*", metavar="REQUEST", help=f"of: {known}; all without")
     parser.add_argument("--limit-ms", type=float, default=10.0, help="say which requests pause the loop for longer")
+    parser.add_argument("--groups", type=int, default=GROUPS, help="consumer groups, each with offsets of 8 queues")
     parser.add_argument("--send", help=argparse.SUPPRESS)
     parser.add_argument("--to", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -332,10 +358,11 @@ def main() -> int:
         trio.run(send, options.send, options.to)
         return 0
     random.seed(0)
-    names = options.requests or list(REQUESTS)
-    if unknown := [name for name in names if name not in REQUESTS]:
-        parser.error(f"request {unknown[0]!r} is unknown; known: {', '.join(REQUESTS)}")
-    return trio.run(bench, names, options.limit_ms)
+    known = [*REQUESTS, SAVE]
+    names = options.requests or known
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"request {unknown[0]!r} is unknown; known: {', '.join(known)}")
+    return trio.run(bench, names, options.limit_ms, options.groups)
 
 
 if __name__ == "__main__":

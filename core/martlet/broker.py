@@ -22,6 +22,7 @@ from martlet.state import Projections
 from martlet.stats import Stats
 from martlet.store import Store
 from martlet.tables.groups import Groups
+from martlet.tables.saved import Tables
 from martlet.tables.topics import WRITE, Topic, Topics
 from martlet.turns import Turns
 
@@ -36,7 +37,7 @@ class Broker:
 
     Its parts are attributes: ``config`` (`BrokerConfig`), ``topics`` (`Topics`), ``groups`` (`Groups`),
     ``subscriptions`` (`Subscriptions`), ``shares`` (`Shares`), ``sessions`` (`Sessions`), ``turns`` (`Turns`),
-    ``projections`` (`Projections`), ``store``,
+    ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``,
     ``clock`` (``clock.now_ms()``), ``ids`` (``ids.below(n)``) and ``stats`` (``stats.add(name, function)``).
     All methods are for the event loop and never wait.
     """
@@ -69,10 +70,13 @@ class Broker:
         # Whoever writes the tables beside the log takes from here who waits for that (persistence.run).
         self.saver: Callable[[Callable[[str], None]], None] | None = None
         self.projections = Projections(store, self.turns)
+        self.tables = Tables(store)
         delivery = delivery or DeliveryConfig()
         self.subscriptions = Subscriptions(store, topics, delivery)
         self.shares = Shares(store, topics, groups, delivery)
         self.sessions = Sessions(groups, clock, delivery)
+        for table in (topics.table, groups.table, groups.offsets_table, self.sessions.table):
+            self.tables.register(table)
         stats.add("broker", self.statistics)
         stats.add("turns", self.turns.statistics)
         stats.add("projections", self.projections.statistics)

@@ -1,10 +1,11 @@
-"""Tables that live beside the log: read at the start, written soon after they change.
+"""Writes the tables beside the log (`Broker.tables`) soon after they change.
 
 Topics and groups are written right after a change (many changes together), and who
 asked for one can wait for that (`Broker.when_saved`). What groups have consumed is
 written at an interval, as RocketMQ does: after a crash a group sees the last seconds
 again. A topic that has records and no entry, because the broker died before its table
-was written, is made again: the log is the truth.
+was written, is made again: the log is the truth. A table is frozen on the event loop
+and rendered in a worker thread.
 """
 
 import logging
@@ -15,20 +16,14 @@ from typing import Final
 import trio
 
 from martlet.broker import Broker
-from martlet.delivery.sessions import Sessions
 from martlet.errors import Refused, StoreError
-from martlet.tables.groups import Groups
-from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, Topics, is_reserved
-from martlet.turns import Steps, finish_now
+from martlet.tables.saved import Table
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, is_reserved
+from martlet.turns import finish_now, finish_off_loop
 
 __all__ = ["load", "run", "save"]
 
 log = logging.getLogger("martlet.tables")
-
-TOPICS: Final = "config/topics.json"
-GROUPS: Final = "config/subscriptionGroup.json"
-OFFSETS: Final = "config/consumerOffset.json"
-SESSIONS: Final = "config/sessions.msgpack"
 
 # Changes so close to each other are written together: at most this, and no longer than two writes took last time.
 TOGETHER_S: Final = 0.05
@@ -37,27 +32,19 @@ WAITING_MAX: Final = 10_000
 
 
 def load(broker: Broker) -> None:
-    """Read every table; a file that cannot be read gives way to its previous generation."""
-    listed = _load(broker, TOPICS, broker.topics.load)
-    _load(broker, GROUPS, broker.groups.load)
-    _load(broker, OFFSETS, broker.groups.load_offsets)
-    _load(broker, SESSIONS, broker.sessions.load)
+    """Read the broker's own tables; a file that cannot be read gives way to its previous generation."""
+    groups, tables = broker.groups, broker.tables
+    listed = tables.load(broker.topics.table)
+    tables.load(groups.table)
+    tables.load(groups.offsets_table)
+    if not 0 <= groups.offsets_position <= broker.store.readable:
+        # RocketMQ wrote the offsets, or the log is another one: what our log says of offsets so far is older.
+        groups.offsets_position = broker.store.readable
+        groups.offsets_table.change()
+    tables.load(broker.sessions.table)
     if listed:
         _delete_unlisted(broker)
     _make_topics_of_records(broker)
-
-
-def _load(broker: Broker, name: str, take: Callable[[bytes], None]) -> bool:
-    """Give *take* the newest generation of table *name* that can be used; False when that is not the last written."""
-    newest = True
-    for data in broker.store.read_generations(name):
-        try:
-            take(data)
-            return newest
-        except (StoreError, ValueError, TypeError, AttributeError) as error:
-            log.warning("%s cannot be used, its previous generation is tried; %s", name, error)
-            newest = False
-    return False
 
 
 def _delete_unlisted(broker: Broker) -> None:
@@ -65,7 +52,9 @@ def _delete_unlisted(broker: Broker) -> None:
     for name in sorted(broker.store.unlisted):
         if broker.topics.get(name) is not None or is_reserved(name):
             continue
-        log.warning("topic %s has records but neither queues nor an entry in %s: it stays deleted", name, TOPICS)
+        log.warning(
+            "topic %s has records but neither queues nor an entry in config/topics.json: it stays deleted", name
+        )
         try:
             broker.store.delete_topic(name)
         except Refused as refused:
@@ -80,7 +69,7 @@ def _make_topics_of_records(broker: Broker) -> None:
             queues = used if one else max(used, broker.topics.auto_create_queues)
             broker.topics.ensure(name, queues)
             log.warning(
-                "topic %s has records but no entry in %s; it is made again with %d queues", name, TOPICS, queues
+                "topic %s has records but no entry in config/topics.json; it is made again with %d queues", name, queues
             )
 
 
@@ -91,43 +80,19 @@ def save(broker: Broker) -> None:
       OSError: a table could not be written; the others were.
     """
     failed: OSError | None = None
-    for table, name, steps in _changed(broker, offsets=True):
+    for table in _changed(broker, offsets=True):
         try:
-            broker.store.write_file(name, *finish_now(steps))
-            table.clean()
+            broker.store.write_file(table.path, *finish_now(table.freeze(broker.store.durable)))
+            table.dirty = False
         except OSError as error:
             failed = failed or error
     if failed is not None:
         raise failed
 
 
-def _changed(broker: Broker, *, offsets: bool) -> list[tuple["_Flag", str, Steps[list[bytes]]]]:
-    """What is to be written: the table's flag, its file, and the work that renders it."""
-    topics, groups, sessions = broker.topics, broker.groups, broker.sessions
-    found: list[tuple[_Flag, str, Steps[list[bytes]]]] = []
-    if topics.dirty:
-        found.append((_Flag(topics, "dirty"), TOPICS, topics.json_in_steps()))
-    if groups.dirty:
-        found.append((_Flag(groups, "dirty"), GROUPS, groups.json_in_steps()))
-    if offsets and groups.offsets_dirty:
-        found.append((_Flag(groups, "offsets_dirty"), OFFSETS, groups.offsets_in_steps()))
-    if offsets and sessions.dirty:
-        found.append((_Flag(sessions, "dirty"), SESSIONS, sessions.bytes_in_steps()))
-    return found
-
-
-class _Flag:
-    """Says of one table whether it has changed since it was written."""
-
-    def __init__(self, table: Topics | Groups | Sessions, attribute: str) -> None:
-        self._table = table
-        self._attribute = attribute
-
-    def clean(self) -> None:
-        setattr(self._table, self._attribute, False)
-
-    def soil(self) -> None:
-        setattr(self._table, self._attribute, True)
+def _changed(broker: Broker, *, offsets: bool) -> list[Table]:
+    """The tables that are to be written; with *offsets* also those that are written at an interval."""
+    return broker.tables.to_save(every=offsets)
 
 
 async def run(broker: Broker) -> None:
@@ -136,14 +101,13 @@ async def run(broker: Broker) -> None:
     deleted = False
     waiting: list[Callable[[str], None]] = []
 
-    def notice(_: object) -> None:
+    def notice() -> None:
         changed[0].set()
 
     def notice_topic(topic: Topic | None) -> None:
         nonlocal deleted
         # Offsets of a deleted topic are wrong for one that is made again under its name: they go with it.
         deleted = deleted or topic is None
-        changed[0].set()
 
     def tell_when_saved(tell: Callable[[str], None]) -> None:
         if len(waiting) >= WAITING_MAX:
@@ -153,7 +117,7 @@ async def run(broker: Broker) -> None:
         changed[0].set()
 
     broker.topics.changed.append(notice_topic)
-    broker.groups.changed.append(notice)
+    broker.tables.notify(notice)
     broker.saver = tell_when_saved
     interval_s = broker.config.offsets_persist_ms / 1000
     due = trio.current_time() + interval_s
@@ -179,23 +143,25 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
 
     Returns why something could not be written, empty when all could.
     """
-    store, turns = broker.store, broker.turns
+    store = broker.store
     problem = ""
-    for flag, name, steps in _changed(broker, offsets=offsets):
+    for table in _changed(broker, offsets=offsets):
         # What changes while the table is rendered or written marks it again, for the next time.
-        flag.clean()
+        table.dirty = False
         try:
-            data = await turns.finish(steps)
+            # What is durable now is in the table; what comes meanwhile may be.
+            steps = table.freeze(store.durable)
+            data = await store.disk.off_loop(partial(finish_off_loop, steps))
             # A topic may leave its file only once the log says that it was deleted.
             await store.wait_deleted()
             with trio.CancelScope(shield=True):
-                await store.disk.off_loop(partial(store.write_file, name, *data))
+                await store.disk.off_loop(partial(store.write_file, table.path, *data))
         except trio.Cancelled:
-            flag.soil()
+            table.dirty = True
             raise
         except (OSError, StoreError, TypeError, ValueError) as error:
             # Not even a table that cannot be written as JSON may end the broker.
-            flag.soil()
-            log.error("%s cannot be written, tried again; %s", name, error)
-            problem = f"{name} cannot be written; {error}"
+            table.dirty = True
+            log.error("%s cannot be written, tried again; %s", table.path, error)
+            problem = f"{table.path} cannot be written; {error}"
     return problem

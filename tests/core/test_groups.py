@@ -70,7 +70,7 @@ def test_policies_written_by_rocketmq_are_read() -> None:
     assert not groups.is_forbidden("G", "Other")
     assert groups.get("TOOLS_CONSUMER") is not None, "the built-in ones stay"
     assert groups.version.counter == 5
-    assert not groups.dirty
+    assert not groups.table.dirty
 
 
 def test_policies_of_4x_are_read() -> None:
@@ -120,7 +120,7 @@ def test_offsets_written_by_rocketmq_are_read() -> None:
     assert groups.offset("G", "T", 2) == -1
     assert groups.topics_of("G") == ["T", "%RETRY%G"]
     assert groups.groups_of("T") == ["G"]
-    assert not groups.offsets_dirty
+    assert not groups.offsets_table.dirty
 
 
 def test_offsets_are_written_as_rocketmq_does() -> None:
@@ -313,9 +313,9 @@ def test_a_group_that_goes_while_offsets_are_rendered_harms_nothing() -> None:
         groups.commit(f"g{number}", "T", 0, number)
     steps = groups.offsets_in_steps()
     next(steps)
-    groups.offsets_dirty = False
+    groups.offsets_table.dirty = False
     groups.forget_topic("T")
     back = make()
     back.load_offsets(b"".join(finish_now(steps)))
     assert back.offset("g0", "T", 0) == 0
-    assert groups.offsets_dirty, "what changed meanwhile is written the next time"
+    assert groups.offsets_table.dirty, "what changed meanwhile is written the next time"

@@ -2,10 +2,13 @@
 
 import errno
 import random
+import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
+import orjson
 import pytest
 import trio
 import trio.testing
@@ -15,7 +18,12 @@ from trio.testing import MockClock
 from martlet import persistence
 from martlet.broker import Broker
 from martlet.message import Message
+from martlet.tables.rocketmq_json import parse, render_in_steps
+from martlet.tables.saved import POSITION_KEY, Table
 from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.peers import serving
+from martlet.testing.stores import small_config
+from martlet.turns import Steps
 
 T = TypeVar("T")
 
@@ -202,3 +210,126 @@ async def test_a_topic_stays_in_its_file_until_the_log_says_that_it_was_deleted(
         await trio.sleep(6)
         assert '"t"' not in topics_on_disk(broker)
         nursery.cancel_scope.cancel()
+
+
+# tables of plugins, and where tables say that they are complete
+
+
+class Delays:
+    """What a timer plugin keeps: RocketMQ's delayOffset.json."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, int] = {}
+        self.table = Table("config/delayOffset.json", self.render, self.load, urgent=True)
+
+    def render(self, position: int) -> Steps[list[bytes]]:
+        return render_in_steps({POSITION_KEY: position}, "offsetTable", [("all", dict(self.offsets))], bare_keys=True)
+
+    def load(self, data: bytes) -> None:
+        found = parse(data, "delayOffset.json")["offsetTable"]["all"]
+        self.offsets = {int(level): offset for level, offset in found.items()}
+
+
+async def test_a_plugin_keeps_a_table_of_its_own(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk) as broker:
+        delays = Delays()
+        broker.tables.add(delays.table)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(persistence.run, broker)
+            await trio.testing.wait_all_tasks_blocked()
+            delays.offsets[3] = 77
+            delays.table.change()
+            await trio.sleep(0.2)
+            assert b"3:77" in disk.files["/data/config/delayOffset.json"].data
+            nursery.cancel_scope.cancel()
+        delays.offsets[4] = 5
+        delays.table.change()
+    async with broker_in_memory(disk) as broker:
+        delays = Delays()
+        broker.tables.add(delays.table)
+        assert delays.offsets == {3: 77, 4: 5}
+
+
+async def test_a_plugins_table_that_is_damaged_gives_way_to_its_previous_generation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = FakeDisk()
+    for value in (1, 2):
+        async with broker_in_memory(disk) as broker:
+            delays = Delays()
+            broker.tables.add(delays.table)
+            delays.offsets[1] = value
+            delays.table.change()
+    disk.files["/data/config/delayOffset.json"].data[:] = b"{"
+    async with broker_in_memory(disk) as broker:
+        delays = Delays()
+        broker.tables.add(delays.table)
+        assert delays.offsets == {1: 1}
+    assert "config/delayOffset.json cannot be used, its previous generation is tried" in caplog.text
+
+
+async def test_a_table_says_up_to_which_position_it_is_complete() -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk, flush="async", flush_interval_ms=60_000) as broker:
+        commit(broker, 1)
+        broker.publish(Message("t", b"x", b""))
+        broker.store.commit()
+        assert broker.store.durable == 0 < broker.store.readable
+        await persistence._try_to_save(broker, offsets=True)
+        assert '"martletPosition":0' in offsets_on_disk(broker), "never ahead of what is durable"
+        broker.store.flusher.flush_now()
+        commit(broker, 2)
+        await persistence._try_to_save(broker, offsets=True)
+        end = broker.store.durable
+        assert f'"martletPosition":{end}' in offsets_on_disk(broker)
+    async with broker_in_memory(disk) as broker:
+        assert broker.groups.offsets_position == end
+
+
+@pytest.mark.parametrize("damage", ["RocketMQ wrote it", "of a longer log"])
+async def test_offsets_that_another_wrote_are_newer_than_all_notes_in_the_log(damage: str) -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk) as broker:
+        commit(broker, 1)
+        broker.publish(Message("t", b"x", b""))
+    path = "/data/config/consumerOffset.json"
+    table = orjson.loads(bytes(disk.files[path].data).replace(b"0:1", b'"0":1'))
+    assert table.pop("martletPosition") > 0
+    if damage == "of a longer log":
+        table["martletPosition"] = 1 << 40
+    disk.files[path].data[:] = orjson.dumps(table)
+    async with broker_in_memory(disk) as broker:
+        assert broker.groups.offset("G", "t", 0) == 1
+        assert broker.groups.offsets_position == broker.store.readable > 0
+        broker.publish(Message("t", b"y", b""))
+    async with broker_in_memory(disk) as broker:  # it was said in the file at once
+        assert 0 < broker.groups.offsets_position <= broker.store.readable
+
+
+async def test_without_a_table_every_note_counts() -> None:
+    async with broker_in_memory() as broker:
+        assert broker.groups.offsets_position == 0
+
+
+async def test_a_large_table_is_rendered_in_a_worker_thread(tmp_path: Path) -> None:
+    threads: set[int] = set()
+
+    class Wide(Delays):
+        def render(self, position: int) -> Steps[list[bytes]]:
+            return self.slices()
+
+        def slices(self) -> Steps[list[bytes]]:
+            for _ in range(10):
+                threads.add(threading.get_ident())
+                yield
+            return [b"{}"]
+
+    async with serving(tmp_path, store=small_config(flush="async")) as running:
+        wide = Wide()
+        running.broker.tables.register(wide.table)
+        wide.table.change()
+        assert await persistence._try_to_save(running.broker, offsets=False) == ""
+        assert len(threads) == 1
+        assert threading.get_ident() not in threads
+        assert (tmp_path / "config" / "delayOffset.json").read_bytes() == b"{}"

@@ -39,7 +39,7 @@ def holder(session: Session) -> object:
 
 
 def dirty(room: Room) -> bool:
-    return room.sessions.dirty
+    return room.sessions.table.dirty
 
 
 class Callback:
@@ -313,7 +313,7 @@ def test_what_changed_is_to_be_saved() -> None:
     callback = room.callback("x")
     session, _ = room.sessions.open("line", "", "N", callback)
     assert dirty(room)
-    room.sessions.dirty = False
+    room.sessions.table.dirty = False
     room.sessions.leave(session, callback)
     assert dirty(room)
 

@@ -81,7 +81,7 @@ def test_a_table_written_by_rocketmq_is_read_whole() -> None:
     assert orders.filter_type == "MULTI_TAG"
     assert orders.attributes == {"message.type": "FIFO"}
     assert topics.version.counter == 3
-    assert not topics.dirty, "reading is no change"
+    assert not topics.table.dirty, "reading is no change"
 
 
 def test_a_table_of_4x_is_read() -> None:

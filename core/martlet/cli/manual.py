@@ -158,6 +158,7 @@ PLUGIN_CHAPTERS: Final = (
         ("Broker: publish publish_many publish_batch allowed capability selection filter_compiler when_saved",),
     ),
     Chapter("State computed from the log", "martlet.state.projection", ("Projection", "NOTHING")),
+    Chapter("Tables beside the log", "martlet.tables.saved", ("Table", "Tables: add")),
     Chapter("Long work", "martlet.turns", ("Turns: finish", "Steps", "Pace", "finish_now")),
     Chapter(
         "Messages",

@@ -21,6 +21,7 @@ from martlet.errors import Reason, Refused, StoreError
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue
 from martlet.tables.groups import Groups
+from martlet.tables.saved import NO_POSITION, Table
 from martlet.tables.topics import Topic
 from martlet.turns import Pace, Steps
 
@@ -59,7 +60,7 @@ class Sessions:
         self._clock = clock
         self._config = config
         self._table: dict[tuple[str, str], Session] = {}
-        self.dirty = False
+        self.table = Table("config/sessions.msgpack", self.bytes_in_steps, self.load)
         groups.was_reset.append(self._was_reset)
 
     def __len__(self) -> int:
@@ -92,7 +93,7 @@ class Sessions:
             session.lost("another connection uses the name")
         session.lost = lost
         session.left_ms = 0
-        self.dirty = True
+        self.table.change()
         return session, True
 
     def _add(self, protocol: str, owner: str, name: str, group: str) -> Session:
@@ -104,7 +105,7 @@ class Sessions:
                 Reason.NO_GROUP, f"group {group!r} does not exist; create it, or set broker.auto_create_groups"
             )
         session = self._table[protocol, name] = Session(protocol, owner, name, group)
-        self.dirty = True
+        self.table.change()
         return session
 
     def subscribe(self, session: Session, topic: Topic, start: Start, note: str = "") -> Start:
@@ -126,7 +127,7 @@ class Sessions:
             start = from_earliest  # of a queue that came, or of a topic that was made again, in the meantime
         if session.topics.get(topic.name) != note:
             session.topics[topic.name] = note
-            self.dirty = True
+            self.table.change()
         return lambda queue: self._cursor(session, queue, start)
 
     def _cursor(self, session: Session, queue: Queue, start: Start) -> int:
@@ -146,7 +147,7 @@ class Sessions:
     def unsubscribe(self, session: Session, topic: str) -> None:
         """Delete a durable subscription and its cursors, and with the last one the session."""
         if session.topics.pop(topic, None) is not None:
-            self.dirty = True
+            self.table.change()
             self._groups.forget_offsets(session.group, topic)
         if not session.topics:
             self._table.pop((session.protocol, session.name), None)
@@ -156,14 +157,14 @@ class Sessions:
         if session.lost == lost:
             session.lost = None
             session.left_ms = self._clock.now_ms()
-            self.dirty = True
+            self.table.change()
 
     def forget_empty(self, session: Session) -> None:
         """Delete *session* if no peer is attached and it has no subscriptions."""
         key = session.protocol, session.name
         if session.lost is None and not session.topics and self._table.get(key) is session:
             del self._table[key]
-            self.dirty = True
+            self.table.change()
 
     def _was_reset(self, group: str, topic: str) -> None:
         """An administrator moved the cursors: who is attached has to come again to go on there."""
@@ -179,7 +180,7 @@ class Sessions:
             for topic in list(session.topics):
                 self.unsubscribe(session, topic)
             self._table.pop((session.protocol, session.name), None)
-            self.dirty = True
+            self.table.change()
         return [session.name for session in over]
 
     async def run(self) -> None:
@@ -190,9 +191,12 @@ class Sessions:
 
     # file
 
-    def bytes_in_steps(self) -> Steps[list[bytes]]:
+    def bytes_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
         """The whole table, a piece for each slice; a session that is attached now has left when the table is loaded."""
-        sessions, pace = list(self._table.values()), Pace()
+        return self._render(list(self._table.values()))
+
+    def _render(self, sessions: list[Session]) -> Steps[list[bytes]]:
+        pace = Pace()
         packer = msgpack.Packer()
         parts = [packer.pack_array_header(2), packer.pack(FORMAT), packer.pack_array_header(len(sessions))]
         pieces: list[bytes] = []

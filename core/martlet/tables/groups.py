@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
-from martlet.tables.rocketmq_json import DataVersion, parse, reading, render_in_steps
+from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps
+from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
 from martlet.turns import Steps
 
 __all__ = ["Group", "Groups", "check_group_name"]
@@ -126,8 +127,10 @@ class Groups:
         self.auto_create = auto_create
         self.version = DataVersion(timestamp=clock.now_ms())
         self.offsets_version = DataVersion(timestamp=clock.now_ms())
-        self.dirty = False
-        self.offsets_dirty = False
+        self.table = Table("config/subscriptionGroup.json", self.json_in_steps, self.load, urgent=True)
+        self.offsets_table = Table("config/consumerOffset.json", self.offsets_in_steps, self.load_offsets)
+        # Notes of offsets before this log position are in the offsets that were loaded, or older than them.
+        self.offsets_position = 0
         self.changed: list[Callable[[str], None]] = []
         self.was_reset: list[Callable[[str, str], None]] = []  # told group and topic
 
@@ -171,7 +174,7 @@ class Groups:
             self._offsets_kept -= sum(map(len, topics.values()))
             for topic in topics:
                 self._drop_reset(topic, name)
-            self.offsets_dirty = True
+            self.offsets_table.change()
         return found
 
     def set_forbidden(self, group: str, topic: str, *, readable: bool) -> None:
@@ -223,7 +226,7 @@ class Groups:
 
     def _moved(self, name: str) -> None:
         self.version.next(self._clock)
-        self.dirty = True
+        self.table.change()
         for tell in self.changed:
             tell(name)
 
@@ -245,7 +248,7 @@ class Groups:
         if held != offset:
             self._offsets_kept += held is None
             table[queue_id] = offset
-            self.offsets_dirty = True
+            self.offsets_table.change()
 
     def check_may_commit(self, group: str, topic: str, queue_ids: Iterable[int]) -> None:
         """Raise `Refused` unless offsets of *group*, which need not be there yet, can be kept for these queues."""
@@ -283,7 +286,7 @@ class Groups:
             resets[queue_id] = offset
             self._offsets_kept += queue_id not in table
             table[queue_id] = offset
-        self.offsets_dirty = True
+        self.offsets_table.change()
         for tell in self.was_reset:
             tell(group, topic)
 
@@ -307,13 +310,13 @@ class Groups:
         for group in self.groups_of(topic):
             self._forget(group, topic)
         self._resets.pop(topic, None)
-        self.offsets_dirty = True
+        self.offsets_table.change()
 
     def forget_offsets(self, group: str, topic: str) -> None:
         """Drop what *group* has consumed of *topic*."""
         self._forget(group, topic)
         self._drop_reset(topic, group)
-        self.offsets_dirty = True
+        self.offsets_table.change()
 
     def _forget(self, group: str, topic: str) -> None:
         topics = self._offsets.get(group, {})
@@ -331,9 +334,9 @@ class Groups:
 
     # files
 
-    def json_in_steps(self) -> Steps[list[bytes]]:
-        """The policies as ``config/subscriptionGroup.json``."""
-        fields = {"dataVersion": self.version.as_json(), "forbiddenTable": self._forbidden}
+    def json_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
+        """The policies as ``config/subscriptionGroup.json``, with *position* if given."""
+        fields = {**head_of(self.version, position), "forbiddenTable": self._forbidden}
         table = ((group.name, group.as_json()) for group in list(self._table.values()))
         return render_in_steps(fields, "subscriptionGroupTable", table)
 
@@ -351,15 +354,17 @@ class Groups:
         self._forbidden = forbidden
         self._table.update(found)
 
-    def offsets_in_steps(self) -> Steps[list[bytes]]:
-        """The offsets as ``config/consumerOffset.json``; each table is as it was when its slice ran."""
+    def offsets_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
+        """The offsets as ``config/consumerOffset.json``, with the log position up to which they are complete, if given.
+
+        What is known of one group and topic is as it was when its slice ran, which may be in a worker thread.
+        """
         table = (
             (f"{topic}@{group}", offsets)
-            for group, topics in list(self._offsets.items())
+            for group, topics in zip(list(self._offsets), list(self._offsets.values()), strict=True)
             for topic, offsets in list(topics.items())
         )
-        fields = {"dataVersion": self.offsets_version.as_json()}
-        return render_in_steps(fields, "offsetTable", table, bare_keys=True)
+        return render_in_steps(head_of(self.offsets_version, position), "offsetTable", table, bare_keys=True)
 
     def load_offsets(self, data: bytes) -> None:
         """Take over a ``config/consumerOffset.json``. Raises `StoreError`, and takes nothing, when it is not one."""
@@ -369,7 +374,9 @@ class Groups:
             for key, offsets in (table.get("offsetTable") or {}).items():
                 topic, _, group = key.partition("@")
                 found[(topic, group)] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
+            position = int(table.get(POSITION_KEY, NO_POSITION))
         self.offsets_version.load(table.get("dataVersion"))
+        self.offsets_position = position
         for (topic, group), table_of_queues in found.items():
             self._forget(group, topic)
             self._offsets.setdefault(group, {})[topic] = table_of_queues

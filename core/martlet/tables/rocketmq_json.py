@@ -13,9 +13,10 @@ import orjson
 
 from martlet.clock import Clock
 from martlet.errors import Refused, StoreError
+from martlet.tables.saved import NO_POSITION, POSITION_KEY
 from martlet.turns import Pace, Steps
 
-__all__ = ["DataVersion", "parse", "reading", "render_in_steps"]
+__all__ = ["DataVersion", "head_of", "parse", "reading", "render_in_steps"]
 
 # A text, which is left alone, or a map key without quotes.
 _TEXT_OR_BARE_KEY: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)', re.DOTALL)
@@ -49,6 +50,14 @@ class DataVersion:
             self.counter = _number(table.get("counter"), self.counter)
             self.state_version = _number(table.get("stateVersion"), self.state_version)
             self.timestamp = _number(table.get("timestamp"), self.timestamp)
+
+
+def head_of(version: DataVersion, position: int) -> dict[str, object]:
+    """The fields at the head of a table: its version, and the log position up to which it is complete, if known."""
+    head: dict[str, object] = {"dataVersion": version.as_json()}
+    if position != NO_POSITION:
+        head[POSITION_KEY] = position
+    return head
 
 
 def _number(value: object, default: int) -> int:

@@ -11,7 +11,8 @@ from typing import Any, Final, final
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
 from martlet.store import Queue, Store
-from martlet.tables.rocketmq_json import DataVersion, parse, reading, render_in_steps
+from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps
+from martlet.tables.saved import NO_POSITION, Table
 from martlet.turns import Steps
 
 __all__ = [
@@ -166,7 +167,7 @@ class Topics:
         self.auto_create_queues = auto_create_queues
         self.version = DataVersion(timestamp=clock.now_ms())
         self.changed: list[Callable[[Topic | None], None]] = []
-        self.dirty = False
+        self.table = Table("config/topics.json", self.json_in_steps, self.load, urgent=True)
 
     def get(self, name: str) -> Topic | None:
         """Return topic *name*, None if there is none."""
@@ -254,14 +255,14 @@ class Topics:
 
     def _moved(self, topic: Topic | None) -> None:
         self.version.next(self._clock)
-        self.dirty = True
+        self.table.change()
         for tell in self.changed:
             tell(topic)
 
-    def json_in_steps(self) -> Steps[list[bytes]]:
-        """The whole table as ``config/topics.json``."""
+    def json_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
+        """The whole table as ``config/topics.json``, with the log position up to which it is complete, if given."""
         table = ((topic.name, topic.as_json()) for topic in self)
-        return render_in_steps({"dataVersion": self.version.as_json()}, "topicConfigTable", table)
+        return render_in_steps(head_of(self.version, position), "topicConfigTable", table)
 
     def load(self, data: bytes) -> None:
         """Take over a ``config/topics.json``.
