@@ -5,6 +5,7 @@ A peer that does not read what we send it is not read from either, so what waits
 """
 
 import logging
+import select
 import ssl
 from collections.abc import Iterator
 from typing import Any, Final, final
@@ -14,10 +15,11 @@ import trio
 from martlet.errors import LocalProtocolError, MartletError, RemoteProtocolError
 from martlet.net.complaints import Complaints
 from martlet.net.deadlines import Deadlines
+from martlet.net.event_pump import EventPump
 from martlet.net.incomplete import IncompleteRequests
 from martlet.net.peer import CLOSING, LOST, ServerPeer
 from martlet.net.rounds import Rounds
-from martlet.net.transports import TlsTransport
+from martlet.net.transports import SocketTransport, TlsTransport
 from martlet.settings import ServerConfig
 
 __all__ = ["Reader"]
@@ -26,6 +28,39 @@ log = logging.getLogger("martlet.server")
 
 RECEIVE_BYTES: Final = 262144
 TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (RFC 8446 5.1)
+
+
+@final
+class Reading:
+    """How far reading from one peer by the pump is."""
+
+    __slots__ = ("_fd", "_pump", "attention", "closed", "ended", "events", "now", "peer", "received")
+
+    def __init__(self, peer: ServerPeer, pump: "EventPump[Reading]", fd: int) -> None:
+        self.peer = peer
+        self._pump = pump
+        self._fd = fd
+        self.attention = trio.Event()  # set when the peer's own task has to act
+        self.events: Iterator[Any] | None = None  # what is left of a read whose handling must wait
+        self.received = 0  # bytes of that read
+        self.now = 0.0  # its time
+        self.ended = False  # nothing more is to be read
+        self.closed = False  # the socket was closed on our side
+
+    async def wait_attention(self) -> None:
+        """Let the pump read until the peer's own task has to act."""
+        self.attention = trio.Event()
+        self._pump.watch(self._fd, self)
+        try:
+            await self.attention.wait()
+        finally:
+            self._pump.unwatch(self._fd, self)
+
+    def close(self) -> None:
+        """The socket is about to close."""
+        self.closed = True
+        self._pump.unwatch(self._fd, self)
+        self.attention.set()
 
 
 @final
@@ -38,6 +73,7 @@ class Reader:
         self._complaints = complaints
         # Answers of one read before we look whether the peer can take them.
         self._look_bytes = config.unsent_bytes_max // 8
+        self.pump: EventPump[Reading] | None = None  # while it runs
         self.deadlines = Deadlines(self._deadline_passed)
         self.incomplete: IncompleteRequests[ServerPeer] = IncompleteRequests(
             config.incomplete_total_bytes_max, config.incomplete_address_bytes_max
@@ -71,6 +107,9 @@ class Reader:
     async def _read(self, peer: ServerPeer) -> None:
         self.deadlines.watch(peer)
         await self._start_tls(peer)
+        if self.pump is not None and isinstance(peer.transport, SocketTransport):
+            await self._read_pumped(peer, peer.transport, self.pump)
+            return
         while peer.state < CLOSING:
             await peer.transport.wait_readable()
             data = peer.transport.receive(RECEIVE_BYTES)
@@ -99,6 +138,72 @@ class Reader:
             raise RemoteProtocolError("peer speaks plain text; this port takes TLS only")
         await self._take(peer, data)
 
+    # reading by the pump
+
+    async def run_pump(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Have the pump read from plain sockets; without epoll (macOS) every peer reads by itself."""
+        if not hasattr(select, "epoll"):
+            task_status.started()
+            return
+        self.pump = EventPump(self._rounds, self._read_now)
+        task_status.started()
+        try:
+            await self.pump.run()
+        finally:
+            self.pump = None
+
+    async def _read_pumped(self, peer: ServerPeer, transport: SocketTransport, pump: "EventPump[Reading]") -> None:
+        """Let the pump read; this task takes over where something must be waited for, and at the end."""
+        reading = Reading(peer, pump, transport.fileno())
+        transport.on_close = reading.close
+        try:
+            while not reading.ended and peer.state < CLOSING:
+                if reading.closed:
+                    raise trio.ClosedResourceError("the socket was closed here")
+                await reading.wait_attention()
+                if reading.events is not None:
+                    events, reading.events = reading.events, None
+                    await self._go_on(peer, events, reading.received, reading.now)
+                    self._taken(peer, reading.received, reading.now)
+                    del events
+                if peer.over:
+                    await peer.wait_room()
+        finally:
+            transport.on_close = None
+
+    def _read_now(self, reading: "Reading") -> None:
+        """Read once and handle what is complete, in a round of the pump."""
+        peer = reading.peer
+        try:
+            data = peer.transport.receive(RECEIVE_BYTES)
+            if data is None:
+                return
+            if data and peer.state < CLOSING:
+                self._take_now(reading, data)
+            else:
+                reading.ended = True
+        except Exception as error:
+            self._ended_by(peer, error)
+            reading.ended = True
+        if reading.ended or reading.events is not None or peer.state >= CLOSING or peer.over:
+            reading.attention.set()
+
+    def _take_now(self, reading: "Reading", data: bytes) -> None:
+        peer = reading.peer
+        now = trio.current_time()
+        self.bytes_in += len(data)
+        peer.connection.receive_data(data, now)
+        events = iter(peer.connection.events())
+        if self._handle(peer, events):
+            self._taken(peer, len(data), now)
+        else:
+            reading.events, reading.received, reading.now = events, len(data), now
+
+    def _taken(self, peer: ServerPeer, received: int, now: float) -> None:
+        """Everything that was *received* is handled, or belongs to a request that is not complete."""
+        self._note_incomplete(peer, received, now)
+        self.deadlines.watch(peer)
+
     async def _take(self, peer: ServerPeer, data: bytes) -> None:
         """Handle all that *data* completes, and let the answers leave together."""
         now = trio.current_time()
@@ -112,8 +217,7 @@ class Reader:
             self._rounds.end()
         if not done:
             await self._go_on(peer, events, len(data), now)
-        self._note_incomplete(peer, len(data), now)
-        self.deadlines.watch(peer)
+        self._taken(peer, len(data), now)
         if peer.over:
             await peer.wait_room()
 

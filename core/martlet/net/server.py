@@ -84,6 +84,7 @@ class Server:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                await nursery.start(self._reader.run_pump)
                 nursery.start_soon(self._rounds.run)
                 nursery.start_soon(self._reader.deadlines.run)
                 for protocol, listener in bound:

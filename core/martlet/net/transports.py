@@ -7,6 +7,7 @@ batch of requests.
 
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Final, Protocol, final
 
 import trio
@@ -44,15 +45,20 @@ class Transport(Protocol):
 
 @final
 class SocketTransport:
-    """A connected, non-blocking TCP socket."""
+    """A connected, non-blocking TCP socket; `on_close` is called just before it closes."""
 
-    __slots__ = ("_socket",)
+    __slots__ = ("_socket", "on_close")
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._socket = connected
+        self.on_close: Callable[[], None] | None = None
+
+    def fileno(self) -> int:
+        """The descriptor of the socket, -1 when it is closed."""
+        return self._socket.fileno()
 
     def receive(self, limit: int) -> bytes | None:
         try:
@@ -87,6 +93,8 @@ class SocketTransport:
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
+            if self.on_close is not None:
+                self.on_close()
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
 

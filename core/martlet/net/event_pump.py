@@ -1,0 +1,146 @@
+"""One task that reads from all plain sockets, in rounds, and lingers a moment before it goes back to trio.
+
+A turn of trio's loop costs about as much as a small request: re-arming the socket, waking the task, the bookkeeping
+around both. The pump has an epoll of its own, in which each socket is registered once. Whatever is ready makes a
+round: one read of each socket, then one commit, one flush request, one wake pass (`martlet.net.rounds`). While
+nothing is ready it waits up to a millisecond for more, with trio's own epoll beside its sockets, so that a thread
+that finishes, a new connection or a TLS peer ends the wait at once. It goes back to trio when another task can
+run, when a deadline is near, and at the latest after a millisecond.
+
+docs/decisions/0013-one-reader-for-all-plain-sockets.md says which private attribute of trio that takes, and what
+happens without it.
+"""
+
+import select
+import time
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar, final
+
+import trio
+
+from martlet.net.rounds import Rounds
+
+__all__ = ["EventPump", "trio_epoll_fd"]
+
+T = TypeVar("T")
+
+TURN_S: Final = 0.001  # handling that much goes on without a turn of trio's loop, and a pause longer than that ends it
+SOCKETS_A_ROUND: Final = 64
+
+
+def trio_epoll_fd() -> int:
+    """Return the descriptor that trio's loop waits on; -1 if this version of trio keeps it somewhere else."""
+    try:
+        fd: int = trio._core._run.GLOBAL_RUN_CONTEXT.runner.io_manager._epoll.fileno()  # type: ignore[attr-defined,unused-ignore]
+    except AttributeError:
+        return -1
+    return fd
+
+
+@final
+class TaskWatch(trio.abc.Instrument):
+    """Notes that a task became runnable."""
+
+    def __init__(self) -> None:
+        self.scheduled = False
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        self.scheduled = True
+
+
+@final
+class EventPump(Generic[T]):
+    """Calls *readable* with what `watch` got for each socket that is ready; *T* stands for a connection."""
+
+    def __init__(self, rounds: Rounds, readable: Callable[[T], None]) -> None:
+        self._rounds = rounds
+        self._readable = readable
+        self._sockets = select.epoll()
+        self._sockets_fd = self._sockets.fileno()
+        self._watched: dict[int, T] = {}
+        self._ready: list[tuple[int, int]] = []  # sockets that a round had no time for
+        self._both = select.epoll()  # our sockets, and what trio waits for
+        self._tasks = TaskWatch()
+        self._lingers = False
+        self._last_s = 0.0  # when a socket was ready last
+
+    def watch(self, fd: int, reading: T) -> None:
+        """Read from the socket *fd* from now on; ignored once `run` was cancelled."""
+        if not self._sockets.closed:
+            self._watched[fd] = reading
+            self._sockets.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int, reading: T) -> None:
+        """Read no more from *fd*; call it before that is closed. Ignored if it is not watched for *reading*."""
+        if self._watched.get(fd) is reading:
+            del self._watched[fd]
+            if not self._sockets.closed:
+                self._sockets.unregister(fd)
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        trio_fd = trio_epoll_fd()
+        self._lingers = trio_fd >= 0
+        try:
+            self._both.register(self._sockets_fd, select.EPOLLIN)
+            if self._lingers:
+                self._both.register(trio_fd, select.EPOLLIN)
+            trio.lowlevel.add_instrument(self._tasks)
+            while True:
+                await trio.lowlevel.wait_readable(self._sockets_fd)
+                while self._work():
+                    await trio.lowlevel.checkpoint()
+        finally:
+            trio.lowlevel.remove_instrument(self._tasks)
+            self._both.close()
+            self._sockets.close()
+
+    def _work(self) -> bool:
+        """Do rounds until another task shall run (True), or until it is better to wait in trio (False)."""
+        tasks, clock = self._tasks, time.perf_counter
+        tasks.scheduled = may_wait = False
+        turn_ends = clock() + TURN_S
+        while True:
+            if self._round():
+                if tasks.scheduled or self._last_s >= turn_ends:
+                    return True
+                if self._ready:
+                    continue
+            elif clock() - self._last_s > TURN_S:
+                return False
+            if not may_wait:
+                if not self._lingers:
+                    return False
+                statistics = trio.lowlevel.current_statistics()
+                if statistics.tasks_runnable:
+                    return True
+                if statistics.seconds_to_next_deadline <= TURN_S:
+                    return False
+                may_wait = True
+            ready = self._both.poll(TURN_S)
+            if not ready:
+                return False
+            if len(ready) > 1 or ready[0][0] != self._sockets_fd:
+                return True
+
+    def _round(self) -> bool:
+        """Read from the sockets that are ready, as many as there is time for; False when none is."""
+        events = self._ready or self._sockets.poll(0, SOCKETS_A_ROUND)
+        if not events:
+            return False
+        self._ready = []
+        clock = time.perf_counter
+        ends = clock() + TURN_S
+        self._rounds.begin()
+        try:
+            for number, (fd, _) in enumerate(events, 1):
+                reading = self._watched.get(fd)
+                if reading is not None:
+                    self._readable(reading)
+                    if clock() >= ends:
+                        self._ready = events[number:]
+                        break
+        finally:
+            self._rounds.end()
+        self._last_s = clock()
+        return True
