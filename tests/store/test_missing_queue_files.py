@@ -5,6 +5,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 import martlet.store.scan
 from martlet.errors import Refused
@@ -19,8 +21,8 @@ QUEUES = "/data/consumequeue"
 Seen = dict[tuple[str, int], tuple[int, int, list[bytes]]]
 
 
-async def open_on(disk: FakeDisk) -> Store:
-    config = small_config(segment_bytes=2048, disk_clean_ratio=0.9)
+async def open_on(disk: FakeDisk, segment_bytes: int = 2048) -> Store:
+    config = small_config(segment_bytes=segment_bytes, disk_clean_ratio=0.9)
     store = await Store.open(Path("/data"), config, ManualClock(), disk)
     store.store_host = HOST
     return store
@@ -126,22 +128,61 @@ async def test_a_far_read_of_a_deleted_topic_says_that_there_is_no_queue() -> No
     store.crash()
 
 
-async def test_a_read_that_needs_a_rebuild_is_refused_while_the_disk_is_full() -> None:
-    disk = FakeDisk()
-    store = await open_on(disk)
+async def without_a_file(disk: FakeDisk) -> Store:
+    """A store of a queue without its first file, on a disk that is full."""
+    store = await open_on(disk, segment_bytes=65536)  # retention leaves the newest segment alone
     send(store, "A", 30)
     await store.close()
-    store = await open_on(disk)
-    queue, path = store.queue("A", 0), f"{QUEUES}/A/0/{0:020d}"
+    store = await open_on(disk, segment_bytes=65536)
+    path = f"{QUEUES}/A/0/{0:020d}"
     disk.unlink(path)
     store.files.forget(path)
     disk.free_bytes = 0
+    return store
+
+
+async def test_a_read_that_needs_more_memory_than_allowed_is_refused_while_the_disk_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("martlet.store.repair.MEMORY_ENTRIES_MAX", 10)
+    disk = FakeDisk()
+    store = await without_a_file(disk)
+    queue = store.queue("A", 0)
     with pytest.raises(Refused, match="is full"):
         await store.read_far(queue, 0, 2, 1000)
     with pytest.raises(Refused, match="is full"):
         store.read(queue, 0, 2, 1000)
     disk.free_bytes = None
     assert bodies((await store.read_far(queue, 0, 2, 1000)).pieces) == [b"A-0", b"A-1"]
+    store.crash()
+
+
+@pytest.mark.parametrize("far", [False, True])
+async def test_what_is_rebuilt_on_a_full_disk_is_read_and_written_once_there_is_space(
+    far: bool, autojump_clock: MockClock
+) -> None:
+    disk = FakeDisk()
+    store = await without_a_file(disk)
+    queue, wanted = store.queue("A", 0), [b"A-%d" % number for number in range(30)]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for _ in range(2):
+            first = await store.read_far(queue, 3, 2, 1000) if far else store.read(queue, 3, 2, 1000)
+            assert bodies(first.pieces) == [b"A-3", b"A-4"]
+            assert drain(store, queue) == wanted
+            await trio.sleep(30)
+        assert len(store.queues.rebuilt) == 2
+        with pytest.raises(Refused, match="is full"):
+            send(store, "A", 1)
+        disk.free_bytes = 10**6
+        await trio.sleep(30)
+        assert disk.names(f"{QUEUES}/A/0") == [f"{0:020d}", f"{320:020d}"]
+        assert store.queues.rebuilt == {}
+        send(store, "A", 1)
+        nursery.cancel_scope.cancel()
+    store.queues.forget_blocks(queue)
+    assert drain(store, queue) == [*wanted, b"A-30"]
+    assert store.damaged_records == 0
     store.crash()
 
 

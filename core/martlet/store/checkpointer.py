@@ -20,7 +20,7 @@ from martlet.store.follow import Follower
 from martlet.store.queue_journal import Journal, encode_deletion, encode_queue
 from martlet.store.queues import Queue, Queues, Unsaved
 from martlet.store.recovery import Progress
-from martlet.store.repair import Repair
+from martlet.store.repair import MemoryRepair, Repair
 
 if TYPE_CHECKING:
     from martlet.store.log import Store
@@ -171,15 +171,29 @@ class Checkpointer:
                 return  # somebody did it meanwhile
             work = self._new_repair()
             with trio.CancelScope(shield=True):
-                await store.disk.off_loop(partial(_run_repair, work))
-            self._finish_repair(work)
+                try:
+                    await store.disk.off_loop(work.run)
+                except OSError as error:
+                    instead = self._new_memory_repair(work.wanted, error)
+                    if not await store.disk.off_loop(instead.run):
+                        raise
+                    instead.finish()
+                else:
+                    self._finish_repair(work)
 
     def repair_now(self, queue: Queue) -> None:
         """As `repair`, blocking."""
         self._repairs[queue] = None
         work = self._new_repair()
-        _run_repair(work)
-        self._finish_repair(work)
+        try:
+            work.run()
+        except OSError as error:
+            instead = self._new_memory_repair(work.wanted, error)
+            if not instead.run():
+                raise
+            instead.finish()
+        else:
+            self._finish_repair(work)
 
     def _new_repair(self) -> Repair:
         store = self._store
@@ -187,6 +201,23 @@ class Checkpointer:
         # The files of a deleted topic are not to come back.
         live = [queue for queue in wanted if store.queues.find(queue.topic, queue.queue_id) is queue]
         return Repair(store.segments, store.queues, live, store.flusher.durable)
+
+    def _new_memory_repair(self, wanted: list[Queue], error: OSError) -> MemoryRepair:
+        """A repair whose result goes to the files later; raises *error* again unless it is that the disk is full."""
+        if not is_full(error):
+            raise error
+        store = self._store
+        store.admission.refuse_full(error)
+        self.wake()
+        return MemoryRepair(store.segments, store.queues, wanted, store.flusher.durable)
+
+    def _write_rebuilt(self) -> None:
+        """Once there is space again, repair in their files the blocks that were only repaired in memory."""
+        queues = self._store.queues
+        if queues.rebuilt and not self._store.refusal:
+            wanted = dict.fromkeys(queue for queue, _ in queues.rebuilt)
+            queues.forget_blocks(*wanted)
+            self._repairs.update(wanted)
 
     def _finish_repair(self, work: Repair) -> None:
         work.finish()
@@ -311,13 +342,14 @@ class Checkpointer:
     def _unfinished(self) -> bool:
         store = self._store
         return (
-            bool(store.queues.dirty or self._doomed or self.owes_checkpoint)
+            bool(store.queues.dirty or self._doomed or self.owes_checkpoint or store.queues.rebuilt)
             or self.checkpointed < store.tail.written
             or (store.keys is not None and store.keys.damaged)
         )
 
     async def _mend(self) -> None:
         """Rebuild what queries and lookups found damaged."""
+        self._write_rebuilt()
         while self._repairs:
             await self.repair(next(iter(self._repairs)))
         if self._store.keys is not None and self._store.keys.damaged:
@@ -513,10 +545,3 @@ def _write_unsaved(queues: Queues, unsaved: list[Unsaved]) -> set[str]:
     for each in unsaved:
         paths |= queues.write_unsaved(each)
     return paths
-
-
-def _run_repair(work: Repair) -> None:
-    work.prepare()
-    while work.step():
-        pass
-    work.complete()

@@ -377,7 +377,7 @@ def queue_ids(names: list[str]) -> list[int]:
 class Queues:
     """All queues by topic and id, and the entries of each."""
 
-    __slots__ = ("_cache", "_lock", "changed", "dirty", "files", "on_damage", "on_new", "topics")
+    __slots__ = ("_cache", "_lock", "changed", "dirty", "files", "on_damage", "on_new", "rebuilt", "topics")
 
     def __init__(self, files: QueueFiles) -> None:
         self.files = files
@@ -390,6 +390,8 @@ class Queues:
         self.on_damage: Callable[[Queue], None] | None = None
         # Each is called with every queue that is made.
         self.on_new: list[Callable[[Queue], None]] = []
+        # Blocks that were rebuilt and found no space in their files.
+        self.rebuilt: dict[tuple[Queue, int], bytes] = {}
         self._cache: OrderedDict[tuple[Queue, int], bytes] = OrderedDict()
         self._lock = Lock()
 
@@ -474,6 +476,9 @@ class Queues:
         entries = self.files.block_entries
         count = min(entries, saved - block * entries)
         crc = running if count < entries else queue.crc_of(block)
+        rebuilt = self.rebuilt.get((queue, block), b"") if self.rebuilt else b""
+        if rebuilt and len(rebuilt) == count * ENTRY_BYTES:
+            return rebuilt
         data = self.files.read(queue, block * entries, count) if count > 0 else b""
         if crc != UNKNOWN and (len(data) != count * ENTRY_BYTES or crc32(data) != crc):
             if (block + 1) * entries <= queue.first_offset:
@@ -487,6 +492,8 @@ class Queues:
         with self._lock:
             for key in [key for key in self._cache if key[0] in wanted]:
                 del self._cache[key]
+        for key in [key for key in self.rebuilt if key[0] in wanted]:
+            del self.rebuilt[key]
 
     def position_at(self, queue: Queue, offset: int) -> int:
         """The log position of message *offset*; -1 where there is none."""

@@ -8,15 +8,19 @@ them again. Where the log lost a record too, its place becomes a hole.
 import logging
 from typing import Final, final
 
+from martlet.store.dry_disk import DryDisk
+from martlet.store.files import Files
 from martlet.store.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
-from martlet.store.queues import BlockDamaged, Queue, Queues
+from martlet.store.queues import BlockDamaged, Queue, QueueFiles, Queues
 from martlet.store.scan import BLOCK_BYTES, NOWHERE, UNSAVED_RECORDS_MAX, Scan
 from martlet.store.segments import Segments
 
-__all__ = ["Repair"]
+__all__ = ["MemoryRepair", "Repair"]
 
 logger = logging.getLogger("martlet.store")
 
+# So many entries, 20 MB, are kept in memory at most while the disk is full.
+MEMORY_ENTRIES_MAX: Final = 1_000_000
 # With more queues than this one sentence speaks for all.
 NAMED_MAX: Final = 10
 
@@ -159,6 +163,16 @@ class Repair:
 
     # ---- reading the log
 
+    def run(self, entries_max: int = NOWHERE) -> bool:
+        """Do all of it but `finish`; False, with nothing done, if that is more than *entries_max*. Blocks."""
+        self.prepare()
+        if sum(part.end - part.start for part in self.parts) > entries_max:
+            return False
+        while self.step():
+            pass
+        self.complete()
+        return True
+
     def step(self) -> bool:
         """Read a block of the log; False when that was the last."""
         if not self.parts or self._at >= self.scan.limit:
@@ -258,3 +272,34 @@ class Repair:
         number = block_start // entries
         crcs[number - base] = copy.crc_of(number)
         queue.journaled = min(queue.journaled, number)
+
+
+@final
+class MemoryRepair:
+    """As `Repair`, for a full disk: what is rebuilt goes to `Queues.rebuilt` in place of the files."""
+
+    __slots__ = ("_queues", "_work")
+
+    def __init__(self, segments: Segments, queues: Queues, wanted: list[Queue], end: int) -> None:
+        files = queues.files
+        copy = QueueFiles(Files(DryDisk(files.files.disk), 1), files.directory, files.file_entries)
+        self._queues = queues
+        self._work = Repair(segments, Queues(copy), wanted, end)
+
+    def run(self) -> bool:
+        """Do all of it but `finish`; False if too much would have to be kept. Blocks."""
+        return self._work.run(MEMORY_ENTRIES_MAX)
+
+    def finish(self) -> None:
+        """Let readers have what was rebuilt."""
+        work, queues = self._work, self._queues
+        work.finish()
+        entries = queues.files.block_entries
+        for part in work.parts:
+            queue = part.queue
+            queue.changed = False  # the journal is told by its own list of changes, not by that of the copy
+            queues.note_change(queue)
+            queues.forget_blocks(queue)
+            for number in range(part.start // entries, -(-part.end // entries)):
+                queues.rebuilt[queue, number] = work.queues.load_block(queue, number)
+        work.queues.files.files.close()
