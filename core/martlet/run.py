@@ -143,10 +143,11 @@ async def run(
     clock: Clock | None = None,
     disk: Disk | None = None,
     stop: trio.Event | None = None,
-) -> None:
+) -> bool:
     """Run a broker until *stop* is set or a signal comes, then stop it in order.
 
     *ready* is told the bound addresses by protocol name once everything accepts.
+    Returns False when the disk was too full for the last checkpoint; the log says so.
 
     Raises:
       MartletError: it cannot start, or its store has failed.
@@ -155,6 +156,7 @@ async def run(
     plugins = load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
     stop = trio.Event() if stop is None else stop
     opening = trio.CancelScope()
+    in_order = True
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_heed_signals, stop, opening, plugins)
@@ -165,10 +167,11 @@ async def run(
                     await _run_with_store(config, plugins, store, clock, ready, stop)
                 finally:
                     with trio.CancelScope(shield=True):
-                        await store.close()
+                        in_order = await store.close()
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise _cause(group) from None
+    return in_order
 
 
 async def _open_store(

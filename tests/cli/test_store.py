@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import trio
 
 from martlet import persistence
+from martlet.cli.store import _time as shown_time
 from martlet.clock import SystemClock
 from martlet.message import Message, Placed
 from martlet.run import Config, make_broker
@@ -35,7 +37,7 @@ def save_topics(store: Store) -> None:
     persistence.save(make_broker(Config(store=store.config), store, SystemClock(), Stats()))
 
 
-def written(directory: Path, *, orderly: bool = True) -> list[Placed]:
+def written(directory: Path, *, orderly: bool = True, body: bytes = b"") -> list[Placed]:
     """Make a store of some segments and return where its records are; stopped *orderly* or killed."""
 
     async def work() -> list[Placed]:
@@ -43,7 +45,7 @@ def written(directory: Path, *, orderly: bool = True) -> list[Placed]:
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
             placed = [
-                store.append(Message(f"Topic{number % 2}", b"body %d " % number * 20), number % 3)
+                store.append(Message(f"Topic{number % 2}", body or b"body %d " % number * 20), number % 3)
                 for number in range(RECORDS)
             ]
             store.commit()
@@ -104,6 +106,33 @@ def test_one_record_is_printed(martlet: Run, tmp_path: Path) -> None:
     assert code == 0
     assert record["body"].startswith("body 7 ")
     assert (record["topic"], record["queue"]) == ("Topic1", 1)
+
+
+def test_a_binary_body_is_base64_in_json(martlet: Run, tmp_path: Path) -> None:
+    placed = written(tmp_path, body=b"\xff\x00binary")
+    at = ("store", "inspect", str(tmp_path), "--at", str(placed[7].position))
+    record = json.loads(martlet(*at, "--json")[1])
+    assert (record["body"], record["body_encoding"]) == ("/wBiaW5hcnk=", "base64")
+    assert "\\xff\\x00binary" in martlet(*at)[1]
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, None),
+        (1_700_000_000_123, "2023-11-14 23:13:20.123"),
+        (1_690_000_000_123, "2023-07-22 06:26:40.123"),
+        (1 << 62, str(1 << 62)),
+    ],
+)
+def test_times_are_those_of_the_clock_on_the_wall(ms: int, text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert shown_time(ms) == text
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_where_no_record_begins_is_said(martlet: Run, tmp_path: Path) -> None:

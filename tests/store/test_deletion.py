@@ -1,5 +1,6 @@
 """A deleted topic stays deleted: through kills and power cuts, rebuilds, and saves that come late."""
 
+import errno
 import shutil
 from pathlib import Path
 from random import Random
@@ -198,3 +199,26 @@ async def test_nobody_can_read_the_stores_own_records(open_store: OpenStore) -> 
     await store.close()
     store = await open_store()
     assert store.topics_on_disk() == []
+
+
+async def test_a_directory_that_cannot_be_removed_is_named_and_tried_again(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "T", "x")
+    store.flusher.flush_now()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await store.checkpoint()
+        store.delete_topic("T")
+        disk.fail_next("remove_directory", errno.EACCES)
+        await trio.sleep(2)
+        await store.checkpoint()
+        assert disk.names("/data/consumequeue") == []
+        nursery.cancel_scope.cancel()
+    warned = [record.getMessage() for record in caplog.records if "cannot be removed" in record.getMessage()]
+    assert warned == [
+        "/data/consumequeue/T/0 is no longer used and cannot be removed: Permission denied; trying again later"
+    ]
+    store.crash()

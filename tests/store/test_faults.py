@@ -9,7 +9,10 @@ import pytest
 import trio
 
 from martlet.errors import Reason, Refused, StoreFailed
+from martlet.run import Config, PluginsConfig, run
+from martlet.settings import BrokerConfig
 from martlet.store import Store, StoreConfig
+from martlet.store.checkpointer import Checkpointer
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 from martlet.turns import finish_now
@@ -370,3 +373,29 @@ async def test_every_error_of_the_disk_names_what_it_hit(call: str) -> None:
             break
     assert told
     assert [text for text in told if str(DIRECTORY) not in text] == []
+
+
+async def test_a_stop_on_a_full_disk_says_that_it_was_no_orderly_one() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    assert send(store, b"x")
+    disk.free_bytes = 0
+    assert not await store.close()
+    disk.free_bytes = None
+    store = await open_on(disk)
+    assert drain(store, store.queue("T", 0)) == [b"x"]
+    assert await store.close()
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_broker_says_whether_everything_is_on_the_disk(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint, stop = Checkpointer.write_checkpoint, trio.Event()
+
+    def write(checkpointer: Checkpointer, *, orderly: bool = False) -> None:
+        if orderly and full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_checkpoint(checkpointer, orderly=orderly)
+
+    monkeypatch.setattr(Checkpointer, "write_checkpoint", write)
+    settings = Config(broker=BrokerConfig(data=str(DIRECTORY)), store=small_config(), plugins=PluginsConfig(enabled=[]))
+    assert await run(settings, ready=lambda addresses: stop.set(), disk=FakeDisk(), stop=stop) is not full

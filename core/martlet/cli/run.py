@@ -128,8 +128,8 @@ def serve(config: "Config") -> int:
         print(f"martlet ready: {where}{where and ' '}data={data} in {process_age_s():.2f} s", flush=True)
         notify_systemd(f"READY=1\nSTATUS=accepting on {where}", os.environ)
 
-    async def work() -> None:
-        await run(config, ready=ready, report=report)
+    async def work() -> bool:
+        return await run(config, ready=ready, report=report)
 
     log.info(
         "martlet %s on Python %s; data %s, flush %s, plugins %s",
@@ -139,8 +139,8 @@ def serve(config: "Config") -> int:
         config.store.flush,
         ", ".join(config.plugins.enabled) or "none",
     )
-    trio.run(work)
-    log.info("stopped; everything is on the disk")
+    if trio.run(work):
+        log.info("stopped; everything is on the disk")
     return Exit.OK
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from martlet.cli.outcome import Exit, UsageError
-from martlet.cli.terminal import Bar, human_bytes, print_json, table
+from martlet.cli.terminal import Bar, body_fields, human_bytes, print_json, table
 from martlet.config import override, read_toml
 from martlet.contracts import Command
 
@@ -237,10 +237,12 @@ def _show_record(arguments: Any) -> int:
     from martlet.store.files import RealDisk
     from martlet.store.inspect import record_at
 
-    fields = _record_fields(record_at(arguments.directory, RealDisk(), arguments.at))
+    record = record_at(arguments.directory, RealDisk(), arguments.at)
+    fields = _record_fields(record)
     if arguments.json:
-        print_json(fields)
+        print_json({**fields, **body_fields(record.body)})
     else:
+        fields["body"] = record.body.decode("utf-8", "backslashreplace")
         shown = {name: value for name, value in fields.items() if value not in ("", {})}
         print(table(("field", "value"), shown.items()))
     return Exit.OK
@@ -261,16 +263,16 @@ def _record_fields(record: "Record") -> dict[str, object]:
         "stored": _time(record.store_ms),
         "redeliveries": record.reconsume_times,
         "properties": decode_properties(record.properties),
-        "body": record.body.decode("utf-8", "backslashreplace"),
     }
 
 
 def _time(ms: int) -> str | None:
+    """Local time, with the offset of that day; a number where no calendar has one."""
+    if ms <= 0:
+        return None
     try:
-        return (
-            (datetime.fromtimestamp(0) + timedelta(milliseconds=ms)).isoformat(" ", "milliseconds") if ms > 0 else None
-        )
-    except OverflowError:
+        return (datetime.fromtimestamp(ms // 1000) + timedelta(milliseconds=ms % 1000)).isoformat(" ", "milliseconds")
+    except (OverflowError, ValueError, OSError):
         return str(ms)
 
 

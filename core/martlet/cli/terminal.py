@@ -1,5 +1,6 @@
 """What commands show: tables and a progress bar for people, JSON for programs."""
 
+import base64
 import json
 import logging
 import shutil
@@ -8,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TextIO, final
 
-__all__ = ["Bar", "human_bytes", "print_json", "print_json_line", "table"]
+__all__ = ["Bar", "body_fields", "human_bytes", "print_json", "print_json_line", "table"]
 
 log = logging.getLogger("martlet")
 
@@ -16,6 +17,14 @@ REDRAW_S: Final = 0.1
 LOG_EVERY_S: Final = 5.0
 BAR_CELLS: Final = 28
 WIDTH_MIN: Final = 40
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """Return *body* for JSON: as text where it is UTF-8, else as base64."""
+    try:
+        return {"body": body.decode(), "body_encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"body": base64.b64encode(body).decode(), "body_encoding": "base64"}
 
 
 def print_json(value: object) -> None:

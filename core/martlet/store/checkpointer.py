@@ -407,6 +407,8 @@ class Checkpointer:
             # Shielded: what is to be synced is known to `work` alone.
             with trio.CancelScope(shield=True):
                 await store.disk.off_loop(work)
+            if store.queues.files.left:
+                await store.disk.off_loop(store.queues.files.remove_left)
         self.checkpointed = max(self.checkpointed, position)
         self.owes_checkpoint = False
 

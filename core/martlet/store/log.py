@@ -288,10 +288,13 @@ class Store:
         self.readable_end.open_at(end)
         self.checkpointer.open_at(end, recovery.paths, recovery.deleted)
 
-    async def close(self) -> None:
-        """Make everything durable and leave the directory as after an orderly stop; idempotent."""
+    async def close(self) -> bool:
+        """Make everything durable and leave the directory as after an orderly stop; idempotent.
+
+        Returns False when the disk was too full for that: the next start recovers.
+        """
         if self._lock_fd < 0:
-            return
+            return True
         try:
             if self.flusher.failed is None:
                 self._commit_last()
@@ -304,8 +307,10 @@ class Store:
             if not is_full(error):
                 raise self.flusher.fail(error) from error
             logger.warning("stopped without a checkpoint, so that the next start takes longer: %s", error)
+            return False
         finally:
             self._release()
+        return True
 
     def _commit_last(self) -> None:
         try:

@@ -10,10 +10,10 @@ block at a time, checked once, and kept in a small cache. A block that does not 
 rebuilt from the log (`repair.py`).
 """
 
+import logging
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from math import gcd
 from threading import Lock
 from typing import Final, TypeAlias, final
@@ -33,6 +33,8 @@ from martlet.store.segments import NAME_DIGITS, numbered_names
 from martlet.store.tags import SCHEDULE_TOPIC
 
 __all__ = ["BlockDamaged", "Queue", "QueueFiles", "Queues", "Unsaved", "queue_ids"]
+
+logger = logging.getLogger("martlet.store")
 
 # Entries that stay in memory after they were written, for consumers at the tail.
 KEPT_ENTRIES: Final = 64
@@ -234,6 +236,7 @@ class QueueFiles:
         "file_bytes",
         "file_entries",
         "files",
+        "left",
         "new_directories",
     )
 
@@ -247,6 +250,8 @@ class QueueFiles:
         self.block_bytes = self.block_entries * ENTRY_BYTES
         # Directories whose names are not durable yet.
         self.new_directories: set[str] = set()
+        # Directories that are no longer used and could not be removed.
+        self.left: set[str] = set()
 
     def directory_of(self, topic: str, queue_id: int) -> str:
         return f"{self.directory}/{topic}/{queue_id}"
@@ -303,6 +308,7 @@ class QueueFiles:
 
     def _create(self, queue: Queue, path: str) -> None:
         directory = self.directory_of(queue.topic, queue.queue_id)
+        self.left -= {directory, f"{self.directory}/{queue.topic}"}
         self.files.disk.make_directory(directory)
         self.files.create(path, self.file_bytes)
         self._note_names(queue)
@@ -363,8 +369,23 @@ class QueueFiles:
             self.new_directories.add(self.directory)
 
     def _remove_directory(self, path: str) -> None:
-        with suppress(OSError):  # it is gone, or holds what is not ours
+        """Remove directory *path* if it is there; what cannot be removed is tried again by `remove_left`."""
+        try:
             self.files.disk.remove_directory(path)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            if path not in self.left:
+                why = error.strerror
+                logger.warning("%s is no longer used and cannot be removed: %s; trying again later", path, why)
+            self.left.add(path)
+            return
+        self.left.discard(path)
+
+    def remove_left(self) -> None:
+        """Remove the directories that could not be removed before."""
+        for path in sorted(self.left, key=len, reverse=True):  # what is inside comes first
+            self._remove_directory(path)
 
 
 def queue_ids(names: list[str]) -> list[int]:

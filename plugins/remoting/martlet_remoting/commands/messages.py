@@ -6,14 +6,14 @@ from typing import Any, Final
 import trio
 
 from martlet.cli.outcome import Exit, UsageError, flush_output
-from martlet.cli.terminal import print_json, print_json_line
+from martlet.cli.terminal import body_fields, print_json, print_json_line
 from martlet.contracts import Command
 from martlet_remoting.client import Admin, ClientError, MessageNotFound, MessageQueue, PullConsumer, ReceivedMessage
 from martlet_remoting.client.messages import parse_message_id
 from martlet_remoting.client.network import split_address
 
 from .connecting import add_connection, talking
-from .shared import add_json, body_fields, day_time, one_line
+from .shared import add_json, day_time, one_line
 from .values import WHERE, Where, where, whole
 
 __all__ = ["SHOW", "TAIL", "TOOLS_GROUP", "choose_queues", "message_fields", "show"]

@@ -1,7 +1,6 @@
 """What commands have in common: subcommands, and how rows, times and bodies are shown."""
 
 import argparse
-import base64
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -12,7 +11,7 @@ from martlet.cli.terminal import print_json, table
 
 from .connecting import Work, add_connection
 
-__all__ = ["add_json", "body_fields", "confirmed", "day_time", "one_line", "plural", "print_rows", "subcommands"]
+__all__ = ["add_json", "confirmed", "day_time", "one_line", "plural", "print_rows", "subcommands"]
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -60,14 +59,6 @@ async def confirmed(question: str) -> bool:
 def plural(number: int, noun: str) -> str:
     """Return ``1 message`` or ``2 messages``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def body_fields(body: bytes) -> dict[str, str]:
-    """Return *body* for JSON: as text where it is UTF-8, else as base64."""
-    try:
-        return {"body": body.decode(), "body_encoding": "utf-8"}
-    except UnicodeDecodeError:
-        return {"body": base64.b64encode(body).decode(), "body_encoding": "base64"}
 
 
 def one_line(body: bytes) -> str:
