@@ -1,4 +1,4 @@
-"""The broker: publish, synchronous and hence atomic, and what plugins stand on.
+"""The broker: what plugins use of it. Publishing is synchronous, and hence atomic.
 
 Whoever calls it from the one event loop sees no half-done step: between reading
 shared state and writing it nothing waits. What must wait (the disk, a peer) is the
@@ -8,6 +8,7 @@ server's business, after a whole socket read was handled.
 from collections.abc import Callable, Sequence
 from typing import TypeVar, final
 
+from martlet.access import Authentication, Gate, Rules
 from martlet.clock import Clock
 from martlet.contracts import Authorizer, Compile, Identity, Stage
 from martlet.delivery.selection import Selection, Selections
@@ -37,9 +38,12 @@ class Broker:
 
     Its parts are attributes: ``config`` (`BrokerConfig`), ``topics`` (`Topics`), ``groups`` (`Groups`),
     ``subscriptions`` (`Subscriptions`), ``shares`` (`Shares`), ``sessions`` (`Sessions`), ``turns`` (`Turns`),
-    ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``,
-    ``clock`` (``clock.now_ms()``), ``ids`` (``ids.below(n)``) and ``stats`` (``stats.add(name, function)``).
-    All methods are for the event loop and never wait.
+    ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``, ``clock`` (``clock.now_ms()``), ``ids``
+    (``ids.below(n)``), ``stats`` (``stats.add(name, function)``), ``rules`` (`Rules`) and ``authentication``
+    (`Authentication`). All methods are for the event loop and never wait.
+
+    A protocol acts for its clients through a `gate`. What is published, subscribed or changed without one is the
+    broker's own doing, such as a timer's delivery: nobody is asked, and the broker's own topics are open.
     """
 
     def __init__(
@@ -64,7 +68,8 @@ class Broker:
         self.stages: tuple[tuple[str, Stage], ...] = ()
         self.filters: dict[str, Compile] = {}
         self._selections = Selections(self.filter_compiler)
-        self.authorizers: tuple[Authorizer, ...] = ()
+        self.authentication = Authentication()
+        self.rules = Rules()
         self.capabilities: dict[type, object] = {}
         self.refused = 0
         # Whoever writes the tables beside the log takes from here who waits for that (persistence.run).
@@ -203,13 +208,18 @@ class Broker:
         """
         return self._selections.get(language, expression, exact)
 
-    def allowed(self, identity: Identity, action: str, topic: str) -> bool:
-        """Whether *identity* may do *action* (``publish``, ``read`` or ``manage``) on *topic*."""
-        for authorizer in self.authorizers:
-            opinion = authorizer(identity, action, topic)
-            if opinion is not None:
-                return opinion
-        return True
+    def gate(self, identity: Identity) -> Gate:
+        """Return the gate through which a protocol acts for *identity*; cheap, one per connection will do."""
+        return Gate(self, self.rules.of(identity))
+
+    @property
+    def authorizers(self) -> tuple[Authorizer, ...]:
+        """Asked by every gate; setting them makes all gates ask again."""
+        return self.rules.authorizers
+
+    @authorizers.setter
+    def authorizers(self, authorizers: tuple[Authorizer, ...]) -> None:
+        self.rules.authorizers = authorizers
 
     def capability(self, kind: type[T]) -> T | None:
         """Return the object that a plugin offers under the type *kind*; None when no plugin does."""
@@ -221,4 +231,10 @@ class Broker:
         return found
 
     def statistics(self) -> dict[str, object]:
-        return {"topics": len(self.topics), **self.groups.statistics(), "refused_by_stages": self.refused}
+        return {
+            "topics": len(self.topics),
+            **self.groups.statistics(),
+            "refused_by_stages": self.refused,
+            "refused_by_authenticators": self.authentication.refused,
+            "refused_by_authorizers": self.rules.denied,
+        }

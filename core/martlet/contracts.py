@@ -9,7 +9,7 @@ does to the broker is atomic. The server owns the socket and gives the handler a
 
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from typing import Protocol as TypingProtocol
 
@@ -18,18 +18,23 @@ from martlet.message import Message
 from martlet.store.layout import Buffer, Predicate, RecordView
 
 __all__ = [
+    "Authenticator",
     "Authorizer",
     "Buffer",
+    "Certificate",
     "Command",
     "Compile",
     "Connection",
+    "Credentials",
     "Handler",
     "Identity",
+    "Password",
     "Peer",
     "Predicate",
     "Protocol",
     "RecordView",
     "Service",
+    "SignedRequest",
     "Stage",
 ]
 
@@ -43,11 +48,48 @@ Service: TypeAlias = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a peer has proved to be; ``name`` is empty for an anonymous peer."""
+    """Who a client has proved to be; ``name`` is empty for an anonymous one."""
 
     name: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Password:
+    """A user name and a password, as a client sent them."""
+
+    user: str
+    password: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRequest:
+    """One request signed with a secret key, as RocketMQ's AclClientRPCHook does.
+
+    ``signature`` is base64 of HMAC-SHA1 over ``content``: the values of all header fields but Signature in the order
+    of their names, and the body.
+    """
+
+    access_key: str
+    signature: str = field(repr=False)
+    content: bytes = field(repr=False)
+    token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A client certificate that TLS has verified: its subject's common name, its DNS names, and its DER bytes."""
+
+    common_name: str
+    dns_names: tuple[str, ...]
+    der: bytes = field(repr=False)
+
+
+Credentials: TypeAlias = Password | SignedRequest | Certificate
+
+# Returns who the credentials prove, None to leave them to the next one; raises `Refused` (Reason.CREDENTIALS) when
+# they are wrong. Compare secrets in constant time (hmac.compare_digest), also for a user who does not exist.
+# Called in a worker thread for a `Password`, on the event loop for the rest.
+Authenticator: TypeAlias = Callable[[Credentials], Identity | None]
 # Asked with (identity, action, topic name): True allows, False denies, None leaves it to the next one.
 Authorizer: TypeAlias = Callable[[Identity, str, str], bool | None]
 
@@ -86,7 +128,7 @@ class Peer(TypingProtocol):
 
     address: str  # "127.0.0.1:53214"
     host: bytes  # 4 or 16 address bytes and an i32 port, as a record holds them
-    identity: Identity
+    identity: Identity  # who its certificate proves it to be, else anonymous; a protocol may set it after a login
 
     def send(self, *pieces: Buffer) -> None:
         """Queue *pieces* for sending; everything queued while one socket read is handled leaves in one send."""

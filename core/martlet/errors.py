@@ -54,6 +54,7 @@ class Reason(Enum):
     """Why something is refused; each protocol translates it into its own error code."""
 
     BUSY = "busy"
+    CREDENTIALS = "credentials"
     ILLEGAL = "illegal"
     MALFORMED = "malformed"
     NO_PERMISSION = "no permission"

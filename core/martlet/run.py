@@ -28,7 +28,7 @@ from martlet.errors import ConfigError, MartletError, PluginError, StoreError
 from martlet.ids import Ids
 from martlet.logs import LogConfig
 from martlet.net.server import Server
-from martlet.plugins.loader import Plugins, available, guarded_filter, load
+from martlet.plugins.loader import Plugins, available, guarded_authenticator, guarded_authorizer, guarded_filter, load
 from martlet.settings import BrokerConfig, ClientConfig, DeliveryConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
@@ -210,7 +210,8 @@ async def _run_with_store(
     for name, given in found["martlet_projections"]:
         for projection in given:
             broker.projections.add(name, projection)
-    server = Server(config.server, store, stats)
+    plugins.reloaded.append(broker.rules.changed)
+    server = Server(config.server, store, stats, broker.authentication.authenticate)
     live = _Live(plugins, broker, server, found)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -347,6 +348,7 @@ def make_broker(config: Config, store: Store, clock: Clock, stats: Stats) -> Bro
 HOOKS_OF_A_BROKER: Final = (
     "martlet_capabilities",
     "martlet_filters",
+    "martlet_authenticators",
     "martlet_authorizers",
     "martlet_stages",
     "martlet_projections",
@@ -376,7 +378,12 @@ def _install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
         for plugin, given in found["martlet_filters"]
         for language, each in given.items()
     }
-    broker.authorizers = tuple(authorizer for _, given in found["martlet_authorizers"] for authorizer in given)
+    broker.authentication.authenticators = tuple(
+        guarded_authenticator(plugin, each) for plugin, given in found["martlet_authenticators"] for each in given
+    )
+    broker.authorizers = tuple(
+        guarded_authorizer(plugin, each) for plugin, given in found["martlet_authorizers"] for each in given
+    )
     broker.stages = tuple((name, stage) for name, given in found["martlet_stages"] for stage in given)
 
 
@@ -415,6 +422,8 @@ async def _heed_signals(
             if number == signal.SIGHUP:
                 log.info("SIGHUP; reading again what may change")
                 await plugins.tell("martlet_reload")
+                for tell in plugins.reloaded:
+                    tell()
                 continue
             if stop.is_set():
                 log.warning("second signal; exiting at once")

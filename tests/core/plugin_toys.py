@@ -14,7 +14,20 @@ from tests.core.toys import World
 
 from martlet.broker import Broker
 from martlet.config import setting
-from martlet.contracts import Authorizer, Command, Compile, Identity, Predicate, Protocol, RecordView, Service, Stage
+from martlet.contracts import (
+    Authenticator,
+    Authorizer,
+    Command,
+    Compile,
+    Credentials,
+    Identity,
+    Password,
+    Predicate,
+    Protocol,
+    RecordView,
+    Service,
+    Stage,
+)
 from martlet.errors import Reason, Refused
 from martlet.message import Message, put_property
 from martlet.plugins import loader as plugins
@@ -123,8 +136,18 @@ class Full(Hooks):
     def martlet_filters(self, broker: Broker) -> Mapping[str, Compile]:
         return {"LONGER": compile_longer}
 
+    def martlet_authenticators(self, broker: Broker) -> Sequence[Authenticator]:
+        def check(credentials: Credentials) -> Identity | None:
+            if isinstance(credentials, Password):
+                return {"ada": Identity("ada")}[credentials.user]
+            return None
+
+        return [check]
+
     def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
         def opinion(identity: Identity, action: str, topic: str) -> bool | None:
+            if topic == "zero":
+                raise ZeroDivisionError
             return False if topic == "secret" else None
 
         return [opinion]

@@ -14,7 +14,7 @@ from tests.core.plugin_toys import Full, Greeting, installed
 
 from martlet.broker import Broker
 from martlet.cli import main as cli
-from martlet.contracts import Identity, RecordView
+from martlet.contracts import Identity, Password, RecordView
 from martlet.errors import PluginError, Reason, Refused
 from martlet.message import Message
 from martlet.net.addresses import split_address
@@ -114,12 +114,28 @@ async def test_martlet_filters_are_found_by_name(monkeypatch: pytest.MonkeyPatch
         assert made.broker.filter_compiler("SHORTER") is None
 
 
+async def test_martlet_authenticators_say_who_a_client_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "full") as made:
+        asked = made.broker.authentication
+        assert await asked.authenticate_password(Password("ada", b"lovelace")) == Identity("ada")
+        with pytest.raises(Refused, match="plugin 'full' failed in its authenticator; KeyError: 'bob'") as caught:
+            await asked.authenticate_password(Password("bob", b"?"))
+        assert caught.value.reason is Reason.UNAVAILABLE
+
+
+async def test_an_authorizer_that_fails_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "full") as made:
+        with pytest.raises(Refused, match="plugin 'full' failed in its authorizer; ZeroDivisionError"):
+            made.broker.gate(Identity("ada")).publish(Message("zero", b"x"))
+
+
 async def test_martlet_authorizers_give_the_first_opinion(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(monkeypatch, "full") as made:
-        assert made.broker.allowed(Identity("ada"), "read", "t")
-        assert not made.broker.allowed(Identity("ada"), "read", "secret")
+        assert not made.broker.gate(Identity("ada")).allows("read", "secret")
+        # Nobody has an opinion.
+        assert not made.broker.gate(Identity("ada")).allows("read", "t")
     async with running(monkeypatch, "full", "guard") as made:
-        assert not made.broker.allowed(Identity("ada"), "read", "t")
+        assert not made.broker.gate(Identity("ada")).allows("read", "t")
 
 
 async def test_martlet_capabilities_are_asked_for_by_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
 from martlet.delivery.redelivery import LONGEST_MS, pause_ms
-from martlet.delivery.selection import Selection
+from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.shared_groups import Member, Share
 from martlet.delivery.subscriptions import Start, from_earliest, from_tail
 from martlet.errors import Reason, Refused
@@ -44,9 +44,8 @@ class Competitor:
         selection: Selection | None = None,
     ) -> None:
         self.peer = RecordingPeer()
-        options = {"selection": selection} if selection else {}
         self.member: Member = broker.shares.join(
-            self.peer, "t", group, LINES, lease_s=lease_s, credit=credit, start=start, **options
+            self.peer, "t", group, LINES, lease_s=lease_s, credit=credit, start=start, selection=selection or EVERYTHING
         )
         self.deliveries: list[int] = []
 

@@ -40,10 +40,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The wheel that is under test where one is, else what this checkout would build.
     martlet = os.environ.get("MARTLET_WHEEL") or str(ROOT)
     command = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", martlet]
-    command += [
-        str(EXAMPLES / name)
-        for name in ("martlet-stamp", "martlet-freeze", "martlet-latest", "martlet-feed", "martlet-line")
-    ]
+    names = ("stamp", "freeze", "latest", "feed", "line", "users")
+    command += [str(EXAMPLES / f"martlet-{name}") for name in names]
     fetch.download(command, home.parent)
     return interpreter
 

@@ -5,7 +5,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from martlet.contracts import Predicate, RecordView
+from martlet.contracts import Identity, Predicate, RecordView
 from martlet.delivery.selection import EVERYTHING
 from martlet.errors import Reason, Refused, StoreError
 from martlet.message import Message
@@ -47,8 +47,9 @@ async def with_backlog(open_harness: OpenHarness, count: int) -> tuple[Harness, 
 def pull_that_was_read(client: FakeClient, topic: str, offset: int, result: ReadResult) -> Pull:
     """A pull of queue 0 for which a thread has read *result*; it is answered at the next collect."""
     context = client.handler.context
-    queue = context.parts.store.queue(topic, 0)
-    pull = Pull(context.pulls, 4711, "G", queue, offset, 32, 1 << 18, EVERYTHING)
+    gate = client.harness.broker.gate(Identity())
+    queue = client.harness.store.queue(topic, 0)
+    pull = Pull(context.pulls, 4711, "G", queue, offset, 32, 1 << 18, EVERYTHING, gate, gate.consume("G", topic))
     request = Request(queue, offset, 32, 1 << 18, None, None)
     request.result = result
     context.pulls.reader._found[pull] = request

@@ -155,7 +155,23 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "The broker",
         "martlet.broker",
-        ("Broker: publish publish_many publish_batch allowed capability selection filter_compiler when_saved",),
+        ("Broker: gate publish publish_many publish_batch capability selection filter_compiler when_saved",),
+    ),
+    Chapter(
+        "The gate",
+        "martlet.access",
+        (
+            "Gate: publish publish_many publish_batch give_back check_publish find_topic subscribe join consume "
+            "open_session subscribe_session commit_session unsubscribe_session leave_session query query_group "
+            "query_broker record_at manage manage_group manage_broker allows check",
+            "Grant",
+            "PublishGrant",
+            "Authentication: authenticate authenticate_password",
+            "Rules: changed",
+        ),
+    ),
+    Chapter(
+        "Credentials", "martlet.contracts", ("Authenticator", "Password", "SignedRequest", "Certificate", "Credentials")
     ),
     Chapter("State computed from the log", "martlet.state.projection", ("Projection", "NOTHING")),
     Chapter("Tables beside the log", "martlet.tables.saved", ("Table", "Tables: add")),
@@ -198,7 +214,6 @@ PLUGIN_CHAPTERS: Final = (
         "Subscriptions",
         "martlet.delivery.subscriptions",
         (
-            "Subscriptions: open",
             "Subscription: add_credit collect cursor close",
             "Delivery",
             "from_tail",
@@ -211,12 +226,12 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "Shared groups",
         "martlet.delivery.shared_groups",
-        ("Shares: join", "Member: add_credit collect ack nack extend touch leave"),
+        ("Member: add_credit collect ack nack extend touch leave",),
     ),
     Chapter(
         "Sessions",
         "martlet.delivery.sessions",
-        ("Sessions: get open subscribe commit unsubscribe leave forget_empty", "Session"),
+        ("Session",),
     ),
     Chapter("Groups", "martlet.tables.groups", ("Groups: get ensure reader offset commit", "check_group_name")),
     Chapter(

@@ -82,9 +82,18 @@ class Member:
     again, because until then it may be dead.
     """
 
-    __slots__ = ("credit", "encoding", "lapsed", "lease_s", "peer", "share")
+    __slots__ = ("_permit", "credit", "encoding", "lapsed", "lease_s", "peer", "share")
 
-    def __init__(self, share: "Share", peer: Peer, encoding: Encoding, lease_s: float, credit: int) -> None:
+    def __init__(
+        self,
+        share: "Share",
+        peer: Peer,
+        encoding: Encoding,
+        lease_s: float,
+        credit: int,
+        permit: Callable[[], None] | None,
+    ) -> None:
+        self._permit = permit
         self.share = share
         self.peer = peer
         self.encoding = encoding
@@ -101,8 +110,10 @@ class Member:
         """Return messages that this member holds from now on: at most ``credit``, and about *budget_bytes*.
 
         Raises:
-          Refused: the filter failed; leave the group.
+          Refused: the filter failed, or reading is not allowed any more; leave the group.
         """
+        if self._permit is not None:
+            self._permit()
         return self.share.hand_out(self, budget_bytes) if self.credit > 0 else []
 
     def touch(self) -> None:
@@ -542,6 +553,7 @@ class Shares:
         credit: int = 0,
         selection: Selection = EVERYTHING,
         start: Start = from_tail,
+        permit: Callable[[], None] | None = None,
     ) -> Member:
         """Make *peer* a member of *group* on *topic*.
 
@@ -554,6 +566,7 @@ class Shares:
           credit: how many messages it may hold at once.
           selection: which messages the group gets; the same for all members.
           start: where to begin in a queue that the group never consumed.
+          permit: raises `Refused` once the peer may not read any more; called at each collect.
 
         Raises:
           Refused: there is no such topic or group, there are too many groups or members, or the other members
@@ -579,7 +592,7 @@ class Shares:
         limit = self.config.share_members_max
         if len(share) >= limit:
             raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
-        member = Member(share, peer, encoding, lease_s, credit)
+        member = Member(share, peer, encoding, lease_s, credit, permit)
         share.join(member)
         return member
 

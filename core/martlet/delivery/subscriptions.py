@@ -92,6 +92,7 @@ class Subscription:
         "_failure",
         "_lanes",
         "_owner",
+        "_permit",
         "_reader",
         "_start",
         "closed",
@@ -112,8 +113,10 @@ class Subscription:
         selection: Selection,
         start: Start,
         credit: int,
+        permit: Callable[[], None] | None,
     ) -> None:
         self._owner = owner
+        self._permit = permit
         self.peer = peer
         self.topic = topic
         self.encoding = encoding
@@ -144,8 +147,10 @@ class Subscription:
         Call it in `Handler.collect`. It wakes the peer again when there is more to send.
 
         Raises:
-          Refused: the filter failed; close the subscription.
+          Refused: the filter failed, or reading is not allowed any more; close the subscription.
         """
+        if self._permit is not None:
+            self._permit()
         if self._failure is not None:
             raise self._failure
         found: list[Delivery] = []
@@ -299,6 +304,7 @@ class Subscriptions:
         selection: Selection = EVERYTHING,
         start: Start = from_tail,
         credit: int = 0,
+        permit: Callable[[], None] | None = None,
     ) -> Subscription:
         """Return a new subscription of *peer* to all queues of *topic*.
 
@@ -309,6 +315,7 @@ class Subscriptions:
           selection: which messages the peer gets.
           start: where to begin in each queue: `from_tail`, `from_earliest` or `from_offset`.
           credit: how many messages may be sent before `Subscription.add_credit` is called.
+          permit: raises `Refused` once the peer may not read any more; called at each collect.
 
         Raises:
           Refused: there is no such topic, it is not readable, or there are too many subscriptions.
@@ -317,7 +324,7 @@ class Subscriptions:
         limit = self._config.subscriptions_max
         if self._count >= limit:
             raise Refused(Reason.BUSY, f"{limit} subscriptions are open; delivery.subscriptions_max is {limit}")
-        subscription = Subscription(self, peer, found, encoding, selection, start, credit)
+        subscription = Subscription(self, peer, found, encoding, selection, start, credit, permit)
         self._by_topic.setdefault(topic, {})[subscription] = None
         self._count += 1
         subscription.follow(found, new=True)

@@ -7,12 +7,14 @@ A peer that does not read what we send it is not read from either, so what waits
 import logging
 import select
 import ssl
-from collections.abc import Iterator
-from typing import Any, Final, final
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, TypeAlias, final
 
 import trio
 
-from martlet.errors import LocalProtocolError, MartletError, RemoteProtocolError
+from martlet.contracts import Certificate, Credentials, Identity
+from martlet.errors import LocalProtocolError, MartletError, Refused, RemoteProtocolError
 from martlet.net.complaints import Complaints
 from martlet.net.deadlines import Deadlines
 from martlet.net.event_pump import EventPump
@@ -22,12 +24,15 @@ from martlet.net.rounds import Rounds
 from martlet.net.transports import SocketTransport, TlsTransport
 from martlet.settings import ServerConfig
 
-__all__ = ["Reader"]
+__all__ = ["Authenticate", "Reader"]
 
 log = logging.getLogger("martlet.server")
 
 RECEIVE_BYTES: Final = 262144
 TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (RFC 8446 5.1)
+
+
+Authenticate: TypeAlias = Callable[[Credentials], Identity]
 
 
 @final
@@ -67,8 +72,11 @@ class Reading:
 class Reader:
     """Reads from every peer of a server."""
 
-    def __init__(self, config: ServerConfig, rounds: Rounds, complaints: Complaints) -> None:
+    def __init__(
+        self, config: ServerConfig, rounds: Rounds, complaints: Complaints, authenticate: Authenticate
+    ) -> None:
         self._config = config
+        self._authenticate = authenticate
         self._rounds = rounds
         self._complaints = complaints
         # Answers of one read before we look whether the peer can take them.
@@ -132,11 +140,18 @@ class Reader:
             return
         context = peer.protocol.tls()
         if context is not None and data[0] == TLS_HANDSHAKE:
-            peer.transport = TlsTransport(peer.transport, context, data)
+            peer.transport = TlsTransport(peer.transport, context, data, partial(self._identify, peer))
             return
         if peer.protocol.tls_required:
             raise RemoteProtocolError("peer speaks plain text; this port takes TLS only")
         await self._take(peer, data)
+
+    def _identify(self, peer: ServerPeer, certificate: Certificate) -> None:
+        """Set who *peer* is, from the certificate that TLS has verified."""
+        try:
+            peer.identity = self._authenticate(certificate)
+        except Refused as refused:
+            raise RemoteProtocolError(f"certificate of {certificate.common_name!r} was refused; {refused}") from refused
 
     # reading by the pump
 

@@ -12,14 +12,14 @@ from typing import Any, Final, final
 
 import trio
 
-from martlet.contracts import Protocol
+from martlet.contracts import Identity, Protocol
 from martlet.errors import ConfigError
 from martlet.net.addresses import pack_host, show_address, split_address
 from martlet.net.complaints import Complaints
 from martlet.net.origins import Origins, origin_of
 from martlet.net.peer import READ_ENDED, ServerPeer
 from martlet.net.pending import Pending
-from martlet.net.reader import Reader
+from martlet.net.reader import Authenticate, Reader
 from martlet.net.rounds import Log, Rounds
 from martlet.net.transports import SocketTransport, Transport
 from martlet.settings import ServerConfig
@@ -37,12 +37,18 @@ ACCEPT_AGAIN_S: Final = 0.1
 class Server:
     """Serves the protocols of plugins; owns every socket that others connect to."""
 
-    def __init__(self, config: ServerConfig, store: Log | None, stats: Stats) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        store: Log | None,
+        stats: Stats,
+        authenticate: Authenticate = lambda credentials: Identity(),
+    ) -> None:
         self.config = config
         self.pending: Pending[ServerPeer] = Pending()
         self._complaints = Complaints(log)
         self._rounds = Rounds(config, store, self.pending)
-        self._reader = Reader(config, self._rounds, self._complaints)
+        self._reader = Reader(config, self._rounds, self._complaints, authenticate)
         self._accepted = 0
         self._turned_away = 0
         self._gave_way = 0

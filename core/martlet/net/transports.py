@@ -8,11 +8,11 @@ batch of requests.
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final, Protocol, final
+from typing import Any, Final, Protocol, final
 
 import trio
 
-from martlet.contracts import Buffer
+from martlet.contracts import Buffer, Certificate
 
 __all__ = ["SocketTransport", "TlsTransport", "Transport"]
 
@@ -101,12 +101,19 @@ class SocketTransport:
 
 @final
 class TlsTransport:
-    """TLS spoken over another transport; *first* is what was read before TLS was noticed."""
+    """TLS spoken over another transport; *first* is what was read before TLS was noticed.
 
-    __slots__ = ("_incoming", "_inner", "_object", "_outgoing", "_ready", "_shaken", "_unsent")
+    Once the handshake is over, before anything is received, *verified* is called with the client's certificate if it
+    sent one.
+    """
 
-    def __init__(self, inner: Transport, context: ssl.SSLContext, first: bytes) -> None:
+    __slots__ = ("_incoming", "_inner", "_object", "_outgoing", "_ready", "_shaken", "_unsent", "_verified")
+
+    def __init__(
+        self, inner: Transport, context: ssl.SSLContext, first: bytes, verified: Callable[[Certificate], None]
+    ) -> None:
         self._inner = inner
+        self._verified = verified
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._incoming.write(first)
@@ -133,6 +140,7 @@ class TlsTransport:
                 self._object.do_handshake()
                 self._shaken = True
                 self._stir()
+                self._show_certificate()
             while True:
                 data = self._object.read(limit)
                 plain.append(data)
@@ -145,6 +153,11 @@ class TlsTransport:
         finally:
             self._flush()
         return b"".join(plain) if plain else None
+
+    def _show_certificate(self) -> None:
+        fields, der = self._object.getpeercert(), self._object.getpeercert(binary_form=True)
+        if fields and der:
+            self._verified(_certificate(fields, der))
 
     def send(self, pieces: list[Buffer]) -> int:
         if not self._flush() or not self._shaken:
@@ -190,3 +203,10 @@ class TlsTransport:
     def close(self) -> None:
         self._inner.close()
         self._stir()
+
+
+def _certificate(fields: dict[str, Any], der: bytes) -> Certificate:
+    """What `ssl.SSLObject.getpeercert` returned, as credentials."""
+    subject = dict(pair for pairs in fields.get("subject", ()) for pair in pairs)
+    names = tuple(name for kind, name in fields.get("subjectAltName", ()) if kind == "DNS")
+    return Certificate(subject.get("commonName", ""), names, der)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pluggy
 
 from martlet.contracts import (
+    Authenticator,
     Authorizer,
     Command,
     Compile,
@@ -56,6 +57,11 @@ class Hooks:
     def martlet_filters(self, broker: "Broker") -> Mapping[str, Compile]:
         """Return filter languages by name, such as ``SQL92``."""
         return {}
+
+    @hookspec
+    def martlet_authenticators(self, broker: "Broker") -> Sequence[Authenticator]:
+        """Return functions that say who a client is; the first opinion of all plugins decides."""
+        return ()
 
     @hookspec
     def martlet_authorizers(self, broker: "Broker") -> Sequence[Authorizer]:

@@ -21,11 +21,21 @@ import pluggy
 import trio
 
 from martlet.config import fill, unknown_key
-from martlet.contracts import Compile, Predicate, RecordView
+from martlet.contracts import Authenticator, Authorizer, Compile, Credentials, Identity, Predicate, RecordView
 from martlet.errors import ConfigError, PluginError, Reason, Refused
 from martlet.plugins.hooks import HOOKS, Hooks
 
-__all__ = ["GROUP", "Plugin", "Plugins", "available", "guarded_filter", "load", "load_class"]
+__all__ = [
+    "GROUP",
+    "Plugin",
+    "Plugins",
+    "available",
+    "guarded_authenticator",
+    "guarded_authorizer",
+    "guarded_filter",
+    "load",
+    "load_class",
+]
 
 log = logging.getLogger("martlet.plugins")
 
@@ -35,7 +45,7 @@ HOOK_TIMEOUT_S: Final = 10.0
 # A large library on a cold, busy disk takes some seconds to import.
 IMPORT_TIMEOUT_S: Final = 30.0
 # Without these a broker would let in whom it should not.
-GUARDS: Final = frozenset({"martlet_authorizers"})
+GUARDS: Final = frozenset({"martlet_authenticators", "martlet_authorizers"})
 
 T = TypeVar("T")
 
@@ -73,6 +83,7 @@ class Plugins:
         self._pluggy.add_hookspecs(Hooks)
         self._loaded: dict[str, Plugin] = {}
         self.failed: dict[str, str] = {}
+        self.reloaded: list[Callable[[], None]] = []  # called once all plugins were told to reload
 
     def add(self, name: str, plugin: Hooks, distribution: str = "") -> None:
         """Take *plugin* in under *name*.
@@ -164,6 +175,38 @@ async def _bounded(function: Callable[..., T], values: list[object], timeout_s: 
     with trio.move_on_after(timeout_s):
         return await trio.to_thread.run_sync(function, *values, abandon_on_cancel=True)
     raise PluginError(f"it did not return within {timeout_s:g} s")
+
+
+def guarded_authenticator(plugin: str, authenticator: Authenticator) -> Authenticator:
+    """Return *authenticator* so that what it raises besides `Refused` is a refusal that names the plugin."""
+
+    def ask(credentials: Credentials) -> Identity | None:
+        try:
+            return authenticator(credentials)
+        except Refused:
+            raise
+        except Exception as error:
+            log.exception("plugin %r failed in its authenticator", plugin)
+            raise _guard_failed(plugin, "authenticator", error) from error
+
+    return ask
+
+
+def guarded_authorizer(plugin: str, authorizer: Authorizer) -> Authorizer:
+    """Return *authorizer* so that what it raises is a refusal that names the plugin."""
+
+    def ask(identity: Identity, action: str, name: str) -> bool | None:
+        try:
+            return authorizer(identity, action, name)
+        except Exception as error:
+            log.exception("plugin %r failed in its authorizer", plugin)
+            raise _guard_failed(plugin, "authorizer", error) from error
+
+    return ask
+
+
+def _guard_failed(plugin: str, what: str, error: Exception) -> Refused:
+    return Refused(Reason.UNAVAILABLE, f"plugin {plugin!r} failed in its {what}; {type(error).__name__}: {error}")
 
 
 def guarded_filter(plugin: str, language: str, compile_expression: Compile) -> Compile:

@@ -10,9 +10,8 @@ from martlet.config import setting
 from martlet.contracts import Buffer, Connection, Handler, Peer, Protocol
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.subscriptions import Subscription, from_earliest
-from martlet.errors import ConfigError, Reason, Refused, RemoteProtocolError
+from martlet.errors import ConfigError, Refused, RemoteProtocolError
 from martlet.plugins.hooks import Hooks
-from martlet.tables.topics import BROKER_TOPICS, is_reserved
 
 __all__ = ["FeedConfig", "FeedPlugin"]
 
@@ -133,14 +132,9 @@ class FeedHandler:
     def _start(self, topic: str) -> None:
         if self._feed is not None:
             raise RemoteProtocolError("this connection has a feed; open another connection")
-        if topic in BROKER_TOPICS or not self._broker.allowed(self._peer.identity, "read", topic):
-            raise Refused(Reason.NO_PERMISSION, f"topic {topic!r} may not be read; name another")
-        topics = self._broker.topics
-        if topics.auto_create_enabled and not is_reserved(topic):
-            topics.ensure(topic, self._config.new_topic_queues)
-        self._feed = self._broker.subscriptions.open(
-            self._peer, topic, ENCODING, start=from_earliest, credit=self._config.credit
-        )
+        gate = self._broker.gate(self._peer.identity)
+        gate.find_topic(topic, "read", self._config.new_topic_queues)
+        self._feed = gate.subscribe(self._peer, topic, ENCODING, start=from_earliest, credit=self._config.credit)
 
     def refuse(self, answer: Buffer, refused: Refused) -> None:
         """Nothing is published here."""
@@ -151,7 +145,12 @@ class FeedHandler:
         if self._feed.gone:
             self._peer.close("topic was deleted")
             return
-        for delivery in self._feed.collect(budget_bytes):
+        try:
+            deliveries = self._feed.collect(budget_bytes)
+        except Refused as refused:
+            self._peer.close(str(refused))
+            return
+        for delivery in deliveries:
             self._peer.send(delivery.data)
 
     def closed(self, reason: str) -> None:

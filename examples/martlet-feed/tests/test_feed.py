@@ -75,7 +75,7 @@ async def test_authorizers_are_asked(tmp_path: Path) -> None:
         running.broker.authorizers = (lambda identity, action, topic: (action, topic) != ("read", "news"),)
         peer = connect(running)
         await peer.send(b"FEED news\n")
-        assert (await peer.receive_line()).startswith(b"ERROR no permission: topic 'news' may not be read")
+        assert (await peer.receive_line()).startswith(b"ERROR no permission: '' may not read topic[news]")
 
 
 async def test_a_feed_creates_its_topic(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_a_feed_creates_its_topic(tmp_path: Path) -> None:
     ("line", "text"),
     [
         (b"FEED bad/name\n", b"ERROR parameter: The specified topic 'bad/name' contains illegal characters"),
-        (b"FEED SCHEDULE_TOPIC_XXXX\n", b"ERROR no permission: topic 'SCHEDULE_TOPIC_XXXX' may not be read"),
+        (b"FEED SCHEDULE_TOPIC_XXXX\n", b"ERROR no permission: Reading topic[SCHEDULE_TOPIC_XXXX] is forbidden"),
         (b"FEED %RETRY%g\n", b"ERROR no topic: topic[%RETRY%g] does not exist"),
         (b"FEED a\nFEED b\n", b"ERROR this connection has a feed"),
         (b"EAT a\n", b"ERROR line 'EAT a' is no command; send FEED TOPIC or MORE NUMBER"),

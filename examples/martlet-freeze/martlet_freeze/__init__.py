@@ -13,6 +13,7 @@ from martlet.plugins.hooks import Hooks
 @dataclass(frozen=True, slots=True)
 class FreezeConfig:
     topics: list[str] = setting([], "topics that may be read but not published to")
+    allow_others: bool = setting(True, "allow everything else; false leaves it to the plugins that come later")
 
 
 class FreezePlugin(Hooks):
@@ -20,8 +21,10 @@ class FreezePlugin(Hooks):
 
     def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
         frozen = frozenset(self.config.topics)
+        # Without an opinion from any plugin the broker denies.
+        otherwise = True if self.config.allow_others else None
 
         def opinion(identity: Identity, action: str, topic: str) -> bool | None:
-            return False if action == "publish" and topic in frozen else None
+            return False if action == "publish" and topic in frozen else otherwise
 
         return (opinion,)

@@ -9,24 +9,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
 
+from martlet.access import Gate
 from martlet.clock import Clock
-from martlet.contracts import Buffer, Peer
+from martlet.contracts import Buffer, Identity, Peer
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.selection import Selection, select_tags
-from martlet.delivery.sessions import Session, Sessions
-from martlet.delivery.shared_groups import Member, Shares
+from martlet.delivery.sessions import Session
+from martlet.delivery.shared_groups import Member
 from martlet.delivery.subscriptions import (
     Delivery,
     Start,
     Subscription,
-    Subscriptions,
     from_earliest,
     from_offset,
     from_tail,
 )
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Placed
-from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, is_reserved
 from martlet_line.codec import HELP, encode_error, frames
 from martlet_line.config import LineConfig
 from martlet_line.connection import Event
@@ -72,14 +72,9 @@ class Rooms:
     config: LineConfig
     counters: Counters
     clock: Clock
-    topics: Topics
-    subscriptions: Subscriptions
-    shares: Shares
-    sessions: Sessions
-    publish: Callable[[list[Message]], list[Placed | Refused]]
+    gate: Callable[[Identity], Gate]
     selection: Callable[[str, str], Selection]
     choose: Callable[[int], int]
-    allowed: Callable[[Peer, str, str], bool]
 
 
 @final
@@ -94,7 +89,7 @@ class _Feed:
 
     @property
     def gone(self) -> bool:
-        """Whether the topic was deleted, or may not be read any more."""
+        """Whether the topic was deleted or closed to readers."""
         return self.source.gone if isinstance(self.source, Subscription) else self.source.share.gone
 
 
@@ -111,7 +106,7 @@ class _Attached:
 class LineHandler:
     """One peer (martlet.contracts.Handler)."""
 
-    __slots__ = ("_feeds", "_last_id", "_peer", "_queues", "_rooms", "_sessions", "_turn")
+    __slots__ = ("_feeds", "_last_id", "_own_gate", "_peer", "_queues", "_rooms", "_sessions", "_turn")
 
     def __init__(self, peer: Peer, rooms: Rooms) -> None:
         self._peer = peer
@@ -122,6 +117,14 @@ class LineHandler:
         self._sessions: dict[str, _Attached] = {}
         # A publisher's messages stay in order: its messages of one topic go to one queue.
         self._queues: dict[str, int] = {}
+        self._own_gate: Gate | None = None
+
+    @property
+    def _gate(self) -> Gate:
+        """The gate of this peer's identity, which the server knows once TLS has shaken hands."""
+        if self._own_gate is None:
+            self._own_gate = self._rooms.gate(self._peer.identity)
+        return self._own_gate
 
     def handle(self, event: Event) -> None:
         try:
@@ -158,17 +161,18 @@ class LineHandler:
             elif budget_bytes <= 0:
                 self._peer.wake()
                 return
-            elif not self._may_read(feed.topic, feed.group):
-                self._end(number, f"reading topic[{feed.topic}] is not allowed any more")
             else:
                 budget_bytes -= self._deliver(number, feed, budget_bytes)
 
     def _end_of(self, topic: str) -> str:
-        there = self._rooms.topics.get(topic) is not None
+        try:
+            there = self._gate.query(topic).topics.get(topic) is not None
+        except Refused as refused:
+            return str(refused)
         return f"topic[{topic}] may not be read any more" if there else "the topic was deleted"
 
     def _deliver(self, number: int, feed: _Feed, budget_bytes: int) -> int:
-        """Send what *feed* has, and return its bytes; one whose filter fails is over."""
+        """Send what *feed* has, and return its bytes; end it when its filter fails or it may not be read any more."""
         try:
             deliveries = feed.source.collect(budget_bytes)
         except Refused as refused:
@@ -178,11 +182,6 @@ class LineHandler:
             self._peer.send(_batch_line(number, delivery), delivery.data)
             self._rooms.counters.delivered += delivery.count
         return sum(len(delivery.data) for delivery in deliveries)
-
-    def _may_read(self, topic: str, group: str) -> bool:
-        """Whether this peer may read *topic*, as a member of *group* if it is named; as remoting asks it."""
-        allowed = self._rooms.allowed
-        return allowed(self._peer, "read", topic) and (not group or allowed(self._peer, "read", RETRY_PREFIX + group))
 
     def closed(self, reason: str) -> None:
         for number in list(self._feeds):
@@ -201,7 +200,7 @@ class LineHandler:
             Message(packet.topic, body, properties, queue_id, 0, 0, now, host)
             for body, properties in zip(packet.bodies, packet.properties, strict=True)
         ]
-        results = rooms.publish(messages)
+        results = self._gate.publish_many(messages)
         ends = [result.end for result in results if isinstance(result, Placed)]
         if ends:
             peer.hold_until(ends[-1])
@@ -218,26 +217,14 @@ class LineHandler:
 
     def _topic(self, name: str, action: str) -> Topic:
         """Topic *name*, made where that is allowed. Raises `Refused`."""
-        rooms = self._rooms
-        if not rooms.allowed(self._peer, action, name):
-            raise Refused(Reason.NO_PERMISSION, f"topic[{name}]: {action} is not allowed")
-        if name in BROKER_TOPICS or (action == "publish" and name.startswith((RETRY_PREFIX, DLQ_PREFIX))):
-            raise Refused(Reason.NO_PERMISSION, f"topic[{name}]: {action} is for the broker itself; take another topic")
-        topic = rooms.topics.get(name) or self._made(name)
+        if action == "publish" and name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            raise Refused(Reason.NO_PERMISSION, f"topic[{name}]: publish is for the broker itself; take another topic")
+        topic = self._gate.find_topic(name, action, self._rooms.config.new_topic_queues)
         if topic is None:
             text = f"topic[{name}] does not exist; "
             own = "only the broker makes it" if is_reserved(name) else "create it, or set broker.auto_create_topics"
             raise Refused(Reason.NO_TOPIC, text + own)
         return topic
-
-    def _made(self, name: str) -> Topic | None:
-        """A new topic *name*, where naming it makes it; one for dead letters is there as soon as the group is."""
-        rooms = self._rooms
-        if not rooms.topics.auto_create_enabled:
-            return None
-        if name.startswith(DLQ_PREFIX) and rooms.shares.groups.get(name.removeprefix(DLQ_PREFIX)) is not None:
-            return rooms.topics.ensure(name, 1)
-        return None if is_reserved(name) else rooms.topics.ensure(name, rooms.config.new_topic_queues)
 
     # subscribing
 
@@ -247,8 +234,6 @@ class LineHandler:
         if len(self._feeds) >= limit:
             raise Refused(Reason.BUSY, f"{limit} subscriptions of this connection; line.subscriptions_max is {limit}")
         topic = self._topic(packet.topic, "read")
-        if not self._may_read(packet.topic, packet.group):
-            raise Refused(Reason.NO_PERMISSION, f"group[{packet.group}]: read is not allowed")
         number = self._last_id + 1
         credit = rooms.config.credit_default if packet.credit < 0 else packet.credit
         if packet.group:
@@ -264,7 +249,7 @@ class LineHandler:
 
     def _open(self, packet: Subscribe, start: Start, credit: int) -> Subscription:
         self._check_credit(credit)
-        return self._rooms.subscriptions.open(
+        return self._gate.subscribe(
             self._peer, packet.topic, ENCODING, selection=self._selection(packet), start=start, credit=credit
         )
 
@@ -276,12 +261,10 @@ class LineHandler:
         try:
             if any(feed.session is attached.session and feed.topic == topic.name for feed in self._feeds.values()):
                 raise Refused(Reason.ILLEGAL, f"{packet.name!r} is subscribed to topic[{topic.name}] here already")
-            start = self._rooms.sessions.subscribe(attached.session, topic, _start(packet), selection)
+            start = self._gate.subscribe_session(attached.session, topic, _start(packet), selection)
             return _Feed(packet.topic, "", self._open(packet, start, credit), attached.session)
         except Refused:
             self._detach_unused(packet.name)
-            # A name for nothing would count among `delivery.sessions_max` for days.
-            self._rooms.sessions.forget_empty(attached.session)
             raise
 
     def _attach(self, name: str) -> _Attached:
@@ -291,7 +274,7 @@ class LineHandler:
             def lost(reason: str) -> None:
                 self._lose(name, reason)
 
-            session, _ = self._rooms.sessions.open(PROTOCOL, self._peer.identity.name, name, lost)
+            session, _ = self._gate.open_session(PROTOCOL, name, lost)
             attached = self._sessions[name] = _Attached(session, lost)
         return attached
 
@@ -300,7 +283,7 @@ class LineHandler:
         attached = self._sessions.get(name)
         if attached is not None and not any(feed.session is attached.session for feed in self._feeds.values()):
             del self._sessions[name]
-            self._rooms.sessions.leave(attached.session, attached.lost)
+            self._gate.leave_session(attached.session, attached.lost)
 
     def _lose(self, name: str, reason: str) -> None:
         """The session of *name* is ours no longer."""
@@ -315,7 +298,7 @@ class LineHandler:
         if not 1 <= lease_s <= config.lease_max_s:
             text = f"a lease of {lease_s} s is out of range; it is 1 to {config.lease_max_s} (line.lease_max_s)"
             raise Refused(Reason.PARAMETER, text)
-        return self._rooms.shares.join(
+        return self._gate.join(
             self._peer,
             packet.topic,
             packet.group,
@@ -370,7 +353,7 @@ class LineHandler:
         if packet.last >= source.cursor(packet.queue_id):
             text = f"message {packet.last} of queue {packet.queue_id} was not sent; ACK what was"
             raise Refused(Reason.PARAMETER, text)
-        self._rooms.sessions.commit(feed.session, feed.topic, packet.queue_id, packet.last + 1)
+        self._gate.commit_session(feed.session, feed.topic, packet.queue_id, packet.last + 1)
 
     def _settle_otherwise(self, packet: Nack | Extend | Unsubscribe) -> None:
         feed = self._feed(packet.id)
@@ -395,7 +378,7 @@ class LineHandler:
             raise Refused(Reason.ILLEGAL, f"subscription {packet.id} is not durable; there is nothing to forget")
         self._drop(packet.id)
         if packet.forget and feed.session is not None:
-            self._rooms.sessions.unsubscribe(feed.session, feed.topic)
+            self._gate.unsubscribe_session(feed.session, feed.topic)
         self._peer.send(b"OK %d\n" % packet.id)
 
     def _end(self, number: int, reason: str) -> None:

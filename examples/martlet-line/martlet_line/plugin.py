@@ -48,14 +48,9 @@ def protocol(
         config,
         counters,
         broker.clock,
-        broker.topics,
-        broker.subscriptions,
-        broker.shares,
-        broker.sessions,
-        broker.publish_many,
+        broker.gate,
         broker.selection,
         broker.ids.below,
-        lambda peer, action, topic: broker.allowed(peer.identity, action, topic),
     )
     limits = Limits(config.line_bytes_max, config.body_bytes_max, config.words_max)
 

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias, final
 
 import trio
 
+from martlet.access import Gate
 from martlet.broker import Broker
 from martlet.contracts import Peer
 from martlet.errors import MartletError, NotReady, Reason, Refused, StoreError, StoreFailed
@@ -54,6 +55,8 @@ __all__ = [
 
 REASON_CODES: Final = {
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
+    # RocketMQ 5 AuthenticationPipeline; 4.x says SYSTEM_ERROR.
+    Reason.CREDENTIALS: ResponseCode.NO_PERMISSION,
     Reason.ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
     # Java brokers read a missing field as null and fail on it some time later.
     Reason.MALFORMED: ResponseCode.SYSTEM_ERROR,
@@ -107,9 +110,6 @@ class Parts:
     def __init__(self, broker: Broker, config: RemotingConfig) -> None:
         self.broker = broker
         self.config = config
-        self.store = broker.store
-        self.topics = broker.topics
-        self.groups = broker.groups
         self.clock = broker.clock
         self.deadlines = Deadlines()
         self.members = Members(broker.groups, config.groups_peer_max, config.subscribed_chars_peer_max)
@@ -127,7 +127,6 @@ class Parts:
         self.send_template = send_response_template(config.region, config.trace)
         # Every answer to a send has these, refusals too.
         self.send_ext = {"TRACE_ON": str(config.trace).lower(), "MSG_REGION": config.region}
-        self.publish = broker.publish
         broker.topics.changed.append(self._topic_changed)
         self.set_store_host(broker.store.store_host)
         cluster = f"CLUSTER\x01{broker.config.cluster}\x02"
@@ -144,11 +143,11 @@ class Parts:
 
     def _topic_changed(self, topic: Topic | None) -> None:
         if topic is None:  # one was deleted
-            self.parked.wake_gone(self.topics)
+            self.parked.wake_gone(self.broker.topics)
 
     def set_store_host(self, host: bytes) -> None:
         """*host* is where clients find this broker; from here on records and message ids carry it."""
-        self.store.store_host = host
+        self.broker.store.store_host = self.store_host = host
         self.host_text = host.hex().upper()
         self.stored_template = stored_response_template(self.send_template, self.host_text)
 
@@ -213,15 +212,28 @@ class _PendingRequest:
 class Context:
     """One connection as request handlers see it."""
 
-    __slots__ = ("_asked", "_opaque", "fast", "parts", "peer", "pulls")
+    __slots__ = ("_asked", "_opaque", "_signed", "fast", "own_gate", "parts", "peer", "pulls")
 
     def __init__(self, parts: Parts, peer: Peer, *, fast: bool = False) -> None:
         self.parts = parts
         self.peer = peer
         self.fast = fast  # it came by the VIP port
-        self.pulls = PendingPulls(peer, parts.config.parked_peer_max, parts.store)
+        self.pulls = PendingPulls(peer, parts.config.parked_peer_max, parts.broker.store)
         self._asked: dict[int, _PendingRequest] = {}
         self._opaque = 0
+        self.own_gate: Gate | None = None  # of the connection's own identity, once a request was made
+        self._signed: Gate | None = None  # of the identity that signed a request last
+
+    def gate(self, command: Command) -> Gate:
+        """The gate for *command*: that of whoever signed it, else that of the connection's own identity."""
+        identity = command.identity
+        if identity is None:
+            if self.own_gate is None:
+                self.own_gate = self.parts.broker.gate(self.peer.identity)
+            return self.own_gate
+        if self._signed is None or self._signed.identity != identity:
+            self._signed = self.parts.broker.gate(identity)
+        return self._signed
 
     def answer(self, command: Command, frame: Frame) -> None:
         """Send *frame* as the answer to *command*, some time after its handler returned None."""

@@ -20,6 +20,7 @@ from .connection import RemotingConnection
 from .context import Beside, Context, Declined, Handle, Parts, refusal
 from .handlers import admin, assignments, groups, offsets, pull, query, replies, send, sendback
 from .packets import NO_EXT, Command, Frame
+from .signatures import signed_request
 
 __all__ = ["FAST_TABLE", "TABLE", "RemotingHandler"]
 
@@ -49,10 +50,11 @@ READY_WAIT_S: Final = 5.0
 class RemotingHandler:
     """One connection's commands, in the order they came; answers may leave in another."""
 
-    __slots__ = ("_table", "context")
+    __slots__ = ("_authentication", "_table", "context")
 
     def __init__(self, parts: Parts, peer: Peer, connection: RemotingConnection, *, fast: bool = False) -> None:
         self.context = Context(parts, peer, fast=fast)
+        self._authentication = parts.broker.authentication if parts.broker.authentication.authenticators else None
         self._table = FAST_TABLE if fast else TABLE
         connection.waiting = self.context.pulls.held
         parts.contexts[self.context] = None
@@ -65,7 +67,10 @@ class RemotingHandler:
             context.finish(event.opaque, event)
             return None
         context.parts.requests += 1
+        authentication = self._authentication
         try:
+            if authentication is not None and (signed := signed_request(event)) is not None:
+                event.identity = authentication.authenticate(signed)
             handle = self._table.get(event.code)
             if handle is None:
                 raise Declined(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {event.code} not supported")

@@ -15,6 +15,7 @@ from collections.abc import Hashable
 from heapq import nlargest
 from typing import Final, final
 
+from martlet.access import Gate, Grant
 from martlet.contracts import Peer
 from martlet.delivery.selection import Selection
 from martlet.errors import Reason, Refused
@@ -42,6 +43,8 @@ class Pull:
         "asked_offset",
         "bucket",
         "counted",
+        "gate",
+        "grant",
         "group",
         "last",
         "max_bytes",
@@ -67,6 +70,8 @@ class Pull:
         max_messages: int,
         max_bytes: int,
         wanted: Selection,
+        gate: Gate,
+        grant: Grant,
     ) -> None:
         self.bucket = -1
         self.counted = False  # it waits, and is one of those that `ParkedPulls` counts
@@ -79,6 +84,8 @@ class Pull:
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.selection = wanted
+        self.gate = gate  # asked again before a pull that waited is answered
+        self.grant = grant
         self.own_filter = False  # that the pull brought along, else its group's
         self.retries = False  # a group reads its own retries, which have to wait
         self.weight = 1  # how many pulls it counts for, by the memory it takes

@@ -7,6 +7,7 @@ from typing import Final, TypeAlias, final
 import orjson
 from msgspec import Raw
 
+from martlet.contracts import Identity
 from martlet.errors import Reason, Refused, RemoteProtocolError
 
 from .codes import CLIENT_LANGUAGE, FLAG_ONEWAY, FLAG_RESPONSE, VERSION
@@ -62,9 +63,10 @@ class Command:
     booleans; read them with `text`, `integer` and `boolean`, which accept all three.
     ``raw`` is the JSON that ``ext`` is made of when it is first asked for; the hot
     requests are read from it as records (`martlet_remoting.fields`), and nobody asks.
+    ``identity`` is who signed it, None for a command without a signature.
     """
 
-    __slots__ = ("_ext", "body", "code", "flag", "language", "opaque", "raw", "remark", "version")
+    __slots__ = ("_ext", "body", "code", "flag", "identity", "language", "opaque", "raw", "remark", "version")
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class Command:
         raw: Raw | None = None,
     ) -> None:
         self.code = code
+        self.identity: Identity | None = None
         self._ext = ext
         self.raw = raw
         self.body = body

@@ -103,7 +103,7 @@ class RemotingPlugin(Hooks):
 
         Knowing it by then spares a new group's first retry that time.
         """
-        groups = self.parts.groups
+        groups = self.parts.broker.groups
         name = topic.removeprefix(RETRY_PREFIX)
         if name == topic or self.parts.stopping:
             return False
@@ -112,7 +112,7 @@ class RemotingPlugin(Hooks):
         except Refused:
             return False
         if policy is not None:
-            make_retry_topic(self.parts, policy)
+            make_retry_topic(self.parts.broker.topics, policy)
         return policy is not None
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:

@@ -10,6 +10,7 @@ from typing import Final, final
 
 import orjson
 
+from martlet.access import Grant
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import QUEUES_MAX, READ, RETRY_PREFIX
 from martlet.turns import Pace, Steps
@@ -19,7 +20,6 @@ from martlet_remoting.codes import RequestCode
 from martlet_remoting.context import REASON_CODES, Beside, Context, Handle, Parts, refuse, reply
 from martlet_remoting.members import BROADCASTING, CLUSTERING
 from martlet_remoting.packets import Command, Frame
-from martlet_remoting.permission import may_consume, may_manage_group
 from martlet_remoting.routes import TopicQueues
 
 __all__ = ["TABLE"]
@@ -49,12 +49,12 @@ def query_assignment(context: Context, command: Command) -> Beside:
 
 def _query_assignment(context: Context, command: Command) -> Steps[Frame | None]:
     question = yield from _question(command)
-    may_consume(context, question.group, question.topic)
+    grant = context.gate(command).query_group(question.group, question.topic)
     others = context.parts.others
     known = others.known(question.topic) if others is not None else ()
     if known is not None:
-        return (yield from _answer(context.parts, command, question, known))
-    context.peer.start(_ask_and_answer, context, command, question)
+        return (yield from _answer(context.parts, grant, command, question, known))
+    context.peer.start(_ask_and_answer, context, grant, command, question)
     return None
 
 
@@ -69,12 +69,12 @@ def _question(command: Command) -> Steps[Question]:
     return Question(group, topic, text(body, "clientId"), model, text(body, "strategyName"))
 
 
-async def _ask_and_answer(context: Context, command: Command, question: Question) -> None:
+async def _ask_and_answer(context: Context, grant: Grant, command: Command, question: Question) -> None:
     parts = context.parts
     assert parts.others is not None
     try:
         known = await parts.others.ask(question.topic)
-        answer = await parts.broker.turns.finish(_answer(parts, command, question, known))
+        answer = await parts.broker.turns.finish(_answer(parts, grant, command, question, known))
     except Refused as error:
         code = REASON_CODES[error.reason]
         parts.count_refusal(code)
@@ -82,8 +82,10 @@ async def _ask_and_answer(context: Context, command: Command, question: Question
     context.answer(command, answer)
 
 
-def _answer(parts: Parts, command: Command, question: Question, elsewhere: Sequence[TopicQueues]) -> Steps[bytes]:
-    counts = _read_queues(parts, question.topic, elsewhere)
+def _answer(
+    parts: Parts, grant: Grant, command: Command, question: Question, elsewhere: Sequence[TopicQueues]
+) -> Steps[bytes]:
+    counts = _read_queues(parts, grant, question.topic, elsewhere)
     total = sum(counts.values())
     if total > QUEUES_MAX:
         text_ = f"topic[{question.topic}] has {total} queues on {len(counts)} brokers"
@@ -102,13 +104,13 @@ def _answer(parts: Parts, command: Command, question: Question, elsewhere: Seque
     return reply(command, body=orjson.dumps({"messageQueueAssignments": assignments}))
 
 
-def _read_queues(parts: Parts, topic: str, elsewhere: Sequence[TopicQueues]) -> dict[str, int]:
+def _read_queues(parts: Parts, grant: Grant, topic: str, elsewhere: Sequence[TopicQueues]) -> dict[str, int]:
     """How many queues of *topic* can be read, by broker; of this broker the name servers may not know yet."""
     counts = {
         queues.broker_name: queues.read_queues for queues in elsewhere if queues.perm & READ and queues.read_queues > 0
     }
     counts.pop(parts.broker.config.name, None)
-    own = parts.topics.get(topic)
+    own = grant.topics.get(topic)
     if own is not None and own.perm & READ and own.read_queues:
         counts[parts.broker.config.name] = own.read_queues
     return counts
@@ -126,16 +128,16 @@ def _share(parts: Parts, question: Question, total: int) -> Sequence[int] | None
 
 def set_request_mode(context: Context, command: Command) -> Steps[bytes]:
     """Set how a group gets the messages of a topic, which can only be what it is."""
-    body, parts = (yield from read_body(command)), context.parts
+    body = yield from read_body(command)
     group, topic = text(body, "consumerGroup"), text(body, "topic")
     if not group or not topic:
         raise Refused(Reason.MALFORMED, "change of a request mode lacks consumerGroup or topic")
-    may_manage_group(context, group)
+    grant = context.gate(command).manage_group(group)
     if topic.startswith(RETRY_PREFIX):
         raise Refused(Reason.NO_PERMISSION, "retry topic is not allowed to set mode")
-    if parts.topics.get(topic) is None:
+    if grant.topics.get(topic) is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{topic}] not exist")
-    if parts.groups.ensure(group) is None:
+    if grant.groups.ensure(group) is None:
         raise Refused(Reason.NO_GROUP, f"subscription group [{group}] does not exist")
     mode = enum_name(body, "mode", MODES, PULL)
     if mode != PULL:

@@ -8,10 +8,11 @@ from typing import Final
 
 import orjson
 
+from martlet.access import Gate, Grant
 from martlet.delivery.selection import EXPRESSION_CHARS_MAX, TAG, Selection
 from martlet.errors import Reason, Refused
 from martlet.tables.groups import Group
-from martlet.tables.topics import RETRY_PREFIX
+from martlet.tables.topics import RETRY_PREFIX, Topics
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, enum_name, integer, items, queues, read_body, text
 from martlet_remoting.codes import RequestCode, ResponseCode
@@ -19,7 +20,6 @@ from martlet_remoting.context import Context, Declined, Handle, Parts, reply, re
 from martlet_remoting.fastjson import LazyList, dumps_in_steps
 from martlet_remoting.members import CLUSTERING, Channel
 from martlet_remoting.packets import Command, Frame, MessageQueue
-from martlet_remoting.permission import may_consume, may_read, may_read_group
 from martlet_remoting.subscriptions import Subscription, select
 
 __all__ = ["TABLE", "make_retry_topic"]
@@ -60,8 +60,8 @@ def heartbeat(context: Context, command: Command) -> Steps[bytes]:
         text_ = f"heartbeat names {len(consumers)} consumer and {len(producers)} producer groups"
         raise Refused(Reason.BUSY, f"{text_}; remoting.groups_peer_max is {limit}")
     pace = Pace()
-    if parts.broker.authorizers:
-        yield from _check_heartbeat(context, consumers, pace)
+    gate = context.gate(command)
+    yield from _check_heartbeat(gate, consumers, pace)
     language = command.language[:LANGUAGE_CHARS_MAX]
     channel = Channel(context, client_id, language, command.version, parts.now(), parts.clock.now_ms())
     fingerprint = integer(body, "heartbeatFingerprint")
@@ -69,7 +69,9 @@ def heartbeat(context: Context, command: Command) -> Steps[bytes]:
     changed = fingerprint == 0
     for data in consumers:
         subscriptions = None if without_subscriptions else (yield from _subscriptions(parts, data, pace))
-        changed = _consume(parts, channel, data, fingerprint, subscriptions) or changed
+        if text(data, "groupName"):
+            grant = gate.query_group(text(data, "groupName"))
+            changed = _consume(parts, grant, channel, data, fingerprint, subscriptions) or changed
         if pace.is_over(STEPS_OF_A_GROUP):
             yield
     for data in producers:
@@ -81,20 +83,21 @@ def heartbeat(context: Context, command: Command) -> Steps[bytes]:
     return reply(command, {"IS_SUPPORT_HEART_BEAT_V2": True, "IS_SUB_CHANGE": changed})
 
 
-def _check_heartbeat(context: Context, consumers: list[dict[object, object]], pace: Pace) -> Steps[None]:
-    """Whoever may not consume one of the topics joins none of the groups; a producer says nothing by being there."""
+def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], pace: Pace) -> Steps[None]:
+    """A client that may not consume one of the topics joins none of the groups; producer groups need no permission."""
     for data in consumers:
         if group := text(data, "groupName"):
-            may_consume(context, group)
+            gate.query_group(group)
             for item in items(data, "subscriptionDataSet"):
                 if topic := text(item, "topic"):
-                    may_read(context, topic)
+                    gate.consume(group, topic)
                 if pace.is_over(STEPS_OF_A_CHECK):
                     yield
 
 
 def _consume(
     parts: Parts,
+    grant: Grant,
     channel: Channel,
     data: dict[object, object],
     fingerprint: int,
@@ -105,10 +108,10 @@ def _consume(
     *subscriptions* are None in a heartbeat that leaves them as they were.
     """
     name = text(data, "groupName")
-    policy = _policy(parts, name)
+    policy = _policy(grant, name)
     if policy is None:
         return False
-    make_retry_topic(parts, policy, unit=boolean(data, "unitMode"))
+    make_retry_topic(grant.topics, policy, unit=boolean(data, "unitMode"))
     # What cannot be taken is refused before there is a group, for one without members would stay for ever.
     group = parts.members.join(name, channel, subscriptions)
     held = group.fingerprint
@@ -128,21 +131,19 @@ def _consume(
     return held is not None and held != fingerprint
 
 
-def _policy(parts: Parts, name: str) -> Group | None:
-    """The policy of group *name*; None for a group that must not be: it is passed over, as RocketMQ does."""
-    if not name:
-        return None
+def _policy(grant: Grant, name: str) -> Group | None:
+    """The policy of group *name*; None for one that cannot be created: it is passed over, as RocketMQ does."""
     try:
-        return parts.groups.ensure(name)
+        return grant.groups.ensure(name)
     except Refused:
         return None
 
 
-def make_retry_topic(parts: Parts, policy: Group, *, unit: bool = False) -> None:
-    """Make the retry topic of a group, so that its route is known before the group first asks for it."""
+def make_retry_topic(topics: Topics, policy: Group, *, unit: bool = False) -> None:
+    """Create the retry topic of a group, so that its route is known before the group first asks for it."""
     name = RETRY_PREFIX + policy.name
-    if policy.retry_queue_nums > 0 and parts.topics.get(name) is None:
-        parts.topics.ensure(name, policy.retry_queue_nums, sys_flag=HAS_UNIT_SUBSCRIPTION if unit else 0)
+    if policy.retry_queue_nums > 0 and topics.get(name) is None:
+        topics.ensure(name, policy.retry_queue_nums, sys_flag=HAS_UNIT_SUBSCRIPTION if unit else 0)
 
 
 def _subscriptions(parts: Parts, data: dict[object, object], pace: Pace) -> Steps[list[Subscription]]:
@@ -193,7 +194,7 @@ def unregister(context: Context, command: Command) -> bytes:
 def consumer_list(context: Context, command: Command) -> bytes:
     """Answer every live member of a group, the asking one among them."""
     name = command.text("consumerGroup")
-    may_read_group(context, name)
+    context.gate(command).query_group(name)
     group = context.parts.members.group(name)
     if group is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
@@ -227,7 +228,7 @@ def lock_queues(context: Context, command: Command) -> Steps[Frame]:
     parts = context.parts
     body = yield from read_body(command)
     wanted = yield from _named_queues(body)
-    group, client_id = yield from _owner(context, body, wanted)
+    group, client_id = yield from _owner(context.gate(command), body, wanted)
     held = yield from parts.locks.lock(context, group, client_id, wanted, parts.now())
     found = ({"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in held)
     return reply_in_pieces(command, (yield from dumps_in_steps({"lockOKMQSet": LazyList(map(orjson.dumps, found))})))
@@ -237,7 +238,7 @@ def unlock_queues(context: Context, command: Command) -> Steps[bytes]:
     """The client gives queues back; those of others stay theirs."""
     body = yield from read_body(command)
     given = yield from _named_queues(body)
-    group, client_id = yield from _owner(context, body, given)
+    group, client_id = yield from _owner(context.gate(command), body, given)
     yield from context.parts.locks.unlock(group, client_id, given)
     return reply(command)
 
@@ -250,7 +251,7 @@ def _named_queues(body: dict[object, object]) -> Steps[list[MessageQueue]]:
     return (yield from queues(named))
 
 
-def _owner(context: Context, body: dict[object, object], wanted: Iterable[MessageQueue]) -> Steps[tuple[str, str]]:
+def _owner(gate: Gate, body: dict[object, object], wanted: Iterable[MessageQueue]) -> Steps[tuple[str, str]]:
     """The group and the client that a lock request names; it may consume all topics of the *wanted* queues."""
     group, client_id = text(body, "consumerGroup"), text(body, "clientId")
     if not group or not client_id:
@@ -258,13 +259,12 @@ def _owner(context: Context, body: dict[object, object], wanted: Iterable[Messag
     if len(group) > TOPIC_CHARS_MAX or len(client_id) > CLIENT_ID_CHARS_MAX:
         text_ = f"consumerGroup of {len(group)} or clientId of {len(client_id)} characters is too long"
         raise Refused(Reason.PARAMETER, f"{text_}; at most {TOPIC_CHARS_MAX} and {CLIENT_ID_CHARS_MAX}")
-    if context.parts.broker.authorizers:
-        may_consume(context, group)
-        pace = Pace()
-        for topic in dict.fromkeys(queue.topic for queue in wanted):
-            may_read(context, topic)
-            if pace.is_over(STEPS_OF_A_CHECK):
-                yield
+    gate.query_group(group)
+    pace = Pace()
+    for topic in dict.fromkeys(queue.topic for queue in wanted):
+        gate.query(topic)
+        if pace.is_over(STEPS_OF_A_CHECK):
+            yield
     return group, client_id
 
 

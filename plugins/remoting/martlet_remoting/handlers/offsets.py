@@ -3,12 +3,12 @@
 import os
 from typing import Final
 
+from martlet.access import Grant
 from martlet.errors import Reason, Refused
 from martlet.store import Queue
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts, reply
+from martlet_remoting.context import Context, Declined, Handle, reply
 from martlet_remoting.packets import Command
-from martlet_remoting.permission import may_consume, may_read
 
 __all__ = ["TABLE"]
 
@@ -26,42 +26,41 @@ def _memory_bytes() -> int:
 NEAR_BYTES: Final = int(_memory_bytes() * MEMORY_RATIO)
 
 
-def _queue(context: Context, command: Command) -> Queue | None:
-    """The queue that a request names; None where no such queue was ever used."""
+def _queue(context: Context, command: Command) -> tuple[Grant, Queue | None]:
+    """What may be read, and the queue that a request names; None for one that was never used."""
     topic = command.text("topic")
     queue_id = command.integer("queueId")
-    may_read(context, topic)
-    return context.parts.store.find_queue(topic, queue_id)
+    grant = context.gate(command).query(topic)
+    return grant, grant.store.find_queue(topic, queue_id)
 
 
 def query_consumer_offset(context: Context, command: Command) -> bytes:
     """Answer what the group has committed; a new group begins a young queue at 0."""
-    parts = context.parts
     group, topic, queue_id = command.text("consumerGroup"), command.text("topic"), command.integer("queueId")
-    may_consume(context, group, topic)
-    offset = parts.groups.pending_reset(group, topic, queue_id)
+    grant = context.gate(command).query_group(group, topic)
+    offset = grant.groups.pending_reset(group, topic, queue_id)
     if offset < 0:
-        offset = parts.groups.offset(group, topic, queue_id)
+        offset = grant.groups.offset(group, topic, queue_id)
     if offset >= 0:
         return reply(command, {"offset": offset})
     zero_allowed = command.text("setZeroIfNotFound", "").lower() != "false"
-    if zero_allowed and _begins_near(parts, topic, queue_id):
+    if zero_allowed and _begins_near(grant, topic, queue_id):
         return reply(command, {"offset": 0})
     text = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
     raise Declined(ResponseCode.QUERY_NOT_FOUND, f"{text}; group [{group}] committed nothing for {topic}/{queue_id}")
 
 
-def _begins_near(parts: Parts, topic: str, queue_id: int) -> bool:
+def _begins_near(grant: Grant, topic: str, queue_id: int) -> bool:
     """Whether offset 0 of the queue is still there, and little was written since."""
-    queue = parts.store.find_queue(topic, queue_id)
+    queue = grant.store.find_queue(topic, queue_id)
     if queue is None:
         return True
     if queue.first_offset > 0:
         return False
-    if parts.store.end_offset(queue) == 0:
+    if grant.store.end_offset(queue) == 0:
         return True
-    position = parts.store.position_at(queue, 0)
-    return position < 0 or parts.store.readable - position <= NEAR_BYTES
+    position = grant.store.position_at(queue, 0)
+    return position < 0 or grant.store.readable - position <= NEAR_BYTES
 
 
 def update_consumer_offset(context: Context, command: Command) -> bytes:
@@ -70,14 +69,13 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
     A negative offset, which ali-ons sends for a queue it has consumed nothing of, is accepted and changes nothing.
     RocketMQ puts it in the place of the committed one, so that the group loses its position.
     """
-    parts = context.parts
     group, topic = command.text("consumerGroup"), command.text("topic")
     queue_id, offset = command.integer("queueId", -1), command.integer("commitOffset", -1)
-    may_consume(context, group, topic)
-    if parts.groups.get(group) is None:
+    grant = context.gate(command).query_group(group, topic)
+    if grant.groups.get(group) is None:
         text = f"subscription group [{group}] does not exist; it is made by its first heartbeat"
         raise Refused(Reason.NO_GROUP, text)
-    found = parts.topics.get(topic)
+    found = grant.topics.get(topic)
     if found is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{topic}] not exist, apply first please!")
     if not 0 <= queue_id < max(found.read_queues, found.write_queues):
@@ -86,37 +84,37 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
     if command.ext.get("commitOffset") in (None, ""):
         raise Refused(Reason.PARAMETER, f"Offset is null, topic is {topic}; send commitOffset")
     if offset >= 0:
-        parts.groups.check_may_commit(group, topic, (queue_id,))
-        parts.groups.commit(group, topic, queue_id, offset)
+        grant.groups.check_may_commit(group, topic, (queue_id,))
+        grant.groups.commit(group, topic, queue_id, offset)
     return reply(command)
 
 
 def get_max_offset(context: Context, command: Command) -> bytes:
     """Answer the offset behind the newest message; 0 for a queue that nobody used."""
-    queue = _queue(context, command)
-    return reply(command, {"offset": context.parts.store.end_offset(queue) if queue else 0})
+    grant, queue = _queue(context, command)
+    return reply(command, {"offset": grant.store.end_offset(queue) if queue else 0})
 
 
 def get_min_offset(context: Context, command: Command) -> bytes:
     """Answer the oldest kept offset."""
-    queue = _queue(context, command)
+    _, queue = _queue(context, command)
     return reply(command, {"offset": queue.first_offset if queue else 0})
 
 
 def search_offset(context: Context, command: Command) -> bytes:
     """Answer the first offset stored at or after a time; with boundaryType UPPER the last at or before it."""
-    queue = _queue(context, command)
+    grant, queue = _queue(context, command)
     timestamp = command.integer("timestamp")
     if queue is None:
         return reply(command, {"offset": 0})
     upper = command.text("boundaryType", "").lower() == "upper"
-    return reply(command, {"offset": context.parts.store.offset_by_time(queue, timestamp, upper)})
+    return reply(command, {"offset": grant.store.offset_by_time(queue, timestamp, upper)})
 
 
 def get_earliest_store_time(context: Context, command: Command) -> bytes:
     """Answer when the oldest kept message was stored; -1 when there is none."""
-    queue = _queue(context, command)
-    return reply(command, {"timestamp": context.parts.store.earliest_store_ms(queue) if queue else -1})
+    grant, queue = _queue(context, command)
+    return reply(command, {"timestamp": grant.store.earliest_store_ms(queue) if queue else -1})
 
 
 TABLE: Final[dict[int, Handle]] = {

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from martlet.access import Grant
 from martlet.delivery.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.store import ReadResult, ReadStatus
@@ -20,7 +21,6 @@ from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL
 from martlet_remoting.long_poll import Pull
 from martlet_remoting.members import BROADCASTING
 from martlet_remoting.packets import NO_EXT, Command
-from martlet_remoting.permission import may_consume
 from martlet_remoting.retries import hold_back
 from martlet_remoting.subscriptions import select
 
@@ -69,20 +69,22 @@ def _pull_in_turn(context: Context, command: Command, header: PullHeader) -> Ste
 
 def _pull(context: Context, command: Command, header: PullHeader) -> None:
     parts = context.parts
-    topic = _readable_topic(context, header.group, header.topic, header.queue_id)
-    wanted = _wanted(parts, header)
+    gate = context.gate(command)
+    grant = gate.consume(header.group, header.topic)
+    topic = _readable_topic(context, grant, header.group, header.topic, header.queue_id)
+    wanted = _wanted(parts, grant, header)
     pending = context.pulls
     queue = topic.queue(header.queue_id)
     messages = min(max(header.messages_max, 1), parts.config.pull_messages_max)
     size = _bytes_max(parts, header.bytes_max)
-    pull = Pull(pending, command.opaque, header.group, queue, header.offset, messages, size, wanted)
+    pull = Pull(pending, command.opaque, header.group, queue, header.offset, messages, size, wanted, gate, grant)
     pull.retries = header.topic[0] == "%" and header.topic == RETRY_PREFIX + header.group and not parts.delays
     if header.sys_flag & PULL_SUBSCRIPTION:
         pull.bring_filter(header.expression)
     pending.check_room(pull)
     if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
-        parts.groups.check_may_commit(header.group, header.topic, (header.queue_id,))
-        parts.groups.commit(header.group, header.topic, header.queue_id, header.commit_offset)
+        grant.groups.check_may_commit(header.group, header.topic, (header.queue_id,))
+        grant.groups.commit(header.group, header.topic, header.queue_id, header.commit_offset)
     if header.sys_flag & PULL_SUSPEND:
         suspend_ms = min(header.suspend_ms, parts.config.suspend_ms_max)
         if suspend_ms > 0 and not parts.parked.stopping:
@@ -101,18 +103,15 @@ def _bytes_max(parts: Parts, asked: int) -> int:
 # checks
 
 
-def _readable_topic(context: Context, group: str, name: str, queue_id: int) -> Topic:
-    """The topic of a pull that may be; the group is made if that is allowed."""
-    parts = context.parts
-    if parts.broker.authorizers:
-        may_consume(context, group, name)
-    policy = parts.groups.ensure(group)
+def _readable_topic(context: Context, grant: Grant, group: str, name: str, queue_id: int) -> Topic:
+    """The topic of a pull; the group is created if the configuration allows that."""
+    policy = grant.groups.ensure(group)
     if policy is None:
         text = f"subscription group [{group}] does not exist; create it with updateSubGroup, or turn on"
         raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
     if not policy.consume_enable:
         raise _forbidden(FORBIDDEN_GROUP, f"subscription group no permission, {group}: consumeEnable is false")
-    topic = parts.topics.get(name)
+    topic = grant.topics.get(name)
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{name}] not exist, apply first please! Send to it or create it")
     if not topic.perm & READ:
@@ -124,7 +123,7 @@ def _readable_topic(context: Context, group: str, name: str, queue_id: int) -> T
     return topic
 
 
-def _wanted(parts: Parts, header: PullHeader) -> Selection:
+def _wanted(parts: Parts, grant: Grant, header: PullHeader) -> Selection:
     """The filter of a pull: its own, or what its group said in heartbeats."""
     if header.sys_flag & PULL_SUBSCRIPTION:
         return _own_filter(parts, header)
@@ -132,11 +131,11 @@ def _wanted(parts: Parts, header: PullHeader) -> Selection:
     if live is None:
         text = f"the consumer's group info not exist, group [{header.group}]; it must send a heartbeat first"
         raise Declined(ResponseCode.SUBSCRIPTION_NOT_EXIST, text)
-    policy = parts.groups.get(header.group)
+    policy = grant.groups.get(header.group)
     if policy is not None and not policy.consume_broadcast_enable and live.model == BROADCASTING:
         text = f"the consumer group[{header.group}] can not consume by broadcast way"
         raise _forbidden(FORBIDDEN_BROADCAST, text)
-    _check_allowed(parts, header.group, header.topic)
+    _check_allowed(grant, header.group, header.topic)
     subscription = live.subscriptions.get(header.topic)
     if subscription is None:
         text = f"the consumer's subscription not exist, group [{header.group}] topic [{header.topic}]"
@@ -152,8 +151,8 @@ def _wanted(parts: Parts, header: PullHeader) -> Selection:
     return _for_topic(header.topic, subscription.selection)
 
 
-def _check_allowed(parts: Parts, group: str, topic: str) -> None:
-    if parts.groups.is_forbidden(group, topic):
+def _check_allowed(grant: Grant, group: str, topic: str) -> None:
+    if grant.groups.is_forbidden(group, topic):
         raise _forbidden(FORBIDDEN_SUBSCRIPTION, f"the consumer group[{group}] is forbidden for topic[{topic}]")
 
 
@@ -239,18 +238,19 @@ def _drop(parts: Parts, pull: Pull, error: Refused | Declined | StoreError) -> N
 
 def _run(context: Context, pull: Pull) -> int:
     """Read for *pull*, and answer or hold it; return the bytes of the answer's body."""
-    parts = context.parts
     queue = pull.queue
-    topic = parts.topics.get(queue.topic)
+    topic = pull.grant.topics.get(queue.topic)
     if topic is None or topic.queue(queue.queue_id) is not queue:  # one of the same name may be there since
         raise Refused(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, apply first please! It was deleted")
     if pull.bucket >= 0:  # it was held, and what was allowed then may not be any more
-        _readable_topic(context, pull.group, queue.topic, queue.queue_id)
+        pull.grant = pull.gate.consume(pull.group, queue.topic)
+        _readable_topic(context, pull.grant, pull.group, queue.topic, queue.queue_id)
         if not pull.own_filter:
-            _check_allowed(parts, pull.group, queue.topic)
-    reset = parts.groups.pending_reset(pull.group, queue.topic, queue.queue_id)
+            _check_allowed(pull.grant, pull.group, queue.topic)
+    groups = pull.grant.groups
+    reset = groups.pending_reset(pull.group, queue.topic, queue.queue_id)
     if reset >= 0:
-        parts.groups.take_reset(pull.group, queue.topic, queue.queue_id)
+        groups.take_reset(pull.group, queue.topic, queue.queue_id)
         return _answer_reset(context, pull, reset)
     wanted, pending = pull.selection, context.pulls
     result = pending.reader.read(
@@ -330,7 +330,7 @@ def _hold(context: Context, pull: Pull) -> None:
     """Hold *pull*, unless more came since a thread read for it: nobody would wake it for that."""
     parts = context.parts
     _admit(parts, pull)
-    if parts.store.end_offset(pull.queue) > pull.offset:
+    if pull.grant.store.end_offset(pull.queue) > pull.offset:
         pull.pending.queue_up(pull)
     else:
         parts.parked.park(pull)
@@ -359,7 +359,7 @@ def _answer_nothing(context: Context, pull: Pull) -> None:
     parts = context.parts
     parts.parked.done(pull)
     parts.rates.missed += 1
-    first, end = pull.queue.first_offset, parts.store.end_offset(pull.queue)
+    first, end = pull.queue.first_offset, pull.grant.store.end_offset(pull.queue)
     moved = pull.offset != pull.asked_offset
     code, remark = STATUS[ReadStatus.NO_MATCH if moved else ReadStatus.AT_END]
     context.peer.send(encode_pull_prefix(parts.pull_template, pull.opaque, code, pull.offset, first, end, remark))
@@ -368,7 +368,7 @@ def _answer_nothing(context: Context, pull: Pull) -> None:
 def _answer_reset(context: Context, pull: Pull, offset: int) -> int:
     parts = context.parts
     parts.parked.done(pull)
-    first, end = pull.queue.first_offset, parts.store.end_offset(pull.queue)
+    first, end = pull.queue.first_offset, pull.grant.store.end_offset(pull.queue)
     code = ResponseCode.PULL_OFFSET_MOVED
     context.peer.send(encode_pull_prefix(parts.pull_template, pull.opaque, code, offset, first, end, OFFSET_RESET))
     return 0

@@ -5,9 +5,7 @@ from typing import Final
 from martlet.turns import Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Beside, Context, Declined, Handle, reply, reply_in_pieces
-from martlet_remoting.handlers.sendback import find_record
 from martlet_remoting.packets import Command, Frame
-from martlet_remoting.permission import may_read
 
 __all__ = ["TABLE"]
 
@@ -18,15 +16,14 @@ ANSWER_BYTES_MAX: Final = 12 * 1024 * 1024  # a client takes no frame over 16 Mi
 
 def query_message(context: Context, command: Command) -> Steps[Frame]:
     """Answer the records whose unique key or KEYS hold a key; hashes may collide, so the client looks again."""
-    parts = context.parts
     topic, key = command.text("topic"), command.text("key")
     count_max = command.integer("maxNum")
     if command.boolean("_UNIQUE_KEY_QUERY"):
         count_max = FOUND_UNIQUE_MAX
-    may_read(context, topic)
+    grant = context.gate(command).query(topic)
     count_max = min(max(count_max, 1), FOUND_MAX)
     begin_ms, end_ms = command.integer("beginTimestamp"), command.integer("endTimestamp")
-    found = yield from parts.store.query_keys(topic, key.encode(), count_max, begin_ms, end_ms, ANSWER_BYTES_MAX)
+    found = yield from grant.store.query_keys(topic, key.encode(), count_max, begin_ms, end_ms, ANSWER_BYTES_MAX)
     records = found.records
     if not records:
         text = f"can not find message, maybe time range not correct; no key {key!r:.80} in topic[{topic}]"
@@ -37,13 +34,10 @@ def query_message(context: Context, command: Command) -> Steps[Frame]:
 
 def view_message(context: Context, command: Command) -> bytes:
     """Answer the record at a position of the log."""
-    parts = context.parts
     position = command.integer("offset")
-    data = parts.store.record_at(position) if position >= 0 else None
+    data = context.gate(command).record_at(position)
     if data is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {position}")
-    if parts.broker.authorizers:
-        may_read(context, find_record(parts, position).topic)
     return reply(command, body=data)
 
 

@@ -23,11 +23,12 @@ def send_reply(context: Context, command: Command) -> bytes | None:
     """Store the reply, push it to who asked, and answer when that has taken it."""
     parts = context.parts
     header = decode_send_header(command)
-    topic = open_topic(context, header)
+    gate = context.gate(command)
+    topic = open_topic(context, gate.check_publish(header.topic), header)
     properties, unique = stamp(parts, header.properties)
     message = make_message(context, header, command.body, properties)
     message.topic = topic.name
-    placed = parts.broker.publish(message)
+    placed = gate.publish(message)
     stored = encode_send_response(
         parts.send_template,
         command.opaque,
@@ -81,7 +82,7 @@ def _push(
         "reconsumeTimes": header.reconsume_times,
         "unitMode": header.unit_mode,
         "bornHost": host_text(message.born_host),
-        "storeHost": host_text(parts.store.store_host),
+        "storeHost": host_text(parts.store_host),
         "storeTimestamp": placed.store_ms,
     }
     try:

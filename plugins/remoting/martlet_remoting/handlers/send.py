@@ -6,9 +6,10 @@ Order of the checks and the codes: RocketMQ AbstractSendMessageProcessor.msgChec
 from struct import Struct
 from typing import Final
 
+from martlet.access import PublishGrant
 from martlet.errors import Reason, Refused
 from martlet.message import Message, find_property, put_property, remove_property
-from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, check_name
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, check_name
 from martlet_remoting.batches import split_batch
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
@@ -43,7 +44,16 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         return send_message(context, command)
     parts = context.parts
     name, properties, sys_flag, born_ms, flag = fields.b, fields.i, fields.f, fields.g, fields.h
-    topic = parts.topics.get(name)
+    gate = context.own_gate
+    if gate is None or command.identity is not None:
+        gate = context.gate(command)
+    grant = gate.publishable.get(name)
+    if grant is None:
+        try:
+            grant = gate.check_publish(name)
+        except Refused:
+            return send_message(context, command)
+    topic = grant.topics.get(name)
     stored = properties.encode()
     at = stored.find(b"UNIQ_KEY\x01")
     if at < 0:
@@ -54,10 +64,8 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         topic is None
         or topic.filter_type != "SINGLE_TAG"
         or name[0] == "%"
-        or name in BROKER_TOPICS
         or fields.m
         or fields.j
-        or parts.broker.authorizers
         or (at and stored[at - 1] != 2)
         or not unique.isalnum()
         or sys_flag & UNUSUAL_SYS_FLAG
@@ -70,12 +78,12 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         or "MSG_REGION" in properties
         or "POP_CK" in properties
         or not command.body
-        or parts.store.tail.position - parts.store.readable > parts.config.unflushed_bytes_max
+        or grant.store.tail.position - grant.store.readable > parts.config.unflushed_bytes_max
     ):
         return send_message(context, command)
     peer = context.peer
     stored += parts.stamp if stored[-1] == 2 else parts.stamp_after
-    placed = parts.publish(Message(name, command.body, stored, fields.e, flag, sys_flag, born_ms, peer.host))
+    placed = grant.publish(Message(name, command.body, stored, fields.e, flag, sys_flag, born_ms, peer.host))
     peer.hold_until(placed.end)
     header = parts.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
     return LENGTHS.pack(4 + len(header), len(header)) + header
@@ -85,13 +93,15 @@ def send_message(context: Context, command: Command) -> bytes | None:
     """Store the message, or the messages of a batch, and answer when they are durable."""
     header = decode_send_header(command)
     parts = context.parts
-    topic = open_topic(context, header)
-    _check_load(parts)
+    gate = context.gate(command)
+    grant = gate.check_publish(header.topic)
+    topic = open_topic(context, grant, header)
+    _check_load(parts, grant)
     if header.batch:
         return _send_batch(context, command, header, topic)
     properties = header.properties
     if header.topic[0] == "%" and header.topic.startswith(RETRY_PREFIX):
-        topic, properties = _retry(context, command, header, topic)
+        topic, properties = _retry(context, grant, command, header, topic)
     properties, unique = stamp(parts, properties)
     if b"DELAY" in properties or b"TIMER_" in properties or b"TRAN_MSG" in properties:
         check_scheduling(parts, header.topic, properties, header.reconsume_times)
@@ -101,7 +111,10 @@ def send_message(context: Context, command: Command) -> bytes | None:
     message.topic = topic.name
     if topic.filter_type == "MULTI_TAG":
         message.sys_flag |= MULTI_TAG
-    placed = parts.broker.publish(message)
+    if topic.name == header.topic:
+        placed = gate.publish(message)
+    else:
+        placed = gate.give_back(header.topic.removeprefix(RETRY_PREFIX), message)
     context.peer.hold_until(placed.end)
     return encode_send_response(
         parts.send_template,
@@ -139,8 +152,8 @@ def _no_body() -> Declined:
     return Declined(ResponseCode.SYSTEM_ERROR, "message body is empty; a message has at least one byte")
 
 
-def _check_load(parts: Parts) -> None:
-    store = parts.store
+def _check_load(parts: Parts, grant: PublishGrant) -> None:
+    store = grant.store
     waiting = store.appended - store.readable
     if waiting > parts.config.unflushed_bytes_max:
         limit = parts.config.unflushed_bytes_max
@@ -151,18 +164,12 @@ def _check_load(parts: Parts) -> None:
 # the topic
 
 
-def open_topic(context: Context, header: SendHeader) -> Topic:
-    """The topic of a send, made if that is allowed."""
-    parts = context.parts
+def open_topic(context: Context, grant: PublishGrant, header: SendHeader) -> Topic:
+    """The topic of a send, created if the configuration allows that."""
     name = header.topic
-    if name in BROKER_TOPICS:
-        raise Refused(Reason.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
-    broker = parts.broker
-    if broker.authorizers and not broker.allowed(context.peer.identity, "publish", name):
-        raise Refused(Reason.NO_PERMISSION, f"{context.peer.identity.name!r} may not publish to topic[{name}]")
-    topic = parts.topics.get(name)
+    topic = grant.topics.get(name)
     if topic is None:
-        topic = _make_topic(parts, header)
+        topic = _make_topic(grant, header)
     queues = max(topic.write_queues, topic.read_queues)
     if header.queue_id >= queues:
         text = f"request queueId[{header.queue_id}] is illegal; topic[{name}] has queues 0 to {queues - 1}"
@@ -170,23 +177,25 @@ def open_topic(context: Context, header: SendHeader) -> Topic:
     return topic
 
 
-def _make_topic(parts: Parts, header: SendHeader) -> Topic:
+def _make_topic(grant: PublishGrant, header: SendHeader) -> Topic:
     name = header.topic
     check_name(name)
     if name.startswith(RETRY_PREFIX):
-        return parts.topics.ensure(name, 1)
-    topic = parts.topics.auto_create(name, header.default_topic, header.default_queues)
+        return grant.topics.ensure(name, 1)
+    topic = grant.topics.auto_create(name, header.default_topic, header.default_queues)
     if topic is None:
         text = f"topic[{name}] not exist, apply first please! Create it with updateTopic, or turn on"
         raise Refused(Reason.NO_TOPIC, f"{text} broker.auto_create_topics and send with the default topic TBW102")
     return topic
 
 
-def _retry(context: Context, command: Command, header: SendHeader, topic: Topic) -> tuple[Topic, bytes]:
+def _retry(
+    context: Context, grant: PublishGrant, command: Command, header: SendHeader, topic: Topic
+) -> tuple[Topic, bytes]:
     """Where a consumer's own retry goes: to its retry topic, or, given up, to its dead letters."""
     parts = context.parts
     group = header.topic.removeprefix(RETRY_PREFIX)
-    policy = parts.groups.ensure(group)
+    policy = grant.groups.ensure(group)
     if policy is None:
         text = f"subscription group [{group}] does not exist; create it with updateSubGroup, or turn on"
         raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
@@ -197,7 +206,7 @@ def _retry(context: Context, command: Command, header: SendHeader, topic: Topic)
     if header.reconsume_times <= times_max and not parts.locks.any_held(group, parts.now()):
         return topic, header.properties
     header.queue_id = -1
-    dead = parts.topics.ensure(DLQ_PREFIX + group, 1)
+    dead = grant.topics.ensure(DLQ_PREFIX + group, 1)
     return dead, put_property(header.properties, b"DELAY", b"-1")
 
 
@@ -266,7 +275,7 @@ def _send_batch(context: Context, command: Command, header: SendHeader, topic: T
     ]
     if len(messages) < len(members):
         raise _no_body()
-    placed = parts.broker.publish_batch(messages)
+    placed = context.gate(command).publish_batch(messages)
     context.peer.hold_until(placed[-1].end)
     host_text = parts.host_text
     ids = ",".join([f"{host_text}{p.position:016X}" for p in placed])

@@ -7,6 +7,7 @@ that is written into it.
 
 from typing import Final
 
+from martlet.access import Grant
 from martlet.errors import CorruptRecord, Reason, Refused
 from martlet.message import Message, Record, find_property, put_property
 from martlet.store.codec import decode_record
@@ -16,9 +17,8 @@ from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply
 from martlet_remoting.handlers.groups import make_retry_topic
 from martlet_remoting.packets import Command
-from martlet_remoting.permission import may_consume
 
-__all__ = ["TABLE", "send_back"]
+__all__ = ["TABLE", "found_record", "send_back"]
 
 RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may begin there
 FIRST_LEVEL: Final = 3  # 10 s; the first two levels are for the sender's own use
@@ -28,25 +28,26 @@ def send_back(context: Context, command: Command) -> bytes:
     """Store a copy of the record for its group, and answer when it is durable."""
     parts = context.parts
     name = command.text("group")
-    if parts.broker.authorizers:
-        may_consume(context, name, find_record(parts, command.integer("offset")).topic)
-    policy = parts.groups.ensure(name)
+    gate = context.gate(command)
+    grant = gate.query_group(name)
+    position = command.integer("offset")
+    data = gate.record_at(position)
+    policy = grant.groups.ensure(name)
     if policy is None:
         text = f"subscription group [{name}] does not exist; create it with updateSubGroup, or turn on"
         raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
     if policy.retry_queue_nums <= 0:
         return reply(command)
-    make_retry_topic(parts, policy, unit=command.boolean("unitMode"))
-    record = find_record(parts, command.integer("offset"))
-    placed = parts.broker.publish(_copy(parts, command, record, policy))
+    make_retry_topic(grant.topics, policy, unit=command.boolean("unitMode"))
+    record = found_record(data, position)
+    placed = gate.give_back(name, _copy(parts, grant, command, record, policy))
     parts.rates.came_back(record.topic, name)
     context.peer.hold_until(placed.end)
     return reply(command)
 
 
-def find_record(parts: Parts, position: int) -> Record:
-    """The record at *position* of the log. Raises `Declined` when none starts there."""
-    data = parts.store.record_at(position) if position >= 0 else None
+def found_record(data: bytes | None, position: int) -> Record:
+    """The record that was found at *position* of the log. Raises `Declined` when *data* is none."""
     if data is not None:
         try:
             return decode_record(data, 0, position)
@@ -55,14 +56,14 @@ def find_record(parts: Parts, position: int) -> Record:
     raise Declined(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {position}; no record starts there")
 
 
-def _copy(parts: Parts, command: Command, record: Record, policy: Group) -> Message:
+def _copy(parts: Parts, grant: Grant, command: Command, record: Record, policy: Group) -> Message:
     """The message that the group gets again; its body stays as compressed as it was."""
     times_max = policy.retry_max_times
     if command.version >= VERSION_3_4_9:
         times_max = command.integer("maxReconsumeTimes", times_max)
     level = command.integer("delayLevel", 0)
     if record.reconsume_times >= times_max or level < 0:
-        topic = parts.topics.ensure(DLQ_PREFIX + policy.name, 1).name
+        topic = grant.topics.ensure(DLQ_PREFIX + policy.name, 1).name
         level = 0
     else:
         topic = RETRY_PREFIX + policy.name

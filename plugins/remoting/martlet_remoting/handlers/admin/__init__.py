@@ -3,13 +3,12 @@
 from typing import Final
 
 from martlet_remoting.context import Handle
-from martlet_remoting.permission import check_read
 
 from . import broker, clients, groups, resets, statistics, topics
 
 __all__ = ["TABLE"]
 
-_HANDLES: Final[dict[int, Handle]] = {
+TABLE: Final[dict[int, Handle]] = {
     **topics.TABLE,
     **groups.TABLE,
     **statistics.TABLE,
@@ -17,4 +16,3 @@ _HANDLES: Final[dict[int, Handle]] = {
     **resets.TABLE,
     **broker.TABLE,
 }
-TABLE: Final[dict[int, Handle]] = {code: check_read(code, handle) for code, handle in _HANDLES.items()}

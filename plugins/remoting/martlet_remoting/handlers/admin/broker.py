@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
 
+from martlet.access import Grant
 from martlet.config import fill
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.net.addresses import split_address
@@ -13,7 +14,6 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command
-from martlet_remoting.permission import may_manage
 from martlet_remoting.properties import format_properties, parse_properties
 from martlet_remoting.rates import Rates
 
@@ -39,9 +39,9 @@ PUT_TIMES: Final = (
 )
 
 
-def broker_config(parts: Parts) -> dict[str, object]:
+def broker_config(parts: Parts, grant: Grant) -> dict[str, object]:
     """The configuration under RocketMQ's names, as far as it has one for it."""
-    broker, store, remoting = parts.broker.config, parts.store.config, parts.config
+    broker, store, remoting = parts.broker.config, grant.store.config, parts.config
     address = parts.registrar.address if parts.registrar else ""
     host, port = split_address(address) if address else ("", 0)
     return {
@@ -74,26 +74,28 @@ def broker_config(parts: Parts) -> dict[str, object]:
         "registerNameServerPeriod": remoting.register_s * 1000,
         "rejectTransactionMessage": not parts.transactions,
         "defaultTopicQueueNums": broker.auto_create_queues,
-        "storePathRootDir": parts.store.directory,
+        "storePathRootDir": grant.store.directory,
         "traceTopicEnable": remoting.trace,
-        **_switches(parts),
+        **_switches(parts, grant),
     }
 
 
-def _switches(parts: Parts) -> dict[str, bool]:
+def _switches(parts: Parts, grant: Grant) -> dict[str, bool]:
     """What can be changed over the wire: none of it can lock anybody out or lose anything."""
     return {
-        "autoCreateSubscriptionGroup": parts.groups.auto_create,
-        "autoCreateTopicEnable": parts.topics.auto_create_enabled,
+        "autoCreateSubscriptionGroup": grant.groups.auto_create,
+        "autoCreateTopicEnable": grant.topics.auto_create_enabled,
         **parts.switches,
     }
 
 
 def get_config(context: Context, command: Command) -> bytes:
     """Answer the configuration as lines of key=value."""
-    parts = context.parts
+    parts, grant = context.parts, context.gate(command).query_broker()
     return reply(
-        command, {"version": dumps(parts.topics.version.as_json()).decode()}, format_properties(broker_config(parts))
+        command,
+        {"version": dumps(grant.topics.version.as_json()).decode()},
+        format_properties(broker_config(parts, grant)),
     )
 
 
@@ -102,10 +104,9 @@ def update_config(context: Context, command: Command) -> bytes:
 
     A value that is in force already may be named, as tools do that send back what they have read.
     """
-    may_manage(context)
-    parts = context.parts
+    parts, grant = context.parts, context.gate(command).manage_broker()
     wanted = parse_properties(command.body)
-    switches, config = _switches(parts), broker_config(parts)
+    switches, config = _switches(parts, grant), broker_config(parts, grant)
     changes = {name: _truth(name, value) for name, value in wanted.items() if name in switches}
     kept = {KEPT[name]: _typed(name, value) for name, value in wanted.items() if name in KEPT}
     for name, value in wanted.items():
@@ -114,8 +115,8 @@ def update_config(context: Context, command: Command) -> bytes:
             may = ", ".join(sorted([*switches, *KEPT]))
             text = f"Can not update config {name!r:.80} over the wire; these can be: {may}"
             raise Refused(Reason.NO_PERMISSION, f"{text}. Set it in the broker's configuration and start it again")
-    _keep(parts, kept)
-    _switch(parts, changes)
+    _keep(grant, kept)
+    _switch(parts, grant, changes)
     return reply(command)
 
 
@@ -129,22 +130,22 @@ def _typed(name: str, value: str) -> object:
     return int(value) if name == "fileReservedTime" and value.isdecimal() and len(value) < 10 else value
 
 
-def _keep(parts: Parts, changes: Mapping[str, object]) -> None:
+def _keep(grant: Grant, changes: Mapping[str, object]) -> None:
     """Change how long messages are kept; the store looks at its configuration each time."""
     if changes:
-        held = parts.store.config
+        held = grant.store.config
         try:
-            parts.store.config = fill(StoreConfig, {**asdict(held), **changes}, "store")
+            grant.store.config = fill(StoreConfig, {**asdict(held), **changes}, "store")
         except ConfigError as error:
             raise Refused(Reason.PARAMETER, str(error)) from error
 
 
-def _switch(parts: Parts, changes: Mapping[str, bool]) -> None:
+def _switch(parts: Parts, grant: Grant, changes: Mapping[str, bool]) -> None:
     for name, value in changes.items():
         if name == "autoCreateSubscriptionGroup":
-            parts.groups.auto_create = value
+            grant.groups.auto_create = value
         elif name == "autoCreateTopicEnable":
-            parts.topics.auto_create_enabled = value
+            grant.topics.auto_create_enabled = value
         else:
             parts.switches[name] = value
 
@@ -154,8 +155,8 @@ def _switch(parts: Parts, changes: Mapping[str, bool]) -> None:
 
 def runtime_info(context: Context, command: Command) -> bytes:
     """Answer the state of the broker; every value is text (RocketMQ KVTable)."""
-    parts = context.parts
-    table = {**_store_info(parts), **_rate_info(parts.rates), **_broker_info(parts)}
+    parts, grant = context.parts, context.gate(command).query_broker()
+    table = {**_store_info(parts, grant), **_rate_info(parts.rates), **_broker_info(parts)}
     if command.ext.get("counters") == "all":
         table |= _counters(parts)
     return reply(command, body=dumps({"table": {name: table[name] for name in sorted(table)}}))
@@ -170,8 +171,8 @@ def _counters(parts: Parts) -> dict[str, str]:
     return found
 
 
-def _store_info(parts: Parts) -> dict[str, str]:
-    store = parts.store
+def _store_info(parts: Parts, grant: Grant) -> dict[str, str]:
+    store = grant.store
     statistics = store.statistics()
     usage = store.disk.usage(store.directory)
     count, size = statistics.appended_messages, statistics.readable - parts.started_position
@@ -185,7 +186,7 @@ def _store_info(parts: Parts) -> dict[str, str]:
         "consumeQueueDiskRatio": ratio,
         "dispatchBehindBytes": "0",
         "dispatchMaxBuffer": "0",
-        "earliestMessageTimeStamp": str(_earliest_ms(parts)),
+        "earliestMessageTimeStamp": str(_earliest_ms(grant)),
         "pageCacheLockTimeMills": "0",
         "putMessageAverageSize": str(size / count if count else 0.0),
         "putMessageDistributeTime": PUT_TIMES.format(count),
@@ -198,9 +199,9 @@ def _store_info(parts: Parts) -> dict[str, str]:
     }
 
 
-def _earliest_ms(parts: Parts) -> int:
+def _earliest_ms(grant: Grant) -> int:
     """When the first record of the log was stored; -1 when there is none, or it is damaged."""
-    data = parts.store.record_at(parts.store.first_position)
+    data = grant.store.record_at(grant.store.first_position)
     return RecordView(data).store_ms if data is not None else -1
 
 
@@ -264,6 +265,7 @@ def _duration(ms: int) -> str:
 
 def ha_status(context: Context, command: Command) -> bytes:
     """Answer that this is a master without slaves (HARuntimeInfo)."""
+    grant = context.gate(command).query_broker()
     body = {
         "haClientRuntimeInfo": {
             "activated": False,
@@ -276,15 +278,14 @@ def ha_status(context: Context, command: Command) -> bytes:
         "haConnectionInfo": [],
         "inSyncSlaveNums": 0,
         "master": True,
-        "masterCommitLogMaxOffset": context.parts.store.readable,
+        "masterCommitLogMaxOffset": grant.store.readable,
     }
     return reply(command, body=dumps(body))
 
 
 def clean_old(context: Context, command: Command) -> bytes:
     """Look for old segments now instead of at the next interval."""
-    may_manage(context)
-    context.parts.store.retention.look()
+    context.gate(command).manage_broker().store.retention.look()
     return reply(command)
 
 

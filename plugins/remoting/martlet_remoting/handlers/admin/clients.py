@@ -9,10 +9,9 @@ from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, refuse, reply, reply_in_pieces
 from martlet_remoting.fastjson import Lazy, LazyList, dumps, dumps_in_steps, read
-from martlet_remoting.handlers.sendback import find_record
+from martlet_remoting.handlers.sendback import found_record
 from martlet_remoting.members import Channel
 from martlet_remoting.packets import Command, Frame
-from martlet_remoting.permission import may_manage_group, may_read
 
 __all__ = ["TABLE"]
 
@@ -36,6 +35,7 @@ def _connections(channels: Iterable[Channel]) -> Iterator[dict[str, object]]:
 def consumer_connections(context: Context, command: Command) -> Steps[Frame]:
     """Answer the live members of a consumer group and what they want."""
     name = command.text("consumerGroup")
+    context.gate(command).query_group(name)
     group = context.parts.members.group(name)
     if group is None:
         raise Declined(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
@@ -53,6 +53,7 @@ def consumer_connections(context: Context, command: Command) -> Steps[Frame]:
 def producer_connections(context: Context, command: Command) -> Steps[Frame]:
     """Answer the live members of a producer group."""
     name = command.text("producerGroup")
+    context.gate(command).query_broker()
     channels = context.parts.members.producers.get(name)
     if not channels:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
@@ -62,6 +63,7 @@ def producer_connections(context: Context, command: Command) -> Steps[Frame]:
 
 def all_producers(context: Context, command: Command) -> Steps[Frame]:
     """Answer every live producer by group."""
+    context.gate(command).query_broker()
     groups = list(context.parts.members.producers.items())
     table = Lazy((name, LazyList(_producers(list(channels.values())))) for name, channels in groups)
     return reply_in_pieces(command, (yield from dumps_in_steps({"data": table})))
@@ -113,21 +115,23 @@ def _pass_on(context: Context, command: Command, ext: dict[str, object], body: b
 
 def running_info(context: Context, command: Command) -> None:
     """Ask a consumer about its state."""
-    may_manage_group(context, command.text("consumerGroup"))
+    context.gate(command).manage_group(command.text("consumerGroup"))
     _pass_on(context, command, dict(command.ext), command.body)
 
 
 def consume_directly(context: Context, command: Command) -> None:
     """Let one consumer consume one stored message, and answer what came of it."""
-    may_manage_group(context, command.text("consumerGroup"))
+    context.gate(command).manage_group(command.text("consumerGroup"))
     message_id = command.text("msgId", "")
     ext = {**command.ext, "brokerName": context.parts.broker.config.name}
     if not message_id:
         _pass_on(context, command, ext, command.body)
         return
-    record = find_record(context.parts, _position(message_id))
-    may_read(context, record.topic)
-    _pass_on(context, command, ext, context.parts.store.record_at(record.position, record.size) or b"")
+    position = _position(message_id)
+    data = context.gate(command).record_at(position)
+    record = found_record(data, position)
+    assert data is not None
+    _pass_on(context, command, ext, data[: record.size])
 
 
 def _position(message_id: str) -> int:
@@ -164,7 +168,7 @@ class _Gathering:
 def consumer_status(context: Context, command: Command) -> Steps[None]:
     """Ask the members of a group, or one of them, how far they are in each queue."""
     topic, name, wanted = command.text("topic"), command.text("group"), command.text("clientAddr", "")
-    may_manage_group(context, name)
+    context.gate(command).manage_group(name)
     group = context.parts.members.group(name)
     if group is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{name}]")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from martlet.access import Grant
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.store import Queue
 from martlet.tables.topics import Topic
@@ -29,9 +30,9 @@ QUEUES_AT_ONCE: Final = 16
 VERSION_CHARS_MAX: Final = 1024  # of three numbers and their names
 
 
-def existing_topic(parts: Parts, name: str) -> Topic:
+def existing_topic(grant: Grant, name: str) -> Topic:
     """Return the topic *name*. Raises `Refused` (NO_TOPIC) when there is none."""
-    topic = parts.topics.get(name)
+    topic = grant.topics.get(name)
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"No topic in this broker. topic: {name}; create it with updateTopic")
     return topic
@@ -42,14 +43,14 @@ def message_queue(parts: Parts, topic: str, queue_id: int) -> MessageQueue:
     return MessageQueue(topic, parts.broker.config.name, queue_id)
 
 
-def end_of(parts: Parts, queue: Queue | None) -> int:
+def end_of(grant: Grant, queue: Queue | None) -> int:
     """The offset behind the newest message that may be read; 0 for a queue that nobody used."""
-    return parts.store.end_offset(queue) if queue is not None else 0
+    return grant.store.end_offset(queue) if queue is not None else 0
 
 
-def stored_ms(parts: Parts, queue: Queue | None, offset: int) -> int:
+def stored_ms(grant: Grant, queue: Queue | None, offset: int) -> int:
     """When the message at *offset* was stored, in ms; 0 when there is none."""
-    return max(parts.store.store_ms_at(queue, offset), 0) if queue is not None else 0
+    return max(grant.store.store_ms_at(queue, offset), 0) if queue is not None else 0
 
 
 def version_of(text: str) -> Version:

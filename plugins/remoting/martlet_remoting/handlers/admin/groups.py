@@ -5,6 +5,7 @@ from typing import Final
 
 import orjson
 
+from martlet.access import Gate, Grant
 from martlet.errors import Reason, Refused
 from martlet.tables.groups import Group, check_group_name
 from martlet.tables.topics import check_name
@@ -14,7 +15,6 @@ from martlet_remoting.codes import RequestCode
 from martlet_remoting.context import Context, Handle, reply, reply_in_pieces
 from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
 from martlet_remoting.packets import Command, Frame
-from martlet_remoting.permission import may_manage_group
 from martlet_remoting.routes import Version
 
 from .common import saved
@@ -25,34 +25,38 @@ __all__ = ["TABLE"]
 GROUPS_AT_ONCE: Final = 32
 
 
-def _group(context: Context, fields: Mapping[object, object]) -> Group:
-    """The group that *fields* say, checked; a sign before an attribute's name says to set it."""
+def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[Grant, Group]:
+    """The group that *fields* describe, and what is needed to change it.
+
+    A sign before an attribute's name says to set it.
+    """
     table = {str(key): value for key, value in fields.items()}
     attributes = table.get("attributes")
     if isinstance(attributes, dict):
         table["attributes"] = {str(k).removeprefix("+"): str(v) for k, v in attributes.items() if str(k)[:1] != "-"}
     group = Group.from_json(table)
-    may_manage_group(context, group.name)
+    grant = gate.manage_group(group.name)
     check_group_name(group.name)
-    return group
+    return grant, group
 
 
 def update_group(context: Context, command: Command) -> Steps[bytes]:
     """Create a group or change it."""
-    context.parts.groups.update(_group(context, (yield from read_body(command))))
+    grant, group = _group(context.gate(command), (yield from read_body(command)))
+    grant.groups.update(group)
     return reply(command)
 
 
 def update_groups(context: Context, command: Command) -> Steps[bytes]:
     """Create or change many groups: all, or none when one of them cannot be."""
-    wanted: list[Group] = []
+    wanted: list[tuple[Grant, Group]] = []
     pace = Pace(GROUPS_AT_ONCE)
     for fields in items((yield from read_body(command)), "groupConfigList"):
-        wanted.append(_group(context, fields))
+        wanted.append(_group(context.gate(command), fields))
         if pace.is_over():
             yield
-    for group in wanted:
-        context.parts.groups.update(group)
+    for grant, group in wanted:
+        grant.groups.update(group)
         if pace.is_over():
             yield
     return reply(command)
@@ -61,15 +65,15 @@ def update_groups(context: Context, command: Command) -> Steps[bytes]:
 def delete_group(context: Context, command: Command) -> bytes:
     """Forget a group; 5.x tools say cleanOffset and 4.x tools removeOffset to forget what it has consumed too."""
     name = command.text("groupName")
-    may_manage_group(context, name)
+    grant = context.gate(command).manage_group(name)
     clean = command.boolean("cleanOffset") or command.boolean("removeOffset")
-    context.parts.groups.delete(name, clean_offsets=clean)
+    grant.groups.delete(name, clean_offsets=clean)
     return reply(command)
 
 
 def all_groups(context: Context, command: Command) -> Steps[Frame]:
     """Answer the whole table of groups, or one page of it."""
-    groups = context.parts.groups
+    groups = context.gate(command).query_broker().groups
     held = groups.version
     version = Version(held.counter, held.state_version, held.timestamp)
     names = page(command, "groupSeq", "maxGroupNum", version, groups.names())
@@ -88,7 +92,7 @@ def all_groups(context: Context, command: Command) -> Steps[Frame]:
 def one_group(context: Context, command: Command) -> bytes:
     """Answer one group's configuration; asking makes it, where groups are made by themselves (as on a real broker)."""
     name = command.text("group")
-    group = context.parts.groups.ensure(name)
+    group = context.gate(command).query_group(name).groups.ensure(name)
     if group is None:
         raise Refused(Reason.NO_GROUP, f"No group in this broker. group: {name}; create it with updateSubGroup")
     return reply(command, body=dumps(group.as_json()))
@@ -96,9 +100,10 @@ def one_group(context: Context, command: Command) -> bytes:
 
 def forbid(context: Context, command: Command) -> bytes:
     """Say whether a group may read a topic, after changing it where the request says so."""
-    group, topic, groups = command.text("group"), command.text("topic"), context.parts.groups
+    group, topic, gate = command.text("group"), command.text("topic"), context.gate(command)
+    groups = gate.query_group(group).groups
     if command.ext.get("readable") is not None:
-        may_manage_group(context, group)
+        groups = gate.manage_group(group).groups
         check_group_name(group)
         check_name(topic)
         groups.set_forbidden(group, topic, readable=command.boolean("readable"))

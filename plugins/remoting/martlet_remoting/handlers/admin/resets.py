@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from martlet.access import Grant
 from martlet.errors import Reason, Refused
 from martlet.tables.groups import check_group_name
 from martlet.tables.topics import Topic
@@ -10,7 +11,6 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply, reply_in_pieces
 from martlet_remoting.fastjson import dumps_in_steps
 from martlet_remoting.packets import Command, Frame, MessageQueue
-from martlet_remoting.permission import may_manage_group, may_read_group
 
 from .clients import VERSION_3_0_7
 from .common import QUEUES_AT_ONCE, end_of, message_queue
@@ -28,30 +28,30 @@ def reset(context: Context, command: Command) -> Steps[Frame]:
     ``useServerSideResetOffset``). With that switched off, live consumers are told at once.
     """
     parts = context.parts
-    may_manage_group(context, command.text("group"))
+    grant = context.gate(command).manage_group(command.text("group"))
     if parts.switches["useServerSideResetOffset"]:
-        return (yield from _reset_here(parts, command))
-    return (yield from _reset_clients(parts, command))
+        return (yield from _reset_here(parts, grant, command))
+    return (yield from _reset_clients(parts, grant, command))
 
 
-def _reset_here(parts: Parts, command: Command) -> Steps[Frame]:
+def _reset_here(parts: Parts, grant: Grant, command: Command) -> Steps[Frame]:
     name, group = command.text("topic"), command.text("group")
-    topic = parts.topics.get(name)
+    topic = grant.topics.get(name)
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"Topic {name} does not exist")
-    if parts.groups.get(group) is None:
+    if grant.groups.get(group) is None:
         raise Refused(Reason.NO_GROUP, f"Group {group} does not exist")
     queue_id, timestamp = command.integer("queueId", -1), command.integer("timestamp", -1)
-    if queue_id >= 0 and not parts.topics.has_queue(name, queue_id):
+    if queue_id >= 0 and not grant.topics.has_queue(name, queue_id):
         text = f"queue {queue_id} of topic[{name}] does not exist; it has queues 0 to"
         raise Refused(Reason.PARAMETER, f"{text} {max(topic.read_queues, topic.write_queues) - 1}")
     offsets: dict[int, int] = {}
     pace = Pace(QUEUES_AT_ONCE)
     if queue_id >= 0 and (offset := command.integer("offset", -1)) != -1:
-        offsets[queue_id] = _checked(parts, topic, queue_id, offset)
+        offsets[queue_id] = _checked(grant, topic, queue_id, offset)
     else:
         for number in [queue_id] if queue_id >= 0 else range(topic.read_queues):
-            offsets[number] = _offset_at(parts, topic, number, timestamp)
+            offsets[number] = _offset_at(grant, topic, number, timestamp)
             if pace.is_over():
                 yield
     table: dict[MessageQueue, int] = {}
@@ -59,52 +59,52 @@ def _reset_here(parts: Parts, command: Command) -> Steps[Frame]:
         table[message_queue(parts, name, number)] = to
         if pace.is_over():
             yield
-    if parts.topics.get(name) is None:
+    if grant.topics.get(name) is None:
         raise Refused(Reason.NO_TOPIC, f"Topic {name} was deleted meanwhile")
     if not offsets:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No queues to reset.; topic[{name}] has none to read")
-    parts.groups.check_may_commit(group, name, offsets)
-    parts.groups.reset(group, name, offsets)
+    grant.groups.check_may_commit(group, name, offsets)
+    grant.groups.reset(group, name, offsets)
     parts.parked.wake_topic(name)
     return (yield from _answer(command, table))
 
 
-def _checked(parts: Parts, topic: Topic, queue_id: int, offset: int) -> int:
-    queue = parts.store.find_queue(topic.name, queue_id)
-    first, end = queue.first_offset if queue is not None else 0, end_of(parts, queue)
+def _checked(grant: Grant, topic: Topic, queue_id: int, offset: int) -> int:
+    queue = grant.store.find_queue(topic.name, queue_id)
+    first, end = queue.first_offset if queue is not None else 0, end_of(grant, queue)
     if not first <= offset <= end:
         text = f"Target offset {offset} not in consume queue range [{first}-{end}]"
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
     return offset
 
 
-def _offset_at(parts: Parts, topic: Topic, queue_id: int, timestamp: int) -> int:
+def _offset_at(grant: Grant, topic: Topic, queue_id: int, timestamp: int) -> int:
     """The offset of *timestamp*; the end for a negative one."""
-    queue = parts.store.find_queue(topic.name, queue_id)
+    queue = grant.store.find_queue(topic.name, queue_id)
     if queue is None or timestamp < 0:
-        return end_of(parts, queue)
-    return parts.store.offset_by_time(queue, timestamp)
+        return end_of(grant, queue)
+    return grant.store.offset_by_time(queue, timestamp)
 
 
 def _answer(command: Command, table: dict[MessageQueue, int]) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table})))
 
 
-def _reset_clients(parts: Parts, command: Command) -> Steps[Frame]:
+def _reset_clients(parts: Parts, grant: Grant, command: Command) -> Steps[Frame]:
     """Tell every live member where to go on; unless forced, only backwards."""
     name, group = command.text("topic"), command.text("group")
     timestamp, forced = command.integer("timestamp", -1), command.boolean("isForce")
-    topic = parts.topics.get(name)
+    topic = grant.topics.get(name)
     if topic is None:
         text = f"[reset-offset] reset offset failed, no topic in this broker. topic={name}"
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
     table: dict[MessageQueue, int] = {}
     pace = Pace(QUEUES_AT_ONCE)
     for number in range(topic.write_queues):
-        committed = parts.groups.offset(group, name, number)
+        committed = grant.groups.offset(group, name, number)
         if committed < 0:
             raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
-        target = _offset_at(parts, topic, number, timestamp)
+        target = _offset_at(grant, topic, number, timestamp)
         table[message_queue(parts, name, number)] = target if forced else min(target, committed)
         if pace.is_over():
             yield
@@ -143,18 +143,18 @@ def _as_list(table: dict[MessageQueue, int]) -> list[dict[str, object]]:
 
 def clone(context: Context, command: Command) -> Steps[bytes]:
     """Let one group begin where another stands."""
-    parts = context.parts
-    groups = parts.groups
+    parts, gate = context.parts, context.gate(command)
     source, target, topic = command.text("srcGroup"), command.text("destGroup"), command.text("topic", "")
-    may_manage_group(context, target)
-    may_read_group(context, source)
+    grant = gate.manage_group(target)
+    groups, topics = grant.groups, grant.topics
+    gate.query_group(source)
     check_group_name(target)
     live = parts.members.group(source)
     subscribed = live.subscriptions if live is not None and not command.boolean("offline") else {}
     pace = Pace()
     for name in [topic] if topic.strip() else groups.topics_of(source):
         offsets = groups.committed(source, name)
-        if parts.topics.get(name) is not None and (not subscribed or name in subscribed):
+        if topics.get(name) is not None and (not subscribed or name in subscribed):
             groups.check_may_commit(target, name, offsets)
             for queue_id, offset in offsets.items():
                 groups.commit(target, name, queue_id, offset)

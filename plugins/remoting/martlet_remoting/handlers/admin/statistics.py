@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from martlet.access import Grant
 from martlet.store.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from martlet.tables.topics import Topic
 from martlet.turns import Pace, Steps
@@ -24,15 +25,16 @@ LONG_MAX: Final = (1 << 63) - 1
 
 def topic_stats(context: Context, command: Command) -> Steps[Frame]:
     """Answer begin, end and last time of every queue of a topic."""
-    parts = context.parts
-    topic = existing_topic(parts, command.text("topic"))
+    parts, name = context.parts, command.text("topic")
+    grant = context.gate(command).query(name)
+    topic = existing_topic(grant, name)
     table: dict[MessageQueue, object] = {}
     pace = Pace(QUEUES_AT_ONCE)
     for queue_id in range(max(topic.read_queues, topic.write_queues)):
-        queue = parts.store.find_queue(topic.name, queue_id)
-        end = end_of(parts, queue)
+        queue = grant.store.find_queue(topic.name, queue_id)
+        end = end_of(grant, queue)
         table[message_queue(parts, topic.name, queue_id)] = {
-            "lastUpdateTimestamp": stored_ms(parts, queue, end - 1),
+            "lastUpdateTimestamp": stored_ms(grant, queue, end - 1),
             "maxOffset": end,
             "minOffset": queue.first_offset if queue is not None else 0,
         }
@@ -42,27 +44,27 @@ def topic_stats(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table, "topicPutTps": tps})))
 
 
-def _topics_of(parts: Parts, group: str, wanted: list[str]) -> list[Topic]:
+def _topics_of(parts: Parts, grant: Grant, group: str, wanted: list[str]) -> list[Topic]:
     """The topics of *group* that are there, without those that its live members no longer subscribe to."""
     live = parts.members.group(group)
     subscribed = live.subscriptions if live is not None else {}
-    names = wanted or parts.groups.topics_of(group)
-    found = (parts.topics.get(name) for name in names)
+    names = wanted or grant.groups.topics_of(group)
+    found = (grant.topics.get(name) for name in names)
     return [topic for topic in found if topic is not None and (not subscribed or topic.name in subscribed)]
 
 
 def consume_stats(
-    parts: Parts, group: str, topic: Topic, queues: int, pace: Pace
+    parts: Parts, grant: Grant, group: str, topic: Topic, queues: int, pace: Pace
 ) -> Steps[dict[MessageQueue, dict[str, int]]]:
     """Return how far *group* is in the first *queues* queues of *topic* (OffsetWrapper)."""
     table: dict[MessageQueue, dict[str, int]] = {}
     for queue_id in range(queues):
-        queue = parts.store.find_queue(topic.name, queue_id)
-        committed = max(parts.groups.offset(group, topic.name, queue_id), 0)
+        queue = grant.store.find_queue(topic.name, queue_id)
+        committed = max(grant.groups.offset(group, topic.name, queue_id), 0)
         table[message_queue(parts, topic.name, queue_id)] = {
-            "brokerOffset": end_of(parts, queue),
+            "brokerOffset": end_of(grant, queue),
             "consumerOffset": committed,
-            "lastTimestamp": stored_ms(parts, queue, committed - 1),
+            "lastTimestamp": stored_ms(grant, queue, committed - 1),
             # How far clients have pulled is known to them alone; what they have consumed is the least of it.
             "pullOffset": committed,
         }
@@ -74,13 +76,14 @@ def consume_stats(
 def group_stats(context: Context, command: Command) -> Steps[Frame]:
     """Answer how far a group is in its topics."""
     parts, group = context.parts, command.text("consumerGroup")
+    grant = context.gate(command).query_group(group)
     wanted = [name for name in command.text("topicList", "").split(";") if name]
     if topic := command.text("topic", ""):
         wanted = [topic]
     table: dict[MessageQueue, dict[str, int]] = {}
     tps, pace = 0.0, Pace(QUEUES_AT_ONCE)
-    for found in _topics_of(parts, group, wanted):
-        table |= yield from consume_stats(parts, group, found, found.read_queues, pace)
+    for found in _topics_of(parts, grant, group, wanted):
+        table |= yield from consume_stats(parts, grant, group, found, found.read_queues, pace)
         tps += parts.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
     return reply_in_pieces(command, (yield from dumps_in_steps({"consumeTps": tps, "offsetTable": table})))
 
@@ -88,14 +91,15 @@ def group_stats(context: Context, command: Command) -> Steps[Frame]:
 def all_group_stats(context: Context, command: Command) -> Steps[Frame]:
     """Answer how far every group of this broker is."""
     parts, ordered = context.parts, command.boolean("isOrder")
+    grant = context.gate(command).query_broker()
     found: list[dict[str, object]] = []
     total, pace = 0, Pace(QUEUES_AT_ONCE)
-    for group in parts.groups.names():
+    for group in grant.groups.names():
         stats: list[object] = []
-        for topic in _topics_of(parts, group, []):
+        for topic in _topics_of(parts, grant, group, []):
             if ordered and not topic.order:
                 continue
-            table = yield from consume_stats(parts, group, topic, topic.write_queues, pace)
+            table = yield from consume_stats(parts, grant, group, topic, topic.write_queues, pace)
             total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
             tps = parts.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
@@ -110,6 +114,7 @@ def all_group_stats(context: Context, command: Command) -> Steps[Frame]:
 def stats_data(context: Context, command: Command) -> bytes:
     """Answer one of RocketMQ's statistics over the last minute, hour and day."""
     name, key = command.text("statsName"), command.text("statsKey")
+    context.gate(command).query_broker()
     place = (name, key)
     if key == context.parts.broker.config.cluster:
         place = WHOLE_BROKER.get(name, place)
@@ -121,21 +126,22 @@ def stats_data(context: Context, command: Command) -> bytes:
 
 def time_span(context: Context, command: Command) -> Steps[Frame]:
     """Answer the times between which a group's messages lie, queue by queue, and how late it is."""
-    parts = context.parts
-    topic, group = existing_topic(parts, command.text("topic")), command.text("group")
+    parts, name, group = context.parts, command.text("topic"), command.text("group")
+    grant = context.gate(command).query(name)
+    topic = existing_topic(grant, name)
     spans: list[object] = []
     pace = Pace(QUEUES_AT_ONCE)
     for queue_id in range(topic.write_queues):
-        queue = parts.store.find_queue(topic.name, queue_id)
-        end = end_of(parts, queue)
-        first_ms = parts.store.earliest_store_ms(queue) if queue is not None else -1
-        committed = parts.groups.offset(group, topic.name, queue_id)
-        next_ms = stored_ms(parts, queue, committed) if 0 <= committed < end else 0
+        queue = grant.store.find_queue(topic.name, queue_id)
+        end = end_of(grant, queue)
+        first_ms = grant.store.earliest_store_ms(queue) if queue is not None else -1
+        committed = grant.groups.offset(group, topic.name, queue_id)
+        next_ms = stored_ms(grant, queue, committed) if 0 <= committed < end else 0
         spans.append(
             {
-                "consumeTimeStamp": stored_ms(parts, queue, committed - 1) if committed > 0 else first_ms,
+                "consumeTimeStamp": stored_ms(grant, queue, committed - 1) if committed > 0 else first_ms,
                 "delayTime": max(parts.clock.now_ms() - next_ms, 0) if next_ms else 0,
-                "maxTimeStamp": stored_ms(parts, queue, end - 1) or -1,
+                "maxTimeStamp": stored_ms(grant, queue, end - 1) or -1,
                 "messageQueue": {"brokerName": parts.broker.config.name, "queueId": queue_id, "topic": topic.name},
                 "minTimeStamp": first_ms,
             }
@@ -148,23 +154,26 @@ def time_span(context: Context, command: Command) -> Steps[Frame]:
 def consumers_of_topic(context: Context, command: Command) -> Steps[Frame]:
     """Answer the groups that consume a topic: those alive, and those that have committed on it."""
     parts, topic = context.parts, command.text("topic")
+    grant = context.gate(command).query(topic)
     alive = [name for name, group in parts.members.consumers.items() if topic in group.subscriptions]
     yield
-    names = list(dict.fromkeys(alive + parts.groups.groups_of(topic)))
+    names = list(dict.fromkeys(alive + grant.groups.groups_of(topic)))
     return reply_in_pieces(command, (yield from dumps_in_steps({"groupList": names})))
 
 
 def topics_of_group(context: Context, command: Command) -> Steps[Frame]:
     """Answer the topics on which a group has committed."""
-    parts = context.parts
+    parts, group = context.parts, command.text("group")
+    grant = context.gate(command).query_group(group)
     address = parts.registrar.address if parts.registrar else ""
-    names = parts.groups.topics_of(command.text("group"))
+    names = grant.groups.topics_of(group)
     return reply_in_pieces(command, (yield from dumps_in_steps({"brokerAddr": address, "topicList": names})))
 
 
 def subscription_of_group(context: Context, command: Command) -> bytes:
     """Answer what a live group wants of a topic; nothing for one that is not there."""
     group, topic = command.text("group"), command.text("topic")
+    context.gate(command).query_group(group)
     live = context.parts.members.group(group)
     held = live.subscriptions.get(topic) if live is not None else None
     body = {"group": group, "subscriptionData": held.as_json() if held is not None else None, "topic": topic}
@@ -173,7 +182,8 @@ def subscription_of_group(context: Context, command: Command) -> bytes:
 
 def all_offsets(context: Context, command: Command) -> Steps[Frame]:
     """Answer everything that all groups have committed."""
-    return reply_in_pieces(command, (yield from context.parts.groups.offsets_in_steps()))
+    grant = context.gate(command).query_broker()
+    return reply_in_pieces(command, (yield from grant.groups.offsets_in_steps()))
 
 
 def correction_offsets(context: Context, command: Command) -> Steps[bytes]:
@@ -181,19 +191,20 @@ def correction_offsets(context: Context, command: Command) -> Steps[bytes]:
 
     A group that shall take over from others may go back to there.
     """
-    parts, topic = context.parts, command.text("topic")
+    topic = command.text("topic")
+    grant = context.gate(command).query(topic)
     left_out = {name for name in command.text("filterGroups", "").split(",") if name}
     slowest: dict[int, int] = {}
     pace = Pace()
-    for group in parts.groups.groups_of(topic):
-        committed = parts.groups.committed(group, topic) if group not in left_out else {}
+    for group in grant.groups.groups_of(topic):
+        committed = grant.groups.committed(group, topic) if group not in left_out else {}
         for queue_id, offset in committed.items():
-            queue = parts.store.find_queue(topic, queue_id)
+            queue = grant.store.find_queue(topic, queue_id)
             if offset >= (queue.first_offset if queue is not None else 0):
                 slowest[queue_id] = min(slowest.get(queue_id, offset), offset)
         if pace.is_over(1 + len(committed)):
             yield
-    compared = parts.groups.committed(command.text("compareGroup"), topic)
+    compared = grant.groups.committed(command.text("compareGroup"), topic)
     for queue_id, offset in compared.items():
         if slowest.get(queue_id, -1) > offset:
             slowest[queue_id] = LONG_MAX
@@ -205,15 +216,16 @@ def consume_queue(context: Context, command: Command) -> bytes:
     parts = context.parts
     topic, queue_id, index = command.text("topic"), command.integer("queueId"), command.integer("index")
     count = min(max(command.integer("count"), 0), QUEUE_ENTRIES_MAX)
-    queue = parts.store.find_queue(topic, queue_id)
+    grant = context.gate(command).query(topic)
+    queue = grant.store.find_queue(topic, queue_id)
     if queue is None:
-        return _no_queue(context, command, topic, queue_id)
+        return _no_queue(grant, command, topic, queue_id)
     live = parts.members.group(command.text("consumerGroup", ""))
     held = live.subscriptions.get(topic) if live is not None else None
     entries: list[dict[str, object]] = []
-    end = end_of(parts, queue)
+    end = end_of(grant, queue)
     offset, stop = max(index, queue.first_offset), min(index + count, end)
-    while offset < stop and (data := parts.store.queues.entries(queue, offset, stop - offset)):
+    while offset < stop and (data := grant.store.queues.entries(queue, offset, stop - offset)):
         for position, size, code in ENTRY.iter_unpack(data):
             if size > 0 and size != BLANK_SIZE:
                 wanted = held is not None and _wants(held, code)
@@ -228,9 +240,9 @@ def consume_queue(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps(body))
 
 
-def _no_queue(context: Context, command: Command, topic: str, queue_id: int) -> bytes:
+def _no_queue(grant: Grant, command: Command, topic: str, queue_id: int) -> bytes:
     """A queue that was never written to is empty; one that the topic has not is an error."""
-    found = context.parts.topics.get(topic)
+    found = grant.topics.get(topic)
     if found is None or not 0 <= queue_id < max(found.read_queues, found.write_queues):
         raise Declined(ResponseCode.SYSTEM_ERROR, f"{queue_id}-{topic} not exists.")
     remark = f"Index {command.integer('index')} of {queue_id}@{topic} is not exist!"

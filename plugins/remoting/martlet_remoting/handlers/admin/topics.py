@@ -5,6 +5,7 @@ from typing import Final, TypeVar
 
 import orjson
 
+from martlet.access import Grant
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, Topic, check_name
 from martlet.turns import Pace, Steps
@@ -13,7 +14,6 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply, reply_in_pieces
 from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
 from martlet_remoting.packets import Command, Frame
-from martlet_remoting.permission import may_manage
 from martlet_remoting.registrar import standard_topics
 from martlet_remoting.routes import Version
 
@@ -48,11 +48,13 @@ def is_system(parts: Parts, name: str) -> bool:
     return name.startswith(SYSTEM_PREFIX) or name in system_topics(parts)
 
 
-def _check_changeable(context: Context, name: str) -> None:
-    may_manage(context, name)
+def _changeable(context: Context, command: Command, name: str) -> Grant:
+    """What is needed to change topic *name*. Raises `Refused` for a system topic."""
+    grant = context.gate(command).manage(name)
     check_name(name)
     if is_system(context.parts, name):
         raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
+    return grant
 
 
 def alter_attributes(held: Mapping[str, str], wanted: Mapping[str, str], *, new: bool) -> dict[str, str]:
@@ -123,12 +125,12 @@ def parse_attributes(text: str) -> dict[str, str]:
 def update_topic(context: Context, command: Command) -> bytes:
     """Create a topic or change it; name servers are told by whoever listens to the topic table."""
     name = command.text("topic")
-    _check_changeable(context, name)
-    held = context.parts.topics.get(name)
+    topics = _changeable(context, command, name).topics
+    held = topics.get(name)
     attributes = alter_attributes(
         held.attributes if held else {}, parse_attributes(command.text("attributes", "")), new=held is None
     )
-    context.parts.topics.update(
+    topics.update(
         name,
         command.integer("readQueueNums"),
         command.integer("writeQueueNums"),
@@ -145,23 +147,24 @@ def update_topics(context: Context, command: Command) -> Steps[bytes]:
     """Create or change many topics: all, or none when one of the names cannot be."""
     wanted = items((yield from read_body(command)), "topicConfigList")
     pace = Pace(TOPICS_AT_ONCE)
+    grants: list[Grant] = []
     for fields in wanted:
-        _check_changeable(context, str(fields.get("topicName") or ""))
+        grants.append(_changeable(context, command, str(fields.get("topicName") or "")))
         if pace.is_over():
             yield
-    for fields in wanted:
-        _update_from_json(context.parts, fields)
+    for grant, fields in zip(grants, wanted, strict=True):
+        _update_from_json(grant, fields)
         if pace.is_over():
             yield
     return reply(command)
 
 
-def _update_from_json(parts: Parts, fields: dict[object, object]) -> Topic:
+def _update_from_json(grant: Grant, fields: dict[object, object]) -> Topic:
     name = str(fields["topicName"])
-    held = parts.topics.get(name)
+    held = grant.topics.get(name)
     given = fields.get("attributes")
     wanted = {str(key): str(value) for key, value in given.items()} if isinstance(given, dict) else {}
-    return parts.topics.update(
+    return grant.topics.update(
         name,
         integer(fields, "readQueueNums", 16),
         integer(fields, "writeQueueNums", 16),
@@ -178,17 +181,17 @@ def delete_topic(context: Context, command: Command) -> bytes:
     name, parts = command.text("topic"), context.parts
     if not name.strip():
         raise Refused(Reason.PARAMETER, "The specified topic is blank.")
-    may_manage(context, name)
+    grant = context.gate(command).manage(name)
     if is_system(parts, name):
         raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
-    if parts.topics.delete(name):
-        parts.groups.forget_topic(name)
+    if grant.topics.delete(name):
+        grant.groups.forget_topic(name)
     return reply(command)
 
 
 def all_topics(context: Context, command: Command) -> Steps[Frame]:
     """Answer the whole topic table, or one page of it."""
-    topics = context.parts.topics
+    topics = context.gate(command).query_broker().topics
     held = topics.version
     version = Version(held.counter, held.state_version, held.timestamp)
     found = page(command, "topicSeq", "maxTopicNum", version, list(topics))
@@ -219,21 +222,22 @@ def page(command: Command, start_field: str, count_field: str, version: Version,
 
 def one_topic(context: Context, command: Command) -> bytes:
     """Answer one topic's configuration."""
-    return reply(command, body=dumps(existing_topic(context.parts, command.text("topic")).as_json()))
+    name = command.text("topic")
+    return reply(command, body=dumps(existing_topic(context.gate(command).query(name), name).as_json()))
 
 
 def system_topic_list(context: Context, command: Command) -> bytes:
     """Answer the names that clients cannot use."""
+    context.gate(command).query_broker()
     return reply(command, body=dumps({"topicList": system_topics(context.parts)}))
 
 
 def clean_unused_topics(context: Context, command: Command) -> Steps[bytes]:
     """Remove what is stored of topics that are in no table."""
-    may_manage(context)
-    parts = context.parts
-    for name in parts.store.topics_on_disk():
-        if parts.topics.get(name) is None:
-            parts.store.delete_topic(name)
+    grant = context.gate(command).manage_broker()
+    for name in grant.store.topics_on_disk():
+        if grant.topics.get(name) is None:
+            grant.store.delete_topic(name)
             yield
     return reply(command)
 

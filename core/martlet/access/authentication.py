@@ -1,0 +1,71 @@
+"""Authentication: credentials in, an identity out.
+
+The authenticators of the plugins are asked in order, and the first one with an opinion
+decides: it returns an identity, or refuses. A password is checked in a worker thread,
+because a good password hash takes tens of milliseconds by design; everything else is
+checked on the event loop.
+"""
+
+from typing import Final, final
+
+import trio
+
+from martlet.contracts import Authenticator, Certificate, Credentials, Identity, Password
+from martlet.errors import Reason, Refused
+
+__all__ = ["ANONYMOUS", "Authentication"]
+
+ANONYMOUS: Final = Identity()
+# A password hash keeps one core busy, and the event loop needs one as well.
+PASSWORD_THREADS: Final = 2
+
+
+@final
+class Authentication:
+    """The authenticators of all plugins; without any, every client is anonymous."""
+
+    def __init__(self) -> None:
+        self.authenticators: tuple[Authenticator, ...] = ()
+        self.refused = 0
+        self._limiter: trio.CapacityLimiter | None = None
+
+    def authenticate(self, credentials: Credentials) -> Identity:
+        """Return the identity that *credentials* prove; for a `Password` use `authenticate_password`.
+
+        A certificate that no authenticator has an opinion on leaves its owner anonymous: TLS has checked it. Other
+        credentials are refused then, so that nobody takes himself for known who is not.
+
+        Raises:
+          Refused: they are wrong, or no authenticator checks such credentials (Reason.CREDENTIALS).
+        """
+        try:
+            return self._ask(credentials)
+        except Refused:
+            self.refused += 1
+            raise
+
+    async def authenticate_password(self, password: Password) -> Identity:
+        """Return the identity that *password* proves; checks it in a worker thread.
+
+        Raises:
+          Refused: it is wrong, or no authenticator checks passwords (Reason.CREDENTIALS).
+        """
+        if not self.authenticators:
+            return ANONYMOUS
+        if self._limiter is None:
+            self._limiter = trio.CapacityLimiter(PASSWORD_THREADS)
+        try:
+            return await trio.to_thread.run_sync(self._ask, password, limiter=self._limiter)
+        except Refused:
+            self.refused += 1
+            raise
+
+    def _ask(self, credentials: Credentials) -> Identity:
+        for authenticator in self.authenticators:
+            identity = authenticator(credentials)
+            if identity is not None:
+                return identity
+        if not self.authenticators or isinstance(credentials, Certificate):
+            return ANONYMOUS
+        kind = "a password" if isinstance(credentials, Password) else "a signed request"
+        raise Refused(Reason.CREDENTIALS, f"no plugin checks {kind}; enable one that knows its users, or send none")

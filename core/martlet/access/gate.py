@@ -1,0 +1,300 @@
+"""The gate: the one way in and out for whoever is not the broker itself.
+
+A protocol gets a gate for the identity of its client (`Broker.gate`), and publishes,
+subscribes, joins groups, looks things up and administers through nothing else. The gate
+asks the authorizers (`rules.Decisions`), once per action and name until the rules change,
+and keeps the broker's own topics closed.
+
+Names that authorizers are asked about: a topic by its name, a consumer group by its retry
+topic ``%RETRY%<group>``, and the broker as a whole by the empty name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, final
+
+from martlet.access.grant import Grant, PublishGrant
+from martlet.access.rules import Decisions
+from martlet.contracts import Identity, Peer
+from martlet.delivery.fanout import Encoding
+from martlet.delivery.selection import EVERYTHING, Selection
+from martlet.delivery.sessions import Session, Sessions
+from martlet.delivery.shared_groups import Member, Shares
+from martlet.delivery.subscriptions import Start, Subscription, Subscriptions, from_tail
+from martlet.errors import CorruptRecord, Reason, Refused
+from martlet.message import Message, Placed
+from martlet.store import Store
+from martlet.store.codec import decode_record
+from martlet.tables.groups import Groups
+from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
+
+__all__ = ["Gate"]
+
+
+class Behind(Protocol):
+    """What a gate leads to; `martlet.broker.Broker` is one."""
+
+    store: Store
+    topics: Topics
+    groups: Groups
+    subscriptions: Subscriptions
+    shares: Shares
+    sessions: Sessions
+
+    def publish(self, message: Message) -> Placed: ...
+
+    def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]: ...
+
+    def publish_batch(self, messages: Sequence[Message]) -> list[Placed]: ...
+
+
+@final
+class Gate:
+    """What one identity may do with the broker.
+
+    Every method raises `Refused` (NO_PERMISSION) for what the identity may not do, besides what it says itself.
+    """
+
+    __slots__ = (
+        "_behind",
+        "_decisions",
+        "_grant",
+        "_publish",
+        "_publish_grant",
+        "identity",
+        "publishable",
+    )
+
+    def __init__(self, behind: Behind, decisions: Decisions) -> None:
+        self._behind = behind
+        self._decisions = decisions
+        self._publish = behind.publish
+        # By topic what `check_publish` returned; for the hot path of a protocol.
+        self.publishable: Mapping[str, PublishGrant] = decisions.publishable
+        self._grant = Grant(behind.store, behind.topics, behind.groups)
+        self._publish_grant = PublishGrant(behind.store, behind.topics, behind.groups, behind.publish)
+        self.identity: Identity = decisions.identity
+
+    def allows(self, action: str, name: str) -> bool:
+        """Whether the identity may do *action* (``publish``, ``read`` or ``manage``) on *name*."""
+        return self._decisions.allows(action, name)
+
+    def check(self, action: str, name: str) -> None:
+        """Raise `Refused` (NO_PERMISSION) unless the identity may do *action* on *name*."""
+        self._decisions.check(action, name)
+
+    # publishing
+
+    def publish(self, message: Message) -> Placed:
+        """Store *message* as `Broker.publish` does; asks for ``publish`` on its topic."""
+        if message.topic not in self.publishable:
+            self.check_publish(message.topic)
+        return self._publish(message)
+
+    def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
+        """Store *messages* one by one; return for each where it was stored, or why it was not."""
+        if self.publishable.keys() >= {message.topic for message in messages}:
+            return self._behind.publish_many(messages)
+        return [self._try_publish(message) for message in messages]
+
+    def _try_publish(self, message: Message) -> Placed | Refused:
+        try:
+            return self.publish(message)
+        except Refused as refused:
+            return refused
+
+    def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
+        """Store *messages* of one topic in one queue, in order: all of them, or none."""
+        for message in messages:
+            if message.topic not in self.publishable:
+                self.check_publish(message.topic)
+        return self._behind.publish_batch(messages)
+
+    def give_back(self, group: str, message: Message) -> Placed:
+        """Store a *message* that a member of *group* could not process, in the group's retry or dead-letter topic.
+
+        Asks for ``read`` on the group: its members may do so without a permission to publish.
+        """
+        self.check("read", RETRY_PREFIX + group)
+        if message.topic not in (RETRY_PREFIX + group, DLQ_PREFIX + group):
+            text = f"topic[{message.topic}] is neither the retry topic nor the dead-letter topic of group[{group}]"
+            raise Refused(Reason.ILLEGAL, text)
+        return self._publish(message)
+
+    def check_publish(self, topic: str) -> PublishGrant:
+        """Return what is needed to find *topic*, or to create it, before messages are published to it."""
+        if topic in self.publishable:
+            return self._publish_grant
+        if topic in BROKER_TOPICS:
+            raise Refused(
+                Reason.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden; only the broker writes it"
+            )
+        self.check("publish", topic)
+        self._decisions.remember_publishable(topic, self._publish_grant)
+        return self._publish_grant
+
+    # consuming
+
+    def find_topic(self, name: str, action: str, new_queues: int) -> Topic | None:
+        """Return topic *name* for *action*, ``publish`` or ``read``; None when there is none.
+
+        Where naming a topic creates it (`Topics.auto_create_enabled`), it has *new_queues* queues; a dead-letter
+        topic is created for an existing group.
+        """
+        if action == "publish":
+            self.check_publish(name)
+        else:
+            self._check_open(name)
+            self.check(action, name)
+        topics, groups = self._grant.topics, self._grant.groups
+        found = topics.get(name)
+        if found is not None or not topics.auto_create_enabled:
+            return found
+        if name.startswith(DLQ_PREFIX) and groups.get(name.removeprefix(DLQ_PREFIX)) is not None:
+            return topics.ensure(name, 1)
+        return None if is_reserved(name) else topics.ensure(name, new_queues)
+
+    def subscribe(
+        self,
+        peer: Peer,
+        topic: str,
+        encoding: Encoding,
+        *,
+        selection: Selection = EVERYTHING,
+        start: Start = from_tail,
+        credit: int = 0,
+    ) -> Subscription:
+        """Return a new subscription, as `Subscriptions.open` does; asks for ``read`` on *topic*.
+
+        It asks again at each `Subscription.collect`, which raises `Refused` once the answer is no.
+        """
+        self._check_open(topic)
+        permit = self._decisions.reading(topic)
+        permit()
+        return self._behind.subscriptions.open(
+            peer, topic, encoding, selection=selection, start=start, credit=credit, permit=permit
+        )
+
+    def join(
+        self,
+        peer: Peer,
+        topic: str,
+        group: str,
+        encoding: Encoding,
+        *,
+        lease_s: float,
+        credit: int = 0,
+        selection: Selection = EVERYTHING,
+        start: Start = from_tail,
+    ) -> Member:
+        """Return a new member of a shared group, as `Shares.join` does; asks for ``read`` on *topic* and *group*.
+
+        It asks again at each `Member.collect`, which raises `Refused` once the answer is no.
+        """
+        self._check_open(topic)
+        permit = self._decisions.reading(topic, RETRY_PREFIX + group)
+        permit()
+        return self._behind.shares.join(
+            peer,
+            topic,
+            group,
+            encoding,
+            lease_s=lease_s,
+            credit=credit,
+            selection=selection,
+            start=start,
+            permit=permit,
+        )
+
+    def consume(self, group: str, topic: str) -> Grant:
+        """Return what a pull by *group* reads; asks for ``read`` on both, so call it before each answer."""
+        self.check("read", RETRY_PREFIX + group)
+        self._check_open(topic)
+        self.check("read", topic)
+        return self._grant
+
+    def _check_open(self, topic: str) -> None:
+        if topic in BROKER_TOPICS:
+            raise Refused(Reason.NO_PERMISSION, f"Reading topic[{topic}] is forbidden; it is for the broker itself")
+
+    # sessions
+
+    def open_session(
+        self, protocol: str, name: str, lost: Callable[[str], None], *, group: str = ""
+    ) -> tuple[Session, bool]:
+        """Attach to the session *name* of this identity, as `Sessions.open` does."""
+        return self._behind.sessions.open(protocol, self.identity.name, name, lost, group=group)
+
+    def subscribe_session(self, session: Session, topic: Topic, start: Start, note: str = "") -> Start:
+        """Add a durable subscription, as `Sessions.subscribe` does; asks for ``read`` on *topic*."""
+        self._check_open(topic.name)
+        self.check("read", topic.name)
+        return self._behind.sessions.subscribe(self._own(session), topic, start, note)
+
+    def commit_session(self, session: Session, topic: str, queue_id: int, offset: int) -> None:
+        """Move a cursor of *session* forward, as `Sessions.commit` does."""
+        self._behind.sessions.commit(self._own(session), topic, queue_id, offset)
+
+    def unsubscribe_session(self, session: Session, topic: str) -> None:
+        """Delete a durable subscription, as `Sessions.unsubscribe` does."""
+        self._behind.sessions.unsubscribe(self._own(session), topic)
+
+    def leave_session(self, session: Session, lost: Callable[[str], None]) -> None:
+        """Detach from *session*; one without subscriptions is deleted."""
+        self._behind.sessions.leave(session, lost)
+        self._behind.sessions.forget_empty(session)
+
+    def _own(self, session: Session) -> Session:
+        if session.owner != self.identity.name:
+            raise Refused(Reason.NO_PERMISSION, f"session {session.name!r} belongs to somebody else")
+        return session
+
+    # looking things up
+
+    def query(self, topic: str) -> Grant:
+        """Return what requests about *topic* read; asks for ``read``."""
+        self.check("read", topic)
+        return self._grant
+
+    def query_group(self, group: str, *topics: str) -> Grant:
+        """Return what requests about *group*, and how far it is in *topics*, read; asks for ``read`` on each."""
+        self.check("read", RETRY_PREFIX + group)
+        for topic in topics:
+            self.check("read", topic)
+        return self._grant
+
+    def record_at(self, position: int) -> bytes | None:
+        """Return the record at *position* of the log, None when no intact one starts there.
+
+        Asks for ``read`` on the record's topic.
+        """
+        data = self._grant.store.record_at(position) if position >= 0 else None
+        if data is None or not self._decisions.asks:
+            return data
+        try:
+            record = decode_record(data, 0, position)
+        except CorruptRecord:
+            return None
+        self.check("read", record.topic)
+        return data
+
+    def query_broker(self) -> Grant:
+        """Return what requests about the broker as a whole read; asks for ``read`` on the empty name."""
+        self.check("read", "")
+        return self._grant
+
+    # administration
+
+    def manage(self, topic: str) -> Grant:
+        """Return what is needed to create, change or delete *topic*; asks for ``manage``."""
+        self.check("manage", topic)
+        return self._grant
+
+    def manage_group(self, group: str) -> Grant:
+        """Return what is needed to create, change, reset or delete *group*; asks for ``manage``."""
+        self.check("manage", RETRY_PREFIX + group)
+        return self._grant
+
+    def manage_broker(self) -> Grant:
+        """Return what is needed to change the broker as a whole; asks for ``manage`` on the empty name."""
+        self.check("manage", "")
+        return self._grant

@@ -1,0 +1,173 @@
+"""A plugin that knows users: who they are by password, signature or certificate, and what each may do."""
+
+import hashlib
+import hmac
+import secrets
+import sys
+import tomllib
+from argparse import ArgumentParser, Namespace
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from getpass import getpass
+from pathlib import Path
+from typing import Any, ClassVar, Final, final
+
+from martlet.broker import Broker
+from martlet.config import setting
+from martlet.contracts import (
+    Authenticator,
+    Authorizer,
+    Certificate,
+    Command,
+    Credentials,
+    Identity,
+    Password,
+    SignedRequest,
+)
+from martlet.errors import ConfigError, Reason, Refused
+from martlet.plugins.hooks import Hooks
+
+__all__ = ["User", "UsersConfig", "UsersPlugin", "hash_password", "read_users"]
+
+ACTIONS: Final = ("publish", "read", "manage")
+KEYS: Final = frozenset(("password", "signing_key", "certificate", "rules"))
+ANONYMOUS: Final = ""  # the name of the section [anonymous] once it was read
+# hashlib.scrypt with these takes about 50 ms and 16 MiB (RFC 7914 2 recommends r = 8 and p = 1).
+SCRYPT_N: Final = 1 << 14
+SCRYPT_R: Final = 8
+SCRYPT_P: Final = 1
+SCHEME: Final = "scrypt"
+
+
+def hash_password(password: bytes, salt: bytes) -> str:
+    """Return *password* as the file of users holds it."""
+    digest = hashlib.scrypt(password, salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P)
+    return "$".join((SCHEME, b64encode(salt).decode(), b64encode(digest).decode()))
+
+
+def password_fits(password: bytes, stored: str) -> bool:
+    """Whether *stored* is the hash of *password*; takes as long either way."""
+    salt = b64decode(stored.split("$")[1])
+    return hmac.compare_digest(hash_password(password, salt), stored)
+
+
+# Compared with where there is no such user, so that the answer takes as long.
+NOBODY: Final = f"{SCHEME}${b64encode(bytes(16)).decode()}${b64encode(bytes(64)).decode()}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class User:
+    """What the file says of one user; ``rules`` are (action, pattern of names)."""
+
+    password: str = ""
+    signing_key: str = ""
+    certificate: bool = False
+    rules: tuple[tuple[str, str], ...] = ()
+
+    def may(self, action: str, name: str) -> bool:
+        return any(action == wanted and fnmatchcase(name, pattern) for wanted, pattern in self.rules)
+
+
+def read_users(path: str) -> dict[str, User]:
+    """Return the users in the TOML file at *path*; the anonymous one has the empty name.
+
+    Raises:
+      ConfigError: the file cannot be read, or says what is unknown.
+    """
+    try:
+        table = tomllib.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"config key 'users.file' is {path!r}, which cannot be read; {error}") from error
+    sections = {**table.get("users", {}), ANONYMOUS: table.get("anonymous", {})}
+    return {name: _user(path, name or "anonymous", fields) for name, fields in sections.items()}
+
+
+def _user(path: str, name: str, fields: Mapping[str, Any]) -> User:
+    def wrong(what: str) -> ConfigError:
+        return ConfigError(f"user {name!r} in {path!r} {what}")
+
+    if unknown := sorted(set(fields) - KEYS):
+        raise wrong(f"has the unknown key {unknown[0]!r}; keys are {', '.join(sorted(KEYS))}")
+    password = fields.get("password", "")
+    if password and (not password.startswith(f"{SCHEME}$") or password.count("$") != 2):
+        raise wrong("has a password that is no hash; make one with martlet hash-password")
+    rules: list[tuple[str, str]] = []
+    for rule in fields.get("rules", ()):
+        action, _, pattern = rule.partition(" ")
+        if action not in ACTIONS:
+            raise wrong(f"has the rule {rule!r}; it must begin with {', '.join(ACTIONS)} and a space")
+        rules.append((action, pattern.strip()))
+    return User(password, fields.get("signing_key", ""), bool(fields.get("certificate")), tuple(rules))
+
+
+@final
+class Users:
+    """All users, read again on SIGHUP."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._users = read_users(path)
+
+    def read_again(self) -> None:
+        self._users = read_users(self._path)
+
+    def authenticate(self, credentials: Credentials) -> Identity | None:
+        """An `Authenticator` for all three kinds of credentials."""
+        match credentials:
+            case Password(name, password):
+                stored = self._users.get(name, User()).password if name else ""
+                if password_fits(password, stored or NOBODY) and stored:
+                    return Identity(name)
+                raise Refused(Reason.CREDENTIALS, f"user {name!r} or the password is wrong")
+            case SignedRequest(name, signature, content):
+                key = self._users.get(name, User()).signing_key if name else ""
+                mac = hmac.digest((key or "nobody").encode(), content, "sha1")
+                if hmac.compare_digest(b64encode(mac), signature.encode()) and key:
+                    return Identity(name)
+                raise Refused(Reason.CREDENTIALS, f"access key {name!r} or the signature is wrong")
+            case Certificate(name):
+                user = self._users.get(name)
+                return Identity(name) if name and user is not None and user.certificate else None
+
+    def authorize(self, identity: Identity, action: str, name: str) -> bool | None:
+        """An `Authorizer` that allows what the rules of a user say, and leaves the rest to others."""
+        user = self._users.get(identity.name)
+        return True if user is not None and user.may(action, name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class UsersConfig:
+    file: str = setting("users.toml", "TOML file with the users and their rules")
+
+
+class UsersPlugin(Hooks):
+    """Authenticates and authorizes by a file of users."""
+
+    config_class: ClassVar[type | None] = UsersConfig
+
+    def __init__(self, config: UsersConfig) -> None:
+        super().__init__(config)
+        self._users = Users(config.file)
+
+    def martlet_authenticators(self, broker: Broker) -> Sequence[Authenticator]:
+        return (self._users.authenticate,)
+
+    def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
+        return (self._users.authorize,)
+
+    def martlet_reload(self) -> None:
+        self._users.read_again()
+
+    def martlet_commands(self) -> Sequence[Command]:
+        def configure(parser: ArgumentParser) -> None:
+            parser.description = "Read a password and print its hash for the file of users."
+
+        def run(options: Namespace) -> int:
+            password = getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+            print(hash_password(password.encode(), secrets.token_bytes(16)))
+            return 0
+
+        return [Command("hash-password", "print the hash of a password for the file of users", configure, run)]

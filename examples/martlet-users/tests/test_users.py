@@ -1,0 +1,140 @@
+"""Who a user is, and what a user may do, as the file says."""
+
+import hmac
+import io
+from argparse import ArgumentParser
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+
+from martlet.broker import Broker
+from martlet.contracts import Certificate, Credentials, Identity, Password, SignedRequest
+from martlet.errors import ConfigError, Reason, Refused
+from martlet.message import Message
+from martlet.testing.peers import serving
+from martlet_users import UsersConfig, UsersPlugin, hash_password, read_users
+
+SHOP = hash_password(b"open sesame", b"salt" * 4)
+FILE = f"""
+[users.shop]
+password = "{SHOP}"
+signing_key = "shop's key"
+certificate = true
+rules = ["publish orders", "read orders-*", "read %RETRY%billing"]
+
+[users.robot]
+signing_key = "robot's key"
+
+[anonymous]
+rules = ["read news"]
+"""
+
+
+def users(directory: Path, text: str = FILE) -> UsersPlugin:
+    path = directory / "users.toml"
+    path.write_text(text)
+    return UsersPlugin(UsersConfig(str(path)))
+
+
+def install(plugin: UsersPlugin, broker: Broker) -> None:
+    broker.authentication.authenticators = tuple(plugin.martlet_authenticators(broker))
+    broker.authorizers = tuple(plugin.martlet_authorizers(broker))
+
+
+def signed(name: str, key: str, content: bytes = b"T0body") -> SignedRequest:
+    return SignedRequest(name, b64encode(hmac.digest(key.encode(), content, "sha1")).decode(), content)
+
+
+def is_refused(plugin: UsersPlugin, broker: Broker, credentials: Credentials) -> str:
+    [authenticate] = plugin.martlet_authenticators(broker)
+    with pytest.raises(Refused) as caught:
+        authenticate(credentials)
+    assert caught.value.reason is Reason.CREDENTIALS
+    return str(caught.value)
+
+
+async def test_each_kind_of_credentials_proves_a_user(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as running:
+        plugin = users(tmp_path)
+        install(plugin, running.broker)
+        asked = running.broker.authentication
+        shop = Identity("shop")
+        assert await asked.authenticate_password(Password("shop", b"open sesame")) == shop
+        assert asked.authenticate(signed("shop", "shop's key")) == shop
+        assert asked.authenticate(Certificate("shop", (), b"")) == shop
+        assert asked.authenticate(Certificate("robot", (), b"")) == Identity()
+
+
+async def test_what_is_wrong_is_refused_without_saying_what(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as running:
+        plugin, broker = users(tmp_path), running.broker
+        for user, password in (("shop", b"open"), ("robot", b""), ("nobody", b"open sesame"), ("", b"")):
+            assert is_refused(plugin, broker, Password(user, password)) == f"user {user!r} or the password is wrong"
+        wrong = signed("shop", "shop's key", b"other body")
+        forged = SignedRequest("shop", wrong.signature, b"T0body")
+        for credentials in (forged, signed("shop", "robot's key"), signed("nobody", "nobody"), signed("", "nobody")):
+            assert "or the signature is wrong" in is_refused(plugin, broker, credentials)
+        assert "or the signature is wrong" in is_refused(plugin, broker, SignedRequest("shop", "ü", b""))
+
+
+async def test_rules_allow_and_everything_else_is_denied(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as running:
+        broker = running.broker
+        install(users(tmp_path), broker)
+        shop, nobody = broker.gate(Identity("shop")), broker.gate(Identity())
+        allowed = [("publish", "orders"), ("read", "orders-2026"), ("read", "%RETRY%billing")]
+        denied = [("read", "orders"), ("publish", "orders-2026"), ("manage", "orders"), ("read", "")]
+        assert [shop.allows(*question) for question in allowed] == [True] * 3
+        assert [shop.allows(*question) for question in denied] == [False] * 4
+        assert nobody.allows("read", "news")
+        assert not nobody.allows("publish", "news")
+        broker.topics.ensure("news", 1)
+        with pytest.raises(Refused, match=r"'shop' may not publish to topic\[news\]"):
+            shop.publish(Message("news", b"x"))
+
+
+async def test_a_reload_takes_a_new_file_and_keeps_the_old_one_where_it_is_wrong(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as running:
+        broker, plugin = running.broker, users(tmp_path)
+        install(plugin, broker)
+        gate = broker.gate(Identity("robot"))
+        assert not gate.allows("read", "news")
+        (tmp_path / "users.toml").write_text("users = 3 4")
+        with pytest.raises(ConfigError):
+            plugin.martlet_reload()
+        broker.rules.changed()
+        assert broker.gate(Identity()).allows("read", "news")
+        (tmp_path / "users.toml").write_text('[users.robot]\nrules = ["read *"]')
+        plugin.martlet_reload()
+        broker.rules.changed()
+        assert gate.allows("read", "news")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[users.a]\npasswort = 'x'", "user 'a' .* has the unknown key 'passwort'; keys are certificate, password"),
+        ("[users.a]\npassword = 'open'", "has a password that is no hash; make one with martlet hash-password"),
+        ("[users.a]\nrules = ['write x']", "has the rule 'write x'; it must begin with publish, read, manage"),
+        ("= 3", "cannot be read"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        users(tmp_path, text)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_users(str(tmp_path / "none"))
+
+
+def test_the_command_prints_a_hash_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [command] = users(tmp_path).martlet_commands()
+    parser = ArgumentParser()
+    command.configure(parser)
+    monkeypatch.setattr("sys.stdin", io.StringIO("secret\n"))
+    assert command.run(parser.parse_args([])) == 0
+    stored = capsys.readouterr().out.strip()
+    plugin = users(tmp_path, f'[users.a]\npassword = "{stored}"')
+    assert plugin._users.authenticate(Password("a", b"secret")) == Identity("a")

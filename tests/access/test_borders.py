@@ -1,0 +1,106 @@
+"""No protocol reaches around the gate: only the modules named here touch what lies behind it, for the reason given."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+PLUGINS: Final = (*ROOT.glob("plugins/*/martlet_*"), *ROOT.glob("examples/martlet-*/martlet_*"))
+# What a gate leads to, as attributes of a broker, and the classes that hold it.
+BEHIND: Final = frozenset(("authorizers", "groups", "rules", "sessions", "shares", "store", "subscriptions", "topics"))
+PUBLISHING: Final = "publish"  # and all that begin with it
+CLASSES: Final = frozenset(("Groups", "Sessions", "Shares", "Store", "Subscriptions", "Topics"))
+# Modules that need no gate, and why: they act for the broker, or only pass on what a gate granted.
+REMOTING: Final = "plugins/remoting/martlet_remoting/"
+ALLOWED: Final[Mapping[str, frozenset[str]]] = {
+    # Puts the shared parts together; request handlers get none of these from it.
+    f"{REMOTING}context.py": frozenset(("groups", "store", "topics")),
+    # Creates the retry topic that a name server is asked for, on behalf of the broker.
+    f"{REMOTING}plugin.py": frozenset(("groups", "topics")),
+    # Tells name servers about the topics of this broker, and creates the standard ones.
+    f"{REMOTING}registrar.py": frozenset(("topics",)),
+    # Held by `context.py`'s shared parts: members of groups, rates, and pulls that wait.
+    f"{REMOTING}members.py": frozenset(("Groups",)),
+    f"{REMOTING}rates.py": frozenset(("Store", "Topics")),
+    f"{REMOTING}long_poll.py": frozenset(("Store", "Topics")),
+    # The type of an argument.
+    f"{REMOTING}handlers/groups.py": frozenset(("Topics",)),
+    # Keeps state, and appends again what retention is about to remove.
+    "examples/martlet-latest/martlet_latest/__init__.py": frozenset(("publish", "store")),
+    # Keeps its own file in the store's directory.
+    f"{REMOTING}nameserver/plugin.py": frozenset(("store",)),
+}
+
+
+def modules() -> Iterator[Path]:
+    for plugin in PLUGINS:
+        for path in plugin.rglob("*.py"):
+            # The client and its commands speak to a broker over a socket.
+            if not {"client", "commands"}.intersection(path.relative_to(plugin).parts):
+                yield path
+
+
+def is_behind(name: str) -> bool:
+    return name in BEHIND or name.startswith(PUBLISHING)
+
+
+def is_broker(node: ast.expr) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name.strip("_") == "broker"
+
+
+def reaches(source: str) -> Iterator[tuple[int, str]]:
+    """Line and name of each thing behind the gate that *source* touches."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and is_behind(node.attr) and is_broker(node.value):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "vars"):
+            if any(is_broker(argument) for argument in node.args[:1]):
+                yield node.lineno, node.func.id
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("martlet."):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name in CLASSES)
+
+
+def test_the_plugins_of_this_repository_are_looked_at() -> None:
+    assert {path.name for path in PLUGINS} >= {"martlet_remoting", "martlet_line", "martlet_feed"}
+    assert len(list(modules())) > 40
+
+
+def test_no_protocol_reaches_around_the_gate() -> None:
+    found: list[str] = []
+    for path in modules():
+        name = str(path.relative_to(ROOT))
+        allowed = ALLOWED.get(name, frozenset())
+        found += [f"{name}:{line} {what}" for line, what in reaches(path.read_text()) if what not in allowed]
+    assert found == []
+
+
+def test_what_is_allowed_is_used() -> None:
+    for name, allowed in ALLOWED.items():
+        assert allowed == {what for _, what in reaches((ROOT / name).read_text())}, name
+
+
+@pytest.mark.parametrize(
+    ("planted", "what"),
+    [
+        ("def handle(self):\n    self._broker.publish(message)", "publish"),
+        ("broker.subscriptions.open(peer, 'secret', encoding)", "subscriptions"),
+        ("join = context.parts.broker.shares.join", "shares"),
+        ("held = parts.broker.store", "store"),
+        ("broker.rules.authorizers = ()", "rules"),
+        ("getattr(broker, 'store')", "getattr"),
+        ("from martlet.delivery.sessions import Session, Sessions", "Sessions"),
+    ],
+)
+def test_a_planted_reach_around_the_gate_is_found(planted: str, what: str) -> None:
+    assert [name for _, name in reaches(planted)] == [what]
+
+
+@pytest.mark.parametrize(
+    "fine", ["broker.gate(peer.identity).publish(message)", "broker.clock.now_ms()", "grant.store.end_offset(queue)"]
+)
+def test_what_goes_through_the_gate_is_not(fine: str) -> None:
+    assert list(reaches(fine)) == []

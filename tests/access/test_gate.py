@@ -1,0 +1,257 @@
+"""The gate asks before anything happens, asks once, and asks again when the rules change."""
+
+from collections.abc import Iterator
+
+import pytest
+import trio
+from tests.core.pushing import LINES, broker_in_memory
+
+from martlet.access import ANONYMOUS, Gate
+from martlet.broker import Broker
+from martlet.contracts import Certificate, Credentials, Identity, Password, SignedRequest
+from martlet.delivery.subscriptions import from_earliest
+from martlet.errors import Reason, Refused
+from martlet.message import Message
+from martlet.tables.topics import BROKER_TOPICS
+from martlet.testing.peers import RecordingPeer
+
+ANN = Identity("ann")
+
+
+class Ledger:
+    """An authorizer that allows what is not in *denied*, and notes what it was asked."""
+
+    def __init__(self, *denied: tuple[str, str]) -> None:
+        self.denied = set(denied)
+        self.asked: list[tuple[str, str, str]] = []
+
+    def __call__(self, identity: Identity, action: str, name: str) -> bool:
+        self.asked.append((identity.name, action, name))
+        return (action, name) not in self.denied
+
+
+def guarded(broker: Broker, *denied: tuple[str, str]) -> tuple[Gate, Ledger]:
+    ledger = Ledger(*denied)
+    broker.authorizers = (ledger,)
+    broker.topics.ensure("t", 1)
+    return broker.gate(ANN), ledger
+
+
+def attempts(gate: Gate, topic: str = "t") -> Iterator[object]:
+    """Everything that messages pass through, each a call."""
+    peer = RecordingPeer()
+    yield lambda: gate.publish(Message(topic, b"x"))
+    yield lambda: gate.publish_batch([Message(topic, b"x")])
+    yield lambda: gate.subscribe(peer, topic, LINES)
+    yield lambda: gate.join(peer, topic, "G", LINES, lease_s=1)
+    yield lambda: gate.consume("G", topic)
+    yield lambda: gate.find_topic(topic, "read", 1)
+    yield lambda: gate.find_topic(topic, "publish", 1)
+
+
+def refused(call: object) -> str:
+    assert callable(call)
+    with pytest.raises(Refused) as caught:
+        call()
+    assert caught.value.reason is Reason.NO_PERMISSION
+    return str(caught.value)
+
+
+async def test_each_decision_is_asked_for_once_until_the_rules_change() -> None:
+    async with broker_in_memory() as broker:
+        gate, ledger = guarded(broker)
+        generation = broker.rules.generation
+        for _ in range(3):
+            gate.publish(Message("t", b"x"))
+            gate.publish_many([Message("t", b"x")] * 2)
+            gate.query("t")
+            broker.gate(Identity("ann")).query("t")  # another connection of the same client
+        assert ledger.asked == [("ann", "publish", "t"), ("ann", "read", "t")]
+        ledger.denied = {("publish", "t"), ("read", "t")}
+        gate.publish(Message("t", b"x"))
+        broker.rules.changed()
+        assert broker.rules.generation == generation + 1
+        refused(lambda: gate.publish(Message("t", b"x")))
+        refused(lambda: gate.query("t"))
+
+
+async def test_an_identity_does_not_get_the_decisions_of_another() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        broker.authorizers = (lambda identity, action, name: identity.name == "ann",)
+        broker.gate(ANN).publish(Message("t", b"x"))
+        assert refused(lambda: broker.gate(ANONYMOUS).publish(Message("t", b"x"))) == "'' may not publish to topic[t]"
+
+
+async def test_what_is_denied_happens_on_no_path() -> None:
+    async with broker_in_memory() as broker:
+        gate, _ = guarded(broker, ("read", "t"), ("publish", "t"))
+        for attempt in attempts(gate):
+            refused(attempt)
+        [result] = gate.publish_many([Message("t", b"x")])
+        assert isinstance(result, Refused)
+        assert broker.store.appended == 0
+        assert broker.subscriptions.statistics()["subscriptions"] == 0
+        assert broker.groups.get("G") is None
+        assert broker.statistics()["refused_by_authorizers"] == 8
+
+
+async def test_without_an_opinion_of_any_authorizer_the_answer_is_no() -> None:
+    async with broker_in_memory() as broker:
+        gate = broker.gate(ANN)
+        assert gate.allows("manage", "")
+        broker.authorizers = (lambda identity, action, name: None,)
+        assert not gate.allows("manage", "")
+
+
+@pytest.mark.parametrize("topic", sorted(BROKER_TOPICS))
+async def test_the_topics_of_the_broker_itself_are_closed(topic: str) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure(topic, 1)
+        gate = broker.gate(ANN)
+        for attempt in attempts(gate, topic):
+            assert "is forbidden" in refused(attempt)
+        [result] = gate.publish_many([Message(topic, b"x")])
+        assert isinstance(result, Refused)
+        assert broker.store.appended == 0
+        # The broker itself writes there: a timer, or the half of a transaction.
+        broker.publish(Message(topic, b"x"))
+        assert broker.store.appended > 0
+
+
+async def test_a_subscription_is_asked_about_at_each_delivery() -> None:
+    async with broker_in_memory() as broker:
+        gate, ledger = guarded(broker)
+        peer = RecordingPeer()
+        reader = gate.subscribe(peer, "t", LINES, start=from_earliest, credit=9)
+        member = gate.join(peer, "t", "G", LINES, lease_s=30, credit=9, start=from_earliest)
+        ledger.denied = {("read", "t")}
+        broker.rules.changed()
+        refused(lambda: reader.collect(1000))
+        refused(lambda: member.collect(1000))
+        ledger.denied = {("read", "%RETRY%G")}
+        broker.rules.changed()
+        assert reader.collect(1000) == []
+        assert refused(lambda: member.collect(1000)) == "'ann' may not read consumer group[G]"
+
+
+async def test_a_message_given_back_goes_to_the_topics_of_its_group_alone() -> None:
+    async with broker_in_memory() as broker:
+        gate, ledger = guarded(broker, ("publish", "%RETRY%G"), ("publish", "%DLQ%G"))
+        for name in ("%RETRY%G", "%DLQ%G"):
+            broker.topics.ensure(name, 1)
+            assert gate.give_back("G", Message(name, b"x")).queue_id == 0
+        assert set(ledger.asked) == {("ann", "read", "%RETRY%G")}
+        with pytest.raises(Refused, match="neither the retry topic nor the dead-letter topic"):
+            gate.give_back("G", Message("t", b"x"))
+        ledger.denied.add(("read", "%RETRY%G"))
+        broker.rules.changed()
+        refused(lambda: gate.give_back("G", Message("%RETRY%G", b"x")))
+
+
+async def test_a_record_is_shown_to_those_who_may_read_its_topic() -> None:
+    async with broker_in_memory() as broker:
+        gate, ledger = guarded(broker)
+        placed = gate.publish(Message("t", b"x"))
+        broker.store.commit()
+        await broker.store.wait_flushed(placed.end)
+        assert gate.record_at(placed.position) is not None
+        assert gate.record_at(-1) is None
+        assert gate.record_at(placed.position + 1) is None
+        ledger.denied = {("read", "t")}
+        broker.rules.changed()
+        refused(lambda: gate.record_at(placed.position))
+
+
+async def test_a_session_belongs_to_the_identity_that_opened_it() -> None:
+    async with broker_in_memory() as broker:
+        gate, ledger = guarded(broker)
+        topic = broker.topics.ensure("t", 1)
+        session, existed = gate.open_session("line", "S", lambda reason: None)
+        assert not existed
+        gate.subscribe_session(session, topic, from_earliest)(topic.queue(0))
+        other = broker.gate(Identity("bob"))
+        refused(lambda: other.open_session("line", "S", lambda reason: None))
+        refused(lambda: other.commit_session(session, "t", 0, 5))
+        refused(lambda: other.subscribe_session(session, topic, from_earliest))
+        refused(lambda: other.unsubscribe_session(session, "t"))
+        ledger.denied = {("read", "t")}
+        broker.rules.changed()
+        refused(lambda: gate.subscribe_session(session, topic, from_earliest))
+
+
+async def test_decisions_take_bounded_memory_and_go_with_the_last_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("martlet.access.rules.DECISIONS_MAX", 10)
+    async with broker_in_memory() as broker:
+        gate, _ = guarded(broker)
+        decisions = broker.rules.of(ANN)
+        for number in range(100):
+            gate.check("read", f"t{number}")
+            gate.check_publish(f"t{number}")
+        assert len(decisions._known) <= 10
+        assert len(decisions.publishable) <= 10
+        del gate, decisions
+        assert len(broker.rules._in_use) == 0
+
+
+# authentication
+
+
+def knows(credentials: Credentials) -> Identity | None:
+    """An authenticator for passwords and certificates."""
+    match credentials:
+        case Password("ann", b"secret"):
+            return ANN
+        case Password():
+            raise Refused(Reason.CREDENTIALS, "user or password is wrong")
+        case Certificate(name) if name:
+            return Identity(name)
+    return None
+
+
+async def test_without_authenticators_everybody_is_anonymous() -> None:
+    async with broker_in_memory() as broker:
+        asked = broker.authentication
+        assert await asked.authenticate_password(Password("ann", b"?")) == ANONYMOUS
+        assert asked.authenticate(SignedRequest("key", "?", b"")) == ANONYMOUS
+        assert asked.authenticate(Certificate("ann", (), b"")) == ANONYMOUS
+
+
+async def test_the_first_authenticator_with_an_opinion_decides() -> None:
+    async with broker_in_memory() as broker:
+        asked = broker.authentication
+        asked.authenticators = (lambda credentials: None, knows, lambda credentials: Identity("nobody"))
+        assert await asked.authenticate_password(Password("ann", b"secret")) == ANN
+        assert asked.authenticate(Certificate("bob", (), b"")) == Identity("bob")
+        with pytest.raises(Refused, match="is wrong") as caught:
+            await asked.authenticate_password(Password("ann", b"guess"))
+        assert caught.value.reason is Reason.CREDENTIALS
+        assert broker.statistics()["refused_by_authenticators"] == 1
+
+
+async def test_credentials_that_nobody_checks_are_refused_and_a_certificate_is_not() -> None:
+    async with broker_in_memory() as broker:
+        asked = broker.authentication
+        asked.authenticators = (lambda credentials: None,)
+        with pytest.raises(Refused, match="no plugin checks a signed request"):
+            asked.authenticate(SignedRequest("key", "?", b""))
+        with pytest.raises(Refused, match="no plugin checks a password"):
+            await asked.authenticate_password(Password("ann", b"?"))
+        assert asked.authenticate(Certificate("", (), b"")) == ANONYMOUS
+
+
+async def test_a_password_is_checked_beside_the_event_loop() -> None:
+    async with broker_in_memory() as broker:
+        token = trio.lowlevel.current_trio_token()
+
+        def slow(credentials: Credentials) -> Identity:
+            # Would deadlock on the event loop: it answers only while the check waits.
+            trio.from_thread.run_sync(lambda: None, trio_token=token)
+            return ANN
+
+        broker.authentication.authenticators = (slow,)
+        assert await broker.authentication.authenticate_password(Password("ann", b"x")) == ANN
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "s3cret" not in repr(Password("ann", b"s3cret")) + repr(SignedRequest("key", "s3cret", b"s3cret", "s3cret"))
