@@ -15,6 +15,7 @@ from martlet.delivery.selection import Selection, Selections
 from martlet.delivery.sessions import Sessions
 from martlet.delivery.shared_groups import Shares
 from martlet.delivery.subscriptions import Subscriptions
+from martlet.delivery.tail_reader import Tails
 from martlet.errors import MartletError, Reason, Refused
 from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
@@ -77,7 +78,8 @@ class Broker:
         self.projections = Projections(store, self.turns)
         self.tables = Tables(store)
         delivery = delivery or DeliveryConfig()
-        self.subscriptions = Subscriptions(store, topics, delivery)
+        self.tails = Tails(store, topics, delivery.encoded_bytes)
+        self.subscriptions = Subscriptions(store, topics, self.tails, delivery)
         self.shares = Shares(store, topics, groups, delivery)
         self.sessions = Sessions(groups, clock, delivery)
         for table in (topics.table, groups.table, groups.offsets_table, self.sessions.table):
@@ -85,6 +87,7 @@ class Broker:
         stats.add("broker", self.statistics)
         stats.add("turns", self.turns.statistics)
         stats.add("projections", self.projections.statistics)
+        stats.add("tails", self.tails.statistics)
         stats.add("subscriptions", self.subscriptions.statistics)
         stats.add("shares", self.shares.statistics)
         stats.add("sessions", self.sessions.statistics)

@@ -219,6 +219,7 @@ async def _run_with_store(
             live.check()
             bound = live.bind()
             await nursery.start(server.run, [*bound.items()])
+            nursery.start_soon(broker.tails.run)
             nursery.start_soon(broker.shares.run)
             nursery.start_soon(broker.sessions.run)
             nursery.start_soon(persistence.run, broker)

@@ -223,6 +223,12 @@ PLUGIN_CHAPTERS: Final = (
     ),
     Chapter("Encodings", "martlet.delivery.fanout", ("Encoding", "parts")),
     Chapter("Selections", "martlet.delivery.selection", ("Selection", "EVERYTHING", "select_tags", "split_tags")),
+    Chapter("Topic filters", "martlet.delivery.interest", ("FilterTrie", "Route")),
+    Chapter(
+        "The tail of a topic",
+        "martlet.delivery.tail_reader",
+        ("Tails: of", "TailReader: attach detach hand_on", "Run", "Frames", "Receiver", "Interest"),
+    ),
     Chapter(
         "Shared groups",
         "martlet.delivery.shared_groups",

@@ -16,7 +16,7 @@ from martlet.contracts import Buffer
 from martlet.delivery.selection import Selection
 from martlet.store import Queue, ReadResult
 from martlet.store.codec import decode_record
-from martlet.store.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, WIDE_HOSTS, record_views
+from martlet.store.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, PLACE, WIDE_HOSTS
 
 __all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "parts"]
 
@@ -42,14 +42,26 @@ class Encoding:
 class Batch:
     """The selected messages of one queue from *start* to before *next*, encoded."""
 
-    __slots__ = ("data", "ends", "next", "offsets", "start")
+    __slots__ = ("data", "ends", "next", "offsets", "positions", "start")
 
-    def __init__(self, start: int, next_offset: int, frames: list[bytes], offsets: Sequence[int]) -> None:
+    def __init__(
+        self,
+        start: int,
+        next_offset: int,
+        frames: list[bytes],
+        offsets: Sequence[int],
+        positions: Sequence[int] = (),
+    ) -> None:
         self.start = start
         self.next = next_offset
         self.offsets = offsets
+        self.positions = positions
         self.data = b"".join(frames)
         self.ends = list(accumulate(map(len, frames)))
+
+    def index(self, offset: int) -> int:
+        """Which message of the batch is the first from *offset* on."""
+        return 0 if offset <= self.start else bisect_left(self.offsets, offset)
 
     def cut(self, offset: int, count_max: int, budget_bytes: int) -> tuple[Buffer, int, int]:
         """Return (data, count, next offset) of what is there from *offset* on.
@@ -58,7 +70,7 @@ class Batch:
         """
         ends, offsets = self.ends, self.offsets
         total = len(ends)
-        first = 0 if offset <= self.start else bisect_left(offsets, offset)
+        first = self.index(offset)
         if first >= total:
             return b"", 0, self.next
         begin = ends[first - 1] if first else 0
@@ -100,17 +112,23 @@ def encode_result(result: ReadResult, start: int, encoding: Encoding) -> Batch:
     frames: list[bytes] = []
     for piece in result.pieces:
         frames += encoding.encode(piece)
-    offsets: Sequence[int]
-    if result.count == result.next_offset - start:
-        offsets = range(start, result.next_offset)
-    else:
-        offsets = _offsets(result.pieces)
-    return Batch(start, result.next_offset, frames, offsets)
+    offsets, positions = _places(result.pieces)
+    return Batch(start, result.next_offset, frames, offsets, positions)
 
 
-def _offsets(pieces: list[Buffer]) -> list[int]:
-    """The queue offsets of the records in *pieces*."""
-    return [record.queue_offset for piece in pieces for record in record_views(piece)]
+def _places(pieces: list[Buffer]) -> tuple[list[int], list[int]]:
+    """The queue offset and the log position of each record in *pieces*."""
+    offsets: list[int] = []
+    positions: list[int] = []
+    unpack = PLACE.unpack_from
+    for piece in pieces:
+        at, end = 0, len(piece)
+        while at < end:
+            size, offset, position = unpack(piece, at)
+            offsets.append(offset)
+            positions.append(position)
+            at += size
+    return offsets, positions
 
 
 @final

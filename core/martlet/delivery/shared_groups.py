@@ -21,7 +21,8 @@ from martlet.delivery.fanout import Encoding, encode_result
 from martlet.delivery.leases import Leases
 from martlet.delivery.redelivery import pause_ms
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.subscriptions import Delivery, Start, from_tail, is_readable, readable, unwatch, watch
+from martlet.delivery.subscriptions import Delivery, Start, from_tail, is_readable, readable
+from martlet.delivery.tail_reader import unwatch, watch
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
 from martlet.settings import DeliveryConfig
@@ -312,7 +313,7 @@ class Share:
                 self._settle(lane, member, offset)  # retention removed it
                 continue
             batch = encode_result(result, offset, member.encoding)
-            found.append(Delivery(lane.queue.queue_id, offset, offset + 1, 1, batch.data, deliveries))
+            found.append(Delivery(lane.queue.queue_id, offset, offset + 1, 1, batch.data, batch, deliveries))
             member.credit -= 1
             budget_bytes -= len(batch.data)
         return found
@@ -359,7 +360,7 @@ class Share:
                 self.wake()
             return []
         member.credit -= result.count
-        return [Delivery(lane.queue.queue_id, batch.offsets[0], result.next_offset, result.count, batch.data)]
+        return [Delivery(lane.queue.queue_id, batch.offsets[0], result.next_offset, result.count, batch.data, batch)]
 
     def _read(self, lane: _Lane, member: Member, count: int, budget_bytes: int) -> ReadResult | None:
         selection, start = self.selection, member.peer.start

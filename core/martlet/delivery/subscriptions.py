@@ -1,18 +1,19 @@
 """Subscription: a cursor, a selection and credit over the queues of a topic.
 
 It holds numbers, never messages: a subscriber that is slow, or has no credit, costs a
-cursor a queue. New records wake its peer; when the peer's socket has room the server
-asks the handler to collect, and the handler asks the subscription, which reads from the
-log in batches and shares the encoded bytes with the others at the tail (encoded.py).
+cursor a queue. The topic's tail reader wakes its peer when records with a wanted tag arrive; when the peer's
+socket has room the server asks the handler to collect, and the handler asks the subscription, which reads from the
+log in batches and shares the encoded bytes with the others at the tail (`fanout.py`).
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, final
 
 from martlet.contracts import Buffer, Peer
 from martlet.delivery.fanout import Batch, Encoding, Encodings, SharedTail
 from martlet.delivery.selection import EVERYTHING, Selection
+from martlet.delivery.tail_reader import Tails
 from martlet.errors import Reason, Refused
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue, QueueReader, Store
@@ -48,10 +49,10 @@ class Delivery:
     ``delivery`` is above 1 when a shared group delivers them again.
     """
 
-    __slots__ = ("count", "data", "delivery", "first", "next", "queue_id")
+    __slots__ = ("_batch", "count", "data", "delivery", "first", "next", "queue_id")
 
     def __init__(
-        self, queue_id: int, first: int, next_offset: int, count: int, data: Buffer, delivery: int = 1
+        self, queue_id: int, first: int, next_offset: int, count: int, data: Buffer, batch: Batch, delivery: int = 1
     ) -> None:
         self.queue_id = queue_id
         self.first = first
@@ -59,23 +60,39 @@ class Delivery:
         self.count = count
         self.data = data
         self.delivery = delivery
+        self._batch = batch
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """The offset of each message."""
+        at = self._batch.index(self.first)
+        return self._batch.offsets[at : at + self.count]
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Where each message begins in the log."""
+        at = self._batch.index(self.first)
+        return self._batch.positions[at : at + self.count]
+
+    @property
+    def ends(self) -> list[int]:
+        """Where the frame of each message ends in ``data``."""
+        at = self._batch.index(self.first)
+        begin = self._batch.ends[at - 1] if at else 0
+        return [end - begin for end in self._batch.ends[at : at + self.count]]
 
 
 @final
 class _Lane:
     """One queue as one subscription sees it."""
 
-    __slots__ = ("_subscription", "cursor", "due", "queue", "tail")
+    __slots__ = ("cursor", "due", "queue", "tail")
 
-    def __init__(self, subscription: "Subscription", queue: Queue, cursor: int, tail: SharedTail) -> None:
-        self._subscription = subscription
+    def __init__(self, queue: Queue, cursor: int, tail: SharedTail) -> None:
         self.queue = queue
         self.cursor = cursor
         self.tail = tail
         self.due = False
-
-    def arrived(self, queue: Queue) -> None:
-        self._subscription.arrived(self)
 
 
 @final
@@ -95,6 +112,7 @@ class Subscription:
         "_permit",
         "_reader",
         "_start",
+        "_tail",
         "closed",
         "credit",
         "encoding",
@@ -127,6 +145,7 @@ class Subscription:
         self.closed = False
         self._lanes: dict[int, _Lane] = {}
         self._due: deque[_Lane] = deque()
+        self._tail = owner.tails.of(topic)
         self._reader = QueueReader(owner.store, self._was_read, 1)
         self._failure: Refused | None = None
 
@@ -181,8 +200,13 @@ class Subscription:
     def _was_read(self, place: Hashable) -> None:
         self.peer.wake()
 
-    def arrived(self, lane: _Lane) -> None:
-        """There may be records from the cursor of *lane* on."""
+    def arrived_at(self, queue: Queue) -> None:
+        """Records that may be wanted became readable in *queue*."""
+        lane = self._lanes.get(queue.queue_id)
+        if lane is not None and lane.queue is queue:
+            self._make_due(lane)
+
+    def _make_due(self, lane: _Lane) -> None:
         if not lane.due:
             lane.due = True
             self._due.append(lane)
@@ -195,11 +219,15 @@ class Subscription:
             self.closed = True
             self._reader.forget_all()
             self._owner.forget(self)
+            self._tail.leave(self)
             for lane in self._lanes.values():
-                unwatch(lane.queue, lane.arrived)
                 self._owner.encodings.leave(lane.tail)
             self._lanes.clear()
             self._due.clear()
+
+    def listen(self) -> None:
+        """Be woken when records that may be wanted become readable."""
+        self._tail.listen(self)
 
     def follow(self, topic: Topic, *, new: bool = False) -> None:
         """Read all queues that *topic* has now; those that come later begin at their beginning."""
@@ -211,10 +239,9 @@ class Subscription:
 
     def _add(self, queue: Queue, cursor: int) -> None:
         tail = self._owner.encodings.join(queue, self.encoding, self.selection)
-        lane = self._lanes[queue.queue_id] = _Lane(self, queue, cursor, tail)
-        watch(queue, lane.arrived)
+        lane = self._lanes[queue.queue_id] = _Lane(queue, cursor, tail)
         if cursor < queue.next_offset:
-            self.arrived(lane)
+            self._make_due(lane)
 
     def _take(self, lane: _Lane, budget_bytes: int) -> Delivery | None:
         """Move the cursor of *lane* on over what fits; ``lane.due`` says whether more may be there."""
@@ -228,7 +255,7 @@ class Subscription:
         first = lane.cursor
         data, count, lane.cursor = batch.cut(first, self.credit, budget_bytes)
         lane.due = lane.cursor < lane.queue.next_offset
-        return Delivery(lane.queue.queue_id, first, lane.cursor, count, data) if count else None
+        return Delivery(lane.queue.queue_id, first, lane.cursor, count, data, batch) if count else None
 
     def _read(self, lane: _Lane, budget_bytes: int) -> Batch | None:
         selection, queue = self.selection, lane.queue
@@ -239,7 +266,7 @@ class Subscription:
         if result is None:
             return None
         if result.next_offset <= lane.cursor:
-            # At the end of what is readable; more will call `arrived`. Only a queue that began anew is behind us.
+            # At the end of what is readable; more will call `arrived_at`. Only a queue that began anew is behind us.
             lane.cursor = min(lane.cursor, queue.next_offset)
             lane.due = False
             return None
@@ -248,22 +275,6 @@ class Subscription:
             lane.due = lane.cursor < queue.next_offset
             return None
         return lane.tail.encode(result, lane.cursor)
-
-
-def watch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
-    """Call *watcher* whenever records of *queue* became readable."""
-    if queue.watchers is None:
-        queue.watchers = [watcher]
-    else:
-        queue.watchers.append(watcher)
-
-
-def unwatch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
-    """Call *watcher* no more."""
-    if queue.watchers is not None and watcher in queue.watchers:
-        queue.watchers.remove(watcher)
-        if not queue.watchers:
-            queue.watchers = None
 
 
 def is_readable(topic: Topic) -> bool:
@@ -286,8 +297,9 @@ def readable(topics: Topics, name: str) -> Topic:
 class Subscriptions:
     """All subscriptions of a broker; follows changes of the topic table."""
 
-    def __init__(self, store: Store, topics: Topics, config: DeliveryConfig) -> None:
+    def __init__(self, store: Store, topics: Topics, tails: Tails, config: DeliveryConfig) -> None:
         self.store = store
+        self.tails = tails
         self._topics = topics
         self._config = config
         self.encodings = Encodings(config.encoded_bytes)
@@ -327,6 +339,7 @@ class Subscriptions:
         subscription = Subscription(self, peer, found, encoding, selection, start, credit, permit)
         self._by_topic.setdefault(topic, {})[subscription] = None
         self._count += 1
+        subscription.listen()
         subscription.follow(found, new=True)
         return subscription
 

@@ -55,6 +55,7 @@ __all__ = [
     "MAGIC_V2",
     "NARROW",
     "OUTLINE",
+    "PLACE",
     "POSITION_SIZE",
     "PREPARED",
     "QUEUE_ID_AT",
@@ -131,6 +132,7 @@ AFTER_STORE: Final = Struct(">iqi")  # reconsume_times prepared_position body_by
 NARROW: Final = Struct(">iIIi4xqqi8x8xq8x4x8xi")
 # size magic queue_id queue_offset sys_flag body_bytes; both hosts IPv4
 OUTLINE: Final = Struct(">iI4xi4xq8xi44xi")
+PLACE: Final = Struct(">i16xqq")  # size queue_offset position
 # queue_id queue_offset, from QUEUE_ID_AT on
 IDENTITY: Final = Struct(">i4xq")
 _PARTS: Final = Struct(">iI28xi44xi")  # size magic sys_flag body_bytes; both hosts IPv4

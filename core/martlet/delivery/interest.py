@@ -1,0 +1,277 @@
+"""Who wants the messages of a name: a trie of topic filters, and routes cached per name.
+
+A filter is levels with wildcards: one for any level, one for the rest. The trie finds the subscribers of a name in a
+walk over its levels, whatever the number of filters. What it finds is cached as a `Route`, because names repeat.
+
+A change of filters must not make every cached route be found again: devices that connect bring thousands of changes.
+So a route depends on the stamps of its name's prefixes. A change counts up one stamp, that of the levels before the
+filter's first wildcard, and a filter without wildcards only drops the route of its own name. While nothing changes a
+lookup compares one number.
+
+Precedents: NATS ``server/sublist.go``, mosquitto ``subs.c``. MQTT 3.1.1 section 4.7 has the rules of the wildcards.
+"""
+
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar, final
+
+from martlet.errors import Reason, Refused
+
+__all__ = ["FilterTrie", "Route"]
+
+T = TypeVar("T", bound=Hashable)
+
+NAMES_MAX: Final = 200_000
+ROOT: Final = None
+
+
+@final
+class Route(Generic[T]):
+    """The subscribers of a name, and for each the values of its filters that match; names share equal routes."""
+
+    __slots__ = ("grants",)
+
+    def __init__(self, grants: dict[T, tuple[Hashable, ...]]) -> None:
+        self.grants = grants
+
+
+@final
+class _Node(Generic[T]):
+    """One level of filters: *here* end filters at it, *rest* those with the wildcard for the rest below it."""
+
+    __slots__ = ("children", "here", "one", "rest")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node[T]] | None = None
+        self.one: _Node[T] | None = None
+        self.here: dict[tuple[T, str], Hashable] | None = None
+        self.rest: dict[tuple[T, str], Hashable] | None = None
+
+    def is_empty(self) -> bool:
+        return not (self.children or self.one or self.here or self.rest)
+
+
+@final
+class _Stamp:
+    """Counts the changes of filters whose levels before the first wildcard are one certain prefix."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+@final
+class _Cached(Generic[T]):
+    """A route and the stamps it depends on, whose sum was ``total``; it was right after ``checked`` changes."""
+
+    __slots__ = ("checked", "route", "stamps", "total")
+
+    def __init__(self, route: Route[T], stamps: tuple[_Stamp, ...], checked: int) -> None:
+        self.route = route
+        self.stamps = stamps
+        self.total = sum(stamp.count for stamp in stamps)
+        self.checked = checked
+
+
+@final
+class FilterTrie(Generic[T]):
+    """Topic filters of subscribers; a subscriber is any hashable.
+
+    Args:
+      separator: between the levels of names and filters.
+      one: the level of a filter that any one level matches.
+      rest: the last level of a filter that any number of levels matches, none included.
+      hidden: wildcards at a filter's first level do not match names that begin with it; empty for none.
+      names_max: how many names have cached routes; more drop them all.
+    """
+
+    def __init__(
+        self, separator: str = "/", one: str = "+", rest: str = "#", hidden: str = "$", names_max: int = NAMES_MAX
+    ) -> None:
+        self._separator = separator
+        self._one = one
+        self._rest = rest
+        self._hidden = hidden
+        self._names_max = names_max
+        self._root: _Node[T] = _Node()
+        self._count = 0
+        self._changes = 0
+        self._cached: dict[str, _Cached[T]] = {}
+        self._stamps: dict[str | None, _Stamp] = {}
+        self._equal: dict[frozenset[tuple[T, tuple[Hashable, ...]]], Route[T]] = {}
+        self.found = 0  # routes that were not cached
+
+    def __len__(self) -> int:
+        """How many filters there are."""
+        return self._count
+
+    # filters
+
+    def check(self, topic_filter: str) -> list[str]:
+        """Return the levels of *topic_filter*. Raises `Refused` (ILLEGAL) when a wildcard is not a level of its own."""
+        levels = topic_filter.split(self._separator)
+        if self._rest in topic_filter or self._one in topic_filter:
+            for index, level in enumerate(levels):
+                if level == self._rest and index == len(levels) - 1:
+                    break
+                if self._rest in level or (self._one in level and level != self._one):
+                    text = (
+                        f"topic filter {topic_filter!r:.200} has a wildcard in a level of its own or the last one only"
+                    )
+                    raise Refused(Reason.ILLEGAL, f"{text}; write {self._one!r} or a last {self._rest!r}")
+        return levels
+
+    def add(self, topic_filter: str, subscriber: T, value: Hashable = None) -> None:
+        """Let *subscriber* have what *topic_filter* matches; *value* is in its routes and replaces an earlier one.
+
+        Raises:
+          Refused: the filter is not valid.
+        """
+        levels = self.check(topic_filter)
+        node = self._root
+        for level in levels:
+            if level == self._rest:
+                break
+            node = self._next(node, level)
+        table = self._table(node, levels)
+        self._count += (subscriber, topic_filter) not in table
+        table[subscriber, topic_filter] = value
+        self._changed(topic_filter, levels)
+
+    def _next(self, node: _Node[T], level: str) -> _Node[T]:
+        if level == self._one:
+            if node.one is None:
+                node.one = _Node()
+            return node.one
+        if node.children is None:
+            node.children = {}
+        found = node.children.get(level)
+        if found is None:
+            found = node.children[level] = _Node()
+        return found
+
+    def _table(self, node: _Node[T], levels: list[str]) -> dict[tuple[T, str], Hashable]:
+        if levels[-1] == self._rest:
+            if node.rest is None:
+                node.rest = {}
+            return node.rest
+        if node.here is None:
+            node.here = {}
+        return node.here
+
+    def remove(self, topic_filter: str, subscriber: T) -> bool:
+        """Take the filter of *subscriber* out; False when it was not there."""
+        levels = topic_filter.split(self._separator)
+        path: list[tuple[_Node[T], str]] = []
+        node: _Node[T] | None = self._root
+        for level in levels:
+            if level == self._rest or node is None:
+                break
+            path.append((node, level))
+            node = node.one if level == self._one else (node.children or {}).get(level)
+        table = None if node is None else node.rest if levels[-1] == self._rest else node.here
+        if table is None or (subscriber, topic_filter) not in table:
+            return False
+        del table[subscriber, topic_filter]
+        self._count -= 1
+        self._prune(path)
+        self._changed(topic_filter, levels)
+        return True
+
+    def _prune(self, path: list[tuple[_Node[T], str]]) -> None:
+        """Drop nodes that hold nothing any more."""
+        for parent, level in reversed(path):
+            child = parent.one if level == self._one else (parent.children or {}).get(level)
+            if child is None or not child.is_empty():
+                return
+            if level == self._one:
+                parent.one = None
+            elif parent.children is not None:
+                del parent.children[level]
+
+    def _changed(self, topic_filter: str, levels: list[str]) -> None:
+        """Let the cached routes that the change concerns be found again, and no others."""
+        self._equal.clear()
+        literal = len(levels)
+        for index, level in enumerate(levels):
+            if level in (self._one, self._rest):
+                literal = index
+                break
+        if literal == len(levels):
+            self._cached.pop(topic_filter, None)
+            return
+        prefix = self._separator.join(levels[:literal]) if literal else ROOT
+        if prefix is not None and levels[literal] == self._rest:
+            self._cached.pop(prefix, None)  # the wildcard for the rest matches no further level, too
+        stamp = self._stamps.get(prefix)
+        if stamp is not None:
+            stamp.count += 1
+            self._changes += 1
+
+    # names
+
+    def route(self, name: str) -> Route[T]:
+        """Return the subscribers of *name*."""
+        cached = self._cached.get(name)
+        if cached is not None:
+            if cached.checked == self._changes:
+                return cached.route
+            if sum([stamp.count for stamp in cached.stamps]) == cached.total:
+                cached.checked = self._changes
+                return cached.route
+        return self._find(name)
+
+    def _find(self, name: str) -> Route[T]:
+        self.found += 1
+        grants = self.match(name)
+        key = frozenset(grants.items())
+        route = self._equal.get(key)
+        if route is None:
+            if len(self._equal) >= self._names_max:
+                self._equal.clear()
+            route = self._equal[key] = Route(grants)
+        if len(self._cached) >= self._names_max:
+            self._cached.clear()
+            self._stamps.clear()
+        self._cached[name] = _Cached(route, self._stamps_of(name), self._changes)
+        return route
+
+    def _stamps_of(self, name: str) -> tuple[_Stamp, ...]:
+        """The stamps of all proper prefixes of *name*, made where they are missing."""
+        found: list[_Stamp] = []
+        prefix: str | None = ROOT
+        at = -1
+        while True:
+            stamp = self._stamps.get(prefix)
+            if stamp is None:
+                stamp = self._stamps[prefix] = _Stamp()
+            found.append(stamp)
+            at = name.find(self._separator, at + 1)
+            if at < 0:
+                return tuple(found)
+            prefix = name[:at]
+
+    def match(self, name: str) -> dict[T, tuple[Hashable, ...]]:
+        """Return the subscribers of *name* with the values of their filters that match, without the cache."""
+        hidden = bool(self._hidden) and name.startswith(self._hidden)
+        nodes = [self._root]
+        tables: list[dict[tuple[T, str], Hashable]] = []
+        for level in name.split(self._separator):
+            following: list[_Node[T]] = []
+            for node in nodes:
+                if node.rest and not hidden:
+                    tables.append(node.rest)
+                child = node.children.get(level) if node.children is not None else None
+                if child is not None:
+                    following.append(child)
+                if node.one is not None and not hidden:
+                    following.append(node.one)
+            nodes = following
+            hidden = False
+        for node in nodes:
+            tables += [table for table in (node.here, node.rest) if table]
+        grants: dict[T, tuple[Hashable, ...]] = {}
+        for table in tables:
+            for (subscriber, _), value in table.items():
+                grants[subscriber] = (*grants.get(subscriber, ()), value)
+        return grants

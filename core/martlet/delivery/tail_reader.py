@@ -1,0 +1,501 @@
+"""What becomes readable at the end of a topic, read once for everybody who follows it there.
+
+A `TailReader` watches the queues of one topic. Subscriptions (`subscriptions.py`) take everything or select by tag:
+the codes of tags are in the entries of the queues, so whom to wake is known without reading a record. Protocols with
+names and filters attach an *interest*, such as a `FilterTrie`. Then the reader reads each new range once, in log order
+over all queues of the topic, takes the name of each message once (its tag), asks the interest for the route of the
+name, and hands each receiver of the route the `Run` of its messages. Who is not matched is not touched.
+
+A run is shared by its receivers, and so are its frames in each encoding. A publisher may hand its frames on
+(`hand_on`): where a run holds exactly these messages they leave as they came.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final, Protocol, TypeAlias, final
+
+import trio
+
+from martlet.delivery.fanout import Encoding
+from martlet.delivery.selection import Selection
+from martlet.message import TAGS, Placed
+from martlet.store import Queue, ReadResult, Store
+from martlet.store.layout import ENTRY, I32, RecordView, record_views
+from martlet.tables.topics import Topic, Topics
+
+__all__ = ["Frames", "Interest", "Listener", "Receiver", "Run", "TailReader", "Tails"]
+
+log = logging.getLogger("martlet.delivery")
+
+# One slice of work: about 4 us a message.
+MESSAGES_A_SLICE: Final = 1024
+BYTES_A_SLICE: Final = 1 << 20
+TAGS_NAME: Final = TAGS.encode()
+
+
+class Receiver(Protocol):
+    """Gets runs at the tail; any hashable object."""
+
+    def matched(self, run: "Run", grants: tuple[Hashable, ...]) -> None:
+        """Take *run*; *grants* are the values of the filters that matched. It must not raise, and must not wait."""
+        ...
+
+
+class Route(Protocol):
+    """Whom the messages of a name go to."""
+
+    @property
+    def grants(self) -> Mapping[Any, tuple[Hashable, ...]]:
+        """The receivers, and for each the values of its filters that match."""
+        ...
+
+
+class Interest(Protocol):
+    """Who wants which names; `martlet.delivery.interest.FilterTrie` is one."""
+
+    def route(self, name: str) -> Route:
+        """Return the receivers of *name*, the same object for names with equal ones; a message without tag has ""."""
+        ...
+
+
+class Listener(Protocol):
+    """What waits at the tail of queues for any record, or for records with certain tags."""
+
+    selection: Selection
+
+    def arrived_at(self, queue: Queue) -> None:
+        """Records of *queue* became readable; it must not raise."""
+        ...
+
+
+@final
+class Frames:
+    """The messages of a run in one encoding: ``data``, in which message *i* ends before ``ends[i]``."""
+
+    __slots__ = ("data", "ends")
+
+    def __init__(self, data: bytes, ends: Sequence[int]) -> None:
+        self.data = data
+        self.ends = ends
+
+
+@final
+class Run:
+    """Messages of one route that follow each other in the log, as far as the topic is concerned.
+
+    ``data`` has their records, whole and in log order; ``position`` is that of the first, ``end`` is behind the last.
+    """
+
+    __slots__ = ("_frames", "count", "data", "end", "position")
+
+    def __init__(self, data: bytes, count: int, position: int, end: int) -> None:
+        self.data = data
+        self.count = count
+        self.position = position
+        self.end = end
+        self._frames: dict[str, Frames] = {}
+
+    def records(self) -> Iterator[RecordView]:
+        """Yield each record: queue id, queue offset, position, properties, body."""
+        return record_views(self.data)
+
+    def frames(self, encoding: Encoding) -> Frames:
+        """Return the messages in *encoding*; encoded once for all receivers."""
+        found = self._frames.get(encoding.name)
+        if found is None:
+            each = encoding.encode(self.data)
+            found = self._frames[encoding.name] = Frames(b"".join(each), list(accumulate(map(len, each))))
+        return found
+
+    def keep(self, encoding: str, frames: Frames) -> None:
+        """Let *frames* be those of *encoding*: a publisher handed them on."""
+        self._frames[encoding] = frames
+
+
+# Where a handed-on frame is: (buffer, start, end).
+Handed: TypeAlias = tuple[bytes, int, int]
+# (position, bytes that hold the record, where it begins there, its end there, name)
+Found: TypeAlias = tuple[int, bytes, int, int, str]
+
+
+@final
+class TailReader:
+    """Follows one topic at its end; made by `Tails.of`.
+
+    ``viewed`` counts the records whose name was read, ``reads`` the reads of queues.
+    """
+
+    def __init__(self, tails: "Tails", topic: Topic) -> None:
+        self.topic = topic
+        self.reads = 0
+        self.viewed = 0
+        self._tails = tails
+        self._store = tails.store
+        # The offset from which on each queue is new to us.
+        self._routed: dict[Queue, int] = {}
+        self._touched: dict[Queue, None] = {}  # queues with records that are not routed yet
+        self._everything: dict[Listener, None] = {}
+        self._by_code: dict[int, dict[Listener, None]] = {}
+        self._interests: dict[Interest, None] = {}
+        self._handed: dict[str, dict[int, Handed]] = {}
+        self._handed_bytes = 0
+        self.follow(topic)
+
+    def follow(self, topic: Topic) -> None:
+        """Follow the queues that *topic* has now; new ones from their beginning."""
+        new = not self._routed
+        self.topic = topic
+        for queue_id in range(topic.read_queues):
+            queue = topic.queue(queue_id)
+            if queue not in self._routed:
+                self._routed[queue] = self._store.end_offset(queue) if new else queue.first_offset
+                watch(queue, self._arrived)
+                if queue.next_offset > self._routed[queue]:
+                    self._arrived(queue)
+
+    def close(self) -> None:
+        for queue in self._routed:
+            unwatch(queue, self._arrived)
+        self._routed.clear()
+        self._touched.clear()
+        self._handed.clear()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody follows the topic any more."""
+        return not (self._everything or self._by_code or self._interests)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether readable records are not routed yet."""
+        return bool(self._touched)
+
+    def offsets(self) -> dict[Queue, int]:
+        """How far each queue is routed: from these offsets on the attached interests are asked."""
+        return dict(self._routed)
+
+    # who follows
+
+    def listen(self, listener: Listener) -> None:
+        """Tell *listener* of records that its selection may want; those that only a predicate knows are all told."""
+        for table in self._tables(listener):
+            table[listener] = None
+
+    def leave(self, listener: Listener) -> None:
+        for table in self._tables(listener):
+            table.pop(listener, None)
+        for code in listener.selection.codes or ():
+            if not self._by_code.get(code, self):
+                del self._by_code[code]
+        self._tails.release(self)
+
+    def _tables(self, listener: Listener) -> list[dict[Listener, None]]:
+        codes = listener.selection.codes
+        if codes is None:
+            return [self._everything]
+        return [self._by_code.setdefault(code, {}) for code in codes]
+
+    def attach(self, interest: Interest) -> None:
+        """Route what becomes readable from now on by *interest*."""
+        if not self._interests:
+            self._touched.clear()
+            for queue in self._routed:
+                self._routed[queue] = self._store.end_offset(queue)
+        self._interests[interest] = None
+
+    def detach(self, interest: Interest) -> None:
+        """Ask *interest* no more."""
+        self._interests.pop(interest, None)
+        self._tails.release(self)
+
+    def hand_on(self, encoding: str, placed: Sequence[Placed], data: bytes, ends: Sequence[int]) -> None:
+        """Let the frames of messages just published be used for those who want them in *encoding*.
+
+        Frame *i* of *data* ends before ``ends[i]`` and is that of ``placed[i]``. Frames are kept until the messages
+        are readable, and no more than `delivery.encoded_bytes` in all; what finds no room is encoded again.
+        """
+        if not self._interests or self._handed_bytes + len(data) > self._tails.handed_bytes_max:
+            return
+        self._handed_bytes += len(data)
+        table = self._handed.setdefault(encoding, {})
+        start = 0
+        for each, end in zip(placed, ends, strict=True):
+            table[each.position] = (data, start, end)
+            start = end
+
+    # what arrives
+
+    def _arrived(self, queue: Queue) -> None:
+        """Records of *queue* became readable."""
+        for listener in list(self._everything):
+            listener.arrived_at(queue)
+        start, end = self._routed[queue], self._store.end_offset(queue)
+        if self._by_code and start < end:
+            self._wake_by_code(queue, start, end)
+        if self._interests:
+            self._touched[queue] = None
+            self._tails.touched[self] = None
+        else:
+            self._routed[queue] = max(start, end)
+
+    def _wake_by_code(self, queue: Queue, start: int, end: int) -> None:
+        """Wake those whose tags are among the new entries; after a pause of reading, everybody."""
+        self.reads += 1
+        codes = _codes_between(self._store, queue, start, end)
+        wanted = self._by_code
+        matched = wanted.keys() if codes is None else codes & wanted.keys()
+        for listener in {listener: None for code in matched for listener in wanted[code]}:
+            listener.arrived_at(queue)
+
+    def route_near(self) -> bool:
+        """Route what is new, as far as memory and the page cache have it; False if there is more."""
+        results: dict[Queue, ReadResult] = {}
+        readable = self._store.readable
+        for queue, start in self._ranges():
+            self.reads += 1
+            result = self._store.read_near(queue, start, *self._limits())
+            if result is None:
+                return False
+            results[queue] = result
+        self._take(results, readable)
+        return not self._touched
+
+    async def route_far(self) -> None:
+        """As `route_near`, waiting for the disk where need be."""
+        results: dict[Queue, ReadResult] = {}
+        readable = self._store.readable
+        for queue, start in self._ranges():
+            self.reads += 1
+            results[queue] = await self._store.read_far(queue, start, *self._limits())
+        self._take(results, readable)
+
+    def _ranges(self) -> list[tuple[Queue, int]]:
+        return [(queue, self._routed[queue]) for queue in self._touched]
+
+    def _limits(self) -> tuple[int, int]:
+        """Messages and bytes that a slice reads of each queue."""
+        share = len(self._touched)
+        return max(MESSAGES_A_SLICE // share, 1), BYTES_A_SLICE // share
+
+    def _take(self, results: dict[Queue, ReadResult], readable: int) -> None:
+        """Route what was read, up to where the first of the queues was not read on.
+
+        No more than was *readable* when the reads began: another queue may have got records since.
+        """
+        found: list[Found] = []
+        limit = readable - 1
+        for queue, result in results.items():
+            if queue not in self._touched:
+                continue  # the topic is gone
+            before = len(found)
+            found += _records(result)
+            complete = result.next_offset >= self._store.end_offset(queue)
+            if not complete:
+                limit = min(limit, found[-1][0] if len(found) > before else self._position_at(queue, result))
+            self._routed[queue] = max(self._routed[queue], result.next_offset)
+            if complete:
+                del self._touched[queue]
+        if len(results) > 1:
+            found.sort()
+        if found and found[-1][0] > limit:
+            found = self._put_back(found, limit)
+        self.viewed += len(found)
+        for interest in self._interests:
+            self._route(interest, found)
+        self._forget_handed()
+
+    def _position_at(self, queue: Queue, result: ReadResult) -> int:
+        """Nothing was readable where a read ended: no later record of that queue is before this position."""
+        return max(self._store.queues.position_at(queue, result.next_offset) - 1, 0)
+
+    def _put_back(self, found: list[Found], limit: int) -> list[Found]:
+        """Read again later what is behind *limit*: records of another queue, not read yet, come before it."""
+        kept = [each for each in found if each[0] <= limit]
+        for each in reversed(found[len(kept) :]):
+            record = RecordView(each[1], each[2])
+            queue = self.topic.queue(record.queue_id)
+            self._routed[queue] = record.queue_offset
+            self._touched[queue] = None
+        return kept
+
+    # routing
+
+    def _route(self, interest: Interest, found: list[Found]) -> None:
+        first, current = 0, None
+        for index, each in enumerate(found):
+            route = interest.route(each[4])
+            if route is not current:
+                if current is not None and current.grants:
+                    self._deliver(current, found[first:index])
+                first, current = index, route
+        if current is not None and current.grants:
+            self._deliver(current, found[first:])
+
+    def _deliver(self, route: Route, found: list[Found]) -> None:
+        run = _make_run(found)
+        for encoding, table in self._handed.items():
+            frames = _handed_frames(table, found)
+            if frames is not None:
+                run.keep(encoding, frames)
+        for receiver, grants in route.grants.items():
+            try:
+                receiver.matched(run, grants)
+            except Exception:
+                log.exception("a receiver of topic[%s] failed; it misses %d messages", self.topic.name, run.count)
+
+    def _forget_handed(self) -> None:
+        """Drop the frames of what was routed."""
+        if not self._handed:
+            return
+        if not self._touched:
+            readable, size = self._store.readable, 0
+            for encoding, table in list(self._handed.items()):
+                kept = {position: each for position, each in table.items() if position >= readable}
+                size += sum(end - start for _, start, end in kept.values())
+                if kept:
+                    self._handed[encoding] = kept
+                else:
+                    del self._handed[encoding]
+            self._handed_bytes = size
+
+
+def _codes_between(store: Store, queue: Queue, start: int, end: int) -> set[int] | None:
+    """The tag codes of the messages from *start* to before *end*; None where looking would take long."""
+    if end - start > MESSAGES_A_SLICE or start < queue.tail_offset:
+        return None
+    return {entry[2] for entry in ENTRY.iter_unpack(store.queues.entries(queue, start, end - start))}
+
+
+def _records(result: ReadResult) -> list[Found]:
+    found: list[Found] = []
+    for piece in result.pieces:
+        data = bytes(piece)
+        at, end = 0, len(data)
+        while at < end:
+            record = RecordView(data, at)
+            behind: int = at + I32.unpack_from(data, at)[0]
+            found.append((record.position, data, at, behind, record.property(TAGS_NAME) or ""))
+            at = behind
+    return found
+
+
+def _make_run(found: list[Found]) -> Run:
+    position, data, at, _, _ = found[0]
+    last_position, last_data, last_at, last_end, _ = found[-1]
+    if last_data is data and last_end - at == last_position + last_end - last_at - position:
+        whole = data[at:last_end]  # side by side
+    else:
+        whole = b"".join([each[1][each[2] : each[3]] for each in found])
+    return Run(whole, len(found), position, last_position + last_end - last_at)
+
+
+def _handed_frames(table: dict[int, Handed], found: list[Found]) -> Frames | None:
+    """The frames of all messages in *found* as their publisher sent them; None if some were not handed on."""
+    pieces: list[bytes] = []
+    ends: list[int] = []
+    size = 0
+    buffer, first, last = b"", 0, 0
+    for each in found:
+        handed = table.get(each[0])
+        if handed is None:
+            return None
+        data, start, end = handed
+        size += end - start
+        ends.append(size)
+        if data is buffer and start == last:
+            last = end
+            continue
+        pieces.append(buffer[first:last])
+        buffer, first, last = data, start, end
+    pieces.append(buffer[first:last])
+    return Frames(b"".join(pieces) if len(pieces) > 2 else pieces[-1], ends)
+
+
+def watch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
+    """Call *watcher* whenever records of *queue* became readable."""
+    if queue.watchers is None:
+        queue.watchers = [watcher]
+    else:
+        queue.watchers.append(watcher)
+
+
+def unwatch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
+    """Call *watcher* no more."""
+    if queue.watchers is not None and watcher in queue.watchers:
+        queue.watchers.remove(watcher)
+        if not queue.watchers:
+            queue.watchers = None
+
+
+@final
+class Tails:
+    """The tail readers of all topics that somebody follows."""
+
+    def __init__(self, store: Store, topics: Topics, handed_bytes_max: int) -> None:
+        self.store = store
+        self.handed_bytes_max = handed_bytes_max
+        self.touched: dict[TailReader, None] = {}
+        self._topics = topics
+        self._readers: dict[str, TailReader] = {}
+        self._behind: dict[TailReader, None] = {}
+        self._rung = trio.Event()
+        topics.changed.append(self._topic_changed)
+        store.on_flushed.append(self._flushed)
+
+    def of(self, topic: Topic) -> TailReader:
+        """Return the reader of *topic*; it ends when nobody follows the topic any more, or the topic is deleted."""
+        reader = self._readers.get(topic.name)
+        if reader is None:
+            reader = self._readers[topic.name] = TailReader(self, topic)
+        return reader
+
+    def release(self, reader: TailReader) -> None:
+        """Drop *reader* if nobody follows its topic any more."""
+        if reader.is_idle and self._readers.get(reader.topic.name) is reader:
+            self._drop(reader)
+
+    def _drop(self, reader: TailReader) -> None:
+        del self._readers[reader.topic.name]
+        self.touched.pop(reader, None)
+        self._behind.pop(reader, None)
+        reader.close()
+
+    def _topic_changed(self, topic: Topic | None) -> None:
+        if topic is not None:
+            reader = self._readers.get(topic.name)
+            if reader is not None and reader.topic.queues is topic.queues:
+                reader.follow(topic)
+            return
+        for reader in [each for name, each in self._readers.items() if self._topics.get(name) is None]:
+            self._drop(reader)
+
+    def _flushed(self) -> None:
+        """More is readable: route a slice of it at once."""
+        if not self.touched:
+            return
+        touched, self.touched = self.touched, {}
+        for reader in touched:
+            if reader not in self._behind and not reader.route_near():
+                self._behind[reader] = None
+                self._rung.set()
+
+    async def run(self) -> None:
+        """Route what does not fit into one slice, or has to be read from the disk, until cancelled."""
+        while True:
+            await self._rung.wait()
+            self._rung = trio.Event()
+            while self._behind:
+                for reader in list(self._behind):
+                    await reader.route_far()
+                    await trio.lowlevel.checkpoint()
+                    if not reader.is_behind:
+                        self._behind.pop(reader, None)
+
+    def statistics(self) -> dict[str, object]:
+        readers = self._readers.values()
+        return {
+            "followed": len(readers),
+            "reads": sum(reader.reads for reader in readers),
+            "viewed": sum(reader.viewed for reader in readers),
+        }
