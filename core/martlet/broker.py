@@ -16,11 +16,12 @@ from martlet.delivery.sessions import Sessions
 from martlet.delivery.shared_groups import Shares
 from martlet.delivery.subscriptions import Subscriptions
 from martlet.delivery.tail_reader import Tails
-from martlet.errors import MartletError, Reason, Refused
+from martlet.errors import LocalProtocolError, MartletError, Reason, Refused
 from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.settings import BrokerConfig, DeliveryConfig
 from martlet.state import Projections
+from martlet.state.journal import Journal
 from martlet.stats import Stats
 from martlet.store import Store
 from martlet.tables.groups import Groups
@@ -73,6 +74,7 @@ class Broker:
         self.rules = Rules()
         self.capabilities: dict[type, object] = {}
         self.refused = 0
+        self._journals: dict[str, Journal] = {}
         # Whoever writes the tables beside the log takes from here who waits for that (persistence.run).
         self.saver: Callable[[Callable[[str], None]], None] | None = None
         self.projections = Projections(store, self.turns)
@@ -92,24 +94,21 @@ class Broker:
         stats.add("shares", self.shares.statistics)
         stats.add("sessions", self.sessions.statistics)
 
-    def publish(self, message: Message) -> Placed:
+    def publish(self, message: Message, passed: str = "") -> Placed:
         """Store *message* and return where; it is durable once the log is flushed up to `Placed.end`.
 
         A protocol passes that position to `Peer.hold_until` before it acknowledges the message.
+
+        Args:
+          passed: the plugin that has kept the message back in its stage until now: only the stages after its own run.
 
         Raises:
           Refused: there is no such topic or queue, the topic takes no messages, the message is too large, or the
             store is read-only or busy.
         """
         if self.stages:
-            message = self._staged(message)
-        topic = self._open_topic(message)
-        queue_id = message.queue_id
-        if queue_id < 0:
-            queue_id = self.ids.below(topic.write_queues)
-        elif queue_id >= topic.write_queues and queue_id >= topic.read_queues:
-            raise self._no_queue(topic, queue_id)
-        return self.store.append(message, queue_id)
+            message = self._staged(message, passed)
+        return self.store.append(message, self._queue_for(message))
 
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
         """Store *messages* one by one; return for each where it was stored, or why it was not."""
@@ -138,12 +137,56 @@ class Broker:
                 raise Refused(Reason.ILLEGAL, f"a batch is for topic[{name}] and for topic[{message.topic}]")
             if len(message.body) > limit or len(message.properties) > PROPERTIES_BYTES_MAX:
                 self._open_topic(message)  # says which is too long
-        queue_id = messages[0].queue_id
+        return self.store.append_batch(messages, self._choose_queue(topic, messages[0].queue_id))
+
+    def publish_atomic(
+        self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = (), passed: str = ""
+    ) -> list[Placed]:
+        """Store *messages* of any topics together: after any crash all of them are there, or none.
+
+        Answers are held until the `Placed.end` of the last one, or `NEXT_COMMIT` where there are only notes.
+
+        Args:
+          acknowledgements: notes that are stored with them, such as what the messages acknowledge.
+          passed: as for `publish`.
+
+        Raises:
+          Refused: as for `publish`, or they are too many or too large together; none was stored.
+        """
+        if self.stages:
+            messages = [self._staged(message, passed) for message in messages]
+        queue_ids = [self._queue_for(message) for message in messages]
+        notes: dict[Journal, list[bytes]] = {}
+        for journal, note in acknowledgements:
+            notes.setdefault(journal, []).append(note)
+        records = [journal.record_of(of_journal) for journal, of_journal in notes.items()]
+        for journal in notes:
+            journal.write()  # what was noted before these stays before them
+        placed = self.store.append_group([*messages, *records], [*queue_ids, *([0] * len(records))])
+        return placed[: len(messages)]
+
+    def journal(self, name: str) -> Journal:
+        """Return the journal *name*, in which a plugin keeps notes of its own; use the plugin's name.
+
+        Raises:
+          ValueError: the name is not made of a-z, 0-9, _ and -, or too long.
+        """
+        journal = self._journals.get(name)
+        if journal is None:
+            journal = self._journals[name] = Journal(self.store, name)
+        return journal
+
+    def _queue_for(self, message: Message) -> int:
+        """The queue of *message*, which may be stored there."""
+        return self._choose_queue(self._open_topic(message), message.queue_id)
+
+    def _choose_queue(self, topic: Topic, queue_id: int) -> int:
+        """*queue_id* if *topic* has it, any queue of the topic for a negative one."""
         if queue_id < 0:
-            queue_id = self.ids.below(topic.write_queues)
-        elif queue_id >= topic.write_queues and queue_id >= topic.read_queues:
+            return self.ids.below(topic.write_queues)
+        if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
             raise self._no_queue(topic, queue_id)
-        return self.store.append_batch(messages, queue_id)
+        return queue_id
 
     def _open_topic(self, message: Message) -> Topic:
         """The topic of *message*, which may be stored there."""
@@ -169,8 +212,8 @@ class Broker:
         text = f"queue {queue_id} of topic[{topic.name}] does not exist; it has queues 0 to {queues - 1}"
         return Refused(Reason.PARAMETER, text)
 
-    def _staged(self, message: Message) -> Message:
-        for plugin, stage in self.stages:
+    def _staged(self, message: Message, passed: str = "") -> Message:
+        for plugin, stage in self._stages_after(passed) if passed else self.stages:
             try:
                 message = stage(message)
             except Refused:
@@ -181,6 +224,12 @@ class Broker:
                 text = f"plugin {plugin!r} failed in its stage; {type(error).__name__}: {error}"
                 raise Refused(Reason.UNAVAILABLE, text) from error
         return message
+
+    def _stages_after(self, passed: str) -> tuple[tuple[str, Stage], ...]:
+        plugins = [plugin for plugin, _ in self.stages]
+        if passed not in plugins:
+            raise LocalProtocolError(f"plugin {passed!r} has no stage that a message could have passed")
+        return self.stages[len(plugins) - plugins[::-1].index(passed) :]
 
     def when_saved(self, tell: Callable[[str], None]) -> None:
         """Call *tell* once the present topics and groups are on disk; at once in a broker that does not save them.

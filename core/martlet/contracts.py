@@ -135,7 +135,10 @@ class Peer(TypingProtocol):
         ...
 
     def hold_until(self, position: int) -> None:
-        """Hold everything sent from now on until the log is flushed up to *position*, such as `Placed.end`."""
+        """Hold everything sent in this round until the log is flushed up to *position*.
+
+        That is `Placed.end`, or `martlet.state.journal.NEXT_COMMIT` for all that this round appends.
+        """
         ...
 
     def wake(self) -> None:

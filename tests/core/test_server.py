@@ -11,6 +11,7 @@ from martlet.contracts import Connection, Handler, Peer
 from martlet.errors import ConfigError, MartletError
 from martlet.net.addresses import pack_host, split_address
 from martlet.settings import ServerConfig
+from martlet.state.journal import NEXT_COMMIT
 from martlet.testing.links import Caller, Conditions, Link
 
 from .toys import Lines, Toy, toy_server
@@ -93,6 +94,29 @@ async def test_what_is_flushed_already_is_not_held(autojump_clock: MockClock) ->
         caller, _ = world.dial()
         await caller.send(b"hold 100 stored\n")
         assert await caller.receive_line() == b"stored"
+
+
+async def test_an_answer_can_wait_for_all_that_its_round_commits(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        caller, _ = world.dial()
+        world.store.written = 300
+        await caller.send(b"hold %d noted\n" % NEXT_COMMIT)
+        await trio.sleep(1)
+        world.store.written = 400
+        world.store.flush_to(299)
+        assert caller.end.receive(1000) is None
+        world.store.flush_to(300)
+        assert caller.end.receive(1000) == b"noted\n"
+
+
+async def test_a_failed_commit_drops_what_waits_for_it(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        caller, _ = world.dial()
+        world.store.fail_commit(MartletError("disk full"))
+        await caller.send(b"hold %d noted\n" % NEXT_COMMIT)
+        await trio.sleep(1)
+        world.store.flush_to(10)
+        assert world.reasons == ["disk full"]
 
 
 async def test_one_flush_releases_every_peer(autojump_clock: MockClock) -> None:

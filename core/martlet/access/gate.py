@@ -22,6 +22,7 @@ from martlet.delivery.shared_groups import Member, Shares
 from martlet.delivery.subscriptions import Start, Subscription, Subscriptions, from_tail
 from martlet.errors import CorruptRecord, Reason, Refused
 from martlet.message import Message, Placed
+from martlet.state.journal import Journal
 from martlet.store import Store
 from martlet.store.codec import decode_record
 from martlet.tables.groups import Groups
@@ -45,6 +46,10 @@ class Behind(Protocol):
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]: ...
 
     def publish_batch(self, messages: Sequence[Message]) -> list[Placed]: ...
+
+    def publish_atomic(
+        self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ...
+    ) -> list[Placed]: ...
 
 
 @final
@@ -104,10 +109,20 @@ class Gate:
 
     def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
         """Store *messages* of one topic in one queue, in order: all of them, or none."""
+        self._check_publish_all(messages)
+        return self._behind.publish_batch(messages)
+
+    def publish_atomic(
+        self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ()
+    ) -> list[Placed]:
+        """Store *messages* of any topics, and notes, all or none, as `Broker.publish_atomic` does."""
+        self._check_publish_all(messages)
+        return self._behind.publish_atomic(messages, acknowledgements)
+
+    def _check_publish_all(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if message.topic not in self.publishable:
                 self.check_publish(message.topic)
-        return self._behind.publish_batch(messages)
 
     def give_back(self, group: str, message: Message) -> Placed:
         """Store a *message* that a member of *group* could not process, in the group's retry or dead-letter topic.

@@ -155,15 +155,18 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "The broker",
         "martlet.broker",
-        ("Broker: gate publish publish_many publish_batch capability selection filter_compiler when_saved",),
+        (
+            "Broker: gate publish publish_many publish_batch publish_atomic journal capability selection "
+            "filter_compiler when_saved",
+        ),
     ),
     Chapter(
         "The gate",
         "martlet.access",
         (
-            "Gate: publish publish_many publish_batch give_back check_publish find_topic subscribe join consume "
-            "open_session subscribe_session commit_session unsubscribe_session leave_session query query_group "
-            "query_broker record_at manage manage_group manage_broker allows check",
+            "Gate: publish publish_many publish_batch publish_atomic give_back check_publish find_topic subscribe join "
+            "consume open_session subscribe_session commit_session unsubscribe_session leave_session query "
+            "query_group query_broker record_at manage manage_group manage_broker allows check",
             "Grant",
             "PublishGrant",
             "Authentication: authenticate authenticate_password",
@@ -175,6 +178,7 @@ PLUGIN_CHAPTERS: Final = (
     ),
     Chapter("State computed from the log", "martlet.state.projection", ("Projection", "NOTHING")),
     Chapter("Tables beside the log", "martlet.tables.saved", ("Table", "Tables: add")),
+    Chapter("Journals", "martlet.state.journal", ("Journal: note", "read_notes", "NEXT_COMMIT")),
     Chapter("Long work", "martlet.turns", ("Turns: finish", "Steps", "Pace", "finish_now")),
     Chapter(
         "Messages",

@@ -19,6 +19,7 @@ from martlet.net.origins import origin_of
 from martlet.net.pending import Pending
 from martlet.net.transports import Transport
 from martlet.settings import ServerConfig
+from martlet.state.journal import NEXT_COMMIT
 
 __all__ = ["DELIVERY_TRANSITIONS", "TRANSITIONS", "Delivery", "PeerState", "ServerPeer"]
 
@@ -261,13 +262,18 @@ class ServerPeer:
         """Up to where the log must be flushed before what was sent in this round may leave."""
         return self._hold_position
 
-    def queue_output(self, readable: int) -> None:
-        """Close what was sent in this round into a unit that leaves or is held, and send what may leave."""
+    def queue_output(self, readable: int, committed: int) -> None:
+        """Close what was sent in this round into a unit that leaves or is held, and send what may leave.
+
+        What waits for `NEXT_COMMIT` waits for *committed*, where the log ends now.
+        """
         self._touched = False
         if self.state is CLOSED:
             self.discard_batch()
             return
         if self._batch:
+            if self._hold_position == NEXT_COMMIT:
+                self._hold_position = committed
             if self._hold_position > readable:
                 self._held.append((self._hold_position, self._batch, self._batch_bytes))
                 self._add_held(self._batch_bytes)

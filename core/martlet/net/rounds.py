@@ -16,6 +16,7 @@ from martlet.errors import MartletError, Refused
 from martlet.net.peer import CLOSING, IDLE, NO_ROOM, ServerPeer
 from martlet.net.pending import Pending
 from martlet.settings import ServerConfig
+from martlet.state.journal import NEXT_COMMIT
 
 __all__ = ["Log", "Rounds"]
 
@@ -66,6 +67,11 @@ class Rounds:
         """The log position up to which answers may leave."""
         return self._store.readable if self._store is not None else 0
 
+    @property
+    def committed(self) -> int:
+        """Where the log ends when all that was appended is committed; after every position while it is not."""
+        return NEXT_COMMIT if self._store is None or self._pending.commit_wanted else self._store.written
+
     def begin(self) -> None:
         """Begin a round that the caller ends, whatever happens, before it waits for anything."""
         self._pending.in_round = True
@@ -112,11 +118,11 @@ class Rounds:
         limit = self._config.unsent_bytes_max
         while pending.touched:
             peers, pending.touched = pending.touched, []
-            readable = self.readable
+            readable, committed = self.readable, self.committed
             for peer in peers:
                 sent = peer.batch_bytes
                 had_room = peer.out_bytes + peer.held_bytes <= limit
-                peer.queue_output(readable)
+                peer.queue_output(readable, committed)
                 if sent and not had_room:
                     self._check_pushed(peer)
 

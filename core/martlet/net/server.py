@@ -193,7 +193,7 @@ class Server:
         peer.end_reading()
         half_closed = peer.state is READ_ENDED
         try:
-            peer.queue_output(self._rounds.readable)
+            peer.queue_output(self._rounds.readable, self._rounds.committed)
             await peer.wait_farewell(slow_work=half_closed)
         finally:
             self._peers.pop(peer, None)

@@ -42,6 +42,7 @@ class Committer:
         "_tail",
         "appended_bytes",
         "appended_messages",
+        "before_commit",
         "commits",
         "last_store_ms",
         "now_ms",
@@ -74,6 +75,8 @@ class Committer:
         self.now_ms = 0
         # Called at the first append after a commit.
         self.on_commit_wanted: Callable[[], None] | None = None
+        # Called by the next commit, once each, to append the last records of it; may raise what `Writer.append` raises.
+        self.before_commit: list[Callable[[], None]] = []
         # Each is called with a segment that is complete and durable: no record is added to it any more.
         self.on_sealed: list[Callable[[Segment], None]] = []
         # Segments that are complete, and not durable yet.
@@ -104,6 +107,8 @@ class Committer:
           Refused: the disk is full; everything since the last commit was taken back.
           StoreFailed: the disk failed.
         """
+        if self.before_commit:
+            self._append_last()
         self.now_ms = 0
         if self._lost is not None:
             lost, self._lost = self._lost, None
@@ -118,6 +123,24 @@ class Committer:
             self._take_back()
             raise self._admission.refuse(error) from error
         self._accept()
+
+    def _append_last(self) -> None:
+        """Let everyone append who waits for the commit; if one cannot, nothing of this commit is stored."""
+        waiting, self.before_commit = self.before_commit, []
+        failed: Refused | StoreFailed | None = None
+        for append in waiting:
+            try:
+                append()
+            except (Refused, StoreFailed) as error:
+                failed = failed or error
+        if failed is None:
+            return
+        self._take_back()
+        try:
+            self._tail.undo()
+        except OSError as error:
+            failed = self._admission.refuse(error)
+        self._lost = failed
 
     def roll(self) -> None:
         """Commit, end the segment and begin the next.

@@ -38,7 +38,7 @@ from martlet.store.layout import (
     RecordView,
 )
 from martlet.store.note_writer import NoteWriter
-from martlet.store.notes import is_note
+from martlet.store.notes import OWN_PREFIX
 from martlet.store.page_cache import Chunks, LogWriter
 from martlet.store.queues import BlockDamaged, Queue, QueueFiles, Queues
 from martlet.store.readable import ReadableEnd
@@ -54,6 +54,7 @@ __all__ = ["Found", "Store"]
 
 logger = logging.getLogger("martlet.store")
 
+OWN_BYTES: Final = OWN_PREFIX.encode()
 # Messages that wait for the key index before appends help with it.
 UNINDEXED_MAX: Final = 20_000
 # Entries that a read in a worker thread takes along.
@@ -385,8 +386,8 @@ class Store:
         return self.queues.find(topic, queue_id)
 
     def topics_on_disk(self) -> list[str]:
-        """The topics that have queues."""
-        return sorted(self.queues.topics)
+        """The topics that have queues, without Martlet's own."""
+        return sorted(topic for topic in self.queues.topics if not topic.startswith(OWN_PREFIX))
 
     def delete_topic(self, topic: str) -> None:
         """Remove *topic*: its records are void from now on and go with their segments.
@@ -465,6 +466,11 @@ class Store:
           Refused: as `append`, or the group has too many messages or bytes; none was stored.
         """
         return self.writer.append_group(messages, queue_ids)
+
+    @property
+    def before_commit(self) -> list[Callable[[], None]]:
+        """What the next commit calls, once each, to append the last records of it."""
+        return self.committer.before_commit
 
     def commit_soon(self) -> None:
         """Have the server commit at the end of this round of the event loop; appends call this themselves."""
@@ -655,7 +661,7 @@ class Store:
     def record_at(self, position: int, size_hint: int = 0) -> bytes | None:
         """The record that begins at *position*; None when none does, it is damaged, or not readable yet.
 
-        The store's own records are none.
+        Records of Martlet's own are none.
         """
         if position < self.segments.start or position + RECORD_BYTES_MIN > self.readable:
             return None
@@ -667,7 +673,7 @@ class Store:
         if segment is None or size < RECORD_BYTES_MIN or position + size > min(segment.end, self.readable):
             return None
         data = head[:size] if len(head) >= size else self.chunks.read(position, size)
-        if not check_record(data, 0, size, position) or is_note(RecordView(data).topic_bytes):
+        if not check_record(data, 0, size, position) or RecordView(data).topic_bytes.startswith(OWN_BYTES):
             return None
         return data
 

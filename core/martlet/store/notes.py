@@ -14,10 +14,11 @@ import msgpack  # type: ignore[import-untyped]
 from martlet.message import Message
 from martlet.store.layout import ROLLBACK
 
-__all__ = ["NOTES_TOPIC", "deletion", "is_note", "offset_notes", "read_note"]
+__all__ = ["NOTES_TOPIC", "OWN_PREFIX", "deletion", "is_note", "offset_notes", "read_note"]
 
-# Not a legal topic name: no client can create, list, read or write it (TopicValidator allows no dot).
-NOTES_TOPIC: Final = "martlet.store"
+# No legal name of a topic begins with it: no client can create, list, read or write one (TopicValidator allows no dot).
+OWN_PREFIX: Final = "martlet."
+NOTES_TOPIC: Final = OWN_PREFIX + "store"
 NOTES_BYTES: Final = NOTES_TOPIC.encode()
 
 QueueEnd = tuple[str, int, int]

@@ -1,0 +1,329 @@
+"""Journals: notes are as durable as the messages they are committed with, and come back in their order.
+
+``MARTLET_CRASH_STEPS`` makes the crash test longer (default 60 steps); ``MARTLET_CRASH_SEEDS`` runs more of them.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from martlet.broker import Broker
+from martlet.errors import Reason, Refused, StoreFailed
+from martlet.message import Message
+from martlet.state.journal import NEXT_COMMIT, Journal, read_notes
+from martlet.store import Store
+from martlet.store.codec import decode_records
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.peers import serving
+from martlet.testing.stores import HOST, ManualClock, message, small_config
+
+STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
+SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "2")))
+ROOT = Path("/data")
+CONFIG = small_config(segment_bytes=2048, chunk_bytes=512)
+
+
+async def open_on(disk: FakeDisk) -> Store:
+    store = await Store.open(ROOT, CONFIG, ManualClock(), disk)
+    store.store_host = HOST
+    return store
+
+
+def bodies_of(store: Store, topic: str) -> list[bytes]:
+    found: list[bytes] = []
+    queue = store.find_queue(topic, 0)
+    if queue is None:
+        return found
+    offset = queue.first_offset
+    while offset < store.end_offset(queue):
+        result = store.read(queue, offset, 100, 1 << 20)
+        found += [record.body for record in decode_records(b"".join(result.pieces))]
+        offset = result.next_offset
+    return found
+
+
+def notes_of(store: Store, journal: Journal) -> list[bytes]:
+    return [note for body in bodies_of(store, journal.topic) for note in read_notes(body)]
+
+
+def flush(store: Store) -> None:
+    store.commit()
+    store.flusher.flush_now()
+
+
+async def test_notes_of_a_commit_are_one_record_after_its_messages() -> None:
+    store = await open_on(FakeDisk())
+    journal, other = Journal(store, "a"), Journal(store, "b")
+    assert journal.note(b"1") == NEXT_COMMIT
+    other.note(b"x")
+    placed = store.append(message("m"), 0)
+    journal.note(b"2")
+    store.commit()
+    journal.note(b"3")
+    flush(store)
+    assert [read_notes(body) for body in bodies_of(store, journal.topic)] == [[b"1", b"2"], [b"3"]]
+    assert notes_of(store, other) == [b"x"]
+    first = store.queues.position_at(store.queue(journal.topic, 0), 0)
+    assert first == placed.end
+    store.crash()
+
+
+async def test_a_commit_without_notes_writes_none() -> None:
+    store = await open_on(FakeDisk())
+    journal = Journal(store, "a")
+    store.append(message("m"), 0)
+    flush(store)
+    journal.write()
+    flush(store)
+    assert store.find_queue(journal.topic, 0) is None
+    store.crash()
+
+
+async def test_many_notes_become_several_records_in_their_order() -> None:
+    store = await open_on(FakeDisk())
+    journal = Journal(store, "a")
+    notes = [b"%d" % number * 40 for number in range(100)]
+    for note in notes:
+        journal.note(note)
+    flush(store)
+    assert notes_of(store, journal) == notes
+    assert len(bodies_of(store, journal.topic)) > 5
+    store.crash()
+
+
+async def test_an_orderly_stop_keeps_notes_that_nobody_committed() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    journal = Journal(store, "a")
+    journal.note(b"last")
+    await store.close()
+    store = await open_on(disk)
+    assert notes_of(store, journal) == [b"last"]
+    store.crash()
+
+
+async def test_what_cannot_be_noted_is_refused() -> None:
+    store = await open_on(FakeDisk())
+    journal = Journal(store, "a")
+    with pytest.raises(Refused, match="the note has 513 bytes; the most is 512") as caught:
+        journal.note(bytes(513))
+    assert caught.value.reason is Reason.ILLEGAL
+    with pytest.raises(Refused, match="the notes of a group have 515 bytes"):
+        journal.record_of([bytes(505), b""])
+    store.admission.refusal = "the disk is full"
+    with pytest.raises(Refused, match="the disk is full"):
+        journal.note(b"")
+    store.flusher.fail(OSError(5, "gone"))
+    with pytest.raises(StoreFailed):
+        journal.note(b"")
+    store.crash()
+
+
+@pytest.mark.parametrize("name", ["", "A", "a.b", "a/b", "x" * 65])
+async def test_a_journal_has_a_name_that_every_broker_can_keep(name: str) -> None:
+    store = await open_on(FakeDisk())
+    with pytest.raises(ValueError, match="is no name"):
+        Journal(store, name)
+    store.crash()
+
+
+async def test_a_commit_that_fails_stores_neither_its_messages_nor_its_notes() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    journal = Journal(store, "a")
+    store.append(message("kept"), 0)
+    journal.note(b"kept")
+    flush(store)
+    disk.fail_next("write", 28)
+    store.append(message("lost"), 0)
+    journal.note(b"lost")
+    with pytest.raises(Refused):
+        store.commit()
+    store.admission.refusal = ""
+    store.commit()
+    journal.note(b"later")
+    flush(store)
+    assert notes_of(store, journal) == [b"kept", b"later"]
+    assert bodies_of(store, "T") == [b"kept"]
+    store.crash()
+
+
+async def test_notes_that_find_no_room_fail_their_commit() -> None:
+    """The segment is full when the notes are to be written, and the disk has no space for another."""
+    disk = FakeDisk()
+    store = await open_on(disk)
+    journal = Journal(store, "a")
+    store.append(message(bytes(1700)), 0)
+    flush(store)
+    store.append(message(b"fits"), 0)
+    journal.note(bytes(400))
+    disk.fail_next("truncate", 28)
+    with pytest.raises(Refused):
+        store.commit()
+    store.admission.refusal = ""
+    store.append(message(b"later"), 0)
+    flush(store)
+    assert notes_of(store, journal) == []
+    assert bodies_of(store, "T")[-1] == b"later"
+    store.crash()
+
+
+async def test_notes_that_find_no_room_before_the_commit_fail_it_too() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    journal = Journal(store, "a")
+    store.append(message(bytes(1600)), 0)
+    flush(store)
+    journal.note(bytes(300))
+    disk.fail_next("truncate", 28)
+    with pytest.raises(Refused):
+        journal.note(bytes(300))
+    with pytest.raises(Refused):
+        store.commit()
+    store.admission.refusal = ""
+    store.commit()
+    journal.note(b"later")
+    flush(store)
+    assert notes_of(store, journal) == [b"later"]
+    store.crash()
+
+
+# in a broker
+
+
+@asynccontextmanager
+async def broker_on(disk: FakeDisk) -> AsyncIterator[Broker]:
+    async with serving(ROOT, store=CONFIG, clock=ManualClock(), disk=disk) as made:
+        yield made.broker
+
+
+async def test_notes_go_with_the_group_they_belong_to_and_after_those_before_them() -> None:
+    async with broker_on(FakeDisk()) as broker:
+        store, journal = broker.store, broker.journal("a")
+        broker.topics.ensure("T", 1)
+        journal.note(b"before")
+        placed = broker.publish_atomic([Message("T", b"m", queue_id=0)], [(journal, b"1"), (journal, b"2")])
+        journal.note(b"after")
+        flush(store)
+        assert len(placed) == 1
+        assert notes_of(store, journal) == [b"before", b"1", b"2", b"after"]
+        queue = store.queue(journal.topic, 0)
+        assert [store.queues.position_at(queue, offset) for offset in range(3)][1] == placed[0].end
+        assert broker.journal("a") is journal
+
+
+async def test_clients_have_no_access_to_a_journal() -> None:
+    async with broker_on(FakeDisk()) as broker:
+        store, journal = broker.store, broker.journal("a")
+        journal.note(b"secret")
+        flush(store)
+        with pytest.raises(Refused) as caught:
+            broker.publish(Message(journal.topic, b"forged"))
+        assert caught.value.reason is Reason.NO_TOPIC
+        with pytest.raises(Refused):
+            broker.topics.ensure(journal.topic, 1)
+        assert broker.topics.auto_create(journal.topic, "TBW102", 1) is None or pytest.fail("made")
+        assert store.topics_on_disk() == []
+        assert store.record_at(0) is None
+
+
+async def test_a_journal_survives_a_restart_of_the_broker() -> None:
+    disk = FakeDisk()
+    async with broker_on(disk) as broker:
+        broker.journal("a").note(b"kept")
+    async with broker_on(disk) as broker:
+        assert broker.topics.get(broker.journal("a").topic) is None
+        assert notes_of(broker.store, broker.journal("a")) == [b"kept"]
+
+
+# crashes
+
+
+class Work:
+    """Notes and messages, and what of them was acknowledged."""
+
+    def __init__(self, store: Store, random: Random) -> None:
+        self.store = store
+        self.random = random
+        self.journal = Journal(store, "crash")
+        self.notes: list[bytes] = []
+        self.acknowledged = 0
+        # Bodies of messages by the note in their group.
+        self.groups: dict[bytes, list[bytes]] = {}
+
+    def note(self) -> None:
+        self.notes.append(self._unique("note"))
+        self.journal.note(self.notes[-1])
+
+    def send(self) -> None:
+        self.store.append(message(self._unique("message")), 0)
+
+    def send_group(self) -> None:
+        note = self._unique("grouped")
+        bodies = [self._unique("member") for _ in range(self.random.choice((1, 2, 3)))]
+        self.journal.write()
+        self.store.append_group([*map(message, bodies), self.journal.record_of([note])], [0] * (len(bodies) + 1))
+        self.notes.append(note)
+        self.groups[note] = bodies
+
+    def _unique(self, what: str) -> bytes:
+        return f"{what} {len(self.notes)} {self.random.random()} ".encode() + bytes(self.random.randrange(150))
+
+    async def step(self) -> None:
+        roll = self.random.random()
+        if roll < 0.4:
+            self.note()
+        elif roll < 0.5:
+            self.send()
+        elif roll < 0.7:
+            self.send_group()
+        elif roll < 0.8:
+            self.store.commit()
+        elif roll < 0.95:
+            flush(self.store)
+            self.acknowledged = len(self.notes)
+        else:
+            await self.store.checkpoint()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("cut", list(Cut), ids=lambda cut: cut.name)
+async def test_acknowledged_notes_survive_wherever_the_power_is_cut(cut: Cut, seed: int) -> None:
+    disk, chance = FakeDisk(), Random(seed + 1000)
+    work = Work(await open_on(disk), Random(seed))
+    cuts: list[tuple[FakeDisk, int]] = []
+    disk.on_change = lambda name: cuts.append((disk.after_power_cut(cut, chance), work.acknowledged))
+    points = 0
+    for _ in range(STEPS):
+        await work.step()
+        for found, acknowledged in cuts:
+            points += 1
+            await check_after(found, work, acknowledged, exact=cut in (Cut.LOST, Cut.KILLED))
+        cuts.clear()
+    work.store.crash()
+    assert points > STEPS // 2
+
+
+async def check_after(disk: FakeDisk, work: Work, acknowledged: int, *, exact: bool) -> None:
+    """What was acknowledged is there, in order, nothing was invented, and no note is parted from its group."""
+    store = await open_on(disk)
+    found = notes_of(store, work.journal)
+    assert found[:acknowledged] == work.notes[:acknowledged]
+    later = iter(work.notes[acknowledged:])
+    assert all(note in later for note in found[acknowledged:]), "notes are not in their order"
+    assert not exact or found == work.notes[: len(found)]
+    bodies = set(bodies_of(store, "T"))
+    for note, members in work.groups.items():
+        assert {note in found} == {body in bodies for body in members}
+    # The journal goes on, and comes back.
+    again = Journal(store, "crash")
+    again.note(b"after the crash")
+    flush(store)
+    store.crash()
+    store = await open_on(disk)
+    assert notes_of(store, again) == [*found, b"after the crash"]
+    store.crash()
