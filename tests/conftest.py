@@ -16,10 +16,12 @@ settings.load_profile("steady")
 
 # The files that take longest, in seconds. Started first, they leave no worker alone with one of them at the end.
 SLOWEST = {
-    "test_store_compatibility.py": 260,
+    "test_store_from_rocketmq.py": 115,
+    "test_store_from_martlet.py": 115,
     "test_mixed_cluster.py": 110,
     "test_consume.py": 80,
     "test_admin.py": 80,
+    "test_store_to_and_fro.py": 40,
     "test_sim.py": 35,
     "test_install.py": 30,
     "test_crash.py": 25,

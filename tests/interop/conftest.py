@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +12,7 @@ import pytest
 from . import fetch, rocketmq
 from .java import Java, Jvm
 from .martlet_process import Martlet
+from .store_exchange import OurBroker, RealBroker
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 900.0  # the slowest takes 65 s; one that waits in vain says for what after 180 to 300 s
@@ -134,3 +136,57 @@ def name() -> Callable[[str], str]:
     """A function that makes a topic or group name nobody else has: the tests share one broker."""
     stem = f"{os.getpid()}_{next(_unique)}"
     return lambda kind: f"{kind}_{stem}"
+
+
+# Where RocketMQ and Martlet take turns to have one directory open, a broker's first check of its disk must not delete
+# what the other one wrote.
+RESERVED_HOURS = "72"
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Iterator[rocketmq.NameServer]:
+    server = rocketmq.NameServer(tmp_path / "names")
+    yield server
+    server.process.kill()
+
+
+@pytest.fixture
+def jvm(jvms: Callable[[str], Jvm]) -> Jvm:
+    return jvms(fetch.CLIENT_VERSIONS[-1])
+
+
+@pytest.fixture
+def real_broker(tmp_path: Path, names: rocketmq.NameServer, data: Path) -> Iterator[RealBroker]:
+    """Starts a RocketMQ broker on the data; it ends with the test at the latest."""
+    places = {"storePathRootDir": str(data), "storePathCommitLog": str(data / "commitlog")}
+    with ExitStack() as running:
+
+        def start(*, sealed: bool = False) -> rocketmq.Broker:
+            seals = str(sealed).lower()
+            settings = {**places, "enabledAppendPropCRC": seals, "forceVerifyPropCRC": seals}
+            settings["fileReservedTime"] = RESERVED_HOURS
+            broker = rocketmq.Broker(tmp_path / "real", names.address, settings)
+            running.callback(broker.kill)
+            return broker
+
+        yield start
+
+
+@pytest.fixture
+def martlet(tmp_path: Path, data: Path) -> Iterator[OurBroker]:
+    """Starts a Martlet on the data; it ends with the test at the latest."""
+    with ExitStack() as running:
+
+        def start(*, sealed: bool = False) -> Martlet:
+            settings = {"broker.name": "broker-a", "store.segment_bytes": str(64 << 20)}
+            settings["store.seal_records"] = str(sealed).lower()
+            broker = Martlet(tmp_path / "ours", settings, data=data)
+            running.callback(broker.close)
+            return broker
+
+        yield start
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
