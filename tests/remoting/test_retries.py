@@ -299,3 +299,24 @@ def test_records_with_ipv6_hosts_wait_as_others_do(born: int, store: int) -> Non
     message = Message(RETRY, b"x", b"", 0, 0, flags, 5, bytes(range(born + 4)), 3)
     data = bytes(encode_record(message, 0, 1, 4096, 1000, bytes(range(store + 4))))
     assert hold_back(found(data), 1200) == pause_ms(3) - 200
+
+
+async def test_a_group_that_is_deleted_during_a_pause_misses_no_retry(running: Harness) -> None:
+    """A consumer without an offset that begins at the end, as Java's do by CONSUME_FROM_TIMESTAMP."""
+    client, end = running.client(), {"topic": RETRY, "queueId": "0"}
+    await client.heartbeat("c", "G", "T")
+
+    async def max_offset() -> int:
+        return int(str((await client.ask(RequestCode.GET_MAX_OFFSET, end)).ext["offset"]))
+
+    await fail(client, await publish(running, b"done"))
+    await trio.sleep(LONGEST_MS / 1000 + 0.001)
+    assert await max_offset() == 1, "its pause is over"
+    await fail(client, await publish(running, b"failed"))
+    client.send(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G", "cleanOffset": "true"})
+    await running.step()
+    begin = await max_offset()
+    assert begin == 1, "as on a real broker, it is not there yet"
+    await client.heartbeat("c", "G", "T")
+    await trio.sleep(LONGEST_MS / 1000 + 0.001)
+    assert [record.body for record in await pull(running, client, begin)] == [b"failed"]

@@ -7,7 +7,7 @@ than RocketMQ's own ladder of delay levels, which takes hours and needs a timer.
 
 from typing import Final
 
-__all__ = ["pause_ms"]
+__all__ = ["LONGEST_MS", "pause_ms"]
 
 FIRST_MS: Final = 250
 LONGEST_MS: Final = 5000

@@ -4,8 +4,10 @@ import os
 from typing import Final
 
 from martlet.access import Grant
+from martlet.delivery.redelivery import LONGEST_MS
 from martlet.errors import Reason, Refused
 from martlet.store import Queue
+from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, reply
 from martlet_remoting.packets import Command
@@ -90,9 +92,19 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
 
 
 def get_max_offset(context: Context, command: Command) -> bytes:
-    """Answer the offset behind the newest message; 0 for a queue that nobody used."""
+    """Answer the offset behind the newest message; 0 for a queue that nobody used.
+
+    Retries that may still wait (`retries`) are not there yet, as on a real broker, which puts them there after their
+    pause: a consumer that begins at the end, as one whose group was deleted meanwhile, must not pass them over.
+    """
+    parts = context.parts
     grant, queue = _queue(context, command)
-    return reply(command, {"offset": grant.store.end_offset(queue) if queue else 0})
+    if queue is None:
+        return reply(command, {"offset": 0})
+    end = grant.store.end_offset(queue)
+    if queue.topic.startswith(RETRY_PREFIX) and not parts.delays:
+        end = min(end, grant.store.offset_by_time(queue, parts.clock.now_ms() - LONGEST_MS))
+    return reply(command, {"offset": end})
 
 
 def get_min_offset(context: Context, command: Command) -> bytes:
