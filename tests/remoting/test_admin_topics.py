@@ -205,15 +205,49 @@ def group_body(**fields: object) -> bytes:
 
 async def test_group_is_created_and_shown(harness: Harness) -> None:
     client = harness.client()
-    body = group_body(attributes={"+a": "b", "-c": ""}, subscriptionDataSet=[])
+    body = group_body(attributes={"+priority.factor": "7"}, subscriptionDataSet=[])
     assert (await client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0
-    assert harness.broker.groups.get("G") == Group("G", retry_max_times=3, attributes={"a": "b"})
+    assert harness.broker.groups.get("G") == Group("G", retry_max_times=3, attributes={"priority.factor": "7"})
     shown = await client.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "G"})
     assert orjson.loads(shown.body)["retryMaxTimes"] == 3
     everything = await client.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     table = orjson.loads(everything.body)
     assert "G" in table["subscriptionGroupTable"]
     assert everything.ext == {"totalGroupNum": str(len(table["subscriptionGroupTable"]))}
+
+
+async def test_attributes_of_a_group_are_changed_one_by_one(harness: Harness) -> None:
+    client, code = harness.client(), RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    for attributes, held in (
+        ({"+priority.factor": "100"}, {"priority.factor": "100"}),
+        ({}, {"priority.factor": "100"}),
+        (None, {"priority.factor": "100"}),
+        ({"+priority.factor": "0"}, {"priority.factor": "0"}),
+        ({"-priority.factor": ""}, {}),
+    ):
+        assert (await client.ask(code, body=group_body(attributes=attributes))).code == 0
+        group = harness.broker.groups.get("G")
+        assert group is not None
+        assert group.attributes == held
+
+
+@pytest.mark.parametrize(
+    ("attributes", "remark"),
+    [
+        ({"+nobody.knows": "1"}, "unsupported key: nobody.knows; attributes are priority.factor"),
+        ({"priority.factor": "1"}, "wrong format key: 'priority.factor'"),
+        ({"+priority.factor": "101"}, "value is not in range(0, 100)"),
+        ({"+priority.factor": "x"}, "attribute priority.factor is 'x'; it must be a number"),
+        ({"-priority.factor": ""}, "only add attribute is supported while creating"),
+    ],
+)
+async def test_a_group_with_an_attribute_that_cannot_be_is_not_made(
+    harness: Harness, attributes: dict[str, str], remark: str
+) -> None:
+    code, body = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, group_body(attributes=attributes)
+    answer = await harness.client().ask(code, body=body)
+    assert (answer.code, str(answer.remark)[: len(remark)]) == (ResponseCode.SYSTEM_ERROR, remark)
+    assert harness.broker.groups.get("G") is None
 
 
 async def test_groups_come_in_pages(harness: Harness) -> None:

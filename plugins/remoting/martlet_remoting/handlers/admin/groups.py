@@ -1,6 +1,7 @@
 """Consumer groups: create, change, delete, list, and what may read what."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import orjson
@@ -18,26 +19,29 @@ from martlet_remoting.packets import Command, Frame
 from martlet_remoting.routes import Version
 
 from .common import saved
-from .topics import page
+from .topics import Allowed, alter_attributes, page
 
 __all__ = ["TABLE"]
 
 GROUPS_AT_ONCE: Final = 32
+# RocketMQ SubscriptionGroupAttributes.
+ATTRIBUTES: Final[Mapping[str, Allowed]] = {"priority.factor": range(101)}
 
 
 def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[Grant, Group]:
     """The group that *fields* describe, and what is needed to change it.
 
-    A sign before an attribute's name says to set it.
+    Its attributes are changes of those that it has.
     """
     table = {str(key): value for key, value in fields.items()}
-    attributes = table.get("attributes")
-    if isinstance(attributes, dict):
-        table["attributes"] = {str(k).removeprefix("+"): str(v) for k, v in attributes.items() if str(k)[:1] != "-"}
+    wanted = table.pop("attributes", None)
     group = Group.from_json(table)
     grant = gate.manage_group(group.name)
     check_group_name(group.name)
-    return grant, group
+    held = grant.groups.get(group.name)
+    changes = {str(key): str(value) for key, value in wanted.items()} if isinstance(wanted, dict) else {}
+    attributes = alter_attributes(held.attributes if held else {}, changes, new=held is None, known=ATTRIBUTES)
+    return grant, replace(group, attributes=attributes)
 
 
 def update_group(context: Context, command: Command) -> Steps[bytes]:

@@ -1,7 +1,7 @@
 """Topics: create, change, delete, list (RocketMQ AdminBrokerProcessor)."""
 
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import orjson
 
@@ -19,18 +19,21 @@ from martlet_remoting.routes import Version
 
 from .common import existing_topic, saved, version_of
 
-__all__ = ["TABLE", "is_system", "page", "system_topics"]
+__all__ = ["TABLE", "Allowed", "alter_attributes", "is_system", "page", "system_topics"]
 
 T = TypeVar("T")
 
+DIGITS_MAX: Final = 20
 TOPICS_AT_ONCE: Final = 16  # a change is told to name servers, shared groups and subscriptions
 
-# What each attribute of a topic may be (TopicAttributes); None for a number.
-ATTRIBUTES: Final[Mapping[str, tuple[str, ...] | None]] = {
+# What an attribute may be: one of some words, or a number in a range.
+Allowed: TypeAlias = tuple[str, ...] | range
+# RocketMQ TopicAttributes.
+ATTRIBUTES: Final[Mapping[str, Allowed]] = {
     "queue.type": ("BatchCQ", "SimpleCQ", "RocksDBCQ"),
     "cleanup.policy": ("DELETE", "COMPACTION"),
     "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY"),
-    "reserve.time": None,
+    "reserve.time": range(1 << 63),
 }
 # What the store of a topic was made with cannot be changed later.
 FIXED: Final = frozenset(("queue.type", "cleanup.policy"))
@@ -57,8 +60,12 @@ def _changeable(context: Context, command: Command, name: str) -> Grant:
     return grant
 
 
-def alter_attributes(held: Mapping[str, str], wanted: Mapping[str, str], *, new: bool) -> dict[str, str]:
+def alter_attributes(
+    held: Mapping[str, str], wanted: Mapping[str, str], *, new: bool, known: Mapping[str, Allowed] = ATTRIBUTES
+) -> dict[str, str]:
     """Return *held* changed by *wanted*, whose keys say ``+name`` to set and ``-name`` to remove (AttributeUtil).
+
+    *known* are the attributes that there are.
 
     Raises:
       Declined: a key has no sign or is unknown, or its value cannot be (SYSTEM_ERROR).
@@ -73,12 +80,12 @@ def alter_attributes(held: Mapping[str, str], wanted: Mapping[str, str], *, new:
             raise _bad_attribute(f"wrong format key: {key!r:.80}; it must begin with + (set) or - (remove)")
         if new and sign == "-":
             raise _bad_attribute(f"only add attribute is supported while creating topic. key: {name:.80}")
-        if name not in ATTRIBUTES:
-            raise _bad_attribute(f"unsupported key: {name:.80}; attributes are {', '.join(ATTRIBUTES)}")
+        if name not in known:
+            raise _bad_attribute(f"unsupported key: {name:.80}; attributes are {', '.join(known)}")
         if not new and name in FIXED and found.get(name, SUPPORTED[name]) != value:
             raise _bad_attribute(f"attempt to update an unchangeable attribute. key: {name}")
         if sign == "+":
-            found[name] = _checked_attribute(name, value)
+            found[name] = _checked_attribute(name, value, known[name])
         elif found.pop(name, None) is None:
             raise _bad_attribute(f"attempt to delete a nonexistent key: {name}")
     return found
@@ -88,14 +95,14 @@ def _bad_attribute(remark: str) -> Declined:
     return Declined(ResponseCode.SYSTEM_ERROR, remark)
 
 
-def _checked_attribute(name: str, value: str) -> str:
-    allowed = ATTRIBUTES[name]
-    if name in SUPPORTED:
-        allowed = (SUPPORTED[name],)
-    if allowed is None:
-        if not value.isdecimal():
+def _checked_attribute(name: str, value: str, allowed: Allowed) -> str:
+    if isinstance(allowed, range):
+        if not (value.isascii() and value.isdecimal() and len(value) < DIGITS_MAX):
             raise _bad_attribute(f"attribute {name} is {value!r:.80}; it must be a number")
-    elif value not in allowed:
+        if int(value) not in allowed:
+            text = f"value is not in range({allowed.start}, {allowed.stop - 1})"
+            raise _bad_attribute(f"{text}; attribute {name} is {value}")
+    elif value not in (allowed := (SUPPORTED[name],) if name in SUPPORTED else allowed):
         raise _bad_attribute(f"value is not in set: [{', '.join(allowed)}]; attribute {name} is {value!r:.80}")
     return value
 
