@@ -283,3 +283,8 @@ async def test_who_may_not_manage_a_group_does_not_set_its_mode(harness: Harness
     harness.topic("T", 2)
     harness.broker.authorizers = (lambda identity, action, topic: (action, topic) != ("manage", "%RETRY%G"),)
     assert (await set_mode(harness.client())).code == ResponseCode.NO_PERMISSION
+
+
+async def test_no_group_has_a_request_mode_of_its_own(harness: Harness) -> None:
+    answer = await harness.client().ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+    assert (answer.code, answer.body) == (ResponseCode.SUCCESS, b'{"messageRequestModeMap":{}}')

@@ -103,6 +103,7 @@ REQUESTS: Mapping[int, tuple[Mapping[str, object], object, list[Asked]]] = {
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: ({}, b"", [BROKER]),
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: ({}, b"", [BROKER]),
     RequestCode.GET_ALL_CONSUMER_OFFSET: ({}, b"", [BROKER]),
+    RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: ({}, b"", [BROKER]),
     RequestCode.GET_BROKER_CONSUME_STATS: ({"isOrder": "false"}, b"", [BROKER]),
     RequestCode.VIEW_BROKER_STATS_DATA: ({"statsName": "TOPIC_PUT_NUMS", "statsKey": "T"}, b"", [BROKER]),
     RequestCode.GET_PRODUCER_CONNECTION_LIST: ({"producerGroup": "P"}, b"", [BROKER]),

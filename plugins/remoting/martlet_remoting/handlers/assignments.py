@@ -18,6 +18,7 @@ from martlet_remoting.averages import Average, AverageByCircle
 from martlet_remoting.bodies import enum_name, read_body, text
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.context import REASON_CODES, Beside, Context, Handle, Parts, refuse, reply
+from martlet_remoting.fastjson import dumps
 from martlet_remoting.members import BROADCASTING, CLUSTERING
 from martlet_remoting.packets import Command, Frame
 from martlet_remoting.routes import TopicQueues
@@ -146,7 +147,14 @@ def set_request_mode(context: Context, command: Command) -> Steps[bytes]:
     return reply(command)
 
 
+def all_request_modes(context: Context, command: Command) -> bytes:
+    """Answer which groups get messages otherwise than by the default (MessageRequestModeManager): none."""
+    context.gate(command).query_broker()
+    return reply(command, body=dumps({"messageRequestModeMap": {}}))
+
+
 TABLE: Final[dict[int, Handle]] = {
+    RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: all_request_modes,
     RequestCode.QUERY_ASSIGNMENT: query_assignment,
     RequestCode.SET_MESSAGE_REQUEST_MODE: set_request_mode,
 }
