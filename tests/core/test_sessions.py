@@ -248,6 +248,31 @@ async def test_expiry_happens_by_itself(autojump_clock: MockClock) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_a_clock_that_jumps_does_not_end_all_sessions(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    day_s = 86_400
+    clock = TrioClock()
+    sessions = Sessions(Groups(clock, auto_create=True), clock, DeliveryConfig(session_expiry_s=7 * day_s))
+    for number in range(7):
+        session, _ = sessions.open("line", "", f"n{number}", print)
+        sessions.leave(session, print)
+    clock.skew_ms = 30 * day_s * 1000
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sessions.run)
+        await trio.sleep(3600)
+        assert len(sessions) == 7
+        assert caplog.text.count("7 sessions are overdue by more than an hour") == 1
+        await trio.sleep(2.5 * day_s)
+        assert len(sessions) == 5, "one by one, all within the time that one would have had"
+        clock.skew_ms = 0
+        await trio.sleep(3 * day_s)
+        assert len(sessions) == 5, "somebody set the clock right"
+        await trio.sleep(1.5 * day_s)
+        assert len(sessions) == 0
+        nursery.cancel_scope.cancel()
+
+
 NAMES = st.from_regex(r"[a-zA-Z0-9_-]{1,20}", fullmatch=True)
 
 

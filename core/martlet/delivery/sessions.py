@@ -9,6 +9,7 @@ for too long is forgotten, cursors included.
 The table is ours alone, hence msgpack: ``config/sessions.msgpack``.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any, Final, final
 
@@ -27,8 +28,11 @@ from martlet.turns import Pace, Steps
 
 __all__ = ["Session", "Sessions"]
 
+log = logging.getLogger("martlet.sessions")
+
 FORMAT: Final = 1
 EXPIRY_CHECK_S: Final = 60.0
+OVERDUE_MS: Final = 3_600_000
 
 
 @final
@@ -61,6 +65,10 @@ class Sessions:
         self._config = config
         self._table: dict[tuple[str, str], Session] = {}
         self.table = Table("config/sessions.msgpack", self.bytes_in_steps, self.load)
+        self._any_overdue = False
+        # When the last overdue session went, or the first was noticed.
+        self._overdue_from = 0.0
+        self._overdue_pause_s = 0.0
         groups.was_reset.append(self._was_reset)
 
     def __len__(self) -> int:
@@ -173,15 +181,39 @@ class Sessions:
                 session.lost("its offsets were reset; subscribe again")
 
     def expire(self) -> list[str]:
-        """Forget the sessions whose peers stayed away too long; return their names."""
+        """Forget the sessions whose peers stayed away too long; return their names.
+
+        Looked at each minute, none is overdue by much, unless the wall clock jumped or the broker was stopped for
+        long, and nothing here can tell which. So those that are go one by one, all of them within `session_expiry_s`,
+        as `Retention` does with segments.
+        """
         before = self._clock.now_ms() - self._config.session_expiry_s * 1000
         over = [s for s in self._table.values() if s.lost is None and s.left_ms <= before]
+        overdue = [s for s in over if s.left_ms <= before - OVERDUE_MS]
+        if overdue:
+            over = [s for s in over if s.left_ms > before - OVERDUE_MS] + self._next_overdue(overdue)
+        self._any_overdue = bool(overdue)
         for session in over:
             for topic in list(session.topics):
                 self.unsubscribe(session, topic)
             self._table.pop((session.protocol, session.name), None)
             self.table.change()
         return [session.name for session in over]
+
+    def _next_overdue(self, overdue: list[Session]) -> list[Session]:
+        """Those of *overdue* whose turn it is."""
+        now = trio.current_time()
+        if not self._any_overdue:
+            log.warning(
+                "%d sessions are overdue by more than an hour: the clock jumped ahead or the broker was stopped for "
+                "long; forgetting them one by one; if the clock is wrong, set it right",
+                len(overdue),
+            )
+            self._overdue_from = now
+            self._overdue_pause_s = self._config.session_expiry_s / len(overdue)
+        count = int((now - self._overdue_from) / self._overdue_pause_s)
+        self._overdue_from += count * self._overdue_pause_s
+        return sorted(overdue, key=lambda session: session.left_ms)[:count]
 
     async def run(self) -> None:
         """Expire sessions until cancelled."""
