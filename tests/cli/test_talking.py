@@ -123,6 +123,17 @@ def test_tail_begins_at_a_time(to: Run) -> None:
     assert to("tail", "Timed", "--from", "2099-01-01", "--no-follow")[1] == ""
 
 
+def test_tail_says_that_an_offset_is_beyond_the_end(to: Run) -> None:
+    to("topic", "create", "Short", "--queues", "1")
+    for number in range(4):
+        to("send", "Short", f"message {number}")
+    assert to("tail", "Short", "--from", "4", "--no-follow") == (0, "", "")
+    assert "message 3" in to("tail", "Short", "--from", "3", "--no-follow")[1]
+    code, out, err = to("tail", "Short", "--from", "99", "--no-follow")
+    assert (code, out) == (1, "")
+    assert "--from 99 is beyond the end of queue 0 of topic 'Short'; messages end at offset 4" in err
+
+
 def test_a_group_shows_its_lag_and_is_reset(to: Run, broker: str) -> None:
     to("topic", "create", "Lagging", "--queues", "1")
     for number in range(5):

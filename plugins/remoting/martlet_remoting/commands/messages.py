@@ -62,6 +62,9 @@ async def tail(arguments: Any) -> int:
     left: int | None = arguments.count
     async with PullConsumer(arguments.settings, TOOLS_GROUP) as consumer:
         queues = await choose_queues(consumer, arguments.topic, arguments.queue)
+        starts = {queue: await start.offset_in(consumer, queue) for queue in queues}
+        if arguments.no_follow and start.offset is not None:
+            await _check_within(consumer, start.offset, queues)
         async with trio.open_nursery() as nursery:
 
             async def read(queue: MessageQueue, offset: int) -> None:
@@ -74,9 +77,18 @@ async def tail(arguments: Any) -> int:
                     if left == 0:
                         nursery.cancel_scope.cancel()
 
-            for queue in queues:
-                nursery.start_soon(read, queue, await start.offset_in(consumer, queue))
+            for queue, offset in starts.items():
+                nursery.start_soon(read, queue, offset)
     return Exit.OK
+
+
+async def _check_within(consumer: PullConsumer, offset: int, queues: list[MessageQueue]) -> None:
+    """Say so when *offset* is beyond the end of all *queues*: nothing would be shown."""
+    end = max([await consumer.max_offset(queue) for queue in queues])
+    if offset > end:
+        where = f"queue {queues[0].queue_id}" if len(queues) == 1 else "each queue"
+        text = f"--from {offset} is beyond the end of {where} of topic {queues[0].topic!r}"
+        raise ClientError(f"{text}; messages end at offset {end}")
 
 
 async def choose_queues(consumer: PullConsumer, topic: str, queue_id: int | None) -> list[MessageQueue]:
