@@ -3,6 +3,8 @@
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -447,8 +449,24 @@ def test_a_folder_of_offsets_is_for_broadcasting(tmp_path: Any) -> None:
 
 def test_builtins_and_partials_may_listen() -> None:
     seen: list[ReceivedMessage] = []
-    for listener in (print, seen.append, Listener()):
-        PushConsumer("a:1", "G", listener, ALL)
+    for listener in (print, seen.append, Listener(), partial(print, "prefix")):
+        assert PushConsumer("a:1", "G", listener, ALL).listening._listener is listener
+    with pytest.raises(TypeError, match=r"listener .* does not fit"):
+        PushConsumer("a:1", "G", partial(lambda one: one, "one"), ALL)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"connect": None}, "connect None is of type NoneType; it must be a function: async def connect"),
+        ({"connect": lambda host: None}, "connect .* does not fit, too many positional arguments"),
+        ({"clock": 5}, "clock.now_ms None is of type NoneType; it must be a function: def now_ms"),
+        ({"clock": SimpleNamespace(now_ms=lambda when: 0)}, "clock.now_ms .* does not fit"),
+    ],
+)
+def test_a_wrong_way_to_connect_or_clock_is_refused_at_once(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        Settings("a:1", **fields)
 
 
 def test_the_trio_client_says_that_asyncio_needs_another() -> None:

@@ -23,7 +23,7 @@ from martlet_remoting.dialing import encrypted, why_not_opened
 from martlet_remoting.packets import Command
 
 from . import bodies
-from .arguments import check_seconds, check_type
+from .arguments import check_callable, check_seconds, check_type
 from .errors import (
     BrokerError,
     ClientClosed,
@@ -95,6 +95,8 @@ class Settings:
             check_seconds(f"{name}_interval_s", getattr(self, f"{name}_interval_s"))
         if self.tls is not None:
             check_type("tls", self.tls, ssl.SSLContext, "for example ssl.create_default_context()")
+        check_callable("connect", self.connect, "async def connect(host: str, port: int) -> trio.abc.Stream", 2)
+        check_callable("clock.now_ms", getattr(self.clock, "now_ms", None), "def now_ms() -> int", 0)
 
     @classmethod
     def of(cls, name_server: "str | Settings") -> "Settings":
