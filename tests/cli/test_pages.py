@@ -73,6 +73,26 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+def anchors_of(page: str) -> dict[str, str]:
+    """The heading of each anchor, as GitHub makes them."""
+    found: dict[str, str] = {}
+    outside = re.sub(r"(?ms)^```.*?^```$", "", page)
+    for heading in re.findall(r"(?m)^#+ (.*)$", outside):
+        plain = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        places = [plain, *(f"{plain}-{number}" for number in range(1, 100))]
+        found[next(place for place in places if place not in found)] = heading
+    return found
+
+
+@pytest.mark.parametrize("name", ["client-api", "plugin-api"])
+def test_names_at_the_head_of_an_api_page_lead_to_their_descriptions(name: str) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    anchors = anchors_of(page)
+    links = re.findall(r"\[(`\w+`)\]\(#([^)]+)\)", page)
+    assert len(links) > 20
+    assert [(said, place) for said, place in links if anchors.get(place) != said] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_martlet_command_in_a_page_exists(page: Path) -> None:
     names = {command.name for command in commands()}
@@ -83,6 +103,7 @@ def test_every_martlet_command_in_a_page_exists(page: Path) -> None:
 def test_settings_that_pages_name_exist() -> None:
     keys = set(re.findall(r"^\| `([a-z]+\.[a-z_]+)`", (ROOT / "docs" / "config.md").read_text(), re.MULTILINE))
     sections = {key.partition(".")[0] for key in keys}
+    found = 0
     for page in PAGES:
         text = re.sub(r"(?ms)^## Watching it$.*?^## ", "", page.read_text())  # names counters, tried with a broker
         said = re.findall(r"`(?:--set )?([a-z]+\.[a-z_]+)(?: ?=[^`]*)?`", text)
@@ -90,14 +111,20 @@ def test_settings_that_pages_name_exist() -> None:
             key for key in said if key.partition(".")[0] in sections and key not in keys and not key.endswith(".py")
         ]
         assert wrong == [], page.name
+        found += sum(key in keys for key in said)
+    assert found > 50, "pages name settings"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_configurations_in_pages_are_accepted(page: Path) -> None:
+BLOCKS = [(page, block) for page in PAGES for block in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)]
+
+
+@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[str(page.relative_to(ROOT)) for page, _ in BLOCKS])
+def test_configurations_in_pages_are_accepted(page: Path, block: str) -> None:
     from martlet.run import read_config
 
-    for block in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL):
-        read_config(tomllib.loads(block))
+    table = tomllib.loads(block)
+    assert table, "it sets something"
+    read_config(table)
 
 
 def test_the_log_lines_of_the_operations_page_are_those_of_the_program() -> None:

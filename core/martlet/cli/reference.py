@@ -10,7 +10,8 @@ import importlib.util
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -123,15 +124,34 @@ def exported(module: str) -> list[str]:
 def api_page(head: str, chapters: Sequence[Chapter]) -> str:
     """Return a page: *head*, a list of the chapters' names, and what their docstrings say."""
     blocks = [head]
-    for chapter in chapters:
+    anchor = _anchors(re.findall(r"(?m)^#+ (.*)$", head))
+    found = [(anchor(chapter.title), *(anchor(_name(entry)) for entry in chapter.names)) for chapter in chapters]
+    for chapter, (_, *anchors) in zip(chapters, found, strict=True):
         names = [_name(entry) for entry in chapter.names]
-        links = ", ".join(f"[`{name}`](#{name.lower()})" for name in names)
+        links = ", ".join(f"[`{name}`](#{place})" for name, place in zip(names, anchors, strict=True))
         blocks.append(f"- {chapter.title}: {links}\n")
     for chapter in chapters:
         blocks.append(f"\n## {chapter.title}\n\nFrom `{chapter.module}`.\n")
         for entry in chapter.names:
             blocks += _entry(entry, *_resolve(source(chapter.module), _name(entry)))
     return "".join(blocks)
+
+
+def _anchors(taken: Iterable[str]) -> Callable[[str], str]:
+    """Return what makes the anchor of each heading of a page, given one after another, behind those of *taken*.
+
+    GitHub's way: lower case, blanks as hyphens, no other punctuation, and a number where it is there already.
+    """
+    counts = Counter[str]()
+
+    def anchor(heading: str) -> str:
+        plain = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        counts[plain] += 1
+        return plain if counts[plain] == 1 else f"{plain}-{counts[plain] - 1}"
+
+    for heading in taken:
+        anchor(heading)
+    return anchor
 
 
 def _name(entry: str) -> str:
