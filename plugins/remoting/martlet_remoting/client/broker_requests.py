@@ -1,5 +1,6 @@
 """What brokers ask of a consumer: rebalance, jump to other offsets, say how it goes, take one message."""
 
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, final
 
 from martlet_remoting.codes import VERSION, RequestCode, ResponseCode
@@ -22,10 +23,17 @@ BYTES_PER_MIB: Final = 1024 * 1024
 
 @final
 class ConsumerRequests:
-    """Answers the requests that brokers send to a push consumer."""
+    """Answers the requests that brokers send to a push consumer; *rebalance_soon* and *reset_offsets* are its own."""
 
-    def __init__(self, consumer: "PushConsumer") -> None:
+    def __init__(
+        self,
+        consumer: "PushConsumer",
+        rebalance_soon: Callable[[], None],
+        reset_offsets: Callable[[Mapping[MessageQueue, int]], Awaitable[None]],
+    ) -> None:
         self.consumer = consumer
+        self._rebalance_soon = rebalance_soon
+        self._move_offsets = reset_offsets
 
     def register(self, network: Network) -> None:
         """Make *network* bring such requests here."""
@@ -36,14 +44,14 @@ class ConsumerRequests:
         network.handlers[RequestCode.CONSUME_MESSAGE_DIRECTLY] = self._consume_directly
 
     async def _members_changed(self, command: Command) -> Answer:
-        self.consumer.rebalance_soon()
+        self._rebalance_soon()
         return Answer()
 
     async def _reset_offsets(self, command: Command) -> Answer:
         if command.text("group") != self.consumer.group:
             return self._wrong_group(command.text("group"))
         table = bodies.queue_map(bodies.load_object(command.body).get("offsetTable"))
-        await self.consumer.reset_offsets({queue: int(str(offset)) for queue, offset in table.items()})
+        await self._move_offsets({queue: int(str(offset)) for queue, offset in table.items()})
         return Answer()
 
     def _wrong_group(self, group: str) -> Answer:

@@ -173,7 +173,7 @@ class PushConsumer(Client):
         self._times_max = times_max
         self._suspend_s = suspend_s
         self._give_back = GiveBack(self.network, group, times_max, retry_delay_level)
-        clustering = self.is_clustering
+        clustering = self._is_clustering
         self.offsets: Offsets = BrokerOffsets(self.network, group) if clustering else LocalOffsets(offsets_folder)
         self._locks = Locks(self.network, group, self.queues)
         self._leaving: dict[MessageQueue, ConsumedQueue] = {}
@@ -182,11 +182,11 @@ class PushConsumer(Client):
         self._loops = trio.CancelScope()
         self._sink, self._source = trio.open_memory_channel[Work](math.inf)
         self.network.heartbeat = self._heartbeat
-        self.network.routes_changed = self.rebalance_soon
-        ConsumerRequests(self).register(self.network)
+        self.network.routes_changed = self._rebalance_soon
+        ConsumerRequests(self, self._rebalance_soon, self._reset_offsets).register(self.network)
 
     @property
-    def is_clustering(self) -> bool:
+    def _is_clustering(self) -> bool:
         """Whether the members share the messages, rather than each getting all."""
         return self.model is MessageModel.CLUSTERING
 
@@ -220,7 +220,7 @@ class PushConsumer(Client):
         self.subscriptions[topic] = subscription
         await self.network.send_heartbeats()
         self._leave_topic(topic)
-        self.rebalance_soon()
+        self._rebalance_soon()
 
     async def unsubscribe(self, topic: str) -> None:
         """Stop consuming *topic*; its offsets are committed."""
@@ -238,7 +238,7 @@ class PushConsumer(Client):
         wanted = dict(subscriptions)
         for topic in wanted:
             check_topic(topic)
-        if self.is_clustering:
+        if self._is_clustering:
             wanted[RETRY_PREFIX + self.group] = "*"
         return {topic: subscription_of(topic, wish, self.started_ms) for topic, wish in wanted.items()}
 
@@ -265,10 +265,10 @@ class PushConsumer(Client):
         for subscription in self.subscriptions.values():
             await self._check_expression(subscription)
         if not self.orderly:
-            pool = Concurrent(self.listening, self._give_back.give_back if self.is_clustering else _let_go)
+            pool = Concurrent(self.listening, self._give_back.give_back if self._is_clustering else _let_go)
             for _ in range(self._concurrency):
                 nursery.start_soon(pool.work, self._source.clone(), nursery, self._sink)
-        await self.rebalance()
+        await self._rebalance()
         nursery.start_soon(self._run_loops)
 
     async def _check_expression(self, subscription: Subscription) -> None:
@@ -290,7 +290,7 @@ class PushConsumer(Client):
 
     @property
     def _needs_lock(self) -> bool:
-        return self.orderly and self.is_clustering
+        return self.orderly and self._is_clustering
 
     async def _close(self) -> None:
         # First of all take no more queues: what is taken from here on would be nobody's.
@@ -306,7 +306,7 @@ class PushConsumer(Client):
 
     # Rebalancing
 
-    def rebalance_soon(self) -> None:
+    def _rebalance_soon(self) -> None:
         """Wake the rebalance loop instead of waiting for its next turn."""
         self._rebalance_wanted.set()
 
@@ -320,7 +320,7 @@ class PushConsumer(Client):
             self._rebalance_wanted = trio.Event()
             if missing:
                 await self._fetch_missing_routes()
-            await self.rebalance()
+            await self._rebalance()
 
     async def _fetch_missing_routes(self) -> None:
         before = self.network.broker_addresses()
@@ -333,7 +333,7 @@ class PushConsumer(Client):
         if self.network.broker_addresses() != before:
             await self.network.send_heartbeats()
 
-    async def rebalance(self) -> None:
+    async def _rebalance(self) -> None:
         """Take the queues that are ours now, and leave those that no longer are."""
         changed = False
         for topic, subscription in list(self.subscriptions.items()):
@@ -351,7 +351,7 @@ class PushConsumer(Client):
         if route is None:
             return None
         queues = route.read_queues(topic)
-        if not self.is_clustering or not queues:
+        if not self._is_clustering or not queues:
             return queues
         try:
             members = await self._members(topic)
@@ -403,11 +403,11 @@ class PushConsumer(Client):
             self.offsets,
             self._first_offset,
             sink,
-            self.is_clustering,
+            self._is_clustering,
         )
         self.queues[queue] = consumed
         if self.orderly:
-            give_up = self._give_back.send_to_retry_topic if self.is_clustering else _let_go
+            give_up = self._give_back.send_to_retry_topic if self._is_clustering else _let_go
             worker = Ordered(self.listening, give_up, self._suspend_s, self._times_max, self._needs_lock)
             self._nursery.start_soon(self._run_ordered, consumed, worker, sink, source)
         else:
@@ -453,7 +453,7 @@ class PushConsumer(Client):
         self._leaving.pop(consumed.queue, None)
         if consumed.queue.topic in self.subscriptions:
             # It may be ours again, by another expression.
-            self.rebalance_soon()
+            self._rebalance_soon()
 
     async def _first_offset(self, queue: MessageQueue) -> int:
         """Where to begin: the committed offset, or else as RocketMQ's RebalancePushImpl decides."""
@@ -480,7 +480,7 @@ class PushConsumer(Client):
                 nursery.start_soon(queue.commit)
         await self.offsets.flush()
 
-    async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
+    async def _reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         """Continue at the given offsets, forward or back, in those queues that this member consumes."""
         for queue, offset in table.items():
             consumed = self.queues.get(queue)
