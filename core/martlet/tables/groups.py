@@ -4,18 +4,18 @@ RocketMQ's subscriptionGroup.json and consumerOffset.json. Who is alive in a gro
 is a protocol's own business; what a group has consumed is everybody's.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
+from martlet.tables import names
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
 from martlet.turns import Steps
 
-__all__ = ["Group", "Groups", "check_group_name"]
+__all__ = ["BUILT_IN", "Group", "Groups", "check_group_name"]
 
 # Each may have a retry topic, and those count among the topics.
 GROUPS_MAX: Final = 40_000
@@ -23,7 +23,6 @@ GROUPS_MAX: Final = 40_000
 FORBIDDEN_MAX: Final = 100_000
 OFFSETS_MAX: Final = 500_000  # the default of broker.offsets_max
 GROUP_CHARS_MAX: Final = 120  # RocketMQ 5.x TopicValidator/GroupValidator
-_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 # Groups that every RocketMQ broker knows (MixAll, SubscriptionGroupManager.init).
 BUILT_IN: Final = (
@@ -40,18 +39,7 @@ BUILT_IN: Final = (
 
 def check_group_name(name: str) -> None:
     """Raise `Refused` (PARAMETER) unless *name* may be the name of a group."""
-    if not name or name.isspace():
-        raise Refused(Reason.PARAMETER, "The specified group is blank.")
-    if not _NAME.fullmatch(name):
-        raise Refused(
-            Reason.PARAMETER,
-            f"The specified group {name!r} contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
-        )
-    if len(name) > GROUP_CHARS_MAX:
-        raise Refused(
-            Reason.PARAMETER,
-            f"The specified group is {len(name)} characters long; the group max length is {GROUP_CHARS_MAX}.",
-        )
+    names.check("group", name, GROUP_CHARS_MAX)
 
 
 @dataclass(frozen=True, slots=True)

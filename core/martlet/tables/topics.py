@@ -4,13 +4,13 @@ Rules of names, permissions and automatic creation: RocketMQ TopicValidator and
 TopicConfigManager.createTopicInSendMessageMethod.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, final
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
 from martlet.store import Queue, Store
+from martlet.tables import names
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps
 from martlet.tables.saved import NO_POSITION, Table
 from martlet.turns import Steps
@@ -70,23 +70,11 @@ QUEUES_MAX: Final = 16384
 # One registration with a name server is one frame of at most 16 MiB, which holds about 90,000 topics.
 TOPICS_MAX: Final = 80_000
 
-_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-
 
 def check_name(name: str) -> None:
     """Raise `Refused` (PARAMETER) unless *name* may be the name of a topic."""
     limit = RETRY_TOPIC_CHARS_MAX if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_CHARS_MAX
-    if not name or name.isspace():
-        raise Refused(Reason.PARAMETER, "The specified topic is blank.")
-    if not _NAME.fullmatch(name):
-        raise Refused(
-            Reason.PARAMETER,
-            f"The specified topic {name!r} contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
-        )
-    if len(name) > limit:
-        raise Refused(
-            Reason.PARAMETER, f"The specified topic is {len(name)} characters long; the topic max length is {limit}."
-        )
+    names.check("topic", name, limit)
 
 
 def is_reserved(name: str) -> bool:

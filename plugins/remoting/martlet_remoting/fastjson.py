@@ -128,32 +128,27 @@ CONTAINERS: Final = (Mapping, Lazy, list, LazyList)
 
 
 def _write(value: object, put: Callable[[str], None], pace: Pace) -> Steps[None]:
+    brackets, entries = _entries(value)
+    before = brackets[0]
+    for name, inner in entries:
+        put(before + name)
+        before = ","
+        if isinstance(inner, CONTAINERS):
+            yield from _write(inner, put, pace)
+        else:
+            put(inner.decode() if isinstance(inner, bytes) else _text(inner))
+        if pace.is_over():
+            yield
+    put(brackets if before == brackets[0] else brackets[1])
+
+
+def _entries(value: object) -> tuple[str, Iterable[tuple[str, object]]]:
+    """The brackets around a container, and what is in it, each with the text before it."""
     if isinstance(value, Mapping | Lazy):
-        before = "{"
-        for key, inner in list(value.items()) if isinstance(value, Mapping) else value.fields:
-            if inner is None:
-                continue
-            put(f"{before}{_key(key)}:")
-            before = ","
-            if isinstance(inner, CONTAINERS):
-                yield from _write(inner, put, pace)
-            else:
-                put(inner.decode() if isinstance(inner, bytes) else _text(inner))
-            if pace.is_over():
-                yield
-        put("{}" if before == "{" else "}")
-    elif isinstance(value, list | LazyList):
-        before = "["
-        for inner in list(value) if isinstance(value, list) else value.items:
-            put(before)
-            before = ","
-            if isinstance(inner, CONTAINERS):
-                yield from _write(inner, put, pace)
-            else:
-                put(inner.decode() if isinstance(inner, bytes) else _text(inner))
-            if pace.is_over():
-                yield
-        put("[]" if before == "[" else "]")
+        fields = list(value.items()) if isinstance(value, Mapping) else value.fields
+        return "{}", ((f"{_key(key)}:", inner) for key, inner in fields if inner is not None)
+    assert isinstance(value, list | LazyList)
+    return "[]", (("", inner) for inner in (list(value) if isinstance(value, list) else value.items))
 
 
 def loads(data: bytes) -> object:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar, Unpack, final
+from typing import Self, TypeVar, Unpack, final
 
 import trio
 
@@ -17,7 +17,7 @@ from martlet_remoting.packets import MessageQueue
 
 from . import admin, consumer, producer, puller
 from .admin import Cluster, Member, QueueLag, QueueStats
-from .blocking_bridge import Portal
+from .blocking_bridge import Bridged
 from .consumer import PushConsumerOptions
 from .listening import Listener, Outcome, check_listener, is_coroutine_listener
 from .messages import Message, ReceivedMessage, SendResult
@@ -32,19 +32,13 @@ T = TypeVar("T")
 C = TypeVar("C", bound=Client)
 
 
-class _Held(Generic[C]):
+class _Held(Bridged[C]):
     """A trio client in its thread, entered and left like an asyncio context manager."""
 
     def __init__(self, client: C) -> None:
-        self._client = client
-        self._portal = Portal(client)
+        super().__init__(client)
         self._task: asyncio.Task[object] | None = None  # in the ``async with`` block
         self._is_interrupted = False
-
-    @property
-    def client_id(self) -> str:
-        """How brokers list this client."""
-        return self._client.client_id
 
     async def __aenter__(self) -> Self:
         try:

@@ -7,13 +7,13 @@ entering and leaving its ``with`` block.
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar, Unpack, final
+from typing import Self, TypeVar, Unpack, final
 
 from martlet_remoting.packets import MessageQueue
 
 from . import admin, consumer, producer, puller
 from .admin import Cluster, Member, QueueLag, QueueStats
-from .blocking_bridge import Portal
+from .blocking_bridge import Bridged
 from .consumer import PushConsumerOptions
 from .listening import Listener
 from .messages import Message, ReceivedMessage, SendResult
@@ -28,17 +28,8 @@ T = TypeVar("T")
 C = TypeVar("C", bound=Client)
 
 
-class _Held(Generic[C]):
+class _Held(Bridged[C]):
     """A trio client in its thread, entered and left like any context manager."""
-
-    def __init__(self, client: C) -> None:
-        self._client = client
-        self._portal = Portal(client)
-
-    @property
-    def client_id(self) -> str:
-        """How brokers list this client."""
-        return self._client.client_id
 
     def __enter__(self) -> Self:
         try:

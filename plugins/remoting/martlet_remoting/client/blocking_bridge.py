@@ -15,7 +15,7 @@ import trio
 from .errors import ClientClosed
 from .network import Client
 
-__all__ = ["Portal"]
+__all__ = ["Bridged", "Portal"]
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Client)
@@ -148,3 +148,16 @@ def _settle(future: "Future[T]", error: BaseException) -> None:
         future.set_exception(error)
     except (InvalidStateError, CancelledError):
         return
+
+
+class Bridged(Generic[C]):
+    """A trio client in its thread, as a facade holds it; how it is entered and called is the facade's own."""
+
+    def __init__(self, client: C) -> None:
+        self._client = client
+        self._portal = Portal(client)
+
+    @property
+    def client_id(self) -> str:
+        """How brokers list this client."""
+        return self._client.client_id

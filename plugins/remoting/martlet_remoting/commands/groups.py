@@ -1,11 +1,12 @@
 """``martlet group``: list, create, delete, lag, reset."""
 
 import argparse
-from typing import Any, Final
+from typing import Any
 
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
 from martlet.contracts import Command
+from martlet.tables.groups import BUILT_IN
 from martlet_remoting.client import Admin, ClientError, MessageQueue, QueueStats
 
 from .connecting import talking
@@ -25,20 +26,6 @@ examples:
   martlet group reset billing --topic orders --to 2026-03-01T12:00
   martlet group reset billing --topic orders --queue 3 --to 4711
 """
-
-# Groups that every RocketMQ broker makes by itself (MixAll, SubscriptionGroupManager).
-SYSTEM: Final = frozenset(
-    {
-        "TOOLS_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "SELF_TEST_C_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_PULL",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_OWNER",
-        "CID_RMQ_SYS_TRANS",
-    }
-)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +60,7 @@ async def show_list(arguments: Any) -> int:
     rows: list[tuple[str, int, int]] = []
     async with Admin(arguments.settings) as admin:
         for group in await admin.groups():
-            if arguments.all or group not in SYSTEM:
+            if arguments.all or group not in BUILT_IN:
                 members = await admin.group_members(group)
                 lags = await admin.group_lag(group)
                 rows.append((group, len(members), sum(max(lag.lag, 0) for lag in lags)))
@@ -100,7 +87,7 @@ async def do_delete(arguments: Any) -> int:
     group = arguments.group
     async with Admin(arguments.settings) as admin:
         await _check_known(admin, group)
-        if group in SYSTEM:
+        if group in BUILT_IN:
             raise ClientError(f"group {group!r} is the system's own; it cannot be deleted")
         if members := await admin.group_members(group):
             text = f"group {group!r} has {plural(len(members), 'connected member')}"
