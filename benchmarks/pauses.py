@@ -145,6 +145,7 @@ REQUESTS = {
     "heartbeat of 1,000 groups": Request(wide_heartbeat),
     "heartbeat of long expressions": Request(expressions),
     "2,000 joins": Request(join, many=2000),
+    "2,000 small requests": Request(ask(RequestCode.GET_MAX_OFFSET, topic="T", queueId=0), many=2000),
     "locks of all queues": Request(locks),
     "header of 1 MB": Request(wide_header),
     "all topics": Request(ask(RequestCode.GET_ALL_TOPIC_CONFIG)),
