@@ -16,6 +16,7 @@ from typing import Protocol as TypingProtocol
 from martlet.errors import Refused
 from martlet.message import Message
 from martlet.store.layout import Buffer, Predicate, RecordView
+from martlet.store.tags import Dispatcher
 
 __all__ = [
     "Authenticator",
@@ -26,6 +27,7 @@ __all__ = [
     "Compile",
     "Connection",
     "Credentials",
+    "Dispatcher",
     "Handler",
     "Identity",
     "Password",

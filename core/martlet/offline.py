@@ -17,7 +17,8 @@ from martlet.broker import Broker
 from martlet.clock import SystemClock
 from martlet.errors import StoreError
 from martlet.message import Record
-from martlet.run import Config, make_broker
+from martlet.plugins.loader import load
+from martlet.run import Config, dispatchers_of, make_broker
 from martlet.stats import Stats
 from martlet.store import Disk, Store
 from martlet.store.checkpoint import read_checkpoint, stopped_in_order
@@ -96,7 +97,9 @@ def _heard() -> Generator[list[str]]:
 async def _start(directory: str, config: Config, disk: Disk, report: Report | None) -> Broker:
     """Do what a broker does before it opens its ports."""
     clock = SystemClock()
-    store = await Store.open(Path(directory), config.store, clock, disk, report)
+    plugins = load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
+    dispatchers = await dispatchers_of(plugins)
+    store = await Store.open(Path(directory), config.store, clock, disk, report, dispatchers)
     try:
         return make_broker(config, store, clock, Stats())
     except BaseException:

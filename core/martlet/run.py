@@ -23,7 +23,7 @@ from martlet import persistence
 from martlet.broker import Broker
 from martlet.clock import Clock, SystemClock
 from martlet.config import fill, setting, unknown_key
-from martlet.contracts import Protocol, Service
+from martlet.contracts import Dispatcher, Protocol, Service
 from martlet.errors import ConfigError, MartletError, PluginError, StoreError
 from martlet.ids import Ids
 from martlet.logs import LogConfig
@@ -32,6 +32,7 @@ from martlet.plugins.loader import Plugins, available, guarded_authenticator, gu
 from martlet.settings import BrokerConfig, ClientConfig, DeliveryConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
+from martlet.store.tags import guarded_dispatcher
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topics
 
@@ -161,7 +162,7 @@ async def run(
         async with trio.open_nursery() as nursery:
             await nursery.start(_heed_signals, stop, opening, plugins)
             with opening:
-                store = await _open_store(config, clock, disk or RealDisk(), report)
+                store = await _open_store(config, await dispatchers_of(plugins), clock, disk or RealDisk(), report)
             if not opening.cancelled_caught:
                 try:
                     await _run_with_store(config, plugins, store, clock, ready, stop)
@@ -174,11 +175,31 @@ async def run(
     return in_order
 
 
+async def dispatchers_of(plugins: Plugins) -> dict[str, Dispatcher]:
+    """Return by topic what plugins supply for the codes of entries.
+
+    Raises:
+      PluginError: two supply it for one topic.
+    """
+    found: dict[str, tuple[str, Dispatcher]] = {}
+    for name, given in await plugins.call("martlet_dispatchers"):
+        for topic, dispatch in given.items():
+            if topic in found:
+                text = f"plugin {found[topic][0]!r} does so; enable one of them"
+                raise PluginError(f"plugin {name!r} cannot dispatch messages of topic {topic!r}; {text}")
+            found[topic] = name, guarded_dispatcher(name, topic, dispatch)
+    return {topic: dispatch for topic, (_, dispatch) in found.items()}
+
+
 async def _open_store(
-    config: Config, clock: Clock, disk: Disk, report: Callable[[int, int, int], None] | None
+    config: Config,
+    dispatchers: Mapping[str, Dispatcher],
+    clock: Clock,
+    disk: Disk,
+    report: Callable[[int, int, int], None] | None,
 ) -> Store:
     try:
-        return await Store.open(config.data, config.store, clock, disk, report)
+        return await Store.open(config.data, config.store, clock, disk, report, dispatchers)
     except OSError as error:
         reason = error.strerror or str(error)
         if error.filename is not None and str(error.filename) != str(config.data):

@@ -20,6 +20,7 @@ from martlet.contracts import (
     Command,
     Compile,
     Credentials,
+    Dispatcher,
     Identity,
     Password,
     Predicate,
@@ -158,6 +159,9 @@ class Full(Hooks):
     def martlet_projections(self, broker: Broker) -> Sequence[Projection]:
         Full.bodies = Bodies()
         return (Full.bodies,)
+
+    def martlet_dispatchers(self) -> Mapping[str, Dispatcher]:
+        return {"lengths": lambda properties, store_ms: len(properties), "broken": lambda properties, store_ms: 1 << 70}
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         async def serve() -> None:

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 import trio
-from tests.core.plugin_toys import Full, Greeting, installed
+from tests.core.plugin_toys import Full, Greeting, Late, installed
 
 from martlet.broker import Broker
 from martlet.cli import main as cli
@@ -22,6 +22,7 @@ from martlet.plugins.hooks import HOOKS, Hooks
 from martlet.run import Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
 from martlet.store.codec import decode_record
+from martlet.store.layout import ENTRY
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config
 
@@ -195,6 +196,48 @@ async def test_martlet_projections_that_fail_in_a_required_plugin_stop_the_broke
     with pytest.raises(ExceptionGroup) as caught:
         await fail()
     assert caught.group_contains(PluginError, match="plugins.required names it")
+
+
+def codes(broker: Broker, topic: str) -> list[int]:
+    """The codes of the entries of queue 0."""
+    queue = broker.store.queue(topic, 0)
+    return [code for _, _, code in ENTRY.iter_unpack(broker.store.queues.entries(queue, 0, 100))]
+
+
+async def test_martlet_dispatchers_supply_the_codes_of_entries(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FakeDisk()
+    async with running(monkeypatch, "full", disk=disk) as made:
+        made.broker.stages = ()
+        for topic in ("lengths", "broken", "t"):
+            made.broker.topics.ensure(topic, 1)
+            for properties in (b"TAGS\x01a\x02", b"x\x01yy\x02"):
+                made.broker.publish(Message(topic, b"x", properties, queue_id=0))
+        made.broker.store.commit()
+        assert codes(made.broker, "lengths") == [7, 5]
+        assert codes(made.broker, "t") == codes(made.broker, "broken") == [ord("a"), 0]
+        assert caplog.text.count("plugin 'full' failed to dispatch messages of topic broken") == 1
+    for path in [path for path in disk.files if "/consumequeue/" in path]:
+        disk.unlink(path)
+    async with running(monkeypatch, "full", disk=disk) as made:
+        assert codes(made.broker, "lengths") == [7, 5], "a rebuild asks again"
+
+
+async def test_martlet_dispatchers_of_two_plugins_for_one_topic_end_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        Late, "martlet_dispatchers", lambda self: {"lengths": lambda properties, store_ms: 0}, raising=False
+    )
+
+    async def fail() -> None:
+        async with running(monkeypatch, "full", "late"):
+            pass
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await fail()
+    assert caught.group_contains(PluginError, match="plugin 'late' cannot dispatch messages of topic 'lengths'")
 
 
 async def test_martlet_services_run_while_the_broker_does(monkeypatch: pytest.MonkeyPatch) -> None:

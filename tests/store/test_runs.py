@@ -52,11 +52,17 @@ def all_kinds() -> list[tuple[Message, int]]:
     return made
 
 
+DISPATCHERS = {"SCHEDULE_TOPIC_XXXX": lambda properties, store_ms: store_ms + len(properties)}
+
+
 @pytest.mark.parametrize("config", [{}, {"seal_records": True}], ids=["plain", "with record CRCs"])
 @pytest.mark.parametrize("host", [HOST, bytes(20)], ids=["IPv4", "IPv6"])
 async def test_a_run_is_stored_as_if_each_message_were_appended_alone(config: dict[str, bool], host: bytes) -> None:
     disks = FakeDisk(), FakeDisk()
-    stores = [await Store.open(Path("/data"), small_config(**config), ManualClock(), disk) for disk in disks]
+    stores = [
+        await Store.open(Path("/data"), small_config(**config), ManualClock(), disk, dispatchers=DISPATCHERS)
+        for disk in disks
+    ]
     one, run = stores
     one.store_host = run.store_host = host
     placed = [one.append(each, queue_id) for each, queue_id in all_kinds()]

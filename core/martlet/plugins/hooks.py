@@ -16,6 +16,7 @@ from martlet.contracts import (
     Authorizer,
     Command,
     Compile,
+    Dispatcher,
     Protocol,
     Service,
     Stage,
@@ -77,6 +78,11 @@ class Hooks:
     def martlet_projections(self, broker: "Broker") -> Sequence["Projection"]:
         """Return state that is computed from the log; the broker replays it before its ports open."""
         return ()
+
+    @hookspec
+    def martlet_dispatchers(self) -> Mapping[str, Dispatcher]:
+        """Return by topic what supplies the codes of its consume-queue entries; called before the store is opened."""
+        return {}
 
     @hookspec
     def martlet_services(self, broker: "Broker") -> Sequence[Service]:

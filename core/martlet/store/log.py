@@ -8,7 +8,7 @@ readable when they are durable, with ``"async"`` when they are written. Everythi
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, final
@@ -47,6 +47,7 @@ from martlet.store.recovery import Progress, Recovery
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
 from martlet.store.statistics import StoreStatistics
+from martlet.store.tags import Dispatcher
 from martlet.store.writer import RunItem, RunResult, Writer
 from martlet.turns import Steps
 
@@ -180,17 +181,20 @@ class Store:
         clock: Clock,
         disk: Disk | None = None,
         report: Progress | None = None,
+        dispatchers: Mapping[str, Dispatcher] | None = None,
     ) -> "Store":
         """Lock *directory*, recover what is in it, and return a store that takes appends.
 
         Args:
           report: called a few times a second with bytes done, bytes in all, and records so far.
+          dispatchers: by topic, what supplies the codes of its entries.
 
         Raises:
           StoreLocked: another process has it open; the text says which.
           OSError: the directory cannot be used.
         """
         store = cls(directory, config, clock, disk if disk is not None else RealDisk())
+        store.queues.dispatchers = dict(dispatchers or {})
         store._take_lock()
         try:
             await store._recover(report)

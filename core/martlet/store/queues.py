@@ -30,7 +30,7 @@ from martlet.store.layout import (
     TOPIC_V1_BYTES_MAX,
 )
 from martlet.store.segments import NAME_DIGITS, numbered_names
-from martlet.store.tags import SCHEDULE_TOPIC
+from martlet.store.tags import Dispatcher
 
 __all__ = ["BlockDamaged", "Queue", "QueueFiles", "Queues", "Unsaved", "queue_ids"]
 
@@ -73,6 +73,7 @@ class Queue:
         "changed",
         "deleted",
         "dirty",
+        "dispatcher",
         "first_offset",
         "journaled",
         "last_end",
@@ -87,7 +88,6 @@ class Queue:
         "saved_end",
         "tail",
         "tail_offset",
-        "timed",
         "topic",
         "topic_bytes",
         "topic_hash",
@@ -96,7 +96,7 @@ class Queue:
         "watchers",
     )
 
-    def __init__(self, topic: str, queue_id: int) -> None:
+    def __init__(self, topic: str, queue_id: int, dispatcher: Dispatcher | None = None) -> None:
         self.topic = topic
         self.queue_id = queue_id
         self.first_offset = 0
@@ -129,10 +129,10 @@ class Queue:
         wide = len(topic_bytes) > TOPIC_V1_BYTES_MAX
         self.topic_bytes = topic_bytes
         self.narrow = not wide
-        # Entries carry the time at which the message is due.
-        self.timed = topic == SCHEDULE_TOPIC
+        # Computes what entries carry in place of a tag code.
+        self.dispatcher = dispatcher
         # Records are V1 and have a tag code; no longer once the topic was deleted.
-        self.plain = self.narrow and not self.timed
+        self.plain = self.narrow and dispatcher is None
         self.deleted = False
         self.topic_part = (
             len(topic_bytes).to_bytes(2, "big") + topic_bytes if wide else bytes((len(topic_bytes),)) + topic_bytes
@@ -398,11 +398,24 @@ def queue_ids(names: list[str]) -> list[int]:
 class Queues:
     """All queues by topic and id, and the entries of each."""
 
-    __slots__ = ("_cache", "_lock", "changed", "dirty", "files", "on_damage", "on_new", "rebuilt", "topics")
+    __slots__ = (
+        "_cache",
+        "_lock",
+        "changed",
+        "dirty",
+        "dispatchers",
+        "files",
+        "on_damage",
+        "on_new",
+        "rebuilt",
+        "topics",
+    )
 
     def __init__(self, files: QueueFiles) -> None:
         self.files = files
         self.topics: dict[str, dict[int, Queue]] = {}
+        # What supplies the codes of entries, by topic; of all others they are tag codes.
+        self.dispatchers: dict[str, Dispatcher] = {}
         # Queues with entries that are not in their files.
         self.dirty: dict[Queue, None] = {}
         # Queues that are not in the journal as they are in their files.
@@ -425,7 +438,7 @@ class Queues:
         of_topic = self.topics.setdefault(topic, {})
         queue = of_topic.get(queue_id)
         if queue is None:
-            queue = of_topic[queue_id] = Queue(topic, queue_id)
+            queue = of_topic[queue_id] = Queue(topic, queue_id, self.dispatchers.get(topic))
             for tell in self.on_new:
                 tell(queue)
         return queue

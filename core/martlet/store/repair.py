@@ -40,7 +40,7 @@ class _Part:
         # The queue's, when its blocks were looked at.
         self.mark = mark
         # Takes the records; what it saves goes to the queue's files.
-        self.scratch = Queue(queue.topic, queue.queue_id)
+        self.scratch = Queue(queue.topic, queue.queue_id, queue.dispatcher)
 
 
 @final

@@ -205,7 +205,13 @@ class Scan:
         of_topic = self._by_topic.get(data[topic_at + 1 : topic_end])
         queue = of_topic.get(queue_id) if of_topic is not None else None
         properties = data[topic_end + 2 : end]
-        if queue is None or queue.timed or 0 in properties or self.order.suspects or position >= self.limit:
+        if (
+            queue is None
+            or queue.dispatcher is not None
+            or 0 in properties
+            or self.order.suspects
+            or position >= self.limit
+        ):
             return self._take_any(data, at, size, position, magic)
         if self.keys is not None:
             self.keys.put(queue, position, store_ms, properties)
@@ -279,7 +285,8 @@ class Scan:
         if self.keys is not None:
             self.keys.put(queue, position, store_ms, properties)
             return
-        code = self._codes.due(properties, store_ms) if queue.timed else self._codes.of(properties)
+        dispatch = queue.dispatcher
+        code = self._codes.of(properties) if dispatch is None else dispatch(properties, store_ms)
         if offset == queue.next_offset and queue not in self.order.suspects:
             self.queues.touch(queue)
             queue.add(position, size, code)

@@ -1,36 +1,42 @@
 """The number that a consume-queue entry carries beside position and size.
 
-Usually the hash code of the TAGS property; in RocketMQ's schedule topic the time at
-which the message is due (CommitLog.checkMessageAndReturnSize).
+Usually it is the hash code of the TAGS property, by which consumers select. A plugin may supply another for a topic: in
+RocketMQ's schedule topic it is the time at which the message is due (CommitLog.checkMessageAndReturnSize).
 """
 
-from typing import Final, final
+import logging
+from collections.abc import Callable
+from typing import Final, TypeAlias, final
 
 from martlet.message import find_property
 from martlet.store.codec import tags_code
 
-__all__ = ["SCHEDULE_TOPIC", "TagCodes"]
+__all__ = ["Dispatcher", "TagCodes", "guarded_dispatcher"]
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+logger = logging.getLogger("martlet.store")
 
-# messageDelayLevel: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h
-DELAYS_MS: Final = tuple(
-    1000 * seconds
-    for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-)
+# Returns the code of a message from its properties and the time it was stored; an i64. A rebuild of the queue calls it
+# again, so it must depend on nothing else.
+Dispatcher: TypeAlias = Callable[[bytes, int], int]
 
-# Distinct tags whose code is remembered; topics have few, a hostile producer could send any number.
-REMEMBERED_MAX: Final = 4096
+# Tags whose code is remembered, in each of two generations: more than the names of most MQTT topics. Longer ones are
+# computed each time, so both generations have less than 48 MB.
+REMEMBERED_MAX: Final = 65_536
+REMEMBERED_BYTES_MAX: Final = 256
 
 
 @final
 class TagCodes:
-    """Tells the code of a property string; remembers those of common tags."""
+    """Computes the code of a property string; remembers those of tags that were seen lately.
 
-    __slots__ = ("_codes",)
+    What is not seen again while as many others are as a generation holds is forgotten; the rest stays.
+    """
+
+    __slots__ = ("_before", "_codes")
 
     def __init__(self) -> None:
         self._codes: dict[bytes, int] = {}
+        self._before: dict[bytes, int] = {}
 
     def of(self, properties: bytes) -> int:
         """The code of the TAGS in *properties*; 0 without."""
@@ -43,16 +49,36 @@ class TagCodes:
             end = properties.find(2, at)
             tags = properties[at + 5 : end] if end >= 0 else properties[at + 5 :]
         code = self._codes.get(tags)
+        return self._look_up(tags) if code is None else code
+
+    def _look_up(self, tags: bytes) -> int:
+        code = self._before.get(tags)
         if code is None:
-            if len(self._codes) >= REMEMBERED_MAX:
-                self._codes.clear()
-            code = self._codes[tags] = tags_code(tags)
+            code = tags_code(tags)
+            if len(tags) > REMEMBERED_BYTES_MAX:
+                return code
+        if len(self._codes) >= REMEMBERED_MAX:
+            self._before, self._codes = self._codes, {}
+        self._codes[tags] = code
         return code
 
-    def due(self, properties: bytes, store_ms: int) -> int:
-        """The code of a record in the schedule topic: when it is due, by its DELAY level."""
-        text = find_property(properties, b"DELAY")
-        level = int(text) if text.isdigit() and len(text) < 10 else 0
-        if level <= 0:
-            return self.of(properties)
-        return store_ms + DELAYS_MS[min(level, len(DELAYS_MS)) - 1]
+
+def guarded_dispatcher(plugin: str, topic: str, dispatch: Dispatcher) -> Dispatcher:
+    """Return *dispatch* so that nothing that it raises keeps a message from its queue; the log is told once."""
+    told = False
+    codes = TagCodes()
+
+    def code_of(properties: bytes, store_ms: int) -> int:
+        nonlocal told
+        try:
+            code = int(dispatch(properties, store_ms))
+            if -(1 << 63) <= code < 1 << 63:
+                return code
+            raise ValueError(f"code {code} is not an i64")
+        except Exception:
+            if not told:
+                told = True
+                logger.exception("plugin %r failed to dispatch messages of topic %s", plugin, topic)
+            return codes.of(properties)
+
+    return code_of

@@ -353,7 +353,8 @@ class Writer:
             seal(record, 0, size)
         tail.put(record)
         if indexed:
-            queue.add(position, size, self._codes.due(properties, now) if queue.timed else code)
+            dispatch = queue.dispatcher
+            queue.add(position, size, code if dispatch is None else dispatch(properties, now))
             self._queues.touch(queue)
         # Keys of rollback records are not indexed.
         committer.pending.append((queue, position, tail.position, now, properties if kind != ROLLBACK else b""))

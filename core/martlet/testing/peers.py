@@ -7,7 +7,7 @@ state machine the same bytes cut in every way.
 """
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ import trio
 from martlet import persistence
 from martlet.broker import Broker
 from martlet.clock import Clock, SystemClock
-from martlet.contracts import Buffer, Connection, Identity, Protocol
+from martlet.contracts import Buffer, Connection, Dispatcher, Identity, Protocol
 from martlet.ids import Ids
 from martlet.net.addresses import pack_host
 from martlet.net.server import Server
@@ -268,6 +268,7 @@ async def serving(
     seed: int = 0,
     ports: Callable[[Broker], Sequence[Protocol]] = lambda broker: (),
     projections: Callable[[Broker], Sequence[Projection]] = lambda broker: (),
+    dispatchers: Mapping[str, Dispatcher] | None = None,
 ) -> AsyncIterator[Serving]:
     """Run a broker on *directory*, and stop it in order at the end of the block.
 
@@ -277,7 +278,7 @@ async def serving(
     """
     clock = clock or SystemClock()
     stats = Stats()
-    opened = await Store.open(directory, store or StoreConfig(), clock, disk or RealDisk())
+    opened = await Store.open(directory, store or StoreConfig(), clock, disk or RealDisk(), dispatchers=dispatchers)
     try:
         settings = broker or BrokerConfig()
         made = Broker(

@@ -1,13 +1,13 @@
 """The remoting plugin: the broker's port for RocketMQ clients, the VIP port beside it, and registration."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
 import trio
 
 from martlet.broker import Broker
-from martlet.contracts import Command, Handler, Peer, Protocol, Service
+from martlet.contracts import Command, Dispatcher, Handler, Peer, Protocol, Service
 from martlet.errors import Refused
 from martlet.net.addresses import pack_host, split_address
 from martlet.net.tls import Tls
@@ -17,6 +17,7 @@ from martlet.tables.topics import RETRY_PREFIX
 from .config import RemotingConfig
 from .connection import RemotingConnection
 from .context import Parts
+from .delays import SCHEDULE_TOPIC, due_ms
 from .dialing import NameServerDialer
 from .handler import RemotingHandler
 from .handlers.groups import make_retry_topic
@@ -53,6 +54,9 @@ class RemotingPlugin(Hooks):
         """What all connections share."""
         assert self._parts is not None
         return self._parts
+
+    def martlet_dispatchers(self) -> Mapping[str, Dispatcher]:
+        return {SCHEDULE_TOPIC: due_ms}
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         config = self._config

@@ -1,0 +1,82 @@
+"""A real process, killed while it works: its projection then knows what the log says, and all that was acknowledged.
+
+``MARTLET_KILL_ROUNDS`` makes it as long as one likes.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+from tests.state.tally import Tally, totals_in
+
+from martlet.clock import SystemClock
+from martlet.state import Projections
+from martlet.store import Store
+from martlet.testing.stores import HOST, message, small_config
+from martlet.turns import Turns
+
+ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "5"))
+
+
+async def opened(directory: Path, flush: str) -> tuple[Store, Tally, Projections]:
+    sizes = {"segment_bytes": 1 << 20, "chunk_bytes": 1 << 16, "cache_bytes": 1 << 20}
+    config = small_config(flush=flush, flush_interval_ms=20, **sizes)
+    store = await Store.open(directory, config, SystemClock())
+    store.store_host = HOST
+    tally, projections = Tally(), Projections(store, Turns(), snapshot_bytes=10_000)
+    projections.add("toy", tally)
+    await projections.replay()
+    return store, tally, projections
+
+
+async def work(directory: Path, flush: str) -> None:
+    """Append for ever; print how many messages of this process are acknowledged."""
+    store, _, projections = await opened(directory, flush)
+    first = sum(count for count, _ in totals_in(store).values())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        nursery.start_soon(projections.run)
+        number = first
+        while True:
+            for _ in range(20):
+                number += 1
+                placed = store.append(message(b"x" * (number % 200), "AB"[number % 2], unique=f"k{number}"), number % 3)
+            store.commit()
+            await store.wait_flushed(placed.end)
+            await trio.lowlevel.checkpoint()
+            print(number, flush=True)
+
+
+async def check(directory: Path, flush: str, acknowledged: int) -> int:
+    """Compare the projection with the log; return how many records its snapshot had."""
+    store, tally, _ = await opened(directory, flush)
+    assert tally.totals() == totals_in(store)
+    known = set().union(*(keys for _, keys in tally.totals().values()))
+    assert known >= {f"k{number}" for number in range(1, acknowledged + 1)}
+    store.crash()
+    return tally.restored
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_a_projection_survives_kill_9(tmp_path: Path, flush: str) -> None:
+    chance = random.Random(flush)
+    restored = 0
+    for _ in range(ROUNDS):
+        command = [sys.executable, "-m", "tests.state.test_kill", str(tmp_path), flush]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            acknowledged = 0
+            for _ in range(chance.randrange(5, 60)):
+                acknowledged = int(process.stdout.readline())
+            os.kill(process.pid, signal.SIGKILL)
+        restored += trio.run(check, tmp_path, flush, acknowledged)
+    assert restored > 0, "no snapshot was used"
+
+
+if __name__ == "__main__":
+    trio.run(work, Path(sys.argv[1]), sys.argv[2])

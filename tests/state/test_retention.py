@@ -1,0 +1,102 @@
+"""Retention asks projections before it removes what they need, and then goes on."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from tests.state.tally import Running, Tally, send, start, started
+from trio.testing import MockClock
+
+from martlet.errors import Reason, Refused
+from martlet.message import Message
+from martlet.testing.disk import Cut, FakeDisk
+
+CONFIG: dict[str, Any] = {"disk_clean_ratio": 0.9, "retention_interval_ms": 1000, "persist_interval_ms": 100}
+
+
+@asynccontextmanager
+async def full(disk: FakeDisk, tally: Tally) -> AsyncIterator[Running]:
+    """A store with a live record in its first segment, on a disk that is nearly full."""
+    async with started(disk, tally, flush="sync", **CONFIG) as running:
+        send(running.store, "A", "precious", keys="live")
+        for number in range(80):
+            send(running.store, "A", f"m{number}" * 20)
+        await running.store.flusher.wait_durable(running.store.written)
+        await running.store.checkpoint()
+        disk.used_ratio = 0.95
+        yield running
+
+
+def known(tally: Tally, first_position: int) -> set[str]:
+    return set().union(*(keys for _, keys in tally.totals(first_position).values()))
+
+
+async def test_what_is_live_is_appended_again_before_its_segment_goes(autojump_clock: MockClock) -> None:
+    disk, tally = FakeDisk(), Tally()
+    async with full(disk, tally) as running:
+        await trio.sleep(5)
+        assert running.store.first_position > 0
+        assert tally.rolled[0][0] == 0
+        assert tally.rolled[0][1] >= running.store.first_position
+        assert "precious" in known(tally, running.store.first_position)
+        found = disk.after_power_cut(Cut.KILLED, Random(0))
+    again = await start(found)
+    assert "precious" in known(again.tally, again.store.first_position)
+    again.store.crash()
+
+
+async def test_a_projection_that_needs_nothing_is_not_asked(autojump_clock: MockClock) -> None:
+    disk, tally = FakeDisk(), Tally(frozenset(("Other",)))
+    async with full(disk, tally) as running:
+        await trio.sleep(5)
+        assert running.store.first_position > 0
+        assert tally.rolled == []
+
+
+async def test_records_stay_while_a_roll_is_refused_but_not_for_ever(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = 3
+
+    def append(one: Message) -> None:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise Refused(Reason.UNAVAILABLE, "the disk is full")
+        made.append(one.body)
+
+    made: list[bytes] = []
+    disk, tally = FakeDisk(), Tally(append=append)
+    async with full(disk, tally) as running:
+        await trio.sleep(2.5)
+        assert running.store.first_position == 0
+        assert "stay for now; a projection needs them; the disk is full" in caplog.text
+        await trio.sleep(5)
+        assert running.store.first_position > 0
+        assert made == [b"precious"]
+
+
+async def test_nobody_holds_records_back_for_ever(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    def append(one: Message) -> None:
+        raise Refused(Reason.UNAVAILABLE, "the disk is full")
+
+    disk, tally = FakeDisk(), Tally(append=append)
+    async with full(disk, tally) as running:
+        await trio.sleep(9)
+        assert running.store.first_position == 0
+        await trio.sleep(5)
+        assert running.store.first_position > 0
+        assert "go though a projection needs them; the disk is full" in caplog.text
+
+
+async def test_a_failed_projection_holds_nothing_back(autojump_clock: MockClock) -> None:
+    disk, tally = FakeDisk(), Tally()
+    async with full(disk, tally) as running:
+        tally.fails_at = b"bad"
+        send(running.store, "A", "bad")
+        await trio.sleep(5)
+        assert running.store.first_position > 0
+        assert tally.rolled == []

@@ -1,0 +1,58 @@
+"""The codes of entries: remembered for the tags that are in use, and supplied by a plugin for its topics."""
+
+import pytest
+from tests.store.conftest import OpenStore
+
+from martlet.store import tags
+from martlet.store.codec import tags_code
+from martlet.store.layout import ENTRY
+from martlet.store.tags import REMEMBERED_BYTES_MAX, TagCodes
+from martlet.testing.stores import message
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The tags whose code is computed from now on."""
+    computed: list[bytes] = []
+
+    def compute(found: bytes) -> int:
+        computed.append(found)
+        return tags_code(found)
+
+    monkeypatch.setattr(tags, "tags_code", compute)
+    return computed
+
+
+@pytest.mark.plain
+def test_the_codes_of_twenty_thousand_names_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, codes = counted(monkeypatch), TagCodes()
+    names = [b"site/%d/temperature" % number for number in range(20_000)]
+    for _ in range(3):
+        for name in names:
+            assert codes.of(b"TAGS\x01%b\x02" % name) == tags_code(name)
+    assert len(computed) == 20_000
+
+
+@pytest.mark.plain
+def test_names_in_use_outlive_others_that_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tags, "REMEMBERED_MAX", 100)
+    computed, codes = counted(monkeypatch), TagCodes()
+    for number in range(1000):
+        codes.of(b"TAGS\x01once%d\x02" % number)
+        codes.of(b"TAGS\x01usual%d\x02" % (number % 10))
+    assert len([name for name in computed if name.startswith(b"usual")]) == 10
+    assert len(codes._codes) + len(codes._before) <= 200
+
+
+def test_long_names_take_no_memory() -> None:
+    codes = TagCodes()
+    long = b"x" * (REMEMBERED_BYTES_MAX + 1)
+    assert codes.of(b"TAGS\x01%b\x02" % long) == tags_code(long)
+    assert not codes._codes
+
+
+async def test_without_a_dispatcher_no_topic_is_special(open_store: OpenStore) -> None:
+    store = await open_store()
+    one = message(b"x", "SCHEDULE_TOPIC_XXXX", "tag")
+    store.append(one, 0)
+    entry = store.queues.entries(store.queue("SCHEDULE_TOPIC_XXXX", 0), 0, 1)
+    assert ENTRY.unpack(entry)[2] == tags_code(b"tag")
