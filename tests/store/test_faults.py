@@ -13,6 +13,7 @@ from martlet.run import Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
 from martlet.store import Store, StoreConfig
 from martlet.store.checkpointer import Checkpointer
+from martlet.store.files import Files
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 from martlet.turns import finish_now
@@ -399,3 +400,23 @@ async def test_a_broker_says_whether_everything_is_on_the_disk(full: bool, monke
     monkeypatch.setattr(Checkpointer, "write_checkpoint", write)
     settings = Config(broker=BrokerConfig(data=str(DIRECTORY)), store=small_config(), plugins=PluginsConfig(enabled=[]))
     assert await run(settings, ready=lambda addresses: stop.set(), disk=FakeDisk(), stop=stop) is not full
+
+
+async def test_what_is_written_during_a_flush_is_not_durable_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    first = store.append(message(b"first"), 0)
+    store.commit()
+    sync = Files.sync
+
+    def write_meanwhile(files: Files, path: str) -> None:
+        sync(files, path)
+        store.append(message(b"second"), 0)
+        store.commit()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "sync", write_meanwhile)
+        await store.flusher.flush()
+    assert store.durable == first.end < store.written
+    assert drain(store, store.queue("T", 0)) == [b"first"]
+    store.crash()

@@ -114,3 +114,13 @@ def test_the_previous_generation_is_kept_beside() -> None:
         atomic_write(disk, PATH, data)
     assert (read_file(disk, PATH), read_file(disk, PATH + ".bak")) == (b"three.", b"two.")
     assert read_file(disk, PATH + ".tmp") is None
+
+
+@pytest.mark.parametrize("cut", list(Cut))
+def test_what_was_written_outlives_a_power_cut_right_after_it(cut: Cut) -> None:
+    for content in (b"one.", b"two." * 5000):
+        disk = FakeDisk()
+        atomic_write(disk, PATH, b"zero.")
+        atomic_write(disk, PATH, content)
+        for seed in range(10):
+            assert read_file(disk.after_power_cut(cut, Random(seed)), PATH) == content
