@@ -38,6 +38,7 @@ __all__ = [
     "Service",
     "SignedRequest",
     "Stage",
+    "WebSocket",
 ]
 
 # Called with every message before it is stored; returns it, changed or not. May raise `Refused`.
@@ -189,6 +190,26 @@ class Handler(TypingProtocol):
         ...
 
 
+def _any_origin(origin: str) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class WebSocket:
+    """How a protocol is spoken over WebSocket: the payloads of all frames are one stream of bytes.
+
+    Args:
+      subprotocols: the names that a client must offer one of, such as ``("mqtt",)``.
+      text: takes text frames as well as binary ones. What is sent is always binary.
+      origin_allowed: whether a page of that origin may connect; gets the Origin header, empty for none, which is
+        usual for clients that are no browsers.
+    """
+
+    subprotocols: tuple[str, ...]
+    text: bool = False
+    origin_allowed: Callable[[str], bool] = _any_origin
+
+
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """A port, and how to serve each peer on it.
@@ -201,6 +222,7 @@ class Protocol:
       tls: returns the TLS context, None for plain text; called for each new peer, so certificates can change.
       tls_required: refuses plain text. Otherwise a first byte 0x16 means TLS (RocketMQ ``permissive``).
       bound: is told the address once the port is bound.
+      websocket: also serves clients over WebSocket on the same port, where the first byte is the G of ``GET``.
       optional: lets the broker start with a warning when the port cannot be bound.
     """
 
@@ -212,6 +234,7 @@ class Protocol:
     tls_required: bool = False
     bound: Callable[[str], None] = lambda address: None  # told the real address once it is bound
     optional: bool = False
+    websocket: WebSocket | None = None
 
 
 @dataclass(frozen=True, slots=True)

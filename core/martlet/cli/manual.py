@@ -147,7 +147,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "What hooks return",
         "martlet.contracts",
-        ("Protocol", "Stage", "Compile", "Authorizer", "Identity", "Service", "Command"),
+        ("Protocol", "WebSocket", "Stage", "Compile", "Authorizer", "Identity", "Service", "Command"),
     ),
     Chapter("Peers of a protocol", "martlet.contracts", ("Connection", "Handler", "Peer")),
     Chapter("Configuration", "martlet.config", ("setting", "fill")),

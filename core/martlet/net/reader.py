@@ -22,6 +22,7 @@ from martlet.net.incomplete import IncompleteRequests
 from martlet.net.peer import CLOSING, LOST, ServerPeer
 from martlet.net.rounds import Rounds
 from martlet.net.transports import SocketTransport, TlsTransport
+from martlet.net.websocket import HTTP_GET, WebSocketTransport
 from martlet.settings import ServerConfig
 
 __all__ = ["Authenticate", "Reader"]
@@ -114,7 +115,7 @@ class Reader:
 
     async def _read(self, peer: ServerPeer) -> None:
         self.deadlines.watch(peer)
-        await self._start_tls(peer)
+        await self._open(peer)
         if self.pump is not None and isinstance(peer.transport, SocketTransport):
             await self._read_pumped(peer, peer.transport, self.pump)
             return
@@ -130,20 +131,21 @@ class Reader:
             await self._take(peer, data)
             del data  # or every idle connection would keep what it said last
 
-    async def _start_tls(self, peer: ServerPeer) -> None:
-        """Look at the first bytes: TLS or not."""
-        data = None
-        while data is None:
-            await peer.transport.wait_readable()
-            data = peer.transport.receive(RECEIVE_BYTES)
+    async def _open(self, peer: ServerPeer) -> None:
+        """Look at the first bytes: TLS or not, and then WebSocket or the protocol itself."""
+        data = await self._receive_first(peer)
         if not data:
             return
-        context = peer.protocol.tls()
+        context, websocket = peer.protocol.tls(), peer.protocol.websocket
         if context is not None and data[0] == TLS_HANDSHAKE:
             peer.transport = TlsTransport(peer.transport, context, data, partial(self._identify, peer))
-            return
-        if peer.protocol.tls_required:
+            if websocket is None or not (data := await self._receive_first(peer)):
+                return
+        elif peer.protocol.tls_required:
             raise RemoteProtocolError("peer speaks plain text; this port takes TLS only")
+        if websocket is not None and data[0] == HTTP_GET:
+            peer.transport = WebSocketTransport(peer.transport, websocket, data)
+            return
         await self._take(peer, data)
 
     def _identify(self, peer: ServerPeer, certificate: Certificate) -> None:
@@ -152,6 +154,16 @@ class Reader:
             peer.identity = self._authenticate(certificate)
         except Refused as refused:
             raise RemoteProtocolError(f"certificate of {certificate.common_name!r} was refused; {refused}") from refused
+
+    async def _receive_first(self, peer: ServerPeer) -> bytes:
+        """Return the first bytes that the transport has; empty at the end."""
+        while True:
+            await peer.transport.wait_readable()
+            data = peer.transport.receive(RECEIVE_BYTES)
+            if data is not None:
+                return data
+            if peer.transport.pending():
+                peer.drain()
 
     # reading by the pump
 

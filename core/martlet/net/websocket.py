@@ -1,0 +1,258 @@
+"""WebSocket (RFC 6455), server side, as a byte stream over another transport, plain or TLS.
+
+Messages have no meaning here: the payloads of all binary frames, whole or in fragments, are one stream of bytes, which
+is what MQTT over WebSocket asks for (MQTT 5 section 6). Payload is passed on as it arrives, so a frame of any length
+takes no memory; the HTTP request is bounded, control frames have 125 bytes at most.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Final, TypeAlias, final
+
+import trio
+from wsproto.connection import Connection, ConnectionState, ConnectionType
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Ping,
+    RejectConnection,
+    Request,
+    TextMessage,
+)
+from wsproto.frame_protocol import CloseReason, FrameProtocol
+from wsproto.handshake import H11Handshake
+from wsproto.utilities import RemoteProtocolError as Rejected
+
+from martlet.contracts import Buffer, WebSocket
+from martlet.errors import RemoteProtocolError
+from martlet.net.transports import Transport
+
+__all__ = ["HTTP_GET", "WebSocketTransport"]
+
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+# Makes frames. What `Connection` sends depends on what was received: after a close frame it takes no more data, though
+# requests before it are still to be answered.
+FRAMES: Final = FrameProtocol(client=False, extensions=[])
+HTTP_GET: Final = 0x47  # the G of GET
+HEAD_END: Final = b"\r\n\r\n"
+HEAD_BYTES_MAX: Final = 16384  # of the HTTP request; h11's own limit
+PAYLOAD_BYTES: Final = 262144  # of one frame that we send
+RECEIVE_BYTES: Final = 4096  # parsed at once: may be hundreds of tiny frames, of about 8 us each
+UNSENT_PONG_BYTES_MAX: Final = 4096  # while more waits, pings are not answered (RFC 6455 5.5.3 allows that)
+
+
+@final
+class WebSocketTransport:
+    """A WebSocket over *inner*; *first* is what was read before it was noticed."""
+
+    __slots__ = (
+        "_close_frame",
+        "_closed",
+        "_ended",
+        "_failure",
+        "_frames",
+        "_head",
+        "_inner",
+        "_opened",
+        "_payload",
+        "_settings",
+        "_unparsed",
+        "_unsent",
+    )
+
+    def __init__(self, inner: Transport, settings: WebSocket, first: bytes) -> None:
+        self._inner = inner
+        self._settings = settings
+        self._head = b""
+        self._unparsed = first
+        self._frames: Connection | None = None  # once the handshake is over
+        self._payload = b""  # received along with the handshake
+        self._unsent = b""
+        self._ended = False  # nothing more is received
+        self._failure = ""  # why, if that is the client's fault
+        self._closed = False  # nothing more is sent
+        self._close_frame = b""  # answers what the client ended with; the last thing to leave
+        self._opened: trio.Event | None = None  # somebody waits for the end of the handshake
+
+    # receiving
+
+    def receive(self, limit: int) -> bytes | None:
+        if self._ended:
+            return self._nothing()
+        if not self._unparsed:
+            received = self._inner.receive(min(limit, RECEIVE_BYTES))
+            if received is None:
+                self._flush()
+                return None
+            if not received:
+                self._ended = True
+                return b""
+            self._unparsed = received
+        raw, self._unparsed = self._unparsed[:RECEIVE_BYTES], self._unparsed[RECEIVE_BYTES:]
+        if self._frames is None:
+            self._receive_head(raw)
+        else:
+            self._receive_frames(self._frames, raw)
+        self._flush()
+        payload, self._payload = self._payload, b""
+        return payload or self._nothing()
+
+    def _nothing(self) -> bytes | None:
+        """Return None, or empty at the end of the stream. Raises `RemoteProtocolError` if the client broke it off."""
+        if self._failure:
+            raise RemoteProtocolError(self._failure)
+        return b"" if self._ended else None
+
+    def _receive_head(self, raw: bytes) -> None:
+        self._head += raw
+        if HEAD_END in self._head:
+            self._shake_hands()
+        elif len(self._head) > HEAD_BYTES_MAX:
+            self._reject(f"an HTTP request of more than {HEAD_BYTES_MAX} bytes", 431)
+
+    def _shake_hands(self) -> None:
+        """Answer the HTTP request; what came after it is frames already."""
+        head, end, rest = self._head.partition(HEAD_END)
+        self._head = b""
+        handshake = H11Handshake(ConnectionType.SERVER)
+        try:
+            handshake.receive_data(head + end)
+        except Rejected as error:
+            hint = error.event_hint
+            if isinstance(hint, RejectConnection):
+                self._reject(str(error), hint.status_code, hint.headers)
+            else:
+                self._reject(str(error), 400)
+            return
+        except UnicodeError:
+            self._reject("Host or target is not ASCII", 400)
+            return
+        for request in handshake.events():
+            if isinstance(request, Request):
+                self._answer(handshake, request, rest)
+                return
+        self._reject("no HTTP request", 400)
+
+    def _answer(self, handshake: H11Handshake, request: Request, rest: bytes) -> None:
+        known = self._settings.subprotocols
+        subprotocol = next((name for name in request.subprotocols if name in known), None)
+        origin = next((value for name, value in request.extra_headers if name == b"origin"), b"").decode("latin-1")
+        if subprotocol is None:
+            self._reject(f"no subprotocol of {list(known)} among {request.subprotocols}", 400)
+        elif not self._settings.origin_allowed(origin):
+            self._reject(f"origin {origin!r} is not allowed", 403)
+        else:
+            self._unsent += handshake.send(AcceptConnection(subprotocol=subprotocol))
+            assert handshake.connection is not None
+            self._frames = handshake.connection
+            self._note_opened()
+            if rest:
+                self._receive_frames(self._frames, rest)
+
+    def _reject(self, why: str, status: int, headers: Headers = ()) -> None:
+        """Refuse the handshake; the connection ends after that."""
+        self._unsent += _response(status, headers)
+        self._closed = self._ended = True
+        self._failure = f"WebSocket handshake refused: {why}"
+        self._note_opened()
+
+    def _receive_frames(self, frames: Connection, raw: bytes) -> None:
+        frames.receive_data(raw)
+        parts: list[bytes] = []
+        for event in frames.events():
+            if isinstance(event, BytesMessage):
+                parts.append(bytes(event.data))
+            elif isinstance(event, TextMessage) and self._settings.text:
+                parts.append(event.data.encode())
+            elif isinstance(event, Ping):
+                if len(self._unsent) < UNSENT_PONG_BYTES_MAX:
+                    self._unsent += FRAMES.pong(event.payload)
+            elif isinstance(event, CloseConnection):
+                # Without a frame of the client's it is wsproto's word for what it could not parse.
+                broken = frames.state is ConnectionState.OPEN
+                why = f"broke the WebSocket protocol: {event.reason}" if broken else ""
+                self._end(event.code, event.reason or "", why)
+                break
+            elif isinstance(event, TextMessage):
+                why = "sent a text frame; this protocol takes binary frames only"
+                self._end(CloseReason.UNSUPPORTED_DATA, "text frames are not taken", why)
+                break
+        self._payload += b"".join(parts)
+
+    def _end(self, code: int, reason: str, failure: str) -> None:
+        """Receive no more. What was received before is still answered; the close frame leaves in `close`."""
+        self._ended = True
+        self._close_frame = bytes(FRAMES.close(code, reason))
+        self._failure = f"peer {failure}" if failure else ""
+
+    # sending
+
+    def send(self, pieces: list[Buffer]) -> int:
+        if self._closed:
+            self._flush()
+            return sum(map(len, pieces))
+        if not self._flush() or self._frames is None:
+            return 0
+        payload, taken = _head_of(pieces)
+        self._unsent += FRAMES.send_data(payload)
+        self._flush()
+        return taken
+
+    def _flush(self) -> bool:
+        """Pass on what is framed; True when nothing is left."""
+        if self._unsent:
+            self._unsent = self._unsent[self._inner.send([self._unsent]) :]
+        return not self._unsent
+
+    def pending(self) -> bool:
+        return bool(self._unsent) or self._inner.pending()
+
+    async def wait_readable(self) -> None:
+        if self._unparsed or self._ended:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._inner.wait_readable()
+
+    async def wait_writable(self) -> None:
+        if self._frames is not None or self._unsent or self._closed:
+            await self._inner.wait_writable()
+            return
+        # The socket has room, but nothing of ours can leave before the handshake is over.
+        if self._opened is None:
+            self._opened = trio.Event()
+        await self._opened.wait()
+
+    def _note_opened(self) -> None:
+        if self._opened is not None:
+            self._opened.set()
+            self._opened = None
+
+    def close(self) -> None:
+        if not self._closed and self._frames is not None:
+            self._closed = True
+            self._unsent += self._close_frame or bytes(FRAMES.close(CloseReason.NORMAL_CLOSURE))
+            with contextlib.suppress(OSError, trio.ClosedResourceError):
+                self._flush()
+        self._inner.close()
+        self._note_opened()
+
+
+def _head_of(pieces: Sequence[Buffer]) -> tuple[bytes, int]:
+    """As many of *pieces* as make a frame, joined, and how many bytes these are."""
+    chosen: list[Buffer] = []
+    size = 0
+    for piece in pieces:
+        chosen.append(piece)
+        size += len(piece)
+        if size >= PAYLOAD_BYTES:
+            break
+    return b"".join(chosen), size
+
+
+def _response(status: int, headers: Headers) -> bytes:
+    """An HTTP response without a body."""
+    fixed = [(b"Connection", b"close"), (b"Content-Length", b"0")]
+    lines = [b"HTTP/1.1 %d " % status, *(b"%s: %s" % header for header in (*headers, *fixed))]
+    return b"\r\n".join(lines) + HEAD_END
