@@ -38,6 +38,8 @@ __all__ = [
     "Service",
     "SignedRequest",
     "Stage",
+    "Timers",
+    "Transactions",
     "WebSocket",
 ]
 
@@ -45,7 +47,8 @@ __all__ = [
 Stage: TypeAlias = Callable[[Message], Message]
 # Makes a predicate over records of an expression; raises `Refused` (Reason.ILLEGAL), which says where the mistake is.
 Compile: TypeAlias = Callable[[str], Predicate]
-# A coroutine function that runs while the broker does, until it is cancelled.
+# A coroutine function that runs while the broker does, until it is cancelled. One with an argument `task_status` is
+# waited for before the ports open: it calls `task_status.started()` when it is ready, as in `trio.Nursery.start`.
 Service: TypeAlias = Callable[[], Awaitable[None]]
 
 
@@ -54,6 +57,14 @@ class Identity:
     """Who a client has proved to be; ``name`` is empty for an anonymous one."""
 
     name: str = ""
+
+
+class Timers:
+    """A capability: delayed messages are held until they are due. Offer one with the stage that holds them."""
+
+
+class Transactions:
+    """A capability: half messages are held until their transaction ends. Offer one with the stage that holds them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ import random
 import re
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 import trio
 
@@ -58,7 +60,7 @@ class PluginsConfig:
         ["remoting", "nameserver"], "the plugins to load; their order is the order of their hooks"
     )
     required: list[str] = setting(
-        [], "without these the broker does not start; name here what decides who may do what (access rules)"
+        [], "the broker stops when one of these fails while it runs; any that fails at the start ends the start"
     )
 
 
@@ -239,13 +241,14 @@ async def _run_with_store(
         if await _replayed(broker, stop):
             live.check()
             bound = live.bind()
+            persistence.save(broker)  # topics that a hook created are there after a crash, with the same queues
+            await live.start_services(nursery, stop)
             await nursery.start(server.run, [*bound.items()])
             nursery.start_soon(broker.tails.run)
             nursery.start_soon(broker.shares.run)
             nursery.start_soon(broker.sessions.run)
             nursery.start_soon(persistence.run, broker)
             nursery.start_soon(broker.projections.run)
-            live.start_services(nursery)
             ready({protocol.name: _address(listener) for protocol, listener in bound.items()})
             await live.wait_stop(stop)
             with trio.move_on_after(STOP_TIMEOUT_S):
@@ -296,10 +299,23 @@ class _Live:
                     self._bound[protocol] = listener
         return self._bound
 
-    def start_services(self, nursery: trio.Nursery) -> None:
+    async def start_services(self, nursery: trio.Nursery, stop: trio.Event) -> None:
+        """Start all services; return once those are ready that say when they are, or the broker is to stop.
+
+        Raises:
+          PluginError: a service failed before it was ready.
+        """
+        waiting: list[trio.Event] = []
         for name, given in self._found["martlet_services"]:
-            scope = self._scopes[name] = trio.CancelScope()
-            nursery.start_soon(_run_services, name, given, scope)
+            scope, services = trio.CancelScope(), [(service, trio.Event()) for service in given]
+            self._scopes[name] = scope
+            waiting += [is_ready for _, is_ready in services]
+            nursery.start_soon(_run_services, name, services, scope)
+        async with trio.open_nursery() as until_stop:
+            until_stop.start_soon(_cancel_when, stop, until_stop.cancel_scope)
+            for is_ready in waiting:
+                await is_ready.wait()
+            until_stop.cancel_scope.cancel()
 
     def stop_plugin(self, name: str, error: Exception) -> None:
         """Take *name* out: its ports close, its services end, and whatever it gave is there no more.
@@ -409,24 +425,55 @@ def _install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
     broker.stages = tuple((name, stage) for name, given in found["martlet_stages"] for stage in given)
 
 
-async def _run_services(plugin: str, services: Sequence[Service], scope: trio.CancelScope) -> None:
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+async def _run_services(plugin: str, services: Sequence[tuple[Service, trio.Event]], scope: trio.CancelScope) -> None:
     with scope:
         async with trio.open_nursery() as nursery:
-            for service in services:
-                nursery.start_soon(_keep_running, plugin, service)
+            for service, is_ready in services:
+                nursery.start_soon(_keep_running, plugin, service, is_ready)
+    for _, is_ready in services:
+        is_ready.set()
 
 
-async def _keep_running(plugin: str, service: Service) -> None:
-    """Run a plugin's service; one that fails is named and started again, ever later."""
+@final
+class _Status:
+    """What a service says it is ready with (trio.TaskStatus)."""
+
+    def __init__(self, is_ready: trio.Event) -> None:
+        self._is_ready = is_ready
+
+    def started(self, value: object = None) -> None:
+        self._is_ready.set()
+
+
+async def _keep_running(plugin: str, service: Service, is_ready: trio.Event) -> None:
+    """Run a plugin's service; one that fails is named and started again, ever later.
+
+    Raises:
+      PluginError: it failed before it was ready.
+    """
+    start: Callable[[], Awaitable[None]] = service
+    if "task_status" in signature(service).parameters:
+        start = partial(cast(Callable[..., Awaitable[None]], service), task_status=_Status(is_ready))
+    else:
+        is_ready.set()
     pause_s = RESTART_FIRST_S
     while True:
         try:
-            await service()
+            await start()
+            is_ready.set()
             return
-        except MartletError as error:
-            log.error("a service of plugin %r failed, again in %g s; %s", plugin, pause_s, error)
-        except Exception:
-            log.exception("a service of plugin %r failed, again in %g s", plugin, pause_s)
+        except Exception as error:
+            if not is_ready.is_set():
+                text = f"{type(error).__name__}: {error}"
+                raise PluginError(f"a service of plugin {plugin!r} failed before it was ready; {text}") from error
+            expected = isinstance(error, MartletError)
+            text = "a service of plugin %r failed, again in %g s; %s"
+            log.error(text, plugin, pause_s, error, exc_info=None if expected else error)
         await trio.sleep(pause_s)
         pause_s = min(2 * pause_s, RESTART_MOST_S)
 

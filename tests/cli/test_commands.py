@@ -86,6 +86,10 @@ BAD = [
     ("store = 3\n", "config key 'store' is a value; it must be a section"),
     ("[remoting]\nlistne = 'x'\n", "config key 'remoting.listne' is unknown; did you mean 'remoting.listen'?"),
     ("[remoting]\nlisten = 'here'\n", "address 'here' is not HOST:PORT; for example 127.0.0.1:10911"),
+    ("[remoting]\nlisten = '127.0.0.1:99999'\n", "address '127.0.0.1:99999' is not HOST:PORT"),
+    ("[remoting]\nlisten = 'localhost'\n", "address 'localhost' is not HOST:PORT"),
+    ("[remoting]\nnameservers = ['ns1', 'ns2:9876']\n", "address 'ns1' is not HOST:PORT"),
+    ("[nameserver]\nlisten = ':x'\n", "address ':x' is not HOST:PORT"),
     ("[remoting]\npull_messages_max = 0\n", "config key 'remoting.pull_messages_max' is 0; it must be at least 1"),
     ("remoting = 3\n", "config key 'remoting' is a value; it must be a section"),
     ("[broker]\nmessage_bytes_max = 8_000_000\n", "'broker.message_bytes_max' is 8000000, more than 'store.message"),
@@ -122,9 +126,24 @@ def test_a_setting_of_the_command_line_is_over_the_file(
     assert "config key 'store.flush' is 'never'" in err
 
 
-def test_run_refuses_what_check_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = outcome(capsys, "run", "--set", "store.fluhs=sync")
-    assert (code, err) == (Exit.USAGE, "martlet: config key 'store.fluhs' is unknown; did you mean 'store.flush'?\n")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "store.flush=never",
+        "remoting.listen=127.0.0.1:99999",
+        "remoting.listen=localhost",
+        "remoting.nameservers=['ns1']",
+    ],
+)
+def test_run_refuses_what_check_refuses(
+    setting: str, file: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, checked = outcome(capsys, "check", file(""), "--set", setting)
+    assert (code, out) == (Exit.USAGE, "")
+    code, out, ran = outcome(capsys, "run", "--data", str(tmp_path / "data"), "--set", setting)
+    assert (code, out) == (Exit.USAGE, "")
+    assert ran.endswith(checked)
+    assert not (tmp_path / "data").exists()
 
 
 def test_config_prints_a_file_that_changes_nothing(

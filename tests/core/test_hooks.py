@@ -266,12 +266,6 @@ async def test_martlet_stopping_is_called_before_the_end(monkeypatch: pytest.Mon
     assert Full.said[-1] == "stopping"
 
 
-async def test_what_a_failed_plugin_gave_before_is_taken_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(monkeypatch, "raising", "full") as made:
-        assert [name for name, _ in made.broker.stages] == ["full"]
-        assert decode_record(made.stored(b"x")).properties == b"COLOUR\x01red\x02"
-
-
 # the page
 
 

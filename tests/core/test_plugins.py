@@ -1,18 +1,21 @@
-"""Plugins: found by name, configured, and left out alone when they fail."""
+"""Plugins: found by name and configured; one that fails ends the start with its name and the reason."""
 
 import logging
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
+from typing import ClassVar
 
+import orjson
 import pytest
 import trio
+import trio.testing
 from tests.core.plugin_toys import Full, Hanging, installed
 from trio.testing import MockClock
 
 from martlet.broker import Broker
-from martlet.contracts import Authorizer, Predicate, RecordView
+from martlet.contracts import Authorizer, Predicate, RecordView, Service
 from martlet.errors import ConfigError, PluginError, Reason, Refused
 from martlet.message import Message
 from martlet.plugins import loader as plugins
@@ -95,11 +98,9 @@ def test_what_is_no_plugin_is_refused(name: str, text: str) -> None:
         load([name], {})
 
 
-def test_a_plugin_that_cannot_be_imported_is_named_and_left_out(logged: pytest.LogCaptureFixture) -> None:
-    plugins = load(["gone", "full"], {})
-    assert [plugin.name for plugin in plugins] == ["full"]
-    assert plugins.failed["gone"].startswith("plugin 'gone' cannot be imported; AttributeError")
-    assert "it is left out, the others go on" in logged.text
+def test_a_plugin_that_cannot_be_imported_ends_the_start() -> None:
+    with pytest.raises(PluginError, match="plugin 'gone' cannot be imported; AttributeError"):
+        load(["gone", "full"], {})
 
 
 @pytest.fixture
@@ -140,25 +141,10 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("hung")
 @pytest.mark.parametrize("name", ["late", "hanging"])
-def test_a_plugin_whose_import_hangs_is_named_and_left_out(logged: pytest.LogCaptureFixture, name: str) -> None:
-    loaded = load([name, "guard"], {})
-    assert [plugin.name for plugin in loaded] == ["guard"]
-    text = f"plugin {name!r} cannot be imported; TimeoutError: it did not return within 30 s"
-    assert loaded.failed == {name: text}
-    assert f"{text}; it is left out, the others go on" in logged.text
-
-
-@pytest.mark.usefixtures("hung")
-def test_a_required_plugin_whose_import_hangs_stops_the_start() -> None:
-    with pytest.raises(PluginError, match="'late' cannot be imported; TimeoutError: it did not return within"):
-        load(["late", "guard"], {}, ["late"])
-
-
-def test_a_required_plugin_that_cannot_be_imported_stops_the_start() -> None:
+def test_a_plugin_whose_import_hangs_ends_the_start(name: str) -> None:
     with pytest.raises(PluginError) as caught:
-        load(["gone", "full"], {}, ["gone"])
-    assert "'gone' cannot be imported" in str(caught.value)
-    assert "plugins.required names it" in str(caught.value)
+        load([name, "guard"], {})
+    assert str(caught.value) == f"plugin {name!r} cannot be imported; TimeoutError: it did not return within 30 s"
 
 
 def test_a_required_plugin_must_be_enabled() -> None:
@@ -190,22 +176,21 @@ async def test_a_hook_is_asked_of_those_that_override_it_and_of_nobody_else() ->
     assert [name for name, _ in results] == ["full"]
 
 
-async def test_a_plugin_that_raises_is_named_and_left_out_as_a_whole(logged: pytest.LogCaptureFixture) -> None:
-    plugins = load(["raising", "full"], {})
-    results = await plugins.call("martlet_protocols", broker=None)
-    assert [name for name, _ in results] == ["full"]
-    text = "plugin 'raising' failed in martlet_protocols; ValueError: no port today"
-    assert plugins.failed == {"raising": text}
-    assert f"{text}; it is left out, the others go on" in logged.text
-    assert [name for name, _ in await plugins.call("martlet_stages", broker=None)] == ["full"]
+async def test_a_plugin_that_raises_is_named() -> None:
+    plugins = load(["full", "raising"], {})
+    with pytest.raises(PluginError) as caught:
+        await plugins.call("martlet_protocols", broker=None)
+    assert str(caught.value) == "plugin 'raising' failed in martlet_protocols; ValueError: no port today"
 
 
-async def test_a_plugin_that_hangs_is_named_and_left_out(mock_clock: MockClock) -> None:
+async def test_a_plugin_that_hangs_is_named(mock_clock: MockClock) -> None:
     plugins = load(["hanging", "full"], {})
-    called: list[str] = []
+    told: list[str] = []
 
     async def call() -> None:
-        called.extend(name for name, _ in await plugins.call("martlet_stages", broker=None))
+        with pytest.raises(PluginError) as caught:
+            await plugins.call("martlet_stages", broker=None)
+        told.append(str(caught.value))
 
     try:
         async with trio.open_nursery() as nursery:
@@ -215,16 +200,7 @@ async def test_a_plugin_that_hangs_is_named_and_left_out(mock_clock: MockClock) 
             mock_clock.jump(10)
     finally:
         Hanging.let_go.set()
-    assert called == ["full"]
-    assert plugins.failed == {
-        "hanging": "plugin 'hanging' failed in martlet_stages; PluginError: it did not return within 10 s"
-    }
-
-
-async def test_without_a_plugin_that_guards_access_nothing_starts() -> None:
-    plugins = load(["failing_guard", "full"], {})
-    with pytest.raises(PluginError, match="no table of users; it guards access, so the broker does not start"):
-        await plugins.call("martlet_services", broker=None)
+    assert told == ["plugin 'hanging' failed in martlet_stages; it did not return within 10 s"]
 
 
 def test_a_filter_that_raises_is_refused_and_named_in_the_log_once(logged: pytest.LogCaptureFixture) -> None:
@@ -279,14 +255,10 @@ async def test_the_core_runs_with_no_plugin_at_all() -> None:
     assert await running() == {}
 
 
-async def test_others_serve_when_one_plugin_fails() -> None:
-    assert set(await running("raising", "full")) == {"toy"}
-    assert Full.said[0] == "protocols"
-    assert Full.said[-1] == "stopping"
-
-
-async def test_a_broker_without_its_guard_does_not_start() -> None:
-    with pytest.raises(PluginError, match="guards access"):
+async def test_a_broker_with_a_plugin_that_fails_does_not_start() -> None:
+    with pytest.raises(PluginError, match="plugin 'raising' failed in martlet_protocols; ValueError: no port today"):
+        await running("full", "raising")
+    with pytest.raises(PluginError, match="plugin 'failing_guard' failed in martlet_services; RuntimeError"):
         await running("full", "failing_guard")
 
 
@@ -349,3 +321,72 @@ async def test_a_plugin_that_hangs_in_its_goodbye_keeps_no_other_from_its_own(
     finally:
         lingering.let_go.set()
     assert "plugin 'lingering' failed in martlet_stopping; PluginError: it did not return within 4 s" in logged.text
+
+
+class Slow(Hooks):
+    """Has a service that says when it is ready, and creates a topic in a hook."""
+
+    ready: ClassVar[trio.Event]
+    fails: ClassVar[bool] = False
+
+    def martlet_services(self, broker: Broker) -> Sequence[Service]:
+        broker.topics.ensure("made-in-a-hook", 3)
+
+        async def serve(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            if self.fails:
+                raise OSError("no table of routes")
+            await self.ready.wait()
+            task_status.started()
+            await trio.sleep_forever()
+
+        return [serve]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> type[Slow]:
+    """The plugin *full* is a `Slow` one."""
+    monkeypatch.setattr(Slow, "ready", trio.Event(), raising=False)
+    monkeypatch.setattr(plugins, "load_class", lambda name, entry: Slow)
+    return Slow
+
+
+async def test_the_broker_is_ready_once_its_services_are(slow: type[Slow], nursery: trio.Nursery) -> None:
+    done: list[bool] = []
+
+    async def run_it() -> None:
+        await running("full")
+        done.append(True)
+
+    nursery.start_soon(run_it)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert done == []
+    slow.ready.set()
+    while not done:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_service_that_fails_before_it_is_ready_ends_the_start(
+    slow: type[Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow, "fails", True)
+    text = "a service of plugin 'full' failed before it was ready; OSError: no table of routes"
+    with pytest.raises(PluginError, match=text):
+        await running("full")
+
+
+async def test_a_topic_created_in_a_hook_is_on_the_disk_before_the_ports_open(slow: type[Slow]) -> None:
+    slow.ready.set()
+    disk, stop, found = FakeDisk(), trio.Event(), []
+
+    def ready(bound: dict[str, str]) -> None:
+        fd = disk.open("/data/config/topics.json", read_only=True)
+        found.append(disk.read(fd, disk.size(fd), 0))
+        disk.close(fd)
+        stop.set()
+
+    config = Config(
+        broker=BrokerConfig(data="/data"), store=small_config(flush="async"), plugins=PluginsConfig(["full"])
+    )
+    await run(config, ready=ready, disk=disk, stop=stop)
+    topic = orjson.loads(found[0])["topicConfigTable"]["made-in-a-hook"]
+    assert topic["readQueueNums"] == 3

@@ -7,6 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from martlet.contracts import Timers
 from martlet.delivery.redelivery import LONGEST_MS, pause_ms
 from martlet.message import Message, Record
 from martlet.store import ReadResult, ReadStatus
@@ -218,7 +219,7 @@ async def test_a_message_sent_to_the_retry_topic_that_never_failed_comes_at_once
 
 
 async def test_retries_that_a_timer_holds_do_not_wait_again(running: Harness, autojump_clock: MockClock) -> None:
-    running.parts.delays = True
+    running.broker.capabilities = {Timers: Timers()}
     await publish(running, b"a", RETRY, 16)
     assert (await running.client().ask(PULL, pull_ext(RETRY, 0))).code == ResponseCode.SUCCESS
 

@@ -3,12 +3,12 @@ from collections.abc import Mapping
 
 import pytest
 
+from martlet.contracts import Timers, Transactions
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Record, decode_properties
 from martlet.store.codec import decode_record, decode_records
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Parts
 from martlet_remoting.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, long_ext, pull_ext, send_ext
@@ -197,12 +197,24 @@ async def test_delays_and_transactions_pass_where_a_plugin_understands_them(harn
     def stage(message: Message) -> Message:
         return message
 
-    harness.broker.stages = (("timer", stage), ("tx", stage))
-    harness.parts = Parts(harness.broker, harness.config)
+    harness.broker.stages = (("anything", stage),)
+    harness.broker.capabilities = {Timers: Timers(), Transactions: Transactions()}
     topic = harness.topic("T")
     client = harness.client()
     assert (await client.ask(V2, send_ext(topic, 0, "DELAY\x013\x02"), b"x")).code == 0
     assert (await client.ask(V2, send_ext(topic, 0, "TRAN_MSG\x01true\x02", f="4"), b"x")).code == 0
+
+
+async def test_delays_and_transactions_are_refused_once_their_plugin_has_gone(harness: Harness) -> None:
+    # A stage with the name of such a plugin says nothing about what it does.
+    harness.broker.stages = (("timer", lambda message: message), ("tx", lambda message: message))
+    harness.broker.capabilities = {Timers: Timers(), Transactions: Transactions()}
+    topic, client, end = harness.topic("T"), harness.client(), harness.store.appended
+    harness.broker.capabilities = {}
+    assert (await client.ask(V2, send_ext(topic, 0, "DELAY\x013\x02"), b"x")).code == ResponseCode.MESSAGE_ILLEGAL
+    half = send_ext(topic, 0, "TRAN_MSG\x01true\x02", f="4")
+    assert (await client.ask(V2, half, b"x")).code == ResponseCode.NO_PERMISSION
+    assert harness.store.appended == end
 
 
 async def test_a_stage_that_refuses_is_answered_in_its_words(harness: Harness) -> None:

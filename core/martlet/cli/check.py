@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
-from martlet.config import fill, override, read_toml
+from martlet.config import override, read_toml
 from martlet.contracts import Command
-from martlet.errors import PluginError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    pass
 
 __all__ = ["COMMAND"]
 
@@ -38,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from martlet.plugins.loader import available, load
+    from martlet.plugins.loader import load
     from martlet.run import SECTIONS, read_config
 
     tables = read_toml(arguments.file)
@@ -46,11 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         override(tables, assignment)
     config = read_config(tables)
     # A section of a plugin that is not enabled is checked as well, for it will be one day.
-    plugins = load(list(dict.fromkeys([*config.plugins.enabled, *config.plugin_tables])), config.plugin_tables)
-    for text in plugins.failed.values():
-        raise PluginError(text)
-    for plugin in plugins:
-        _check_address(plugin.name, available()[plugin.name], config.plugin_tables.get(plugin.name, {}))
+    load(list(dict.fromkeys([*config.plugins.enabled, *config.plugin_tables])), config.plugin_tables)
     given = [name for name in tables if name in SECTIONS or name in config.plugin_tables]
     if arguments.json:
         print_json({"file": str(arguments.file), "sections": given, "plugins": config.plugins.enabled})
@@ -58,18 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         enabled = ", ".join(config.plugins.enabled)
         print(f"{arguments.file}: fine; sections {', '.join(given) or 'none'}; plugins {enabled}")
     return Exit.OK
-
-
-def _check_address(name: str, entry: "EntryPoint", table: object) -> None:
-    """Refuse an address to listen on that cannot be one; plugins parse it only when they start."""
-    from martlet.net.addresses import split_address
-    from martlet.plugins.loader import load_class
-
-    record = load_class(name, entry).config_class
-    if record is not None and isinstance(table, dict):
-        listen = getattr(fill(record, table, name), "listen", None)
-        if isinstance(listen, str):
-            split_address(listen)
 
 
 COMMAND = Command("check", "check a configuration file without starting anything", configure, run)

@@ -1,7 +1,6 @@
 """``martlet plugins``: what is installed, what a configuration enables, and what each adds."""
 
 import argparse
-import logging
 import os
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json, table
 from martlet.config import read_toml
 from martlet.contracts import Command
+from martlet.errors import PluginError
 
 __all__ = ["COMMAND"]
 
@@ -38,9 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = read_config(read_toml(arguments.config) if arguments.config else {})
     installed = available()
-    logging.getLogger("martlet.plugins").disabled = True  # the table tells what failed
-    loaded = load([name for name in config.plugins.enabled if name in installed], config.plugin_tables)
-    hooks = {plugin.name: plugin.hooks for plugin in loaded}
+    hooks: dict[str, tuple[str, ...]] = {}
+    failed: dict[str, str] = {}
+    for name in config.plugins.enabled:
+        try:
+            hooks |= {plugin.name: plugin.hooks for plugin in load([name], config.plugin_tables)}
+        except PluginError as error:
+            failed[name] = str(error) if name in installed else "not installed"
     rows = []
     for name in sorted({*installed, *config.plugins.enabled}):
         entry = installed.get(name)
@@ -50,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "enabled": name in config.plugins.enabled,
                 "distribution": f"{entry.dist.name} {entry.dist.version}" if entry and entry.dist else None,
                 "hooks": [hook.removeprefix("martlet_") for hook in hooks.get(name, ())],
-                "error": loaded.failed.get(name, None if entry else "not installed"),
+                "error": failed.get(name),
             }
         )
     if arguments.json:

@@ -2,10 +2,9 @@
 
 The only caller of pluggy. A plugin is found by its entry point in the group
 ``martlet.plugins``; only what the configuration enables is imported. A plugin that
-raises, or hangs, when it is imported or in a cold hook is named and left out as a
-whole; the others go on.
-One that decides who may do what is different, and so is one that the configuration
-requires: without it the broker does not start.
+raises, or hangs, when it is imported or in a cold hook ends the start of the broker with
+its name and the reason. One that fails later, in a projection, is taken out as a whole
+and the others go on, unless it decides who may do what, or the configuration requires it.
 """
 
 import logging
@@ -22,7 +21,7 @@ import trio
 
 from martlet.config import fill, unknown_key
 from martlet.contracts import Authenticator, Authorizer, Compile, Credentials, Identity, Predicate, RecordView
-from martlet.errors import ConfigError, PluginError, Reason, Refused
+from martlet.errors import ConfigError, MartletError, PluginError, Reason, Refused
 from martlet.plugins.hooks import HOOKS, Hooks
 
 __all__ = [
@@ -110,10 +109,10 @@ class Plugins:
         return None
 
     async def call(self, hook: str, **arguments: object) -> list[tuple[str, Any]]:
-        """Return (plugin, result) of *hook* for every plugin that overrides it and did not fail.
+        """Return (plugin, result) of *hook* for every plugin that overrides it.
 
         Raises:
-          PluginError: a plugin that guards access failed.
+          PluginError: a plugin failed, or hangs; the text names it.
         """
         results: list[tuple[str, Any]] = []
         for name in list(self._loaded):
@@ -124,7 +123,7 @@ class Plugins:
             try:
                 results.append((name, await _bounded(implementation.function, values)))
             except Exception as error:
-                self._leave_out(name, hook, error)
+                raise PluginError(f"plugin {name!r} failed in {hook}; {_told(error)}") from error
         return results
 
     async def tell(self, hook: str, timeout_s: float = HOOK_TIMEOUT_S) -> None:
@@ -144,10 +143,6 @@ class Plugins:
         except Exception as error:
             log.error("plugin %r failed in %s; %s: %s", name, hook, type(error).__name__, error)
 
-    def _leave_out(self, name: str, hook: str, error: Exception) -> None:
-        guards = self.take_out(name)
-        self.leave_out(name, f"failed in {hook}", error, guards=guards)
-
     def take_out(self, name: str) -> bool:
         """Forget plugin *name*; return whether it guards access."""
         guards = GUARDS.intersection(self._loaded[name].hooks)
@@ -156,18 +151,23 @@ class Plugins:
         return bool(guards)
 
     def leave_out(self, name: str, what: str, error: Exception, *, guards: bool = False) -> None:
-        """Go on without plugin *name*.
+        """Go on without plugin *name*, which failed while the broker runs.
 
         Raises:
           PluginError: it guards access, or the configuration requires it.
         """
-        text = f"plugin {name!r} {what}; {type(error).__name__}: {error}"
+        text = f"plugin {name!r} {what}; {_told(error)}"
         self.failed[name] = text
         if guards:
-            raise PluginError(f"{text}; it guards access, so the broker does not start without it") from error
+            raise PluginError(f"{text}; it guards access, so the broker does not run without it") from error
         if name in self._required:
-            raise PluginError(f"{text}; plugins.required names it, so the broker does not start without it") from error
+            raise PluginError(f"{text}; plugins.required names it, so the broker does not run without it") from error
         log.error("%s; it is left out, the others go on", text)
+
+
+def _told(error: Exception) -> str:
+    """What *error* says; our own errors say it without their type."""
+    return str(error) if isinstance(error, MartletError) else f"{type(error).__name__}: {error}"
 
 
 async def _bounded(function: Callable[..., T], values: list[object], timeout_s: float = HOOK_TIMEOUT_S) -> T:
@@ -251,7 +251,7 @@ def load(names: Sequence[str], tables: Mapping[str, object], required: Collectio
 
     Raises:
       ConfigError: a section does not fit, or a required plugin is not enabled.
-      PluginError: a plugin is not installed, or is not one, or a required one cannot be imported.
+      PluginError: a plugin is not installed, or is not one, or cannot be imported.
     """
     installed = available()
     plugins = Plugins(required)
@@ -267,8 +267,7 @@ def load(names: Sequence[str], tables: Mapping[str, object], required: Collectio
         except (ConfigError, PluginError):
             raise
         except Exception as error:
-            plugins.leave_out(name, "cannot be imported", error)
-            continue
+            raise PluginError(f"plugin {name!r} cannot be imported; {_told(error)}") from error
         plugins.add(name, made, f"{entry.dist.name} {entry.dist.version}" if entry.dist else "")
     return plugins
 

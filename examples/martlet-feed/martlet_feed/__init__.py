@@ -11,6 +11,7 @@ from martlet.contracts import Buffer, Connection, Handler, Peer, Protocol
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.subscriptions import Subscription, from_earliest
 from martlet.errors import ConfigError, Refused, RemoteProtocolError
+from martlet.net.addresses import split_address
 from martlet.plugins.hooks import Hooks
 
 __all__ = ["FeedConfig", "FeedPlugin"]
@@ -176,6 +177,7 @@ class FeedPlugin(Hooks):
 
     def __init__(self, config: FeedConfig) -> None:
         super().__init__(config)
+        split_address(config.listen)
         if config.credit > config.credit_max:
             text = (
                 f"config key 'feed.credit' is {config.credit}; it must be at most feed.credit_max, {config.credit_max}"

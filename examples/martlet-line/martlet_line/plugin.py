@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from martlet.broker import Broker
 from martlet.contracts import Compile, Handler, Peer, Protocol
+from martlet.net.addresses import split_address
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
 from martlet_line.codec import Limits
@@ -24,6 +25,7 @@ class LinePlugin(Hooks):
 
     def __init__(self, config: LineConfig) -> None:
         super().__init__(config)
+        split_address(config.listen)
         self._tls = Tls(config, "line")
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:

@@ -17,7 +17,7 @@ import trio
 
 from martlet.access import Gate
 from martlet.broker import Broker
-from martlet.contracts import Peer
+from martlet.contracts import Peer, Timers, Transactions
 from martlet.errors import MartletError, NotReady, Reason, Refused, StoreError, StoreFailed
 from martlet.tables.topics import Topic
 from martlet.turns import Steps
@@ -133,13 +133,19 @@ class Parts:
         self.stamp = f"{cluster}MSG_REGION\x01{config.region}\x02TRACE_ON\x01{str(config.trace).lower()}\x02".encode()
         # Behind properties whose last separator was left out.
         self.stamp_after = b"\x02" + self.stamp
-        # Stages that hold delayed and transactional messages; without them these are refused, not stored wrongly.
-        stages = {name for name, _ in broker.stages}
-        self.delays = "timer" in stages
-        self.transactions = "tx" in stages
         self.stopping = False
         self.requests = 0
         self.refusals: dict[int, int] = {}  # by response code
+
+    @property
+    def delays(self) -> bool:
+        """Whether a plugin holds delayed messages; without one they are refused, not stored for immediate delivery."""
+        return self.broker.capability(Timers) is not None
+
+    @property
+    def transactions(self) -> bool:
+        """Whether a plugin holds half messages; without one they are refused, not delivered."""
+        return self.broker.capability(Transactions) is not None
 
     def _topic_changed(self, topic: Topic | None) -> None:
         if topic is None:  # one was deleted

@@ -44,6 +44,9 @@ class RemotingPlugin(Hooks):
     def __init__(self, config: RemotingConfig) -> None:
         super().__init__(config)
         self._config = config
+        split_address(config.listen)
+        for address in config.nameservers:
+            split_address(address)
         self._tls = Tls(config, "remoting")
         self._dialer = NameServerDialer(config)
         self._parts: Parts | None = None
