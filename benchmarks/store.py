@@ -116,7 +116,7 @@ async def reopen(label: str, directory: Path, config: StoreConfig, messages: int
     began = time.perf_counter()
     store = await open_store(directory, config)
     seconds = time.perf_counter() - began
-    records = store.recovered_records
+    records = store.recovered.records
     print(f"{label:<46} {seconds:>12.3f} s   {records:,} of {messages:,} records read again", flush=True)
     return store
 

@@ -226,7 +226,7 @@ async def repair(
         store = broker.store
         try:
             await store.checkpointer.repair_all()
-            if store.refusal or not store.checkpointer.complete_keys(indexing):
+            if store.refusal or not store.indexer.complete(indexing):
                 raise StoreError(f"the disk of {directory!r} is full; free some space and repair again")
             persistence.save(broker)
         finally:

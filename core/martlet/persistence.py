@@ -49,7 +49,7 @@ def load(broker: Broker) -> None:
 
 def _delete_unlisted(broker: Broker) -> None:
     """Delete topics that RocketMQ had deleted: it removes their queues and their entry, and leaves no record of it."""
-    for name in sorted(broker.store.unlisted):
+    for name in sorted(broker.store.recovered.unlisted):
         if broker.topics.get(name) is not None or is_reserved(name):
             continue
         log.warning(

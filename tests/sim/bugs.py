@@ -13,11 +13,12 @@ from martlet import persistence
 from martlet.broker import Broker
 from martlet.message import Message, Placed
 from martlet.net.peer import ServerPeer
-from martlet.store import Queue, Store, log, reading, scan
+from martlet.store import Queue, Store, data_directory, reading, scan
 from martlet.store.checkpointer import Checkpointer
 from martlet.store.committer import Committer
 from martlet.store.files import Disk, Files
 from martlet.store.flusher import Flusher
+from martlet.store.readers import Readers
 from martlet.store.reading import Reader
 from martlet.tables.groups import Groups
 from martlet_remoting.codes import RequestCode
@@ -62,7 +63,7 @@ def _ignored(right: Any) -> Any:
 
 
 def _read_past_durable(right: Any) -> Any:
-    def end_offset(self: Store, queue: Queue) -> int:
+    def end_offset(self: Readers, queue: Queue) -> int:
         return queue.next_offset
 
     return end_offset
@@ -149,7 +150,7 @@ def _claim_more(right: Any) -> Any:
     """A checkpoint covers records whose entries are not in any file yet."""
 
     def take_checkpoint(self: Checkpointer, position: int, *args: Any, **options: Any) -> Callable[[], None]:
-        work: Callable[[], None] = right(self, self._store.tail.written, *args, **options)
+        work: Callable[[], None] = right(self, self._tail.written, *args, **options)
         return work
 
     return take_checkpoint
@@ -256,7 +257,7 @@ def _skip_entry(right: Any) -> Any:
 BUGS: Final[tuple[Bug, ...]] = (
     bug("ack before flush", (ServerPeer, "hold_until", _ignored)),
     bug("answers released when written", (ServerPeer, "queue_output", _release_early)),
-    bug("read past durable", (Store, "end_offset", _read_past_durable)),
+    bug("read past durable", (Readers, "end_offset", _read_past_durable)),
     bug("lost wake-up", (ParkedPulls, "_arrived", _lose_wake_up)),
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
     bug("message skipped", (Reader, "read", _skip_entry)),
@@ -265,7 +266,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("appended twice", (Store, "append", _append_twice)),
     bug("torn record served", (scan, "crc32", _any_sum), (reading, "check_record", _believe_record)),
     bug("checkpoint claims more than is on disk", (Checkpointer, "_take_checkpoint", _claim_more)),
-    bug("rename without directory sync", (log, "atomic_write", _rename_unsynced)),
+    bug("rename without directory sync", (data_directory, "atomic_write", _rename_unsynced)),
     bug("segment's name is not synced", (Flusher, "created", _ignored)),
     bug("failed sync ignored", (Files, "sync", _ignore_sync_error)),
     bug("refused records stay in their queue", (Committer, "_take_back", _keep_refused)),

@@ -273,7 +273,7 @@ class World:
         store = await Store.open(Path(DATA), self.store_config, self.clock, disk)
         life.build(self, store)
         self.checker.on_start(life, lossless=self.lossless, ended_at=self.ended_at)
-        self.checker.note(f"start {self.starts}: log up to {store.readable}, {store.recovered_records} recovered")
+        self.checker.note(f"start {self.starts}: log up to {store.readable}, {store.recovered.records} recovered")
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
             await nursery.start(life.server.run, [])

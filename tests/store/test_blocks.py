@@ -133,7 +133,7 @@ async def test_repairs_go_on_beside_sends_and_saves(autojump_clock: MockClock) -
             send(store, "T", f"more {number}")
             if not number % 7:
                 await trio.sleep(1.5)
-                store.checkpointer.want_repair(queue)
+                store.repairs.want(queue)
         result = await store.read_far(queue, COUNT - 1, 1, 10**6)
         assert bodies(result.pieces) == WANTED[-1:]
         await trio.sleep(5)

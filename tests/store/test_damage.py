@@ -187,7 +187,7 @@ async def test_a_write_that_ended_at_any_byte_is_cut_off(filled: FakeDisk, wante
         whole = length == len(torn)
         assert len(contents(store)) == len(wanted) + whole
         assert store.appended == end + whole * len(torn)
-        assert store.cut_bytes == (0 if whole else len(torn[:length].rstrip(b"\x00")))
+        assert store.recovered.cut_bytes == (0 if whole else len(torn[:length].rstrip(b"\x00")))
         store.crash()
 
 
@@ -289,10 +289,12 @@ async def test_a_flipped_bit_in_the_log_costs_at_most_its_record(
         torn = not clean and at >= max(record.position for record in wanted.values())
         if lost and not moved(found, wanted, at):
             # A torn end is cut; one whose header alone contradicts what came before is damaged.
-            assert (store.damaged_records, store.cut_bytes > 0) in ([(0, True), (1, False)] if torn else [(1, False)])
+            assert (store.damaged_records, store.recovered.cut_bytes > 0) in (
+                [(0, True), (1, False)] if torn else [(1, False)]
+            )
         else:
             filler = not any(r.position <= at < r.position + r.size for r in wanted.values())
-            assert (store.damaged_records, store.cut_bytes) in ([(0, 0), (1, 0)] if filler else [(0, 0)])
+            assert (store.damaged_records, store.recovered.cut_bytes) in ([(0, 0), (1, 0)] if filler else [(0, 0)])
         assert all(r.body in bodies for r in found.values())
         store.crash()
 

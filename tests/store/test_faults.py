@@ -66,7 +66,7 @@ async def test_a_full_disk_refuses_and_heals_wherever_it_fills_up(free_blocks: i
     await store.close()
     store = await open_on(disk)
     assert drain(store, store.queue("T", 0)) == kept
-    assert (store.damaged_records, store.cut_bytes) == (0, 0)
+    assert (store.damaged_records, store.recovered.cut_bytes) == (0, 0)
     store.crash()
 
 
@@ -84,7 +84,7 @@ async def test_of_a_refused_batch_nothing_is_found_after_a_kill() -> None:
     disk.free_bytes = None
     store = await open_on(disk)
     assert drain(store, store.queue("T", 0)) == [b"kept"]
-    assert store.cut_bytes == 0
+    assert store.recovered.cut_bytes == 0
     store.crash()
 
 

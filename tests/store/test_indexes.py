@@ -230,8 +230,8 @@ async def test_the_key_index_is_made_anew_beside_other_work(
     await store.close()
     for path in (name for name in store.disk.names(f"{store.directory}/index")):
         store.disk.unlink(f"{store.directory}/index/{path}")
-    monkeypatch.setattr("martlet.store.checkpointer.FOLLOW_AT_ONCE_BYTES", 0)
-    monkeypatch.setattr("martlet.store.checkpointer.FOLLOW_BYTES", 500)
+    monkeypatch.setattr("martlet.store.indexer.FOLLOW_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("martlet.store.indexer.FOLLOW_BYTES", 500)
     store = await open_store()
     with pytest.raises(NotReady, match="the key index is being checked or rebuilt; try again") as refused:
         found(store, "U1")
@@ -292,7 +292,7 @@ async def test_a_damaged_record_has_the_key_index_left_alone() -> None:
     position = store.queues.position_at(store.queue("T", 0), 2)
     disk.files[store.segments.items[0].path].data[position + HEAD_BYTES] ^= 1
     assert found(store, "k") == [b"%d" % number for number in range(49, -1, -1) if number != 2]
-    assert store.checkpointer.keys_complete
+    assert store.indexer.is_complete
     store.crash()
 
 

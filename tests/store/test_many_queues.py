@@ -43,8 +43,8 @@ async def test_queues_follow_a_few_at_a_time(open_store: OpenStore, autojump_clo
     store = await filled(open_store)
     before = behind(store)
     assert before > 8
-    assert store.retention.advance(8)
-    assert len(store.retention._behind) == QUEUES - 8
+    assert store.first_offsets.advance(8)
+    assert len(store.first_offsets._behind) == QUEUES - 8
     async with trio.open_nursery() as nursery:
         nursery.start_soon(store.retention.run)
         await trio.sleep(1)

@@ -11,9 +11,9 @@ from trio.testing import MockClock
 import martlet.store.scan
 from martlet.errors import Refused
 from martlet.store import Store
-from martlet.store.checkpointer import Checkpointer
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadStatus
+from martlet.store.repairs import Repairs
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
 
@@ -233,7 +233,7 @@ async def test_a_repair_leaves_alone_what_is_being_written(caplog: pytest.LogCap
     log = disk.files[store.segments.items[0].path].data
     log[log.index(b"half")] = 0
     disk.files[path].data[:60] = bytes(60)
-    await store.checkpointer.repair(queue)
+    await store.repairs.repair(queue)
     assert "rebuilding its messages 0 to 2" in caplog.text
     assert "holds no record" not in caplog.text
     store.crash()
@@ -246,7 +246,7 @@ async def test_a_block_that_is_damaged_after_each_rebuild_is_refused(monkeypatch
     await store.close()
     store = await open_on(disk)
     queue, path = store.queue("A", 0), f"{QUEUES}/A/0/{0:020d}"
-    rebuild = store.checkpointer.repair
+    rebuild = store.repairs.repair
 
     async def rebuild_in_vain(queue: Queue) -> None:
         await rebuild(queue)
@@ -254,7 +254,7 @@ async def test_a_block_that_is_damaged_after_each_rebuild_is_refused(monkeypatch
 
     disk.files[path].data[:60] = bytes(60)
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpointer, "repair", lambda self, queue: rebuild_in_vain(queue))
+        patch.setattr(Repairs, "repair", lambda self, queue: rebuild_in_vain(queue))
         with pytest.raises(Refused, match=r"'A/0' is damaged again.*check the disk"):
             await store.read_far(queue, 0, 2, 1000)
     assert (await store.read_far(queue, 0, 2, 1000)).count == 2

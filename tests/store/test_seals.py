@@ -185,7 +185,7 @@ async def test_a_flipped_bit_anywhere_costs_its_record_alone_and_is_reported(cle
         }
         # After a kill the last record may be one whose write was torn.
         torn = not clean and hit.position == max(record.position for record in wanted.values())
-        assert (store.damaged_records, store.cut_bytes > 0) == ((0, True) if torn else (1, False))
+        assert (store.damaged_records, store.recovered.cut_bytes > 0) == ((0, True) if torn else (1, False))
         store.crash()
 
 

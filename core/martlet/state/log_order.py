@@ -155,7 +155,7 @@ class LogOrder:
             try:
                 self._load_far(self._wanted())
             except BlockDamaged as damaged:
-                self.store.checkpointer.repair_now(damaged.queue)
+                self.store.repairs.repair_now(damaged.queue)
         taken = self._take()
         run = self._read_near(taken)
         if run is None:
@@ -167,7 +167,7 @@ class LogOrder:
         try:
             await self.store.disk.off_loop(work)
         except BlockDamaged as damaged:
-            await self.store.checkpointer.repair(damaged.queue)
+            await self.store.repairs.repair(damaged.queue)
 
     # ---- entries
 
@@ -309,7 +309,7 @@ class LogOrder:
     def _found_damage(self, entry: Entry) -> None:
         cursor = self.cursors.get(entry[2])
         if cursor is not None:
-            self.store.reader.on_damage(entry[0], cursor.queue, cursor.offset + cursor.ahead.index(entry))
+            self.store.readers.found_damage(entry[0], cursor.queue, cursor.offset + cursor.ahead.index(entry))
 
 
 def _neighbours(entries: list[Entry]) -> list[list[Entry]]:

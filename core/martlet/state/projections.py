@@ -196,7 +196,7 @@ class Projections:
             try:
                 entry = self._store.queues.load_entries(queue, offset, 1)
             except BlockDamaged:
-                await self._store.checkpointer.repair(queue)
+                await self._store.repairs.repair(queue)
                 continue
             await trio.lowlevel.checkpoint()
             return int(ENTRY.unpack(entry)[0]) if entry else -1

@@ -6,15 +6,13 @@ it could not write and would report the next fsync as a success.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import trio
 
 from martlet.errors import StoreFailed
 from martlet.store.files import Files
-
-if TYPE_CHECKING:
-    from martlet.store.page_cache import LogWriter
+from martlet.store.page_cache import LogWriter
 
 __all__ = ["Flusher"]
 
@@ -43,7 +41,7 @@ class Flusher:
         "tail",
     )
 
-    def __init__(self, files: Files, tail: "LogWriter", directory: str, on_moved: Callable[[], None]) -> None:
+    def __init__(self, files: Files, tail: LogWriter, directory: str, on_moved: Callable[[], None]) -> None:
         self.files = files
         self.tail = tail
         self.directory = directory

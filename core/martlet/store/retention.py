@@ -13,19 +13,26 @@ long as ``file_reserved_hours``. Nothing is remembered across starts, so no rest
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Protocol, final
+from typing import Final, Protocol, final
 
 import trio
 
 from martlet.clock import Clock
 from martlet.errors import Refused
+from martlet.store.admission import Admission
+from martlet.store.checkpointer import Checkpointer
+from martlet.store.committer import Committer
+from martlet.store.config import StoreConfig
 from martlet.store.files import is_full
-
-if TYPE_CHECKING:
-    from martlet.store.log import Store
-    from martlet.store.queues import Queue
+from martlet.store.first_offsets import FirstOffsets
+from martlet.store.flusher import Flusher
+from martlet.store.key_index import KeyIndex
+from martlet.store.note_writer import NoteWriter
+from martlet.store.page_cache import Chunks, LogWriter
+from martlet.store.queues import Queue, Queues
+from martlet.store.segments import Segments
 
 __all__ = ["Keeper", "Retention"]
 
@@ -70,12 +77,24 @@ class Retention:
     """Looks at age and disk use of one store."""
 
     __slots__ = (
-        "_behind",
+        "_admission",
+        "_checkpointer",
         "_clock",
+        "_committer",
+        "_complete_start",
+        "_config",
+        "_directory",
+        "_files",
+        "_first_offsets",
+        "_flusher",
+        "_keys",
         "_noted_to",
+        "_notes",
         "_overdue_from",
-        "_store",
-        "_stuck",
+        "_pages",
+        "_queues",
+        "_segments",
+        "_tail",
         "_unnoted",
         "clock_behind_ms",
         "keeper",
@@ -84,15 +103,42 @@ class Retention:
         "used_ratio",
     )
 
-    def __init__(self, store: "Store", clock: Clock) -> None:
-        self._store = store
+    def __init__(
+        self,
+        directory: str,
+        config: StoreConfig,
+        segments: Segments,
+        pages: Chunks,
+        queues: Queues,
+        keys: KeyIndex | None,
+        tail: LogWriter,
+        flusher: Flusher,
+        admission: Admission,
+        committer: Committer,
+        notes: NoteWriter,
+        first_offsets: FirstOffsets,
+        checkpointer: Checkpointer,
+        complete_start: Callable[[], bool],
+        clock: Clock,
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._files = segments.files
+        self._segments = segments
+        self._pages = pages
+        self._queues = queues
+        self._keys = keys
+        self._tail = tail
+        self._flusher = flusher
+        self._admission = admission
+        self._committer = committer
+        self._notes = notes
+        self._first_offsets = first_offsets
+        self._checkpointer = checkpointer
+        self._complete_start = complete_start
         self._clock = clock
         self.used_ratio = 0.0
         self.removed_segments = 0
-        # Queues that may still begin with what was removed; who reads there is told so.
-        self._behind: dict[Queue, None] = {}
-        # Of these a damaged block, which is being rebuilt, hides where they begin.
-        self._stuck: dict[Queue, None] = {}
         # Before this log position every queue that has no record behind it is noted in the log.
         self._noted_to = 0
         # A note found no space on the disk and is owed.
@@ -108,24 +154,23 @@ class Retention:
 
     async def run(self) -> None:
         """Look every ``retention_interval_ms``, until cancelled; every second while appends are refused."""
-        interval = self._store.config.retention_interval_ms / 1000
+        interval = self._config.retention_interval_ms / 1000
         while True:
             try:
                 if self.keeper is not None and (end := self._wanted_end()) > self.keeper.released:
                     await self.keeper.release(end)
                 await self._note_ends()
                 self.look()
-                while self.advance(ADVANCED_A_TURN):
+                while self._first_offsets.advance(ADVANCED_A_TURN):
                     await trio.lowlevel.checkpoint()
             except OSError as error:
-                logger.warning("retention in %s is put off: %s", self._store.directory, error)
-            await trio.sleep(min(interval, 1.0) if self._store.refusal else interval)
+                logger.warning("retention in %s is put off: %s", self._directory, error)
+            await trio.sleep(min(interval, 1.0) if self._admission.refusal else interval)
 
     def look(self) -> None:
         """Measure, remove what may go, and decide whether appends are taken."""
-        self.used_ratio = self._store.disk.usage(self._store.directory).ratio
-        self._behind |= self._stuck
-        self._stuck = {}
+        self.used_ratio = self._files.disk.usage(self._directory).ratio
+        self._first_offsets.retry_stuck()
         self._check_clock()
         self._note_ends_now()
         self._remove_old()
@@ -135,18 +180,17 @@ class Retention:
 
     def _check_clock(self) -> None:
         """Compare the clock with the records, and say once when they contradict each other."""
-        store = self._store
-        behind_ms = store.committer.last_store_ms - self._clock.now_ms()
+        behind_ms = self._committer.last_store_ms - self._clock.now_ms()
         if behind_ms <= BEHIND_MS:
             behind_ms = 0
         elif not self.clock_behind_ms:
             logger.warning(
                 "the clock is %s behind the newest record in %s; nothing newer than the clock is removed by age",
                 _span(behind_ms),
-                store.directory,
+                self._directory,
             )
         self.clock_behind_ms = behind_ms
-        past_due_ms = self._past_due_ms() if len(store.segments.items) > 1 and self._hours() else 0
+        past_due_ms = self._past_due_ms() if len(self._segments.items) > 1 and self._hours() else 0
         if past_due_ms <= OVERDUE_HOURS * HOUR_MS:
             past_due_ms = 0
         elif not self.overdue_ms:
@@ -154,7 +198,7 @@ class Retention:
             logger.warning(
                 "segment %s is %s past store.file_reserved_hours; the clock jumped ahead or the broker was stopped for "
                 "long; such segments are removed %s apart; if the clock is wrong, set it right",
-                store.segments.items[0].path,
+                self._segments.items[0].path,
                 _span(past_due_ms),
                 _span(self._pause_s() * 1000),
             )
@@ -162,12 +206,12 @@ class Retention:
 
     def _past_due_ms(self) -> int:
         """How far the oldest segment is past its time; not above 0 while it is young enough."""
-        reserved_ms = self._store.config.file_reserved_hours * HOUR_MS
+        reserved_ms = self._config.file_reserved_hours * HOUR_MS
         return self._clock.now_ms() - self._last_store_ms() - reserved_ms
 
     def _pause_s(self) -> float:
         """The seconds between two overdue segments."""
-        return self._store.config.file_reserved_hours * 3600 / len(self._store.segments.items)
+        return self._config.file_reserved_hours * 3600 / len(self._segments.items)
 
     def _overdue_may_go(self) -> bool:
         """Whether it is the turn of another overdue segment; it counts as gone then."""
@@ -181,23 +225,23 @@ class Retention:
 
     def _wanted_end(self) -> int:
         """Before which log position segments may go now."""
-        items = self._store.segments.items
+        items = self._segments.items
         ends = [segment.end for segment in items[: min(BATCH, len(items) - 1)]]
         wanted = ends[-1] if ends and self._removal_is_due() and (self._is_forced() or self._past_due_ms() > 0) else 0
-        return max(wanted, self._store.segments.start) if self._unnoted else wanted
+        return max(wanted, self._segments.start) if self._unnoted else wanted
 
-    def _left_empty(self, end: int) -> "Iterator[list[Queue]]":
+    def _left_empty(self, end: int) -> Iterator[list[Queue]]:
         """Queues that have records, none of them at or behind log position *end*, and no note there."""
-        queues = self._store.queues.all()
+        queues = self._queues.all()
         for at in range(0, len(queues), NOTED_A_TURN):
             part = queues[at : at + NOTED_A_TURN]
             yield [queue for queue in part if queue.last_end <= end and queue.next_offset and queue.noted < end]
 
-    def _note(self, queues: "list[Queue]") -> None:
+    def _note(self, queues: list[Queue]) -> None:
         """Write into the log where *queues* go on: without their records nothing else there says it."""
         try:
             if queues:
-                self._store.notes.note_offsets(queues)
+                self._notes.note_offsets(queues)
         except Refused as refused:
             # Segments go all the same, which makes space.
             self._unnoted = True
@@ -206,34 +250,34 @@ class Retention:
     async def _note_ends(self) -> None:
         """Note where queues go on that a removal leaves empty, and wait until that is durable."""
         end = self._wanted_end()
-        if self._store.failed is not None or (end <= self._noted_to and not self._unnoted):
+        if self._flusher.failed is not None or (end <= self._noted_to and not self._unnoted):
             return
         self._unnoted = False
         for queues in self._left_empty(end):
             self._note(queues)
             await trio.lowlevel.checkpoint()
-        await self._store.flusher.wait_durable(self._store.written)
+        await self._flusher.wait_durable(self._tail.written)
         self._noted_to = end
 
     def _note_ends_now(self) -> None:
         """As `_note_ends`, blocking; nothing is left to do behind that."""
         end = self._wanted_end()
-        if self._store.failed is not None or (end <= self._noted_to and not self._unnoted):
+        if self._flusher.failed is not None or (end <= self._noted_to and not self._unnoted):
             return
         self._unnoted = False
         for queues in self._left_empty(end):
             self._note(queues)
-        self._store.flusher.flush_now()
-        if self._store.durable >= self._store.written:
+        self._flusher.flush_now()
+        if self._flusher.durable >= self._tail.written:
             self._noted_to = end
 
     # ---- what goes
 
     def _is_forced(self) -> bool:
-        return self.used_ratio > self._store.config.disk_clean_ratio
+        return self.used_ratio > self._config.disk_clean_ratio
 
     def _removal_is_due(self) -> bool:
-        return self._is_forced() or self.used_ratio > self._store.config.disk_used_ratio_max or self._is_the_hour()
+        return self._is_forced() or self.used_ratio > self._config.disk_used_ratio_max or self._is_the_hour()
 
     def _remove_old(self) -> None:
         forced = self._is_forced()
@@ -241,7 +285,7 @@ class Retention:
             return
         removed = 0
         while removed < BATCH and self._may_go(forced):
-            gone = self._store.segments.remove_first()
+            gone = self._segments.remove_first()
             logger.info("segment %s was removed (disk %.0f %% used)", gone.path, self.used_ratio * 100)
             removed += 1
         if removed:
@@ -252,7 +296,7 @@ class Retention:
         return datetime.fromtimestamp(self._clock.now_ms() / 1000).hour in self._hours()
 
     def _hours(self) -> set[int]:
-        parts = self._store.config.delete_when.split(";")
+        parts = self._config.delete_when.split(";")
         return {int(part) for part in map(str.strip, parts) if part.isdecimal()}
 
     def _may_go(self, forced: bool) -> bool:
@@ -261,13 +305,12 @@ class Retention:
         A start finds the end of a queue in its entries. Were these not on the disk and the records gone,
         a queue of which nothing is left would begin again at 0.
         """
-        store = self._store
-        if len(store.segments.items) < 2:
+        if len(self._segments.items) < 2:
             return False
-        covered = min(store.checkpointer.checkpointed, self._noted_to)
+        covered = min(self._checkpointer.checkpointed, self._noted_to)
         if self.keeper is not None:
             covered = min(covered, self.keeper.released)
-        if store.segments.items[0].end > covered:
+        if self._segments.items[0].end > covered:
             return False
         if forced:
             return True
@@ -282,7 +325,7 @@ class Retention:
         It is when a later segment began: of the first one that says neither a time before this segment
         began nor one that is still to come, which were written while the clock was wrong.
         """
-        segments, now_ms = self._store.segments, self._clock.now_ms()
+        segments, now_ms = self._segments, self._clock.now_ms()
         began_ms = segments.head_store_ms(segments.items[0])
         if began_ms > now_ms:
             began_ms = 0
@@ -293,56 +336,41 @@ class Retention:
         return now_ms
 
     def _after_removal(self) -> None:
-        store = self._store
-        start = store.segments.start
-        store.chunks.drop_before(start)
-        store.disk.sync_directory(store.segments.directory)
-        self._behind = dict.fromkeys(store.queues.all())
-        if len(self._behind) <= ADVANCED_AT_ONCE:
-            self.advance(ADVANCED_AT_ONCE)
-        if store.keys is not None:
-            store.keys.remove_before(start)
-        self.used_ratio = store.disk.usage(store.directory).ratio
-
-    def advance(self, count: int) -> bool:
-        """Let up to *count* queues begin with what is left of them; True when there are more."""
-        queues, start = self._store.queues, self._store.segments.start
-        while self._behind and count:
-            queue, _ = self._behind.popitem()
-            if queues.find(queue.topic, queue.queue_id) is queue:  # else its topic was deleted
-                if not queues.advance_first(queue, start):
-                    self._stuck[queue] = None
-                count -= 1
-        return bool(self._behind)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether some queues may begin with what was removed."""
-        return bool(self._behind or self._stuck)
+        start = self._segments.start
+        self._pages.drop_before(start)
+        self._files.disk.sync_directory(self._segments.directory)
+        if self._first_offsets.look_again() <= ADVANCED_AT_ONCE:
+            self._first_offsets.advance(ADVANCED_AT_ONCE)
+        if self._keys is not None:
+            self._keys.remove_before(start)
+        self.used_ratio = self._files.disk.usage(self._directory).ratio
 
     # ---- whether appends are taken
 
     def _decide(self) -> None:
-        store = self._store
-        if store.failed is not None:
+        if self._flusher.failed is not None:
             return
-        limit = store.config.disk_full_ratio
+        limit = self._config.disk_full_ratio
         if self.used_ratio > limit:
-            store.admission.refusal = (
-                f"the disk of {store.directory!r} is {self.used_ratio:.0%} full, above the limit of {limit:.0%} "
+            self._admission.refusal = (
+                f"the disk of {self._directory!r} is {self.used_ratio:.0%} full, above the limit of {limit:.0%} "
                 "(store.disk_full_ratio); writes go on by themselves when there is space"
             )
             return
-        if store.refusal and (self.used_ratio <= limit - HYSTERESIS or store.admission.disk_full) and self._has_space():
-            logger.info("there is space again in %s; writes go on", store.directory)
-            store.admission.disk_full = False
-            store.admission.refusal = ""
+        if (
+            self._admission.refusal
+            and (self.used_ratio <= limit - HYSTERESIS or self._admission.disk_full)
+            and self._has_space()
+        ):
+            logger.info("there is space again in %s; writes go on", self._directory)
+            self._admission.disk_full = False
+            self._admission.refusal = ""
 
     def _has_space(self) -> bool:
         """Whether a page can be written and kept, and nothing of the start is left to be written."""
         try:
             self._probe()
-            return self._store.complete_start()
+            return self._complete_start()
         except OSError as error:
             if not is_full(error):
                 raise
@@ -350,16 +378,15 @@ class Retention:
 
     def _probe(self) -> None:
         """Write a page and remove it again."""
-        store = self._store
-        path = f"{store.directory}/space.probe"
-        if "space.probe" in store.disk.names(store.directory):
-            store.files.unlink(path)
-        store.files.create(path, 0)
+        path = f"{self._directory}/space.probe"
+        if "space.probe" in self._files.disk.names(self._directory):
+            self._files.unlink(path)
+        self._files.create(path, 0)
         try:
-            store.files.write(path, b"\xff" * 65536, 0)
-            store.files.sync(path)
+            self._files.write(path, b"\xff" * 65536, 0)
+            self._files.sync(path)
         finally:
-            store.files.unlink(path)
+            self._files.unlink(path)
 
 
 def _span(ms: float) -> str:

@@ -1,11 +1,33 @@
 """What a store tells about itself."""
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
-if TYPE_CHECKING:
-    from martlet.store.log import Store
+from martlet.store.admission import Admission
+from martlet.store.committer import Committer
+from martlet.store.flusher import Flusher
+from martlet.store.key_index import KeyIndex
+from martlet.store.page_cache import LogWriter
+from martlet.store.queues import Queues
+from martlet.store.readable import ReadableEnd
+from martlet.store.readers import Readers
+from martlet.store.retention import Retention
+from martlet.store.segments import Segments
 
-__all__ = ["StoreStatistics"]
+__all__ = ["Recovered", "StoreStatistics"]
+
+
+@final
+class Recovered:
+    """What the start of a store found."""
+
+    __slots__ = ("cut_bytes", "records", "seconds", "unlisted")
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.cut_bytes = 0
+        self.seconds = 0.0
+        # Topics that were rebuilt from a log of RocketMQ's and had no queues there: they may have been deleted.
+        self.unlisted: set[str] = set()
 
 
 @final
@@ -39,31 +61,44 @@ class StoreStatistics:
         "written",
     )
 
-    def __init__(self, store: "Store") -> None:
-        self.appended_messages = store.committer.appended_messages
-        self.appended_bytes = store.committer.appended_bytes
-        self.commits = store.committer.commits
-        self.fsyncs = store.flusher.fsyncs
-        self.fsync_seconds = store.flusher.fsync_seconds
-        self.fsync_seconds_max = store.flusher.fsync_seconds_max
-        self.damaged_records = store.damaged_records
-        self.cut_bytes = store.cut_bytes
-        self.recovery_seconds = store.recovery_seconds
-        self.recovered_records = store.recovered_records
-        self.refused = store.refusal
-        self.log_start = store.first_position
-        self.log_end = store.appended
-        self.written = store.written
-        self.durable = store.durable
-        self.readable = store.readable
-        self.segments = len(store.segments.items)
-        self.queues = sum(map(len, store.queues.topics.values()))
-        self.open_files = len(store.files)
-        self.overdue_hours = store.retention.overdue_ms / 3_600_000
-        self.clock_behind_hours = store.retention.clock_behind_ms / 3_600_000
-        self.disk_used_ratio = store.retention.used_ratio
-        self.unindexed_messages = len(store.keys.pending) if store.keys else 0
-        self.unindexed_bytes = store.written - store.keys.position if store.keys else 0
+    def __init__(
+        self,
+        committer: Committer,
+        flusher: Flusher,
+        readable: ReadableEnd,
+        readers: Readers,
+        admission: Admission,
+        segments: Segments,
+        tail: LogWriter,
+        queues: Queues,
+        retention: Retention,
+        keys: KeyIndex | None,
+        recovered: Recovered,
+    ) -> None:
+        self.appended_messages = committer.appended_messages
+        self.appended_bytes = committer.appended_bytes
+        self.commits = committer.commits
+        self.fsyncs = flusher.fsyncs
+        self.fsync_seconds = flusher.fsync_seconds
+        self.fsync_seconds_max = flusher.fsync_seconds_max
+        self.damaged_records = readers.damaged_records
+        self.cut_bytes = recovered.cut_bytes
+        self.recovery_seconds = recovered.seconds
+        self.recovered_records = recovered.records
+        self.refused = admission.refusal
+        self.log_start = segments.start
+        self.log_end = tail.position
+        self.written = tail.written
+        self.durable = flusher.durable
+        self.readable = readable.position
+        self.segments = len(segments.items)
+        self.queues = sum(map(len, queues.topics.values()))
+        self.open_files = len(segments.files)
+        self.overdue_hours = retention.overdue_ms / 3_600_000
+        self.clock_behind_hours = retention.clock_behind_ms / 3_600_000
+        self.disk_used_ratio = retention.used_ratio
+        self.unindexed_messages = len(keys.pending) if keys else 0
+        self.unindexed_bytes = tail.written - keys.position if keys else 0
 
     def as_dict(self) -> dict[str, object]:
         """The counters by name."""

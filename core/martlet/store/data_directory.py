@@ -1,0 +1,90 @@
+"""The data directory: who has it open, and the files of other parts in it."""
+
+import os
+from collections.abc import Iterator
+from typing import final
+
+from martlet.errors import StoreLocked
+from martlet.store.files import Disk, Files, atomic_write, read_file
+
+__all__ = ["DataDirectory"]
+
+
+@final
+class DataDirectory:
+    """Locks a directory for one process, and marks it as in use: the file ``abort`` holds the process's id."""
+
+    __slots__ = ("_disk", "_files", "_lock_fd", "marked", "path")
+
+    def __init__(self, path: str, disk: Disk, files: Files) -> None:
+        self.path = path
+        self._disk = disk
+        self._files = files
+        self._lock_fd = -1
+        self.marked = False
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether this process has it open."""
+        return self._lock_fd >= 0
+
+    @property
+    def has_mark(self) -> bool:
+        """Whether a process marked it and did not stop in order."""
+        return "abort" in self._disk.names(self.path)
+
+    def lock(self) -> None:
+        """Make what is missing of it, and lock it.
+
+        Raises:
+          StoreLocked: another process has it open; the text says which.
+        """
+        made = [self.path, *(f"{self.path}/{name}" for name in ("commitlog", "consumequeue", "index"))]
+        for path in made:
+            self._disk.make_directory(path)
+        self._disk.sync_directory(self.path)
+        try:
+            self._lock_fd = self._disk.lock(f"{self.path}/lock")
+        except StoreLocked as error:
+            pid = (read_file(self._disk, f"{self.path}/abort") or b"").decode("ascii", "replace").strip()
+            holder = f"process {pid}" if pid else "another process"
+            raise StoreLocked(f"data directory {self.path!r} is in use by {holder}; stop it first") from error
+
+    def release(self) -> None:
+        """Close every file and give the lock up."""
+        self._files.close()
+        if self._lock_fd >= 0:
+            self._disk.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def mark(self) -> None:
+        """Say that a process has it open and did not stop in order yet."""
+        path = f"{self.path}/abort"
+        if not self.has_mark:
+            self._files.create(path, 0)
+        self._files.truncate(path, 0)
+        self._files.write(path, str(os.getpid()).encode(), 0)
+        self._files.sync(path)
+        self._files.forget(path)
+        self._disk.sync_directory(self.path)
+        self.marked = True
+
+    def unmark(self) -> None:
+        """The process stops in order."""
+        if self.has_mark:
+            self._disk.unlink(f"{self.path}/abort")
+        self._disk.sync_directory(self.path)
+
+    def read_generations(self, name: str) -> Iterator[bytes]:
+        """Yield the generations of file *name*, newest first; the caller stops at a good one.
+
+        A crash between the two renames of a `write_file` leaves the newest as ``name.tmp``.
+        """
+        for generation in (name, f"{name}.tmp", f"{name}.bak"):
+            data = read_file(self._disk, f"{self.path}/{generation}")
+            if data:
+                yield data
+
+    def write_file(self, name: str, *pieces: bytes) -> None:
+        """Replace file *name* at once; its previous content stays as ``name.bak``."""
+        atomic_write(self._disk, f"{self.path}/{name}", *pieces)

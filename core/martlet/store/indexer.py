@@ -1,0 +1,218 @@
+"""Brings the keys of records into the key index: those of each commit, and in the background all that it lacks."""
+
+import logging
+from functools import partial
+from typing import Final, final
+
+import trio
+
+from martlet.store.committer import Appended
+from martlet.store.files import Disk, is_full
+from martlet.store.flusher import Flusher
+from martlet.store.follow import Follower
+from martlet.store.key_index import KeyIndex
+from martlet.store.page_cache import LogWriter
+from martlet.store.queues import Queues
+from martlet.store.recovery import Progress
+from martlet.store.segments import Segments
+from martlet.store.wakeup import Wakeup
+
+__all__ = ["Indexer"]
+
+logger = logging.getLogger("martlet.store")
+
+# Messages that are indexed before the event loop gets its turn.
+INDEX_BATCH: Final = 256
+# Messages that wait for the key index before commits help with it.
+UNINDEXED_MAX: Final = 20_000
+# A key index that is this far behind is completed while the store opens, else in the background,
+# in blocks that take less than a millisecond each.
+FOLLOW_AT_ONCE_BYTES: Final = 16 * 1024 * 1024
+FOLLOW_BYTES: Final = 128 * 1024
+# With so few slots they are counted while the store opens; a real index has 5,000,000.
+SLOTS_AT_ONCE: Final = 65_536
+
+
+@final
+class Indexer:
+    """Feeds *keys*, which is None in a store without a key index; *wakeup* is set when `drain` has something to do."""
+
+    __slots__ = (
+        "_behind",
+        "_disk",
+        "_flusher",
+        "_follower",
+        "_moved",
+        "_queues",
+        "_segments",
+        "_tail",
+        "_wakeup",
+        "keys",
+        "saved",
+    )
+
+    def __init__(
+        self,
+        keys: KeyIndex | None,
+        disk: Disk,
+        segments: Segments,
+        queues: Queues,
+        tail: LogWriter,
+        flusher: Flusher,
+        wakeup: Wakeup,
+    ) -> None:
+        self.keys = keys
+        self._disk = disk
+        self._segments = segments
+        self._queues = queues
+        self._tail = tail
+        self._flusher = flusher
+        self._wakeup = wakeup
+        # Makes up for what the key index lacks; None when it lacks nothing but `keys.pending`.
+        self._follower: Follower | None = None
+        self._behind = trio.Event()
+        # Set when the key index may have become complete; another takes its place then.
+        self._moved = trio.Event()
+        # Up to where the key index was durable when its slots were last written, with how many entries, and the CRC of
+        # its headers.
+        self.saved = (0, 0, 0)
+
+    def open_at(self, end: int) -> None:
+        """Begin after a recovery that ended at log position *end*."""
+        keys = self.keys
+        if keys is None:
+            return
+        if keys.slots <= SLOTS_AT_ONCE and not all(keys.check_slots(*each) for each in keys.unchecked):
+            logger.warning("the key index is damaged; rebuilding it from the log")
+            keys.clear()
+            keys.position = self._segments.start
+        if keys.slots <= SLOTS_AT_ONCE:
+            keys.unchecked.clear()
+        self._follower = Follower(self._segments, self._queues, keys)
+        if end - keys.position > FOLLOW_AT_ONCE_BYTES or not self._follow_at_once(self._follower, end):
+            self._behind.set()
+
+    # ---- what is appended
+
+    def accept(self, appended: list[Appended]) -> None:
+        """Take the records of a commit."""
+        keys = self.keys
+        if keys is not None and self._follower is None:
+            keys.pending.extend(appended)
+            if len(keys.pending) > UNINDEXED_MAX:
+                self._help(keys)
+        self._wakeup.set()
+
+    def _help(self, keys: KeyIndex) -> None:
+        try:
+            keys.drain(len(keys.pending) - UNINDEXED_MAX // 2)
+        except OSError as error:
+            logger.warning("the key index cannot grow: %s; it goes on later", error)
+
+    async def drain(self) -> None:
+        """Index what waits, a batch a turn."""
+        keys = self.keys
+        while keys is not None and self._follower is None and keys.drain(INDEX_BATCH):
+            await trio.lowlevel.checkpoint()
+
+    def drain_now(self) -> None:
+        """As `drain`, blocking."""
+        if self.keys is not None and self._follower is None:
+            self.keys.drain(len(self.keys.pending))
+
+    # ---- whether it is complete
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the key index has every key: it is not damaged, not being rebuilt, and its files were checked."""
+        keys = self.keys
+        return keys is None or not (keys.damaged or keys.unchecked or self._follower is not None)
+
+    async def wait_complete(self) -> None:
+        """Return when the key index is complete."""
+        while not self.is_complete:
+            await self._moved.wait()
+
+    def wake(self) -> None:
+        """Have a damaged index rebuilt."""
+        self._wakeup.set()
+
+    def _announce(self) -> None:
+        moved, self._moved = self._moved, trio.Event()
+        moved.set()
+
+    async def check(self) -> None:
+        """See in a worker thread whether the files of the key index have lost slots."""
+        keys = self.keys
+        while keys is not None and keys.unchecked:
+            path, used_slots = unchecked = keys.unchecked[-1]
+            whole = await self._disk.off_loop(partial(keys.check_slots, path, used_slots))
+            if unchecked in keys.unchecked:  # it was not rebuilt meanwhile
+                keys.unchecked.remove(unchecked)
+                if not whole:
+                    keys.damaged = True
+                    self._wakeup.set()
+        self._announce()
+
+    def rebuild_damaged(self) -> None:
+        """Begin the key index again if a query met what cannot be in it."""
+        keys = self.keys
+        if keys is None or not keys.damaged or keys.saving or self._follower is not None:
+            return
+        logger.warning("the key index is damaged; rebuilding it from the log")
+        keys.clear()
+        keys.position = self._segments.start
+        self.saved = (0, 0, keys.headers_crc())
+        self._follower = Follower(self._segments, self._queues, keys)
+        self._behind.set()
+
+    # ---- making up for what it lacks
+
+    def complete(self, report: Progress | None = None) -> bool:
+        """Index every record, in place of `follow`; False when the disk is full. Blocks.
+
+        Args:
+          report: called often with bytes done, bytes in all, and entries so far.
+        """
+        return self._follower is None or self._follow_at_once(self._follower, self._tail.written, report)
+
+    async def follow(self) -> None:
+        """Complete the key index whenever it is far behind: after a start, and when it is rebuilt; until cancelled."""
+        await self.check()
+        while True:
+            await self._behind.wait()
+            self._behind = trio.Event()
+            if self._follower is not None:
+                await self._follow(self._follower)
+
+    def _follow_at_once(self, follower: Follower, end: int, report: Progress | None = None) -> bool:
+        """Complete the key index up to log position *end*; False when the disk is full."""
+        wanted, begin = FOLLOW_BYTES, follower.keys.position
+        try:
+            while follower.keys.position < end:
+                wanted = follower.take(follower.read(end, wanted), end, wanted) or FOLLOW_BYTES
+                if report is not None:
+                    report(follower.keys.position - begin, end - begin, follower.keys.total())
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return False
+        self._follower = None
+        return True
+
+    async def _follow(self, follower: Follower) -> None:
+        wanted = FOLLOW_BYTES
+        while True:
+            end = self._tail.written
+            if follower.keys.position >= end:
+                self._follower = None
+                self._announce()
+                return
+            follower.keys.position = max(follower.keys.position, self._segments.start)
+            data = await self._disk.off_loop(partial(follower.read, end, wanted))
+            try:
+                wanted = follower.take(data, end, wanted) or FOLLOW_BYTES
+            except OSError as error:
+                if not is_full(error):
+                    raise self._flusher.fail(error) from error
+                await trio.sleep(1)

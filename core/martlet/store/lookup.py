@@ -1,0 +1,219 @@
+"""Looks records up: by log position, by time and by key."""
+
+from functools import partial
+from typing import Final, final
+
+from martlet.errors import NotReady
+from martlet.store.codec import check_record
+from martlet.store.indexer import Indexer
+from martlet.store.layout import FRONT_BYTES, MAGICS, RECORD_BYTES_MIN, RecordView
+from martlet.store.notes import OWN_PREFIX
+from martlet.store.page_cache import Chunks, LogWriter
+from martlet.store.queues import BlockDamaged, Queue, Queues
+from martlet.store.readable import ReadableEnd
+from martlet.store.readers import Readers
+from martlet.store.repairs import Repairs
+from martlet.store.segments import Segments
+from martlet.turns import Steps
+
+__all__ = ["Found", "Lookup"]
+
+OWN_BYTES: Final = OWN_PREFIX.encode()
+# Of the records that a query by key finds.
+QUERY_BYTES_MAX: Final = 1 << 30
+QUERY_PAUSE_BYTES: Final = 524_288  # read in one slice; a read counts at least QUERY_STEP_BYTES
+QUERY_STEP_BYTES: Final = 32_768
+
+
+@final
+class Found:
+    """What a query by key found: whole records, newest first, and how far the index reaches."""
+
+    __slots__ = ("index_ms", "index_position", "records")
+
+    def __init__(self, records: list[bytes], index_ms: int, index_position: int) -> None:
+        self.records = records
+        self.index_ms = index_ms
+        self.index_position = index_position
+
+
+@final
+class Lookup:
+    """Finds readable records."""
+
+    __slots__ = ("_chunks", "_indexer", "_queues", "_readable", "_readers", "_repairs", "_segments", "_tail")
+
+    def __init__(
+        self,
+        segments: Segments,
+        chunks: Chunks,
+        tail: LogWriter,
+        queues: Queues,
+        readable: ReadableEnd,
+        readers: Readers,
+        indexer: Indexer,
+        repairs: Repairs,
+    ) -> None:
+        self._segments = segments
+        self._chunks = chunks
+        self._tail = tail
+        self._queues = queues
+        self._readable = readable
+        self._readers = readers
+        self._indexer = indexer
+        self._repairs = repairs
+
+    def record_at(self, position: int, size_hint: int = 0) -> bytes | None:
+        """The record that begins at *position*; None when none does, it is damaged, or not readable yet.
+
+        Records of Martlet's own are none.
+        """
+        if position < self._segments.start or position + RECORD_BYTES_MIN > self._readable.position:
+            return None
+        head = self._chunks.read(position, max(size_hint, 4))
+        if len(head) < 4:
+            return None
+        size = RecordView(head).size
+        segment = self._segments.find(position)
+        if segment is None or size < RECORD_BYTES_MIN or position + size > min(segment.end, self._readable.position):
+            return None
+        data = head[:size] if len(head) >= size else self._chunks.read(position, size)
+        if not check_record(data, 0, size, position) or RecordView(data).topic_bytes.startswith(OWN_BYTES):
+            return None
+        return data
+
+    def position_at(self, queue: Queue, offset: int) -> int:
+        """The log position of message *offset*; -1 if it is not readable or lost.
+
+        Raises:
+          NotReady: its entry is in a damaged block, which is being rebuilt.
+        """
+        if not queue.first_offset <= offset < self._readers.end_offset(queue):
+            return -1
+        try:
+            return self._queues.checked_position(queue, offset)
+        except BlockDamaged:
+            self._repairs.want(queue)
+            text = f"consume queue '{queue.topic}/{queue.queue_id}' is damaged and being rebuilt; try again in a moment"
+            raise NotReady(text, partial(self._repairs.repair, queue)) from None
+
+    def store_ms_at(self, queue: Queue, offset: int) -> int:
+        """When message *offset* was stored; -1 if it is not readable or damaged.
+
+        Raises:
+          NotReady: as `position_at`.
+        """
+        position = self.position_at(queue, offset)
+        if position < 0:
+            return -1
+        front = self._front_at(position)
+        return RecordView(front).store_ms if len(front) == FRONT_BYTES else -1
+
+    def _front_at(self, position: int) -> bytes:
+        """The first bytes of a readable record; loads no chunk, which would push out what consumers read."""
+        chunk = self._chunks.find(position)
+        if chunk is None or position + FRONT_BYTES > chunk.end:
+            return self._segments.read(position, FRONT_BYTES)
+        return bytes(chunk.view[position - chunk.base : position - chunk.base + FRONT_BYTES])
+
+    def earliest_store_ms(self, queue: Queue) -> int:
+        """When the oldest message of *queue* was stored; -1 when it has none.
+
+        Raises:
+          NotReady: as `position_at`.
+        """
+        return self.store_ms_at(queue, queue.first_offset)
+
+    def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> int:
+        """The first offset stored at or after *timestamp_ms* (the end if none); with *upper* the last at or before it.
+
+        Upper with a time before everything is the first offset.
+
+        Raises:
+          NotReady: as `position_at`.
+        """
+        first, end = queue.first_offset, self._readers.end_offset(queue)
+        low, high = first, end
+        while low < high:
+            middle = (low + high) // 2
+            stored = self._store_ms_near(queue, middle, high)
+            if stored < timestamp_ms or (upper and stored == timestamp_ms):
+                low = middle + 1
+            else:
+                high = middle
+        return max(low - 1, first) if upper else low
+
+    def _store_ms_near(self, queue: Queue, offset: int, end: int) -> int:
+        """The store time of *offset*, or of the next message that is intact; beyond every time if none is."""
+        for at in range(offset, min(end, offset + 64)):
+            stored = self.store_ms_at(queue, at)
+            if stored >= 0:
+                return stored
+        return 2**63 - 1
+
+    def query_keys(
+        self, topic: str, key: bytes, max_count: int, begin_ms: int, end_ms: int, bytes_max: int = QUERY_BYTES_MAX
+    ) -> Steps[Found]:
+        """Return readable records of *topic* that carry *key* as unique key or among KEYS, newest first, in slices.
+
+        Their sizes add up to *bytes_max* at most, but one record always gets through.
+
+        Raises:
+          NotReady: the key index is damaged or lacks keys; it is being rebuilt.
+        """
+        keys = self._indexer.keys
+        if keys is None:
+            return Found([], 0, 0)
+        self._check_keys_complete()
+        queue = self._queues.find(topic, 0) or Queue(topic, 0)
+        records: list[bytes] = []
+        size = unpaused = 0
+        for position in (yield from keys.find(queue, key, max_count, begin_ms, end_ms)):
+            data = self.record_at(position)
+            if data is None and not self._explains(position):
+                keys.damaged = True
+            if data is not None and self._is_kept(RecordView(data), queue):
+                size += len(data)
+                if records and size > bytes_max:
+                    break
+                records.append(data)
+            unpaused += QUERY_STEP_BYTES + (len(data) if data is not None else 0)
+            if unpaused > QUERY_PAUSE_BYTES:
+                unpaused = 0
+                yield
+        self._check_keys_complete()
+        return Found(records, keys.store_ms, keys.position)
+
+    def _check_keys_complete(self) -> None:
+        if self._indexer.is_complete:
+            return
+        self._indexer.wake()
+        text = "the key index is being checked or rebuilt; try again in a few seconds"
+        raise NotReady(text, self._indexer.wait_complete)
+
+    def _explains(self, position: int) -> bool:
+        """Whether the log tells why it has no record for readers at *position*; else an entry with it is damaged."""
+        if not self._segments.start <= position < self._tail.position:
+            return 0 <= position < self._segments.start  # removed by retention
+        if position >= self._readable.position:
+            return True
+        front = self._front_at(position)
+        if len(front) < FRONT_BYTES:
+            return False
+        record = RecordView(front)
+        return record.position == position and record.magic in MAGICS  # it is damaged further on
+
+    def _is_kept(self, record: RecordView, like: Queue) -> bool:
+        """Whether the entry of *record* in its queue names it; one of a deleted topic has none, or another's."""
+        if record.topic_bytes != like.topic_bytes:
+            return False
+        queue = self._queues.find(like.topic, record.queue_id)
+        offset = record.queue_offset
+        if queue is None or not queue.first_offset <= offset < queue.next_offset:
+            return False
+        try:
+            position = self._queues.checked_position(queue, offset)
+        except BlockDamaged:
+            self._repairs.want(queue)
+            return True
+        return position == record.position

@@ -1,0 +1,255 @@
+"""Reads queues: at once what memory and the page cache have, in a worker thread what the disk has, and what is older.
+
+A `ColdReader` has records that retention removed here, such as those of a tier on another disk; `read_far` asks it
+for what is before a queue's first offset.
+"""
+
+import logging
+from typing import Final, Protocol, final
+
+from martlet.errors import Reason, Refused
+from martlet.store.files import Disk
+from martlet.store.layout import ENTRY_BYTES, Predicate
+from martlet.store.page_cache import Chunks
+from martlet.store.queues import BlockDamaged, Queue, Queues
+from martlet.store.readable import ReadableEnd
+from martlet.store.reading import Reader, ReadResult, ReadStatus, bounds
+from martlet.store.repairs import Repairs
+
+__all__ = ["ColdReader", "Readers"]
+
+logger = logging.getLogger("martlet.store")
+
+# Entries that a read in a worker thread takes along.
+SCAN_ENTRIES: Final = 4096
+# So often a read has a damaged block rebuilt.
+REPAIRS_A_READ: Final = 3
+# Positions of damaged records that are remembered, so that each is reported once.
+DAMAGED_MAX: Final = 10_000
+
+
+class ColdReader(Protocol):
+    """Has older records of queues than the local log."""
+
+    def first_offset(self, queue: Queue) -> int:
+        """The oldest offset of *queue* that it can read; the queue's own first offset if it has nothing older."""
+        ...
+
+    async def read(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None,
+        predicate: Predicate | None,
+    ) -> ReadResult:
+        """As `Readers.read_far`, for an *offset* from its `first_offset` to before the queue's own.
+
+        ``next_offset`` of the result is at most the queue's own first offset.
+        """
+        ...
+
+
+def _copied(result: ReadResult) -> ReadResult:
+    """*result* with its records copied: a view would keep a chunk for each while they wait to be sent."""
+    if result.pieces:
+        result.pieces = [b"".join(result.pieces)]
+    return result
+
+
+@final
+class Readers:
+    """Reads readable records of queues."""
+
+    __slots__ = (
+        "_chunks",
+        "_collector",
+        "_damaged",
+        "_disk",
+        "_queues",
+        "_readable",
+        "_repairs",
+        "cold",
+        "damaged_records",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        chunks: Chunks,
+        queues: Queues,
+        readable: ReadableEnd,
+        repairs: Repairs,
+        *,
+        verify: bool,
+    ) -> None:
+        self._disk = disk
+        self._chunks = chunks
+        self._queues = queues
+        self._readable = readable
+        self._repairs = repairs
+        self._collector = Reader(chunks, self.found_damage, verify=verify)
+        self._damaged: set[int] = set()
+        self.damaged_records = 0
+        self.cold: ColdReader | None = None
+
+    def first_offset(self, queue: Queue) -> int:
+        """The oldest offset of *queue* that `read_far` can read."""
+        if self.cold is None:
+            return queue.first_offset
+        return min(self.cold.first_offset(queue), queue.first_offset)
+
+    def end_offset(self, queue: Queue) -> int:
+        """The offset behind the newest readable message of *queue*."""
+        return (
+            queue.next_offset
+            if queue.last_end <= self._readable.position
+            else queue.end_before(self._readable.position)
+        )
+
+    def read(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None = None,
+        predicate: Predicate | None = None,
+    ) -> ReadResult:
+        """Return readable records of *queue* from *offset* on, as they are stored.
+
+        The first message comes whatever its size; then as many as fit both limits and need no waiting for the disk.
+        *codes* are compared with the tags' codes of the entries, *predicate* is shown whole records. Looks at a bounded
+        number of entries, so ``next_offset`` may move though nothing matched. Damaged records are left out.
+        Waits for the disk for the first message, and for the rebuild of a damaged block of entries: on the event
+        loop, consumers read with `QueueReader`.
+        """
+        end = self.end_offset(queue)
+        outside = bounds(queue, offset, end)
+        if outside is not None:
+            return outside
+        read = self._collector.read
+        entries, load = self._queues.load_entries, self._chunks.load_now
+        try:
+            result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+        except BlockDamaged:
+            self._repairs.repair_now(queue)
+            entries = self._queues.entries
+            result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+        assert result is not None
+        return result
+
+    def read_near(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None = None,
+        predicate: Predicate | None = None,
+    ) -> ReadResult | None:
+        """As `read`, but None where the first record is neither in memory nor in the page cache: `read_far` reads it.
+
+        So it is where its entry is in a damaged block, and before the queue's first offset where `cold` has older
+        records.
+        """
+        if self._cold_for(queue, offset) is not None:
+            return None
+        end = self.end_offset(queue)
+        outside = bounds(queue, offset, end)
+        if outside is not None:
+            return outside
+        entries, load = self._queues.load_entries, self._chunks.load_now
+        read = self._collector.read
+        try:
+            return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load, wait=False)
+        except BlockDamaged:
+            return None
+
+    async def read_far(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None = None,
+        predicate: Predicate | None = None,
+    ) -> ReadResult:
+        """As `read`, in a worker thread where the disk may be waited for; *predicate* is called there.
+
+        Raises:
+          Refused: a damaged block cannot be rebuilt: the disk is full, or damages it again.
+          StoreFailed: the disk failed.
+        """
+        cold = self._cold_for(queue, offset)
+        if cold is not None:
+            return await cold.read(queue, offset, max_messages, budget_bytes, codes, predicate)
+        end = self.end_offset(queue)
+        outside = bounds(queue, offset, end)
+        if outside is not None:
+            return outside
+        for _ in range(REPAIRS_A_READ):
+            try:
+                result = await self._read_off_loop(queue, offset, end, max_messages, budget_bytes, codes, predicate)
+                break
+            except BlockDamaged:
+                await self._repairs.repair(queue)
+            if self._queues.find(queue.topic, queue.queue_id) is not queue:
+                return ReadResult(ReadStatus.NO_QUEUE, offset, queue.first_offset, end)  # its topic was deleted
+            outside = bounds(queue, offset, end)
+            if outside is not None:
+                return outside
+        else:
+            where = f"consume queue '{queue.topic}/{queue.queue_id}'"
+            raise Refused(Reason.UNAVAILABLE, f"{where} is damaged again after each rebuild; check the disk")
+        result.end_offset = self.end_offset(queue)
+        return result
+
+    def _cold_for(self, queue: Queue, offset: int) -> ColdReader | None:
+        """The cold reader if it has to read message *offset* of *queue*."""
+        if self.cold is None or not self.cold.first_offset(queue) <= offset < queue.first_offset:
+            return None
+        return self.cold
+
+    async def _read_off_loop(
+        self,
+        queue: Queue,
+        offset: int,
+        end: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None,
+        predicate: Predicate | None,
+    ) -> ReadResult:
+        """Read in a worker thread; raises `BlockDamaged` where the first entry is in a damaged block."""
+        # The entries in memory belong to the event loop's thread: take them along.
+        held = self._queues.load_entries(queue, offset, SCAN_ENTRIES) if offset >= queue.tail_offset else b""
+        end = min(end, offset + len(held) // ENTRY_BYTES if held else queue.tail_offset)
+
+        def entries(queue: Queue, at: int, count: int) -> bytes:
+            if not held:
+                return self._queues.saved_entries(queue, at, count)
+            return held[(at - offset) * ENTRY_BYTES : (at - offset + count) * ENTRY_BYTES]
+
+        def work() -> ReadResult:
+            read, load = self._collector.read, self._chunks.load
+            result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+            assert result is not None
+            return _copied(result)
+
+        return await self._disk.off_loop(work)
+
+    def found_damage(self, position: int, queue: Queue, offset: int) -> None:
+        """Report the record at log position *position*, message *offset* of *queue*; each once."""
+        if position in self._damaged or len(self._damaged) >= DAMAGED_MAX:
+            return
+        self._damaged.add(position)
+        self.damaged_records += 1
+        logger.error(
+            "record at position %d (message %d of %s/%d) is damaged; it is skipped",
+            position,
+            offset,
+            queue.topic,
+            queue.queue_id,
+        )

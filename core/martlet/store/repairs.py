@@ -1,0 +1,129 @@
+"""Which queues have damaged blocks, and the one repair at a time that rebuilds them (`repair.py`)."""
+
+from typing import final
+
+import trio
+
+from martlet.store.admission import Admission
+from martlet.store.files import Disk, is_full
+from martlet.store.flusher import Flusher
+from martlet.store.queues import Queue, Queues
+from martlet.store.repair import MemoryRepair, Repair
+from martlet.store.segments import Segments
+from martlet.store.wakeup import Wakeup
+
+__all__ = ["Repairs"]
+
+
+@final
+class Repairs:
+    """Rebuilds damaged blocks of queues from the log.
+
+    Whoever writes files of queues holds `lock` meanwhile. Files that a repair changed are in `paths` until somebody
+    takes them to be synced; *wakeup* is set when there is something to repair or to sync.
+    """
+
+    __slots__ = ("_admission", "_disk", "_flusher", "_queues", "_segments", "_wakeup", "_wanted", "lock", "paths")
+
+    def __init__(
+        self, disk: Disk, segments: Segments, queues: Queues, flusher: Flusher, admission: Admission, wakeup: Wakeup
+    ) -> None:
+        self._disk = disk
+        self._segments = segments
+        self._queues = queues
+        self._flusher = flusher
+        self._admission = admission
+        self._wakeup = wakeup
+        self._wanted: dict[Queue, None] = {}
+        self.lock = trio.Lock()
+        self.paths: set[str] = set()
+
+    def want(self, queue: Queue) -> None:
+        """Have the damaged blocks of *queue* rebuilt."""
+        self._wanted[queue] = None
+        self._wakeup.set()
+
+    def want_all(self) -> None:
+        """Have every block of every queue looked at, and rebuilt if it is damaged."""
+        self._wanted.update(dict.fromkeys(self._queues.all()))
+
+    async def repair(self, queue: Queue) -> None:
+        """Rebuild the damaged blocks of *queue*, and of others that wait for it, in a worker thread.
+
+        Raises:
+          Refused: the disk is full.
+          StoreFailed: the disk failed.
+        """
+        self._wanted[queue] = None
+        try:
+            await self._repair(queue)
+        except OSError as error:
+            raise self._admission.refuse(error) from error
+
+    def repair_now(self, queue: Queue) -> None:
+        """As `repair`, blocking."""
+        self._wanted[queue] = None
+        work = self._new_repair()
+        try:
+            self._run_now(work)
+        except OSError as error:
+            raise self._admission.refuse(error) from error
+
+    def _run_now(self, work: Repair) -> None:
+        try:
+            work.run()
+        except OSError as error:
+            instead = self._new_memory_repair(work.wanted, error)
+            if not instead.run():
+                raise
+            instead.finish()
+        else:
+            self._finish(work)
+
+    def want_rebuilt(self) -> None:
+        """Once there is space again, repair in their files the blocks that were only repaired in memory."""
+        queues = self._queues
+        if queues.rebuilt and not self._admission.refusal:
+            wanted = dict.fromkeys(queue for queue, _ in queues.rebuilt)
+            queues.forget_blocks(*wanted)
+            self._wanted.update(wanted)
+
+    async def repair_wanted(self) -> None:
+        """Repair all that is wanted. Raises `OSError`."""
+        while self._wanted:
+            await self._repair(next(iter(self._wanted)))
+
+    async def _repair(self, queue: Queue) -> None:
+        async with self.lock:
+            if queue not in self._wanted:
+                return  # somebody did it meanwhile
+            work = self._new_repair()
+            with trio.CancelScope(shield=True):
+                try:
+                    await self._disk.off_loop(work.run)
+                except OSError as error:
+                    instead = self._new_memory_repair(work.wanted, error)
+                    if not await self._disk.off_loop(instead.run):
+                        raise
+                    instead.finish()
+                else:
+                    self._finish(work)
+
+    def _new_repair(self) -> Repair:
+        wanted, self._wanted = self._wanted, {}
+        # The files of a deleted topic are not to come back.
+        live = [queue for queue in wanted if self._queues.find(queue.topic, queue.queue_id) is queue]
+        return Repair(self._segments, self._queues, live, self._flusher.durable)
+
+    def _new_memory_repair(self, wanted: list[Queue], error: OSError) -> MemoryRepair:
+        """A repair whose result goes to the files later; raises *error* again unless it is that the disk is full."""
+        if not is_full(error):
+            raise error
+        self._admission.refuse_full(error)
+        self._wakeup.set()
+        return MemoryRepair(self._segments, self._queues, wanted, self._flusher.durable)
+
+    def _finish(self, work: Repair) -> None:
+        work.finish()
+        self.paths |= work.paths
+        self._wakeup.set()
