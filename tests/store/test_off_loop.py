@@ -1,15 +1,19 @@
 """What the store does to files in the background is done by a thread, in pieces: the event loop never waits for it."""
 
 import threading
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import pytest
+import trio
+import trio.testing
 from tests.store.conftest import OpenStore
 
 from martlet.store import Disk, RealDisk
 from martlet.testing.stores import drain, message, small_config
 
 QUEUES = 200
+T = TypeVar("T")
 
 
 class WatchedDisk:
@@ -18,6 +22,12 @@ class WatchedDisk:
     def __init__(self) -> None:
         self.disk = RealDisk()
         self.calls: list[tuple[str, object, int, int]] = []  # name, thread, bytes
+        self.may_go_on = trio.Event()
+        self.may_go_on.set()
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        await self.may_go_on.wait()
+        return await self.disk.off_loop(work)
 
     def __getattr__(self, name: str) -> object:
         found = getattr(self.disk, name)
@@ -75,3 +85,30 @@ async def test_a_new_generation_of_the_journal_is_written_in_pieces(
     await store.close()
     store = await open_store(small_config(flush="async", segment_bytes=1 << 20))
     assert [store.queue("T", number).next_offset for number in range(QUEUES)] == [1] * QUEUES
+
+
+async def test_a_store_that_closes_waits_for_the_thread_that_writes(open_store: OpenStore) -> None:
+    disk, closed = WatchedDisk(), list[bool]()
+    config = small_config(flush="async", segment_bytes=1 << 20)
+    store = await open_store(config, cast(Disk, disk))
+    for number in range(40):
+        store.append(message(b"%d" % number), number % 8)
+    store.commit()
+    store.flusher.flush_now()
+    disk.may_go_on = trio.Event()
+
+    async def close() -> None:
+        closed.append(await store.close())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.checkpoint)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(close)
+        await trio.testing.wait_all_tasks_blocked()
+        early = list(closed)
+        disk.may_go_on.set()
+    assert (early, closed) == ([], [True])
+    assert [queue.saved for queue in store.queues.all()] == [5] * 8
+    await store.checkpoint()
+    store = await open_store(config)
+    assert [len(drain(store, store.queue("T", number))) for number in range(8)] == [5] * 8

@@ -59,6 +59,7 @@ class Checkpointer:
         "_dirty_paths",
         "_doomed",
         "_files",
+        "_finished",
         "_first_offsets",
         "_flusher",
         "_index_saved_at",
@@ -102,6 +103,8 @@ class Checkpointer:
         self._first_offsets = first_offsets
         self._wakeup = wakeup
         self._dirty_paths: set[str] = set()
+        # The last checkpoint is made: nothing is written any more.
+        self._finished = False
         self.journal = Journal(segments.files, directory)
         # Deleted topics, where the record of the deletion ends, and their queues: the files go once it is durable.
         self._doomed: list[tuple[int, str, list[Queue]]] = []
@@ -188,6 +191,8 @@ class Checkpointer:
 
     async def _save_queues(self, limit: int) -> None:
         """Write the entries of records before *limit*, which are durable, and of the key index, to their files."""
+        if self._finished:
+            return
         for topic, queues in self._take_doomed(limit):
             self._queues.let_go(queues)
             # Queues that were made since under the same name have nothing in files yet.
@@ -210,10 +215,19 @@ class Checkpointer:
         self._deletions += [topic for topic, _ in due]
         return due
 
+    async def finish(self) -> None:
+        """Make the last checkpoint, of an orderly stop, once no thread writes any more."""
+        with trio.CancelScope(shield=True):
+            async with self._repairs.lock:
+                self.write_checkpoint(orderly=True)
+                self._finished = True
+
     async def checkpoint(self) -> None:
         """Make the indexes durable and note how far they are, so that a start reads only what is behind."""
         await self._indexer.drain()
         async with self._repairs.lock:
+            if self._finished:
+                return
             position = self._flusher.durable
             await self._save_queues(position)
             whole = self.journal.outgrown

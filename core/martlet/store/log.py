@@ -272,7 +272,7 @@ class Store:
             if self.flusher.failed is None:
                 self._commit_last()
                 self.flusher.flush_now()
-                self.checkpointer.write_checkpoint(orderly=True)
+                await self.checkpointer.finish()
                 self._place.unmark()
         except OSError as error:
             if not is_full(error):
