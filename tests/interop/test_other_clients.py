@@ -278,3 +278,21 @@ def test_the_node_client_may_commit_that_it_has_consumed_nothing(
     assert answer.code == 0
     newest.producer().send(message(topic, "first"))
     assert [line["body"] for line in deliveries(run.finish())] == ["first"]
+
+
+@pytest.mark.parametrize("language", ["cpp", "go", "node"])
+def test_every_client_reads_the_records_of_a_batch(
+    language: str, request: pytest.FixtureRequest, newest: Java, target: Target, name: Name
+) -> None:
+    """Martlet stores a batch as an atomic group, whose records have bits in sysFlag that RocketMQ does not know."""
+    program: Program = request.getfixturevalue(language)
+    topic, group = name("batch"), name("group")
+    sent = [message(topic, f"{i}" * (1 + 4 * i), keys=f"k{i}") for i in range(COUNT)]
+    newest.producer(queues=1).send(*sent, how="batch")
+    words = {
+        "cpp": ("consume", target.name_server, group, topic, f"{COUNT}", "*"),
+        "go": ("consume", target.name_server, group, topic, f"{COUNT}", "*", "concurrent", "0"),
+        "node": (target.name_server, group, topic, f"{COUNT}", "0"),
+    }
+    got = deliveries(program.run(*words[language]))
+    assert {line["body"] for line in got} == {f"{i}" * (1 + 4 * i) for i in range(COUNT)}
