@@ -1,10 +1,11 @@
 """What a message costs that only some of many subscribers want, inside the process: append, commit, route, encode.
 
-    python benchmarks/fanout.py [--messages 20000] [--loads filters,names,storm,plain]
+    python benchmarks/fanout.py [--messages 20000] [--loads filters,names,storm,return,plain]
 
 - filters: 50 disjoint filters with a wildcard over 20,000 names, then 1,000 to 100,000 filters of which one matches.
 - names: as many subscriptions to exact names.
 - storm: 10,000 clients subscribe between messages; how many routes have to be found again.
+- return: 10,000 clients with a filter each return at once to what they missed; how many records are looked at.
 - plain: the same messages with nobody there; the difference is what matching costs.
 
 Messages have 256 B and are committed 40 at a time, as a socket read brings them. Each receiver that matches encodes
@@ -19,8 +20,10 @@ from itertools import islice
 from pathlib import Path
 
 import trio
+import trio.lowlevel
 
 from martlet.broker import Broker
+from martlet.delivery.cursor import Place
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.tail_reader import Run
@@ -29,6 +32,7 @@ from martlet.store import StoreConfig
 from martlet.testing.peers import serving
 
 NAMES = 20_000
+CLIENTS = 10_000
 MESSAGES_A_READ = 40
 ROUNDS = 3
 ENCODING = Encoding("bench", lambda piece: [body for _, _, _, body, _ in parts(piece)])
@@ -95,10 +99,50 @@ async def run(load: str, filters: list[str], names: list[str], messages: int) ->
             )
 
 
+async def come_back(messages: int) -> None:
+    """What 10,000 clients cost that return at once, and how long the event loop was busy at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with serving(Path(folder), store=StoreConfig(flush="async")) as served, trio.open_nursery() as nursery:
+            broker = served.broker
+            broker.topics.ensure("bench", 8)
+            feed = broker.cursors.open(["bench"])
+            for number in range(messages):
+                device = number * 7919 % CLIENTS
+                properties = f"TAGS\x01device/{device}/state\x02".encode()
+                broker.publish(Message("bench", b"x" * 256, properties, device % 8))
+                if number % MESSAGES_A_READ == MESSAGES_A_READ - 1:
+                    broker.store.commit()
+            broker.store.commit()
+            await trio.sleep(1)  # lets the key index catch up
+            joined = [feed.open(lambda: None, {f"device/{client}/#": 0}, 0) for client in range(CLIENTS)]
+            pauses: list[float] = []
+            nursery.start_soon(watch_pauses, pauses)
+            began = time.process_time()
+            with trio.fail_after(60):
+                while feed.is_sweeping:
+                    await trio.lowlevel.checkpoint()
+            assert all(cursor.place is Place.TAIL for cursor in joined)
+            seconds = time.process_time() - began
+            nursery.cancel_scope.cancel()
+            found = sum(run.count for cursor in joined for run, _ in cursor.collect(1 << 30))
+            print(
+                f"return   {CLIENTS} clients, {messages} messages: {seconds:.2f} s of processor time, "
+                f"{feed.sweeps} sweep, {feed.viewed} viewed, {found} delivered, "
+                f"longest pause {max(pauses) * 1e3:.1f} ms"
+            )
+
+
+async def watch_pauses(pauses: list[float]) -> None:
+    while True:
+        began = time.process_time()
+        await trio.lowlevel.checkpoint()
+        pauses.append(time.process_time() - began)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=20_000)
-    parser.add_argument("--loads", default="plain,filters,names,storm")
+    parser.add_argument("--loads", default="plain,filters,names,storm,return")
     words = parser.parse_args()
     loads: dict[str, list[tuple[list[str], list[str]]]] = {
         "plain": [([], names_of(50))],
@@ -108,6 +152,9 @@ def main() -> None:
         "storm": [([], names_of(50))],
     }
     for load in words.loads.split(","):
+        if load == "return":
+            trio.run(come_back, words.messages)
+            continue
         for filters, names in loads[load]:
             trio.run(run, load, filters, names, words.messages)
 

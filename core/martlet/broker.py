@@ -11,6 +11,7 @@ from typing import TypeVar, final
 from martlet.access import Authentication, Gate, Rules
 from martlet.clock import Clock
 from martlet.contracts import Authorizer, Compile, Identity, Stage
+from martlet.delivery.cursor import Cursors
 from martlet.delivery.selection import Selection, Selections
 from martlet.delivery.sessions import Sessions
 from martlet.delivery.shared_groups import Shares
@@ -81,6 +82,7 @@ class Broker:
         self.tables = Tables(store)
         delivery = delivery or DeliveryConfig()
         self.tails = Tails(store, topics, delivery.encoded_bytes)
+        self.cursors = Cursors(store, topics, self.tails)
         self.subscriptions = Subscriptions(store, topics, self.tails, delivery)
         self.shares = Shares(store, topics, groups, delivery)
         self.sessions = Sessions(groups, clock, delivery)
@@ -90,6 +92,7 @@ class Broker:
         stats.add("turns", self.turns.statistics)
         stats.add("projections", self.projections.statistics)
         stats.add("tails", self.tails.statistics)
+        stats.add("cursors", self.cursors.statistics)
         stats.add("subscriptions", self.subscriptions.statistics)
         stats.add("shares", self.shares.statistics)
         stats.add("sessions", self.sessions.statistics)

@@ -245,6 +245,7 @@ async def _run_with_store(
             await live.start_services(nursery, stop)
             await nursery.start(server.run, [*bound.items()])
             nursery.start_soon(broker.tails.run)
+            nursery.start_soon(broker.cursors.run)
             nursery.start_soon(broker.shares.run)
             nursery.start_soon(broker.sessions.run)
             nursery.start_soon(persistence.run, broker)

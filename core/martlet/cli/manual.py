@@ -229,6 +229,11 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("Selections", "martlet.delivery.selection", ("Selection", "EVERYTHING", "select_tags", "split_tags")),
     Chapter("Topic filters", "martlet.delivery.interest", ("FilterTrie", "Route")),
     Chapter(
+        "Cursors",
+        "martlet.delivery.cursor",
+        ("Cursors: open", "Feed: open close", "Cursor: collect add_filter remove_filter skip_to_tail close", "Place"),
+    ),
+    Chapter(
         "The tail of a topic",
         "martlet.delivery.tail_reader",
         ("Tails: of", "TailReader: attach detach hand_on", "Run", "Frames", "Receiver", "Interest"),

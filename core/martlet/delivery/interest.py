@@ -121,6 +121,10 @@ class FilterTrie(Generic[T]):
                     raise Refused(Reason.ILLEGAL, f"{text}; write {self._one!r} or a last {self._rest!r}")
         return levels
 
+    def is_literal(self, topic_filter: str) -> bool:
+        """Whether *topic_filter* matches one name only: itself."""
+        return self._one not in topic_filter and self._rest not in topic_filter
+
     def add(self, topic_filter: str, subscriber: T, value: Hashable = None) -> None:
         """Let *subscriber* have what *topic_filter* matches; *value* is in its routes and replaces an earlier one.
 

@@ -303,6 +303,7 @@ async def serving(
             nursery.start_soon(made.projections.run)
             await nursery.start(serves.run, [(protocol, serves.bind(protocol)) for protocol in ports(made)])
             nursery.start_soon(made.tails.run)
+            nursery.start_soon(made.cursors.run)
             nursery.start_soon(made.shares.run)
             nursery.start_soon(made.sessions.run)
             yield Serving(made, serves, nursery)

@@ -1,0 +1,498 @@
+"""A place in the log of some topics, from wherever a receiver left off to the tail.
+
+A `Feed` is what one protocol follows: some topics and the topic filters of its receivers. Each receiver has a `Cursor`.
+At the tail the cursor's filters are in a trie that the topics' tail readers ask. A cursor behind the tail is *swept*:
+one task reads the log once for all cursors that are behind, from the lowest of their positions on, in log order over
+all queues of the topics, and routes each record by a trie of their filters. So ten thousand clients that return
+together cost one pass over what they missed. Where the sweep meets the tail its cursors go over to the tail readers,
+without a gap and without a repetition.
+
+Where all filters in a sweep are names without wildcards, only records with the tag codes of these names are read.
+
+What a receiver has not collected is bounded. A cursor that is full remembers its position in the log and lets go; it is
+swept again once there is room. It holds positions, never a backlog.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from enum import Enum, unique
+from heapq import heappop, heappush
+from itertools import islice
+from typing import Final, final
+
+import trio
+
+from martlet.delivery.interest import FilterTrie
+from martlet.delivery.subscriptions import readable
+from martlet.delivery.tail_reader import READ_AGAIN_S, Found, Run, TailReader, Tails, make_run, merge
+from martlet.errors import Refused, StoreError
+from martlet.store import Queue, ReadResult, Store
+from martlet.store.codec import tags_code
+from martlet.store.queues import BlockDamaged
+from martlet.tables.topics import Topics
+
+__all__ = ["Cursor", "Cursors", "Feed", "Place"]
+
+log = logging.getLogger("martlet.delivery")
+
+# A message of a name that was not routed lately takes about 25 us.
+MESSAGES_A_SLICE: Final = 256
+BYTES_A_SLICE: Final = 1 << 20
+CURSORS_A_SLICE: Final = 256  # that a sweep takes along, or lets join the tail
+CODES_MAX: Final = 1000  # names that one pass over the entries looks for
+PENDING_BYTES: Final = 1 << 18
+
+
+@unique
+class Place(Enum):
+    """Where a cursor is."""
+
+    BEHIND = "behind"  # the sweep has not reached it yet
+    SWEPT = "swept"
+    TAIL = "tail"
+    FULL = "full"  # until something of it is collected
+    CLOSED = "closed"
+
+
+@final
+class Cursor:
+    """One receiver of a `Feed`; made by `Feed.open`.
+
+    ``place`` says where it is; at `Place.TAIL` it has joined the tail. ``wake`` is called when there is something to
+    collect, and when the tail is joined.
+    """
+
+    __slots__ = ("_feed", "_pending", "_pending_bytes", "_pending_bytes_max", "_position", "filters", "place", "wake")
+
+    def __init__(
+        self,
+        feed: "Feed",
+        wake: Callable[[], None],
+        filters: Mapping[str, Hashable],
+        position: int,
+        pending_bytes_max: int,
+    ) -> None:
+        self.wake = wake
+        self.filters = dict(filters)
+        self.place = Place.BEHIND
+        self._feed = feed
+        self._position = position
+        self._pending: deque[tuple[Run, tuple[Hashable, ...]]] = deque()
+        self._pending_bytes = 0
+        self._pending_bytes_max = pending_bytes_max
+
+    @property
+    def position(self) -> int:
+        """The log position before which everything was collected; open a cursor there to go on."""
+        if self._pending:
+            return self._pending[0][0].position
+        if self.place is Place.TAIL:
+            return self._feed.tail_position()
+        if self.place is Place.SWEPT:
+            return max(self._position, self._feed.swept_to)
+        return self._position
+
+    @property
+    def start(self) -> int:
+        """The log position before which the cursor takes nothing from a sweep."""
+        return self._position
+
+    def collect(self, budget_bytes: int) -> list[tuple[Run, tuple[Hashable, ...]]]:
+        """Return runs, and the values of the filters that match them, of about *budget_bytes* of records.
+
+        Stops after the run that crosses the budget. Wakes again if more is pending.
+        """
+        found: list[tuple[Run, tuple[Hashable, ...]]] = []
+        while self._pending and budget_bytes > 0:
+            each = self._pending.popleft()
+            size = len(each[0].data)
+            self._pending_bytes -= size
+            budget_bytes -= size
+            found.append(each)
+        if self._pending:
+            self.wake()
+        elif self.place is Place.FULL:
+            self._feed.resume(self)
+        return found
+
+    def matched(self, run: Run, grants: tuple[Hashable, ...]) -> None:
+        """Take *run* (`Receiver`); a cursor that is full lets go of the tail, or of its sweep."""
+        if self.place is not Place.TAIL and self.place is not Place.SWEPT:
+            return
+        size = len(run.data)
+        if self._pending and self._pending_bytes + size > self._pending_bytes_max:
+            self._position = run.position
+            self._feed.pause(self)
+            return
+        if not self._pending:
+            self.wake()
+        self._pending.append((run, grants))
+        self._pending_bytes += size
+
+    def move_to(self, place: Place, position: int) -> None:
+        """The feed has put the cursor there; everything before *position* was taken or is pending."""
+        self._position = max(self._position, position)
+        self.place = place
+
+    def add_filter(self, topic_filter: str, value: Hashable = None) -> None:
+        """Let messages from now on come that *topic_filter* matches. Raises `Refused` when it is not valid."""
+        self._feed.add_filter(self, topic_filter, value)
+
+    def remove_filter(self, topic_filter: str) -> None:
+        """Let no more messages come for *topic_filter* alone."""
+        self._feed.remove_filter(self, topic_filter)
+
+    def skip_to_tail(self) -> None:
+        """Give up what is pending and what is behind the tail; the receiver goes on with what comes from now on."""
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._feed.skip_to_tail(self)
+
+    def close(self) -> None:
+        """Take nothing more; call it when the receiver is gone."""
+        self._feed.close_cursor(self)
+        self._pending.clear()
+
+
+@final
+class Feed:
+    """What one protocol follows; made by `Cursors.open`. ``viewed`` counts the records that sweeps looked at."""
+
+    def __init__(self, owner: "Cursors", topics: Sequence[str], make_trie: Callable[[], FilterTrie[Cursor]]) -> None:
+        self.viewed = 0
+        self.reads = 0
+        self.swept_to = 0
+        self.sweeps = 0
+        self._owner = owner
+        self._topics = topics
+        self._readers: list[TailReader] = []  # empty while there are no cursors
+        self._tail: FilterTrie[Cursor] = make_trie()
+        self._sweep: FilterTrie[Cursor] = make_trie()
+        self._behind: dict[Cursor, None] = {}
+        self._swept: dict[Cursor, None] = {}
+        self._cursors: dict[Cursor, None] = {}
+        self._offsets: dict[Queue, int] = {}
+        self._starts: list[int] = []  # a heap: where cursors begin that the sweep has not come to
+        self._codes: frozenset[int] | None = None
+        self._codes_known = False
+
+    def __len__(self) -> int:
+        """How many cursors are open."""
+        return len(self._cursors)
+
+    def open(
+        self,
+        wake: Callable[[], None],
+        filters: Mapping[str, Hashable],
+        position: int | None = None,
+        pending_bytes_max: int = PENDING_BYTES,
+    ) -> Cursor:
+        """Return the cursor of a new receiver.
+
+        Args:
+          wake: is called when there is something to collect; must not collect itself.
+          filters: topic filters, each with a value that comes with the runs it matches.
+          position: begin with the first record at or after this log position; None for the tail, which is also where
+            a position begins that a power cut took from the log.
+          pending_bytes_max: records that wait to be collected; one run always finds room.
+
+        Raises:
+          Refused: a filter is not valid, or a topic of the feed is gone.
+        """
+        for each in filters:
+            self._tail.check(each)
+        if not self._cursors:
+            self._attach()
+        start = 0 if position is None else min(position, self._owner.store.readable)
+        cursor = Cursor(self, wake, filters, start, pending_bytes_max)
+        self._cursors[cursor] = None
+        if position is None:
+            self._join(cursor)
+        else:
+            self.resume(cursor)
+        return cursor
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        for cursor in list(self._cursors):
+            cursor.close()
+        self._owner.forget(self)
+
+    def _attach(self) -> None:
+        """Follow the topics at their tails."""
+        self._readers = self._owner.readers(self._topics)
+        for reader in self._readers:
+            reader.attach(self._tail)
+
+    def _detach(self) -> None:
+        readers, self._readers = self._readers, []
+        for reader in readers:
+            reader.detach(self._tail)
+
+    # what cursors ask for
+
+    def tail_position(self) -> int:
+        """The log position before which everything was given to the cursors at the tail."""
+        readable_to = self._owner.store.readable
+        return min((reader.position for reader in self._readers if reader.is_behind), default=readable_to)
+
+    def resume(self, cursor: Cursor) -> None:
+        """Let the next sweep that comes by its position take *cursor* along."""
+        cursor.move_to(Place.BEHIND, 0)
+        self._behind[cursor] = None
+        self._owner.ring(self)
+
+    def pause(self, cursor: Cursor) -> None:
+        """*cursor* is full."""
+        self._take_out(cursor)
+        cursor.move_to(Place.FULL, 0)
+
+    def close_cursor(self, cursor: Cursor) -> None:
+        """*cursor* is over."""
+        if cursor.place is not Place.CLOSED:
+            self._take_out(cursor)
+            cursor.move_to(Place.CLOSED, 0)
+            del self._cursors[cursor]
+            if not self._cursors:
+                self._detach()
+
+    def skip_to_tail(self, cursor: Cursor) -> None:
+        """Let *cursor* go on at the tail, whatever it has missed."""
+        if cursor.place is not Place.CLOSED:
+            self._take_out(cursor)
+            self._join(cursor)
+
+    def add_filter(self, cursor: Cursor, topic_filter: str, value: Hashable) -> None:
+        """Add to what *cursor* wants."""
+        self._tail.check(topic_filter)
+        cursor.filters[topic_filter] = value
+        self._codes_known = False
+        trie = self._trie_of(cursor)
+        if trie is not None:
+            trie.add(topic_filter, cursor, value)
+
+    def remove_filter(self, cursor: Cursor, topic_filter: str) -> None:
+        """Take from what *cursor* wants."""
+        if cursor.filters.pop(topic_filter, self) is not self:
+            trie = self._trie_of(cursor)
+            if trie is not None:
+                trie.remove(topic_filter, cursor)
+
+    def _trie_of(self, cursor: Cursor) -> FilterTrie[Cursor] | None:
+        return {Place.TAIL: self._tail, Place.SWEPT: self._sweep}.get(cursor.place)
+
+    def _take_out(self, cursor: Cursor) -> None:
+        trie = self._trie_of(cursor)
+        if trie is not None:
+            for each in cursor.filters:
+                trie.remove(each, cursor)
+        self._behind.pop(cursor, None)
+        if self._swept.pop(cursor, self) is None:
+            self._codes_known = self._codes_known and self._codes is None
+
+    def _join(self, cursor: Cursor) -> None:
+        cursor.move_to(Place.TAIL, self.tail_position())
+        for each, value in cursor.filters.items():
+            self._tail.add(each, cursor, value)
+
+    # the sweep
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether a cursor is behind the tail and has room."""
+        return bool(self._behind or self._swept)
+
+    async def sweep(self) -> None:
+        """Do one slice of a sweep: read, route, and let cursors join the tail when it is reached."""
+        if not self._swept:
+            await self._begin()
+        if self._take_along() and self._swept:
+            readable_to = self._owner.store.readable
+            self._give(merge(self._owner.store, await self._read(), self._offsets, readable_to))
+            if self._is_at_tail():
+                self._join_some()
+
+    async def _begin(self) -> None:
+        """Begin a sweep where the cursor is that is furthest behind."""
+        self.sweeps += 1
+        start = min((cursor.start for cursor in self._behind), default=self._owner.store.readable)
+        offsets: dict[Queue, int] = {}
+        for reader in self._readers:
+            for queue in reader.queues():
+                offsets[queue] = await self._owner.first_from(queue, start)
+        self._offsets, self.swept_to = offsets, start
+        self._starts.clear()
+
+    def _take_along(self) -> bool:
+        """Sweep cursors that are no further behind than the sweep is; False if there are more of them."""
+        fitting = (cursor for cursor in self._behind if cursor.start >= self.swept_to)
+        taken = list(islice(fitting, CURSORS_A_SLICE))
+        self._codes_known = self._codes_known and not taken
+        for cursor in taken:
+            del self._behind[cursor]
+            self._swept[cursor] = None
+            if cursor.start > self.swept_to:
+                heappush(self._starts, cursor.start)
+            cursor.place = Place.SWEPT
+            for each, value in cursor.filters.items():
+                self._sweep.add(each, cursor, value)
+        return len(taken) < CURSORS_A_SLICE
+
+    async def _read(self) -> dict[Queue, ReadResult]:
+        """Read on in each queue, up to where the tail readers are."""
+        ranges = [
+            (queue, self._offsets.setdefault(queue, queue.first_offset), reader.routed(queue))
+            for reader in self._readers
+            for queue in reader.queues()
+        ]
+        ranges = [each for each in ranges if each[1] < each[2]]
+        codes, share = self._wanted_codes(), max(len(ranges), 1)
+        results: dict[Queue, ReadResult] = {}
+        for queue, offset, end in ranges:
+            self.reads += 1
+            count = min(max(MESSAGES_A_SLICE // share, 1), end - offset)
+            results[queue] = await self._owner.store.read_far(queue, offset, count, BYTES_A_SLICE // share, codes)
+        return results
+
+    def _wanted_codes(self) -> frozenset[int] | None:
+        """The tag codes of all names that are wanted; None where a filter has a wildcard, or there are too many."""
+        if not self._codes_known:
+            self._codes = self._find_codes()
+            self._codes_known = True
+        return self._codes
+
+    def _find_codes(self) -> frozenset[int] | None:
+        codes: set[int] = set()
+        for cursor in self._swept:
+            for each in cursor.filters:
+                if not self._sweep.is_literal(each) or len(codes) > CODES_MAX:
+                    return None
+                codes.add(tags_code(each))
+        return frozenset(codes)
+
+    def _give(self, found: list[Found]) -> None:
+        """Route *found*; a run ends where the route changes, and where a cursor begins that came along later."""
+        self.viewed += len(found)
+        starts = self._starts
+        first, current = 0, None
+        for index, each in enumerate(found):
+            route = self._sweep.route(each[4])
+            begins = False
+            while starts and starts[0] <= each[0]:
+                heappop(starts)
+                begins = True
+            if route is not current or begins:
+                if current is not None:
+                    self._give_run(current.grants, found[first:index])
+                first, current = index, route
+        if current is not None:
+            self._give_run(current.grants, found[first:])
+        if found:
+            self.swept_to = found[-1][0] + 1
+
+    def _give_run(self, grants: Mapping[Cursor, tuple[Hashable, ...]], found: list[Found]) -> None:
+        if grants:
+            run = make_run(found)
+            for cursor, values in grants.items():
+                if cursor.start <= run.position:
+                    cursor.matched(run, values)
+
+    def _is_at_tail(self) -> bool:
+        return all(
+            not reader.is_behind and self._offsets.get(queue, 0) >= reader.routed(queue)
+            for reader in self._readers
+            for queue in reader.queues()
+        )
+
+    def _join_some(self) -> None:
+        """The sweep has met the tail, and nothing was awaited since its last record; the rest joins a slice later."""
+        for cursor in list(islice(self._swept, CURSORS_A_SLICE)):
+            self._take_out(cursor)
+            self._join(cursor)
+            cursor.wake()
+
+
+@final
+class Cursors:
+    """The feeds of a broker; `run` does their sweeps."""
+
+    def __init__(self, store: Store, topics: Topics, tails: Tails) -> None:
+        self.store = store
+        self._topics = topics
+        self._tails = tails
+        self._feeds: dict[Feed, None] = {}
+        self._sweeping: dict[Feed, None] = {}
+        self._rung = trio.Event()
+
+    def open(self, topics: Iterable[str], make_trie: Callable[[], FilterTrie[Cursor]] = FilterTrie) -> Feed:
+        """Return a feed of *topics*.
+
+        Args:
+          topics: their names; they must exist.
+          make_trie: makes an empty trie with the protocol's separator and wildcards.
+
+        Raises:
+          Refused: there is no such topic, or it is not readable.
+        """
+        names = list(topics)
+        for name in names:
+            readable(self._topics, name)
+        feed = Feed(self, names, make_trie)
+        self._feeds[feed] = None
+        return feed
+
+    def readers(self, topics: Sequence[str]) -> list[TailReader]:
+        """The tail readers of *topics*. Raises `Refused`."""
+        return [self._tails.of(each) for each in [readable(self._topics, name) for name in topics]]
+
+    def forget(self, feed: Feed) -> None:
+        """*feed* was closed."""
+        self._feeds.pop(feed, None)
+        self._sweeping.pop(feed, None)
+
+    def ring(self, feed: Feed) -> None:
+        """A cursor of *feed* is behind."""
+        self._sweeping[feed] = None
+        self._rung.set()
+
+    async def first_from(self, queue: Queue, position: int) -> int:
+        """The first offset of *queue* whose record begins at *position* or later, or an earlier one.
+
+        Entries in files are read in a thread.
+        """
+        queues, low, saved = self.store.queues, queue.first_offset, queue.tail_offset
+        try:
+            if low < saved:
+                found = await self.store.disk.off_loop(lambda: queues.first_behind(queue, low, saved, position))
+                if found < saved:
+                    return found
+                low = found
+            return queues.first_behind(queue, low, queue.next_offset, position)
+        except BlockDamaged:
+            return queue.first_offset  # the first read repairs it
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        while True:
+            await self._rung.wait()
+            self._rung = trio.Event()
+            while self._sweeping:
+                for feed in list(self._sweeping):
+                    try:
+                        await feed.sweep()
+                    except (Refused, StoreError) as error:
+                        log.error("cursors behind the tail cannot be read for, again in 5 s; %s", error)
+                        await trio.sleep(READ_AGAIN_S)
+                    await trio.lowlevel.checkpoint()
+                    if not feed.is_sweeping:
+                        self._sweeping.pop(feed, None)
+
+    def statistics(self) -> dict[str, object]:
+        feeds = self._feeds
+        return {
+            "feeds": len(feeds),
+            "cursors": sum(map(len, feeds)),
+            "sweeps": sum(feed.sweeps for feed in feeds),
+            "viewed": sum(feed.viewed for feed in feeds),
+        }

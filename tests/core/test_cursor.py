@@ -1,0 +1,278 @@
+"""Cursors behind the tail: in log order, nothing twice, nothing lost, and one pass for all that return together."""
+
+from collections.abc import Callable
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.pushing import broker_in_memory
+
+from martlet.broker import Broker
+from martlet.delivery import cursor as cursor_module
+from martlet.delivery.cursor import Cursor, Feed, Place
+from martlet.errors import Reason, Refused
+from martlet.message import Message
+
+
+class Client:
+    """A receiver that collects when the test says so."""
+
+    def __init__(
+        self, feed: Feed, *filters: str, position: int | None = None, pending_bytes_max: int = 1 << 20
+    ) -> None:
+        self.wakes = 0
+        self.bodies: list[str] = []
+        self.positions: list[int] = []
+        wanted = {each: number for number, each in enumerate(filters)}
+        self.cursor: Cursor = feed.open(self._woken, wanted, position, pending_bytes_max)
+
+    def _woken(self) -> None:
+        self.wakes += 1
+
+    def take(self, budget_bytes: int = 1 << 20) -> list[str]:
+        self.wakes = 0
+        came = [record for run, _ in self.cursor.collect(budget_bytes) for record in run.records()]
+        self.positions += [record.position for record in came]
+        self.bodies += [bytes(record.body).decode() for record in came]
+        return [bytes(record.body).decode() for record in came]
+
+
+def send(broker: Broker, name: str, body: str, queue_id: int = 0, topic: str = "t") -> int:
+    """Publish and return where."""
+    return broker.publish(Message(topic, body.encode(), f"TAGS\x01{name}\x02".encode(), queue_id)).position
+
+
+async def settle(broker: Broker) -> None:
+    """Commit, flush and let sweeps go on as far as they can."""
+    broker.store.commit()
+    await broker.store.wait_flushed(broker.store.appended)
+    await trio.testing.wait_all_tasks_blocked()
+
+
+def place(client: Client) -> Place:
+    return client.cursor.place
+
+
+def feed_of(broker: Broker, queues: int = 1, *topics: str) -> Feed:
+    for topic in topics or ("t",):
+        broker.topics.ensure(topic, queues)
+    return broker.cursors.open(topics or ("t",))
+
+
+async def test_a_cursor_goes_from_its_position_over_to_the_tail() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker, 3)
+        positions = [send(broker, "a" if n % 3 else "b", str(n), n % 2) for n in range(30)]
+        await settle(broker)
+        client = Client(feed, "a", position=positions[10])
+        assert place(client) is Place.BEHIND
+        await settle(broker)
+        assert place(client) is Place.TAIL
+        assert client.wakes
+        assert client.take() == [str(n) for n in range(10, 30) if n % 3]
+        send(broker, "a", "live", 2)
+        await settle(broker)
+        assert client.take() == ["live"]
+        assert client.cursor.position == broker.store.readable
+        assert feed.sweeps == 1
+
+
+async def test_several_topics_are_swept_in_log_order() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker, 2, "t", "u", "v")
+        for number in range(30):
+            send(broker, "n", str(number), number % 2, "tuv"[number % 3])
+        await settle(broker)
+        client = Client(feed, "#", position=0)
+        await settle(broker)
+        assert client.take() == [str(number) for number in range(30)]
+
+
+async def test_cursors_that_return_together_share_one_pass() -> None:
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed = feed_of(broker, 2)
+        for number in range(400):
+            send(broker, f"device/{number % 100}", str(number), number % 2)
+        await settle(broker)
+        clients = [Client(feed, f"device/{number}/#", position=0) for number in range(100)]
+        await settle(broker)
+        assert (feed.sweeps, feed.viewed) == (1, 400)
+        for number, client in enumerate(clients):
+            assert client.take() == [str(number + 100 * turn) for turn in range(4)]
+
+
+async def test_names_without_wildcards_are_found_by_their_codes_alone() -> None:
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed = feed_of(broker)
+        for number in range(1000):
+            send(broker, f"n{number % 100}", str(number))
+        await settle(broker)
+        clients = [Client(feed, f"n{number}", position=0) for number in (3, 7)]
+        await settle(broker)
+        assert feed.viewed == 20
+        assert [client.take()[:2] for client in clients] == [["3", "103"], ["7", "107"]]
+
+
+async def test_a_cursor_that_comes_while_others_are_swept_begins_at_its_own_position(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cursor_module, "MESSAGES_A_SLICE", 8)
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        positions = [send(broker, "a", str(n)) for n in range(64)]
+        await settle(broker)
+        early = Client(feed, "a", position=0)
+        late = Client(feed, "a", position=positions[37])
+        latest = Client(feed, "#", position=positions[63])
+        await settle(broker)
+        assert early.take() == [str(n) for n in range(64)]
+        assert late.take() == [str(n) for n in range(37, 64)]
+        assert latest.take() == ["63"]
+        assert (feed.sweeps, feed.viewed) == (1, 64)
+
+
+async def test_a_full_cursor_holds_its_position_and_goes_on_when_it_is_collected() -> None:
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed = feed_of(broker)
+        slow, quick = Client(feed, "a", pending_bytes_max=2000), Client(feed, "a")
+        for number in range(50):
+            send(broker, "a", f"{number:0100d}")
+            await settle(broker)
+        assert (place(slow), place(quick)) == (Place.FULL, Place.TAIL)
+        assert slow.cursor._pending_bytes <= 2000
+        for _ in range(50):
+            slow.take()
+            await settle(broker)
+        assert [int(body) for body in slow.bodies] == list(range(50))
+        assert place(slow) is Place.TAIL
+        assert len(quick.take()) == 50
+
+
+async def test_its_position_is_that_of_the_first_message_not_collected() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        client = Client(feed, "a", "b")
+        positions = [send(broker, "ab"[n % 2], str(n)) for n in range(6)]
+        await settle(broker)
+        assert client.cursor.position == positions[0]
+        assert client.take(1) == ["0"]
+        assert (client.cursor.position, client.wakes) == (positions[1], 1)
+        client.cursor.close()
+        again = Client(feed, "a", "b", position=positions[1])
+        await settle(broker)
+        assert again.take() == ["1", "2", "3", "4", "5"]
+
+
+async def test_who_skips_to_the_tail_gets_nothing_that_is_behind() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        send(broker, "a", "old")
+        await settle(broker)
+        client = Client(feed, "a", position=0)
+        client.cursor.skip_to_tail()
+        send(broker, "a", "new")
+        await settle(broker)
+        assert client.take() == ["new"]
+
+
+async def test_filters_can_be_changed_wherever_the_cursor_is() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        send(broker, "b", "0")
+        await settle(broker)
+        client = Client(feed, "a", position=0)
+        client.cursor.add_filter("b")
+        await settle(broker)
+        client.cursor.remove_filter("b")
+        client.cursor.add_filter("c/#")
+        for name in ("a", "b", "c"):
+            send(broker, name, name)
+        await settle(broker)
+        assert client.take() == ["0", "a", "c"]
+        with pytest.raises(Refused) as refused:
+            client.cursor.add_filter("c#")
+        assert refused.value.reason is Reason.ILLEGAL
+
+
+async def test_what_retention_removed_is_skipped() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        for number in range(10):
+            send(broker, "a", str(number))
+        await settle(broker)
+        broker.store.queue("t", 0).first_offset = 6
+        client = Client(feed, "#", position=0)
+        await settle(broker)
+        assert client.take() == ["6", "7", "8", "9"]
+
+
+async def test_closing_leaves_nothing_behind() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        clients = [Client(feed, "a"), Client(feed, "b", position=0)]
+        clients[0].cursor.close()
+        clients[0].cursor.close()
+        feed.close()
+        send(broker, "a", "x")
+        await settle(broker)
+        assert clients[1].take() == []
+        assert broker.cursors.statistics() == {"feeds": 0, "cursors": 0, "sweeps": 0, "viewed": 0}
+        assert broker.tails.statistics()["followed"] == 0
+        assert broker.store.queue("t", 0).watchers is None
+        with pytest.raises(Refused):
+            broker.cursors.open(["nope"])
+
+
+STEP = st.one_of(
+    st.tuples(st.just("send"), st.integers(0, 2), st.sampled_from(["a", "a/b", "c"])),
+    st.tuples(st.just("commit"), st.just(0), st.just("")),
+    st.tuples(st.just("open"), st.integers(0, 60), st.sampled_from(["a", "#", "a/#", "+"])),
+    st.tuples(st.just("take"), st.integers(0, 5), st.just("")),
+    st.tuples(st.just("turn"), st.just(0), st.just("")),
+)
+WANTED: dict[str, Callable[[str], bool]] = {
+    "a": lambda name: name == "a",
+    "#": lambda name: True,
+    "a/#": lambda name: name.startswith("a"),
+    "+": lambda name: "/" not in name,
+}
+
+
+@settings(max_examples=60)
+@given(st.lists(STEP, max_size=50), st.sampled_from([1, 3, 1000]))
+def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
+    steps: list[tuple[str, int, str]], slice_messages: int
+) -> None:
+    async def scenario() -> None:
+        async with broker_in_memory(flush="sync", cache_bytes=0, chunk_bytes=1024) as broker:
+            feed = feed_of(broker, 3)
+            sent: list[tuple[int, str]] = []
+            clients: list[tuple[Client, int, str]] = []
+            for what, number, text in steps:
+                if what == "send":
+                    sent.append((send(broker, text, str(len(sent)), number), text))
+                elif what == "commit":
+                    broker.store.commit()
+                elif what == "open":
+                    position = sent[min(number, len(sent) - 1)][0] if sent else 0
+                    client = Client(feed, text, position=position, pending_bytes_max=400)
+                    clients.append((client, min(position, broker.store.readable), text))
+                elif what == "take" and clients:
+                    clients[number % len(clients)][0].take(200)
+                else:
+                    await trio.lowlevel.checkpoint()
+            await settle(broker)
+            for _ in range(len(sent) + 2):
+                for client, _, _ in clients:
+                    client.take()
+                await settle(broker)
+            for client, position, text in clients:
+                assert place(client) is Place.TAIL
+                wanted = [p for p, name in sent if p >= position and WANTED[text](name)]
+                assert client.positions == wanted
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cursor_module, "MESSAGES_A_SLICE", slice_messages)
+        trio.run(scenario)
