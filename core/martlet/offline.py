@@ -18,7 +18,7 @@ from martlet.clock import SystemClock
 from martlet.errors import StoreError
 from martlet.message import Record
 from martlet.plugins.loader import load
-from martlet.run import Config, dispatchers_of, make_broker
+from martlet.run import Config, build, dispatchers_of
 from martlet.stats import Stats
 from martlet.store import Disk, Store
 from martlet.store.checkpoint import read_checkpoint, stopped_in_order
@@ -101,7 +101,7 @@ async def _start(directory: str, config: Config, disk: Disk, report: Report | No
     dispatchers = await dispatchers_of(plugins)
     store = await Store.open(Path(directory), config.store, clock, disk, report, dispatchers)
     try:
-        return make_broker(config, store, clock, Stats())
+        return build(config, store, clock, Stats())
     except BaseException:
         store.crash()
         raise

@@ -38,7 +38,7 @@ from martlet.store.tags import guarded_dispatcher
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topics
 
-__all__ = ["Config", "PluginsConfig", "make_broker", "read_config", "run"]
+__all__ = ["Config", "PluginsConfig", "build", "read_config", "run"]
 
 log = logging.getLogger("martlet")
 
@@ -226,7 +226,7 @@ async def _run_with_store(
     stop: trio.Event,
 ) -> None:
     stats = Stats()
-    broker = make_broker(config, store, clock, stats)
+    broker = build(config, store, clock, stats)
     stats.add("store", lambda: store.statistics().as_dict())
     stats.add("plugins", lambda: {"failed": dict(plugins.failed), "loaded": [p.name for p in plugins]})
     found = await _resolve(plugins, broker)
@@ -372,14 +372,14 @@ def _bind(server: Server, protocol: Protocol) -> socket.socket | None:
         return None
 
 
-def make_broker(config: Config, store: Store, clock: Clock, stats: Stats) -> Broker:
-    """Return a broker on *store* with its tables loaded, before any plugin adds to it."""
+def build(config: Config, store: Store, clock: Clock, stats: Stats, source: random.Random | None = None) -> Broker:
+    """Return a broker on *store* with its tables loaded, before any plugin adds to it; ids come from *source*."""
     settings = config.broker
     topics = Topics(
         store, clock, auto_create=settings.auto_create_topics, auto_create_queues=settings.auto_create_queues
     )
     groups = Groups(clock, auto_create=settings.auto_create_groups, offsets_max=settings.offsets_max)
-    broker = Broker(settings, store, topics, groups, clock, Ids(random.Random()), stats, config.delivery)
+    broker = Broker(settings, store, topics, groups, clock, Ids(source or random.Random()), stats, config.delivery)
     persistence.load(broker)
     return broker
 

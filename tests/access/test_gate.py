@@ -12,6 +12,7 @@ from martlet.contracts import Certificate, Credentials, Identity, Password, Sign
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Reason, Refused
 from martlet.message import Message
+from martlet.store.notes import OWN_PREFIX
 from martlet.tables.topics import BROKER_TOPICS
 from martlet.testing.peers import RecordingPeer
 
@@ -118,6 +119,12 @@ async def test_the_topics_of_the_broker_itself_are_closed(topic: str) -> None:
         # The broker itself writes there: a timer, or the half of a transaction.
         broker.publish(Message(topic, b"x"))
         assert broker.store.appended > 0
+
+
+async def test_journals_are_closed() -> None:
+    async with broker_in_memory() as broker:
+        for attempt in attempts(broker.gate(ANN), f"{OWN_PREFIX}journal.mqtt"):
+            assert "is forbidden" in refused(attempt)
 
 
 async def test_a_subscription_is_asked_about_at_each_delivery() -> None:

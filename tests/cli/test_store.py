@@ -17,7 +17,7 @@ from martlet import persistence
 from martlet.cli.store import _time as shown_time
 from martlet.clock import SystemClock
 from martlet.message import Message, Placed
-from martlet.run import Config, make_broker
+from martlet.run import Config, build
 from martlet.stats import Stats
 from martlet.store import RealDisk, Store, StoreConfig
 
@@ -34,7 +34,7 @@ def config() -> StoreConfig:
 
 def save_topics(store: Store) -> None:
     """Write the table of the topics that have records, as a broker does."""
-    persistence.save(make_broker(Config(store=store.config), store, SystemClock(), Stats()))
+    persistence.save(build(Config(store=store.config), store, SystemClock(), Stats()))
 
 
 def written(directory: Path, *, orderly: bool = True, body: bytes = b"") -> list[Placed]:

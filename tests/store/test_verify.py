@@ -16,7 +16,7 @@ from martlet import offline, persistence
 from martlet.errors import NotReady, StoreError
 from martlet.message import Record
 from martlet.offline import Verification
-from martlet.run import Config, make_broker
+from martlet.run import Config, build
 from martlet.stats import Stats
 from martlet.store import Store
 from martlet.store.codec import decode_records
@@ -43,7 +43,7 @@ async def opened(disk: FakeDisk) -> Store:
 
 
 def save_tables(store: Store) -> None:
-    broker = make_broker(CONFIG, store, ManualClock(), Stats())
+    broker = build(CONFIG, store, ManualClock(), Stats())
     broker.groups.ensure("G")
     broker.groups.commit("G", "A", 0, 3)
     persistence.save(broker)

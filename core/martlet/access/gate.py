@@ -25,6 +25,7 @@ from martlet.message import Message, Placed
 from martlet.state.journal import Journal
 from martlet.store import Store
 from martlet.store.codec import decode_record
+from martlet.store.notes import OWN_PREFIX
 from martlet.tables.groups import Groups
 from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
 
@@ -139,7 +140,7 @@ class Gate:
         """Return what is needed to find *topic*, or to create it, before messages are published to it."""
         if topic in self.publishable:
             return self._publish_grant
-        if topic in BROKER_TOPICS:
+        if _is_closed(topic):
             raise Refused(
                 Reason.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden; only the broker writes it"
             )
@@ -228,7 +229,7 @@ class Gate:
         return self._grant
 
     def _check_open(self, topic: str) -> None:
-        if topic in BROKER_TOPICS:
+        if _is_closed(topic):
             raise Refused(Reason.NO_PERMISSION, f"Reading topic[{topic}] is forbidden; it is for the broker itself")
 
     # sessions
@@ -313,3 +314,8 @@ class Gate:
         """Return what is needed to change the broker as a whole; asks for ``manage`` on the empty name."""
         self.check("manage", "")
         return self._grant
+
+
+def _is_closed(topic: str) -> bool:
+    """Whether *topic* is for the broker itself: an internal topic of RocketMQ's, or one of ours such as a journal."""
+    return topic in BROKER_TOPICS or topic.startswith(OWN_PREFIX)

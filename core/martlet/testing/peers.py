@@ -19,15 +19,13 @@ from martlet import persistence
 from martlet.broker import Broker
 from martlet.clock import Clock, SystemClock
 from martlet.contracts import Buffer, Connection, Dispatcher, Identity, Protocol
-from martlet.ids import Ids
 from martlet.net.addresses import pack_host
 from martlet.net.server import Server
+from martlet.run import Config, build
 from martlet.settings import BrokerConfig, DeliveryConfig, ServerConfig
 from martlet.state import Projection
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
-from martlet.tables.groups import Groups
-from martlet.tables.topics import Topics
 
 __all__ = ["MemoryPeer", "MemoryWire", "RecordingPeer", "Serving", "check_connection", "memory_transport", "serving"]
 
@@ -280,20 +278,8 @@ async def serving(
     stats = Stats()
     opened = await Store.open(directory, store or StoreConfig(), clock, disk or RealDisk(), dispatchers=dispatchers)
     try:
-        settings = broker or BrokerConfig()
-        made = Broker(
-            settings,
-            opened,
-            Topics(
-                opened, clock, auto_create=settings.auto_create_topics, auto_create_queues=settings.auto_create_queues
-            ),
-            Groups(clock, auto_create=settings.auto_create_groups, offsets_max=settings.offsets_max),
-            clock,
-            Ids(random.Random(seed)),
-            stats,
-            delivery,
-        )
-        persistence.load(made)
+        config = Config(broker=broker or BrokerConfig(), delivery=delivery or DeliveryConfig())
+        made = build(config, opened, clock, stats, random.Random(seed))
         for projection in projections(made):
             made.projections.add("tested", projection)
         async with trio.open_nursery() as nursery:
