@@ -65,14 +65,15 @@ async def check(directory: Path, flush: str, acknowledged: int) -> int:
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_a_projection_survives_kill_9(tmp_path: Path, flush: str) -> None:
     chance = random.Random(flush)
-    restored = 0
+    snapshot, restored = tmp_path / "config" / "tally.snapshot", 0
     for _ in range(ROUNDS):
         command = [sys.executable, "-m", "tests.state.test_kill", str(tmp_path), flush]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            acknowledged = 0
-            for _ in range(chance.randrange(5, 60)):
+            acknowledged, lines = 0, chance.randrange(5, 60)
+            while lines > 0 or not snapshot.exists():
                 acknowledged = int(process.stdout.readline())
+                lines -= 1
             os.kill(process.pid, signal.SIGKILL)
         restored += trio.run(check, tmp_path, flush, acknowledged)
     assert restored > 0, "no snapshot was used"

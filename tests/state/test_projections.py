@@ -8,6 +8,7 @@ from tests.state.tally import Tally, send, start, started, stop
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.errors import PluginError, StoreError
+from martlet.state import log_order
 from martlet.store.layout import RecordView
 from martlet.testing.disk import Cut, FakeDisk
 
@@ -46,6 +47,21 @@ async def test_a_replay_merges_by_position(disk: FakeDisk) -> None:
     disk.unlink(FILE)
     again = await start(disk)
     assert again.tally.applied == 600
+    again.check()
+    again.store.crash()
+
+
+@pytest.mark.plain
+async def test_a_queue_with_few_records_does_not_get_ahead(disk: FakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_order, "AHEAD", 8)
+    monkeypatch.setattr(log_order, "AHEAD_LEAST", 4)
+    running = await start(disk, flush="async")
+    for number in range(200):  # queue 1 has its next record far behind what is read ahead of queue 0
+        send(running.store, "A", f"m{number}", queue_id=int(number % 50 == 49))
+    await stop(running)
+    disk.unlink(FILE)
+    again = await start(disk)  # `Tally.apply` raises when one is out of order
+    assert again.tally.applied == 200
     again.check()
     again.store.crash()
 

@@ -16,6 +16,7 @@ from martlet.checksum import crc32
 from martlet.store import Queue, Store
 from martlet.store.codec import check_record
 from martlet.store.layout import BLANK_SIZE, ENTRY, HEAD_BYTES, Buffer, RecordView
+from martlet.store.page_cache import Chunk
 from martlet.store.queues import BlockDamaged
 
 __all__ = ["Cursor", "LogOrder"]
@@ -257,11 +258,13 @@ class LogOrder:
         """The records of *taken* that are there; None where one is not in memory."""
         chunks, verify = self.store.chunks, self.store.config.verify_reads
         run: Run = []
+        chunk: Chunk | None = None
         for entry in taken:
             position, size, _ = entry
             if size == BLANK_SIZE or size <= 0:
                 continue
-            chunk = chunks.load_now(position)
+            if chunk is None or not chunk.base <= position < chunk.end:
+                chunk = chunks.load_now(position)
             if chunk is None and position >= chunks.segments.start:
                 return None
             if chunk is None:
