@@ -52,6 +52,13 @@ def append_all(store: Store, messages: list[Message], count: int, queues: int, b
     commit()
 
 
+def append_runs(store: Store, messages: list[Message], count: int, queues: int, batch: int) -> None:
+    for start in range(0, count, batch):
+        numbers = range(start, min(start + batch, count))
+        store.append_run([store.run_item(messages[number & 4095], number % queues) for number in numbers])
+        store.commit()
+
+
 def read_all(store: Store, queues: int, pull: int) -> int:
     count = 0
     for queue_id in range(queues):
@@ -123,14 +130,13 @@ async def reopen(label: str, directory: Path, config: StoreConfig, messages: int
 
 async def main(arguments: argparse.Namespace) -> None:
     directory = Path(arguments.directory or tempfile.mkdtemp(prefix="martlet-bench-"))
-    config = StoreConfig(flush=arguments.flush, disk_full_ratio=1.0)
+    config = StoreConfig(flush=arguments.flush, disk_full_ratio=1.0, keys_index=not arguments.no_index)
     messages = messages_for(arguments.body)
     count, queues = arguments.messages, arguments.queues
     try:
         began = time.perf_counter()
         store = await open_store(directory, config)
         print(f"{'open, empty':<46} {time.perf_counter() - began:>12.3f} s")
-        store.keys = None if arguments.no_index else store.keys
         for batch in (1, 16, 64):
             append = partial(append_all, store, messages, count // 3, queues, batch)
             timed(f"append, commit every {batch}", count // 3, append)
@@ -139,7 +145,12 @@ async def main(arguments: argparse.Namespace) -> None:
                 began = time.perf_counter()
                 await index_all(store)
                 report("  index what waits", waiting, time.perf_counter() - began)
-        total = count // 3 * 3
+        timed(
+            "append_run of 64, commit each", count // 3, partial(append_runs, store, messages, count // 3, queues, 64)
+        )
+        if store.keys is not None:
+            await index_all(store)
+        total = count // 3 * 4
         timed("fdatasync of all that", total, store.flusher.flush_now)
         await store.checkpoint()
         for pull in (1, 32):

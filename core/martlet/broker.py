@@ -25,6 +25,7 @@ from martlet.state import Projections
 from martlet.state.journal import Journal
 from martlet.stats import Stats
 from martlet.store import Store
+from martlet.store.writer import RunItem
 from martlet.tables.groups import Groups
 from martlet.tables.saved import Tables
 from martlet.tables.topics import WRITE, Topic, Topics
@@ -115,13 +116,18 @@ class Broker:
 
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
         """Store *messages* one by one; return for each where it was stored, or why it was not."""
-        results: list[Placed | Refused] = []
+        results: list[Placed | Refused | None] = []
+        run: list[RunItem] = []
         for message in messages:
             try:
-                results.append(self.publish(message))
+                each = self._staged(message) if self.stages else message
+                run.append(self.store.run_item(each, self._queue_for(each)))
+                results.append(None)
             except Refused as refused:
                 results.append(refused)
-        return results
+        stored = self.store.append_run(run)
+        outcomes = (stored.outcome(place, item[0].queue_id) for place, item in enumerate(run))
+        return [next(outcomes) if result is None else result for result in results]
 
     def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
         """Store *messages* of one topic in one queue, in order: all of them, or none.

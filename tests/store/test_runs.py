@@ -70,6 +70,7 @@ async def test_a_run_is_stored_as_if_each_message_were_appended_alone(config: di
     assert result.refused == {}
     assert result.positions == [each.position for each in placed]
     assert result.offsets == [each.queue_offset for each in placed]
+    assert result.ends == [each.end for each in placed]
     assert result.end == placed[-1].end
     for store in stores:
         store.commit()
@@ -99,6 +100,7 @@ async def test_a_message_that_is_refused_does_not_stop_the_others_of_its_run(ope
     result = store.append_run([item(store, each, 0) for each in messages])
     assert result.offsets == [0, -1, -1, 1, -1, 2]
     assert [position >= 0 for position in result.positions] == [True, False, False, True, False, True]
+    assert [end >= 0 for end in result.ends] == [True, False, False, True, False, True]
     assert {place: str(refused) for place, refused in result.refused.items()} == {
         1: "the body has 101 bytes; the most is 100 (store.message_bytes_max)",
         2: "the properties hold U+0000; the store tells by it that a write was torn",

@@ -421,6 +421,14 @@ class Store:
         """
         return self.writer.append_run(run)
 
+    def run_item(self, message: Message, queue_id: int) -> RunItem:
+        """*message* as `append_run` takes it.
+
+        Raises:
+          Refused: there can be no such queue.
+        """
+        return self.writer.item(message, self.writer.open_queue(message.topic, queue_id))
+
     def append_batch(self, messages: Sequence[Message], queue_id: int) -> list[Placed]:
         """Append *messages*, all of one topic, with consecutive offsets; all or none, as `append_group`.
 

@@ -48,27 +48,45 @@ KEPT_FLAGS: Final = ~STORE_BITS
 
 @final
 class RunResult:
-    """Where the messages of a run are: log positions and queue offsets, in order.
+    """Where the messages of a run are: log positions, the ends of their records, and queue offsets, in order.
 
-    A message that was refused has -1 for both, and its reason in ``refused`` under its place in the run. ``end`` is the
-    log position after the last record.
+    A message that was refused has -1 for all three, and its reason in ``refused`` under its place in the run. ``end``
+    is the log position after the last record.
     """
 
-    __slots__ = ("end", "offsets", "positions", "refused", "store_ms")
+    __slots__ = ("end", "ends", "offsets", "positions", "refused", "store_ms")
 
     def __init__(self) -> None:
         self.positions: list[int] = []
+        self.ends: list[int] = []
         self.offsets: list[int] = []
         self.refused: dict[int, Refused] = {}
         self.end = 0
         self.store_ms = 0
+
+    def outcome(self, place: int, queue_id: int) -> Placed | Refused:
+        """Where message *place* of the run, for queue *queue_id*, was stored, or why it was not."""
+        refused = self.refused.get(place)
+        if refused is not None:
+            return refused
+        return Placed(queue_id, self.offsets[place], self.positions[place], self.ends[place], self.store_ms)
 
 
 @final
 class Writer:
     """Appends to the log and to the queues in memory; the committer brings that to the disk."""
 
-    __slots__ = ("_admission", "_codes", "_committer", "_queues", "_record_crcs", "_tail", "config", "store_host")
+    __slots__ = (
+        "_admission",
+        "_codes",
+        "_committer",
+        "_queues",
+        "_record_crcs",
+        "_single",
+        "_tail",
+        "config",
+        "store_host",
+    )
 
     def __init__(
         self, config: StoreConfig, tail: LogWriter, queues: Queues, committer: Committer, admission: Admission
@@ -80,6 +98,8 @@ class Writer:
         self._admission = admission
         self._codes = TagCodes()
         self._record_crcs = config.seal_records
+        # What a run of one message came to; empty between two calls of `append`.
+        self._single = RunResult()
         self.store_host = NO_HOST
 
     @property
@@ -100,11 +120,12 @@ class Writer:
         queue = of_topic.get(queue_id) if of_topic is not None else None
         if queue is None:
             queue = self.open_queue(message.topic, queue_id)
-        result = RunResult()
-        self._put_run((self._item(message, queue),), result)
+        result = self._single
+        self._put_run((self.item(message, queue),), result)
+        offset, position, end = result.offsets.pop(), result.positions.pop(), result.ends.pop()
         if result.refused:
-            raise result.refused[0]
-        return Placed(queue_id, result.offsets[0], result.positions[0], result.end, result.store_ms)
+            raise result.refused.pop(0)
+        return Placed(queue_id, offset, position, end, result.store_ms)
 
     def append_run(self, run: Sequence[RunItem]) -> RunResult:
         """Append the messages of *run*, in order, each to its queue; one that is refused does not stop the others.
@@ -125,7 +146,7 @@ class Writer:
         if not messages:
             return []
         queue = self.open_queue(messages[0].topic, queue_id)
-        items = [self._item(message, queue) for message in messages]
+        items = [self.item(message, queue) for message in messages]
         return self._append_all(items, f"a batch of {len(items)} messages")
 
     def append_group(self, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
@@ -139,7 +160,7 @@ class Writer:
         if not messages:
             return []
         items = [
-            self._item(message, self.open_queue(message.topic, queue_id))
+            self.item(message, self.open_queue(message.topic, queue_id))
             for message, queue_id in zip(messages, queue_ids, strict=True)
         ]
         config = self.config
@@ -172,10 +193,10 @@ class Writer:
             tail.rewind(start)
             raise
         assert not result.refused, "a message of a group was refused after all were checked"
-        now, ends = result.store_ms, [*result.positions[1:], result.end]
+        now = result.store_ms
         return [
             Placed(item[0].queue_id, offset, position, end, now)
-            for item, offset, position, end in zip(items, result.offsets, result.positions, ends, strict=True)
+            for item, offset, position, end in zip(items, result.offsets, result.positions, result.ends, strict=True)
         ]
 
     def append_together(self, messages: Sequence[Message], topic: str) -> None:
@@ -210,7 +231,8 @@ class Writer:
         """The tag code of a message with *properties*, for a `RunItem`."""
         return self._codes.of(properties)
 
-    def _item(self, message: Message, queue: Queue) -> RunItem:
+    def item(self, message: Message, queue: Queue) -> RunItem:
+        """*message* for a run, to be stored in *queue*."""
         properties = message.properties
         return (
             queue,
@@ -235,7 +257,7 @@ class Writer:
         tail, committer, queues = self._tail, self._committer, self._queues
         host, record_crcs, body_bytes_max = self.store_host, self._record_crcs, self.config.message_bytes_max
         now = result.store_ms = committer.read_clock()
-        positions, offsets = result.positions, result.offsets
+        positions, ends, offsets = result.positions, result.ends, result.offsets
         data, base, room, position, pending = self._place()
         try:
             for item in run:
@@ -294,6 +316,7 @@ class Writer:
                     queues.touch(queue)
                 pending.append((queue, position, end, now, properties))
                 positions.append(position)
+                ends.append(end)
                 offsets.append(offset)
                 position = end
         finally:
@@ -318,6 +341,7 @@ class Writer:
             result.refused[len(result.positions)] = refused
             position = offset = -1
         result.positions.append(position)
+        result.ends.append(self._tail.position if offset >= 0 else -1)
         result.offsets.append(offset)
 
     def _put_any(self, item: RunItem, mark: int) -> tuple[int, int]:
