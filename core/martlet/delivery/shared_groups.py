@@ -23,7 +23,7 @@ from martlet.delivery.redelivery import pause_ms
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Delivery, Start, from_tail, is_readable, readable
 from martlet.delivery.tail_reader import unwatch, watch
-from martlet.errors import CorruptRecord, Reason, Refused, StoreError
+from martlet.errors import CorruptRecord, Reason, Refused, StoreError, StoreFailed
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue, QueueReader, ReadResult, Store
@@ -619,7 +619,12 @@ class Shares:
             min(record.reconsume_times + 1, RECONSUME_TIMES_MAX),
         )
         end = self.store.append(message, 0).end
-        self.store.commit()
+        try:
+            self.store.commit()
+        except (Refused, StoreFailed) as error:
+            # What others appended in this round was not stored either; their answers must not leave.
+            self.store.committer.fail_next(error)
+            raise
         return end
 
     def settled(self, count: int) -> None:
