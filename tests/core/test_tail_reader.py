@@ -1,7 +1,7 @@
 """The tail of a topic: what is read, whom a message wakes, and what its receivers share. Counts, never times."""
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import pytest
 import trio
@@ -18,6 +18,8 @@ from martlet.delivery.selection import select_tags
 from martlet.delivery.tail_reader import Run, TailReader
 from martlet.message import Message
 from martlet.settings import DeliveryConfig
+from martlet.store import Store
+from martlet.testing.disk import FakeDisk
 
 BODIES = Encoding("bodies", lambda piece: [body for _, _, _, body, _ in parts(piece)])
 
@@ -185,6 +187,35 @@ async def test_what_exceeds_a_slice_or_the_memory_is_routed_in_order_by_the_task
         publish(broker, "t", 1, b"more", properties=tag("n"))
         await broker.store.wait_flushed(broker.store.appended)
         assert receiver.bodies[100:] == ["more"]
+
+
+async def test_what_arrives_while_the_disk_is_waited_for_is_routed_in_its_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A later read may see records that are behind those of a queue which is not read yet."""
+    gates = [trio.Event()]
+
+    async def off_loop(disk: FakeDisk, work: Callable[[], object]) -> object:
+        if gates:
+            await gates.pop().wait()
+        return work()
+
+    monkeypatch.setattr(FakeDisk, "off_loop", off_loop)
+    monkeypatch.setattr(Store, "read_near", lambda *arguments: None)
+    async with broker_in_memory() as broker:
+        _, trie = follow(broker, 3)
+        receiver = Listening()
+        trie.add("a", receiver)
+        gate = gates[0]
+        for queue_id in (0, 1):
+            broker.publish(Message("t", b"%d" % queue_id, tag("a"), queue_id))
+        broker.store.commit()
+        await trio.testing.wait_all_tasks_blocked()
+        for queue_id, body in ((2, b"2"), (1, b"3")):
+            publish(broker, "t", queue_id, body, properties=tag("a"))
+        gate.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert receiver.bodies == ["0", "1", "2", "3"]
 
 
 async def test_frames_that_a_publisher_hands_on_leave_as_they_came() -> None:
