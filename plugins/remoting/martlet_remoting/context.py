@@ -218,7 +218,7 @@ class _PendingRequest:
 class Context:
     """One connection as request handlers see it."""
 
-    __slots__ = ("_asked", "_opaque", "_signed", "fast", "own_gate", "parts", "peer", "pulls")
+    __slots__ = ("_asked", "_opaque", "_signed_gate", "fast", "own_gate", "parts", "peer", "pulls")
 
     def __init__(self, parts: Parts, peer: Peer, *, fast: bool = False) -> None:
         self.parts = parts
@@ -228,7 +228,7 @@ class Context:
         self._asked: dict[int, _PendingRequest] = {}
         self._opaque = 0
         self.own_gate: Gate | None = None  # of the connection's own identity, once a request was made
-        self._signed: Gate | None = None  # of the identity that signed a request last
+        self._signed_gate: Gate | None = None  # of the identity that signed a request last
 
     def gate(self, command: Command) -> Gate:
         """The gate for *command*: that of whoever signed it, else that of the connection's own identity."""
@@ -237,9 +237,9 @@ class Context:
             if self.own_gate is None:
                 self.own_gate = self.parts.broker.gate(self.peer.identity)
             return self.own_gate
-        if self._signed is None or self._signed.identity != identity:
-            self._signed = self.parts.broker.gate(identity)
-        return self._signed
+        if self._signed_gate is None or self._signed_gate.identity != identity:
+            self._signed_gate = self.parts.broker.gate(identity)
+        return self._signed_gate
 
     def answer(self, command: Command, frame: Frame) -> None:
         """Send *frame* as the answer to *command*, some time after its handler returned None."""
