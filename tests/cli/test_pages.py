@@ -23,6 +23,13 @@ def test_a_made_page_is_up_to_date(name: str) -> None:
     assert page == MADE[name](), f"run: python -m martlet.cli.manual {name} > docs/{name}.md"
 
 
+def test_each_decision_has_a_number_of_its_own_and_its_title_begins_with_it() -> None:
+    found = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    assert [int(page.name[:4]) for page in found] == list(range(1, len(found) + 1))
+    for page in found:
+        assert page.read_text().startswith(f"# {int(page.name[:4])}. "), page.name
+
+
 def test_every_public_name_of_the_client_is_on_its_page() -> None:
     said = {entry.partition(":")[0].removesuffix("()") for chapter in CLIENT_CHAPTERS for entry in chapter.names}
     assert said == set(exported("martlet_remoting.client"))

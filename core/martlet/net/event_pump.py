@@ -7,7 +7,7 @@ nothing is ready it waits up to a millisecond for more, with trio's own epoll be
 that finishes, a new connection or a TLS peer ends the wait at once. It goes back to trio when another task can
 run, when a deadline is near, and at the latest after a millisecond.
 
-docs/decisions/0013-one-reader-for-all-plain-sockets.md says which private attribute of trio that takes, and what
+docs/decisions/0016-one-reader-for-all-plain-sockets.md says which private attribute of trio that takes, and what
 happens without it.
 """
 
