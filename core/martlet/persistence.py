@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from martlet.broker import Broker
-from martlet.errors import Refused, StoreError
+from martlet.errors import StoreError
 from martlet.tables.saved import Table
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, is_reserved
 from martlet.turns import finish_now, finish_off_loop
@@ -42,31 +42,30 @@ def load(broker: Broker) -> None:
         groups.offsets_position = broker.store.readable
         groups.offsets_table.change()
     tables.load(broker.sessions.table)
-    if listed:
-        _delete_unlisted(broker)
-    _make_topics_of_records(broker)
+    _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())
 
 
-def _delete_unlisted(broker: Broker) -> None:
-    """Delete topics that RocketMQ had deleted: it removes their queues and their entry, and leaves no record of it."""
-    for name in sorted(broker.store.recovered.unlisted):
-        if broker.topics.get(name) is not None or is_reserved(name):
-            continue
-        log.warning(
-            "topic %s has records but neither queues nor an entry in config/topics.json: it stays deleted", name
-        )
-        try:
-            broker.store.delete_topic(name)
-        except Refused as refused:
-            log.warning("topic %s cannot be deleted: %s", name, refused)
+def _make_topics_of_records(broker: Broker, closed: set[str]) -> None:
+    """Make an entry for each topic that has records and none.
 
-
-def _make_topics_of_records(broker: Broker) -> None:
+    RocketMQ deletes the queues and the entry of a topic and leaves no record of it, but lost files beside an old table
+    look the same. So topics in *closed* are made without permission to read or write, and keep their messages.
+    """
     for name in broker.store.topics_on_disk():
-        if broker.topics.get(name) is None:
-            used = 1 + max(broker.store.queues.topics[name], default=0)
-            one = name.startswith((RETRY_PREFIX, DLQ_PREFIX)) or name == TEMPLATE_TOPIC
-            queues = used if one else max(used, broker.topics.auto_create_queues)
+        if broker.topics.get(name) is not None:
+            continue
+        used = 1 + max(broker.store.queues.topics[name], default=0)
+        one = name.startswith((RETRY_PREFIX, DLQ_PREFIX)) or name == TEMPLATE_TOPIC
+        queues = used if one else max(used, broker.topics.auto_create_queues)
+        if name in closed and not is_reserved(name):
+            broker.topics.ensure(name, queues, perm=0)
+            log.warning(
+                "topic %s has records but neither queues nor an entry in config/topics.json, as if RocketMQ had "
+                "deleted it; it is closed: open it with `martlet topic create %s --queues %d`, "
+                "or remove its messages with `martlet topic delete %s`",
+                *(name, name, queues, name),
+            )
+        else:
             broker.topics.ensure(name, queues)
             log.warning(
                 "topic %s has records but no entry in config/topics.json; it is made again with %d queues", name, queues

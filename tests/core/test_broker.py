@@ -14,7 +14,7 @@ from martlet.errors import MartletError, Reason, Refused
 from martlet.message import Message
 from martlet.settings import BrokerConfig
 from martlet.tables.groups import Group
-from martlet.tables.topics import READ
+from martlet.tables.topics import READ, WRITE
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import ManualClock, small_config
@@ -182,7 +182,7 @@ async def test_topics_groups_and_offsets_outlive_a_restart(broker_on: Brokers) -
 
 
 @pytest.mark.parametrize(
-    "spoiled", [b"", b"{", b"\x00" * 50, b'{"topicConfigTable":[]}x', b'{"topicConfigTable":{"A":5}}']
+    "spoiled", [b"", b"{", b"{}", b"\x00" * 50, b'{"topicConfigTable":[]}x', b'{"topicConfigTable":{"A":5}}']
 )
 async def test_a_broken_table_gives_way_to_its_previous_generation(
     broker_on: Brokers, disk: FakeDisk, spoiled: bytes, caplog: pytest.LogCaptureFixture
@@ -222,31 +222,65 @@ def forget_martlet(disk: FakeDisk) -> None:
     file.data[40:] = bytes(len(file.data) - 40)
 
 
-@pytest.mark.parametrize("listed", [False, True])
-async def test_a_topic_that_rocketmq_deleted_stays_deleted_and_one_without_queues_does_not(
-    broker_on: Brokers, disk: FakeDisk, listed: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with broker_on() as broker:
-        for topic in ("T", "Other", "%RETRY%G"):
-            broker.topics.update(topic, 1, 1)
-            broker.publish(to(topic))
-    forget_martlet(disk)
-    for topic in ("T", "%RETRY%G"):
+def lose_queues(disk: FakeDisk, *topics: str) -> None:
+    for topic in topics:
         for path in [path for path in disk.files if path.startswith(f"{DATA}/consumequeue/{topic}/")]:
             disk.unlink(path)
         disk.remove_directory(f"{DATA}/consumequeue/{topic}/0")
         disk.remove_directory(f"{DATA}/consumequeue/{topic}")
+
+
+async def store_of_rocketmq(broker_on: Brokers, disk: FakeDisk, listed: tuple[str, ...], lost: tuple[str, ...]) -> None:
+    """Leave topics T, Other and %RETRY%G as RocketMQ would: only *listed* are in topics.json, *lost* have no queues."""
+    topics = ("T", "Other", "%RETRY%G")
+    async with broker_on() as broker:
+        for topic in topics:
+            broker.topics.update(topic, 1, 1)
+            broker.publish(to(topic))
+    forget_martlet(disk)
+    lose_queues(disk, *lost)
     table = json.loads(content(disk, "topics.json"))
-    if not listed:
-        del table["topicConfigTable"]["T"]
+    for topic in set(topics) - set(listed):
+        del table["topicConfigTable"][topic]
     spoil(disk, "topics.json", json.dumps(table).encode())
+
+
+async def test_a_topic_that_rocketmq_deleted_is_closed_and_keeps_its_messages_until_it_is_opened(
+    broker_on: Brokers, disk: FakeDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store_of_rocketmq(broker_on, disk, listed=("Other", "%RETRY%G"), lost=("T", "%RETRY%G"))
     for _ in range(2):
         async with broker_on() as broker:
-            assert (broker.topics.get("T") is not None) is listed
-            assert broker.store.topics_on_disk() == ["%RETRY%G", "Other", *["T"] * listed]
-            queue = broker.store.find_queue("T", 0)
-            assert queue is None or broker.store.end_offset(queue) == 1
-    assert ("topic T has records but neither queues nor an entry" in caplog.text) is not listed
+            assert perms(broker, "T", "Other", "%RETRY%G") == [0, READ | WRITE, READ | WRITE]
+            with pytest.raises(Refused, match="not writable"):
+                broker.publish(to("T"))
+    assert caplog.text.count("topic T has records but neither queues nor an entry in config/topics.json") == 1
+    async with broker_on() as broker:
+        opened = broker.topics.update("T", 1, 1)
+        assert broker.store.end_offset(opened.queue(0)) == 1
+        assert broker.publish(to("T")).queue_offset == 1
+
+
+async def test_a_listed_topic_that_lost_its_queues_is_open(broker_on: Brokers, disk: FakeDisk) -> None:
+    await store_of_rocketmq(broker_on, disk, listed=("T", "Other", "%RETRY%G"), lost=("T",))
+    async with broker_on() as broker:
+        assert perms(broker, "T") == [READ | WRITE]
+        assert broker.publish(to("T")).queue_offset == 1
+
+
+async def test_an_old_table_of_topics_hides_no_message_for_good(broker_on: Brokers, disk: FakeDisk) -> None:
+    await store_of_rocketmq(broker_on, disk, listed=("Other",), lost=("T", "Other", "%RETRY%G"))
+    async with broker_on() as broker:
+        assert broker.store.topics_on_disk() == ["%RETRY%G", "Other", "T"]
+    for path in [path for path in disk.files if path.startswith((f"{DATA}/consumequeue/", f"{DATA}/queues."))]:
+        disk.unlink(path)
+    async with broker_on() as broker:
+        assert broker.store.end_offset(broker.topics.update("T", 1, 1).queue(0)) == 1
+
+
+def perms(broker: Broker, *names: str) -> list[int]:
+    topics = [broker.topics.get(name) for name in names]
+    return [-1 if topic is None else topic.perm for topic in topics]
 
 
 async def test_a_topic_with_records_and_no_entry_is_made_again(broker_on: Brokers, disk: FakeDisk) -> None:

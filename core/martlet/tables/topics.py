@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, final
 
 from martlet.clock import Clock
-from martlet.errors import Reason, Refused
+from martlet.errors import Reason, Refused, StoreError
 from martlet.store import Queue, Store
 from martlet.tables import names
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps
@@ -259,8 +259,10 @@ class Topics:
           StoreError: it is not such a table; nothing of it was taken.
         """
         table = parse(data, "topics.json")
+        if "topicConfigTable" not in table:
+            raise StoreError("topics.json has no topicConfigTable")
         with reading("topics.json"):
-            found = {name: self._from_json(name, e) for name, e in (table.get("topicConfigTable") or {}).items()}
+            found = {name: self._from_json(name, e) for name, e in table["topicConfigTable"].items()}
         self.version.load(table.get("dataVersion"))
         self._table.update(found)
 
