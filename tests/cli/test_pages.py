@@ -112,7 +112,7 @@ def test_settings_that_pages_name_exist() -> None:
     sections = {key.partition(".")[0] for key in keys}
     found = 0
     for page in PAGES:
-        text = re.sub(r"(?ms)^## Watching it$.*?^## ", "", page.read_text())  # names counters, tried with a broker
+        text = re.sub(r"(?ms)^## Monitoring$.*?^## ", "", page.read_text())  # names counters, tried with a broker
         said = re.findall(r"`(?:--set )?([a-z]+\.[a-z_]+)(?: ?=[^`]*)?`", text)
         wrong = [
             key for key in said if key.partition(".")[0] in sections and key not in keys and not key.endswith(".py")

@@ -165,7 +165,7 @@ def test_counters_are_numbers_in_json(to: Run) -> None:
 
 def test_the_counters_that_operations_names_exist(to: Run) -> None:
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
-    watching = page.partition("## Watching it")[2].partition("## ")[0]
+    watching = page.partition("## Monitoring")[2].partition("## ")[0]
     named = {name for row in re.findall(r"(?m)^\| (`.*?) \|", watching) for name in re.findall(r"`(.*?)`", row)}
     (counters,) = from_json(to("stats", "--json")).values()
     assert named
