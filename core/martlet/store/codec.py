@@ -18,8 +18,6 @@ from martlet.store.layout import (
     BORN_V6,
     FILLER,
     FILLER_BYTES,
-    HEAD,
-    HEAD_BYTES,
     MAGIC_V1,
     MAGIC_V2,
     MAGICS,
@@ -40,7 +38,6 @@ __all__ = [
     "decode_record",
     "decode_records",
     "encode_filler",
-    "encode_into",
     "encode_record",
     "has_seal",
     "hash_code",
@@ -148,49 +145,6 @@ def encode_record(
             message.properties,
         )
     )
-
-
-def encode_into(
-    data: bytearray,
-    at: int,
-    size: int,
-    message: Message,
-    topic_part: bytes,
-    queue_id: int,
-    queue_offset: int,
-    position: int,
-    store_ms: int,
-    store_host: bytes,
-) -> None:
-    """Write the V1 record of *size* bytes with IPv4 hosts into *data*; *topic_part* is the topic behind its length."""
-    body = message.body
-    properties = message.properties
-    HEAD.pack_into(
-        data,
-        at,
-        size,
-        MAGIC_V1,
-        crc32(body) & 0x7FFFFFFF,
-        queue_id,
-        message.flag,
-        queue_offset,
-        position,
-        message.sys_flag & ~STORE_BITS,
-        message.born_ms,
-        message.born_host,
-        store_ms,
-        store_host,
-        message.reconsume_times,
-        message.prepared_position,
-        len(body),
-    )
-    start = at + HEAD_BYTES
-    end = start + len(body)
-    data[start:end] = body
-    start = end + len(topic_part)
-    data[end:start] = topic_part
-    SHORT.pack_into(data, start, len(properties))
-    data[start + 2 : at + size] = properties
 
 
 def encode_filler(remaining: int) -> bytes:

@@ -148,6 +148,7 @@ class LogWriter:
         "data",
         "first_group",
         "position",
+        "room",
         "segment",
         "segments",
         "written",
@@ -165,6 +166,8 @@ class LogWriter:
         self.chunk = Chunk(0, self.data, True)
         self.chunk_base = 0
         self.chunk_end = 0
+        # Where a record may end that lies in this chunk whole and leaves room for the filler of its segment.
+        self.room = 0
 
     def open_at(self, position: int) -> None:
         """Go on at *position*, which lies in the last segment or right behind it."""
@@ -193,6 +196,7 @@ class LogWriter:
         self.chunk = chunk
         self.chunk_base = self.chunks.final_end = chunk.base
         self.chunk_end = chunk.end
+        self.room = min(chunk.end, self.segment.end - FILLER_BYTES)
 
     def begin_group(self) -> None:
         """An atomic group begins here; appends of all its records follow."""

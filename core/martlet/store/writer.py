@@ -1,7 +1,8 @@
 """Appends: records are encoded straight into the growing end of the log, and their entries into their queues.
 
-One loop, `Writer._put_run`, does that for everyone: for the messages of a socket read (`append_run`), for one message
-and for a batch. Whatever is rare takes `_put_odd`, one record at a time.
+One loop, `Writer._put_run`, does that for the messages of a socket read (`append_run`), for a batch and for a group;
+`append` does the same for one usual message without the setup of a run. Whatever is rare takes `_put_odd`, one record
+at a time.
 """
 
 from collections.abc import Sequence
@@ -67,8 +68,10 @@ class RunResult:
     def outcome(self, place: int, queue_id: int) -> Placed | Refused:
         """Where message *place* of the run, for queue *queue_id*, was stored, or why it was not."""
         refused = self.refused.get(place)
-        if refused is not None:
-            return refused
+        return self.placed(place, queue_id) if refused is None else refused
+
+    def placed(self, place: int, queue_id: int) -> Placed:
+        """Where message *place* of the run, for queue *queue_id*, was stored; it was not refused."""
         return Placed(queue_id, self.offsets[place], self.positions[place], self.ends[place], self.store_ms)
 
 
@@ -82,7 +85,6 @@ class Writer:
         "_committer",
         "_queues",
         "_record_crcs",
-        "_single",
         "_tail",
         "config",
         "store_host",
@@ -98,8 +100,6 @@ class Writer:
         self._admission = admission
         self._codes = TagCodes()
         self._record_crcs = config.seal_records
-        # What a run of one message came to; empty between two calls of `append`.
-        self._single = RunResult()
         self.store_host = NO_HOST
 
     @property
@@ -120,12 +120,66 @@ class Writer:
         queue = of_topic.get(queue_id) if of_topic is not None else None
         if queue is None:
             queue = self.open_queue(message.topic, queue_id)
-        result = self._single
+        body, properties, born_host, sys_flag = message.body, message.properties, message.born_host, message.sys_flag
+        tail, host = self._tail, self.store_host
+        body_bytes, properties_bytes, position = len(body), len(properties), tail.position
+        size = queue.overhead + body_bytes + properties_bytes
+        end = position + size
+        if (
+            end > tail.room
+            or not queue.plain
+            or self._record_crcs
+            or self._admission.refusal
+            or sys_flag & TRANSACTION_MASK
+            or len(born_host) != 8
+            or len(host) != 8
+            or body_bytes > self.config.message_bytes_max
+            or properties_bytes > PROPERTIES_BYTES_MAX
+            or 0 in properties
+            or (properties_bytes >= 20 and (properties[-12] == 1 or properties[-20] == 95))
+        ):
+            return self._append_odd(message, queue)
+        committer, offset = self._committer, queue.next_offset
+        now = committer.now_ms or committer.read_clock()
+        at = position - tail.chunk_base
+        HEAD_PACK(
+            tail.data,
+            at,
+            size,
+            MAGIC_V1,
+            crc32(body) & 0x7FFFFFFF,
+            queue_id,
+            message.flag,
+            offset,
+            position,
+            sys_flag & KEPT_FLAGS,
+            message.born_ms,
+            born_host,
+            now,
+            host,
+            message.reconsume_times,
+            message.prepared_position,
+            body_bytes,
+        )
+        at += HEAD_BYTES
+        tail.data[at : at + body_bytes] = body
+        rest = b"%b%b%b" % (queue.topic_part, SHORT_PACK(properties_bytes), properties)
+        tail.data[at + body_bytes : end - tail.chunk_base] = rest
+        queue.tail += ENTRY_PACK(position, size, self._codes.of(properties))
+        queue.next_offset = offset + 1
+        queue.last_end = tail.position = end
+        if not queue.dirty:
+            self._queues.touch(queue)
+        committer.pending.append((queue, position, end, now, properties))
+        return Placed(queue_id, offset, position, end, now)
+
+    def _append_odd(self, message: Message, queue: Queue) -> Placed:
+        """As `append`, for every kind of message."""
+        result = RunResult()
         self._put_run((self.item(message, queue),), result)
-        offset, position, end = result.offsets.pop(), result.positions.pop(), result.ends.pop()
         if result.refused:
-            raise result.refused.pop(0)
-        return Placed(queue_id, offset, position, end, result.store_ms)
+            raise result.refused[0]
+        return result.placed(0, queue.queue_id)
 
     def append_run(self, run: Sequence[RunItem]) -> RunResult:
         """Append the messages of *run*, in order, each to its queue; one that is refused does not stop the others.
@@ -173,10 +227,18 @@ class Writer:
         """Append *items* as an atomic group (`atomic.py`); one item alone needs no marks."""
         if self._record_crcs or any(has_seal(item[2], len(item[2])) for item in items):
             items = [self._fitted_item(item) for item in items]
-        for item in items:
-            self._check(item[1], item[2])
-        host_bytes = len(self.store_host) - 16
-        total = sum([item[0].overhead + len(item[1]) + len(item[2]) + len(item[7]) + host_bytes for item in items])
+        self._admission.check()
+        bodies, properties = [len(item[1]) for item in items], [item[2] for item in items]
+        lengths = [len(each) for each in properties]
+        if (
+            max(bodies) > self.config.message_bytes_max
+            or max(lengths) > PROPERTIES_BYTES_MAX
+            or 0 in b"".join(properties)
+        ):
+            for item in items:
+                self._check(item[1], item[2])  # says which cannot be stored
+        hosts = sum([item[0].overhead + len(item[7]) for item in items]) + len(items) * (len(self.store_host) - 16)
+        total = sum(bodies) + sum(lengths) + hosts
         if bytes_max and total > bytes_max:
             limit = f"the most is {bytes_max} (store.group_bytes_max)"
             raise Refused(Reason.ILLEGAL, f"the group has {total} bytes; {limit}")
@@ -328,9 +390,7 @@ class Writer:
         The last is where the committer gathers records; a roll changes all five.
         """
         tail = self._tail
-        room = min(tail.chunk_end, tail.segment.end - FILLER_BYTES)
-        if self._admission.refusal or len(self.store_host) != 8:
-            room = -1
+        room = tail.room if not self._admission.refusal and len(self.store_host) == 8 else -1
         return tail.data, tail.chunk_base, room, tail.position, self._committer.pending
 
     def _put_odd(self, item: RunItem, result: RunResult, mark: int) -> None:
