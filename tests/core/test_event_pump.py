@@ -4,7 +4,7 @@ import select
 import socket
 from contextlib import closing
 from types import SimpleNamespace
-from typing import cast
+from typing import cast, final
 
 import pytest
 import trio
@@ -82,7 +82,13 @@ def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_pump, "time", SimpleNamespace(perf_counter=perf_counter))
 
 
-async def test_all_sockets_that_are_ready_share_one_commit(world: World) -> None:
+@pytest.fixture
+def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No turn is ever over."""
+    monkeypatch.setattr(event_pump, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+
+
+async def test_all_sockets_that_are_ready_share_one_commit(world: World, still_clock: None) -> None:
     async with toy_server(protocol=world.protocol(), world=world):
         clients = [connect(world) for _ in range(20)]
         for client in clients:
@@ -127,6 +133,61 @@ async def test_a_busy_socket_starves_neither_tasks_nor_other_sockets(
     places = [place for place, turn in enumerate(turns) if turn != "task"]
     # trio runs the tasks of a turn in any order, so two reads may follow each other, but never three.
     assert all(third - first > 2 for first, third in zip(places, places[2:], strict=False)), turns
+
+
+@final
+class Turns(trio.abc.Instrument):
+    """Counts per turn of the event loop how many requests the server of *world* handled."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._seen = len(world.handled)
+        self.counts: list[int] = []
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.counts.append(len(self._world.handled) - self._seen)
+        self._seen = len(self._world.handled)
+
+
+@pytest.mark.parametrize("request_number", [1, 2])
+async def test_first_and_later_requests_of_many_sockets_are_spread_over_turns(
+    world: World, slow_clock: None, request_number: int
+) -> None:
+    """Each look at the clock finds that a turn is over: so one request a turn, however many sockets are ready."""
+    async with toy_server(protocol=world.protocol(), world=world):
+        clients = [connect(world) for _ in range(50)]
+        while world.statistic("connections") < 50:
+            await trio.lowlevel.checkpoint()
+        if request_number == 2:
+            for client in clients:
+                assert await ask(client, b"echo before") == b"before"
+        turns = Turns(world)
+        trio.lowlevel.add_instrument(turns)
+        for client in clients:
+            client.sendall(b"echo a\n")
+        assert [await receive_line(client) for client in clients] == [b"a"] * 50
+        trio.lowlevel.remove_instrument(turns)
+        assert (sum(turns.counts), max(turns.counts)) == (50, 1)
+        for client in clients:
+            client.close()
+
+
+async def test_what_a_round_leaves_comes_first_in_the_next(world: World, slow_clock: None) -> None:
+    async with toy_server(protocol=world.protocol(), world=world):
+        clients = [connect(world) for _ in range(20)]
+        for number, client in enumerate(clients):
+            assert await ask(client, b"echo %d" % number) == b"%d" % number
+        world.handled.clear()
+        for number, client in enumerate(clients):
+            client.sendall(b"hold 0 %d\n" % number)
+        assert await receive_line(clients[0]) == b"0"
+        clients[0].sendall(b"hold 0 again\n")
+        assert [await receive_line(client) for client in clients[1:]] == [b"%d" % n for n in range(1, 20)]
+        assert await receive_line(clients[0]) == b"again"
+        assert world.handled == [f"hold 0 {number}" for number in range(20)] + ["hold 0 again"]
+        assert world.store.commits == 21
+        for client in clients:
+            client.close()
 
 
 class Waits:

@@ -20,6 +20,7 @@ from martlet.net.deadlines import Deadlines
 from martlet.net.event_pump import EventPump
 from martlet.net.incomplete import IncompleteRequests
 from martlet.net.peer import CLOSING, LOST, ServerPeer
+from martlet.net.read_turns import ReadTurns
 from martlet.net.rounds import Rounds
 from martlet.net.transports import SocketTransport, TlsTransport
 from martlet.net.websocket import HTTP_GET, WebSocketTransport
@@ -40,13 +41,15 @@ Authenticate: TypeAlias = Callable[[Credentials], Identity]
 class Reading:
     """How far reading from one peer by the pump is."""
 
-    __slots__ = ("_fd", "_pump", "attention", "closed", "ended", "events", "now", "peer", "received")
+    __slots__ = ("_fd", "_pump", "attention", "closed", "ended", "events", "first", "now", "peer", "plain", "received")
 
     def __init__(self, peer: ServerPeer, pump: "EventPump[Reading]", fd: int) -> None:
         self.peer = peer
         self._pump = pump
         self._fd = fd
         self.attention = trio.Event()  # set when the peer's own task has to act
+        self.plain = False  # its first bytes were the protocol's own
+        self.first: bytes | None = None  # its first bytes, which were not
         self.events: Iterator[Any] | None = None  # what is left of a read whose handling must wait
         self.received = 0  # bytes of that read
         self.now = 0.0  # its time
@@ -83,6 +86,7 @@ class Reader:
         # Answers of one read before we look whether the peer can take them.
         self._look_bytes = config.unsent_bytes_max // 8
         self.pump: EventPump[Reading] | None = None  # while it runs
+        self.turns = ReadTurns()  # of peers that the pump does not read from
         self.deadlines = Deadlines(self._deadline_passed)
         self.incomplete: IncompleteRequests[ServerPeer] = IncompleteRequests(
             config.incomplete_total_bytes_max, config.incomplete_address_bytes_max
@@ -115,12 +119,18 @@ class Reader:
 
     async def _read(self, peer: ServerPeer) -> None:
         self.deadlines.watch(peer)
-        await self._open(peer)
         if self.pump is not None and isinstance(peer.transport, SocketTransport):
-            await self._read_pumped(peer, peer.transport, self.pump)
-            return
+            first = await self._read_pumped(peer, peer.transport, self.pump)
+            if first is None:
+                return
+            await self.turns.wait()
+        else:
+            first = await self._receive_some(peer)
+        await self._open(peer, first)
+        del first
         while peer.state < CLOSING:
             await peer.transport.wait_readable()
+            await self.turns.wait()
             data = peer.transport.receive(RECEIVE_BYTES)
             if data is None:
                 if peer.transport.pending():
@@ -131,15 +141,14 @@ class Reader:
             await self._take(peer, data)
             del data  # or every idle connection would keep what it said last
 
-    async def _open(self, peer: ServerPeer) -> None:
-        """Look at the first bytes: TLS or not, and then WebSocket or the protocol itself."""
-        data = await self._receive_first(peer)
+    async def _open(self, peer: ServerPeer, data: bytes) -> None:
+        """Look at the first bytes, *data*: TLS or not, and then WebSocket or the protocol itself."""
         if not data:
             return
         context, websocket = peer.protocol.tls(), peer.protocol.websocket
         if context is not None and data[0] == TLS_HANDSHAKE:
             peer.transport = TlsTransport(peer.transport, context, data, partial(self._identify, peer))
-            if websocket is None or not (data := await self._receive_first(peer)):
+            if websocket is None or not (data := await self._receive_some(peer)):
                 return
         elif peer.protocol.tls_required:
             raise RemoteProtocolError("peer speaks plain text; this port takes TLS only")
@@ -155,10 +164,18 @@ class Reader:
         except Refused as refused:
             raise RemoteProtocolError(f"certificate of {certificate.common_name!r} was refused; {refused}") from refused
 
-    async def _receive_first(self, peer: ServerPeer) -> bytes:
-        """Return the first bytes that the transport has; empty at the end."""
+    def _is_plain(self, peer: ServerPeer, data: bytes) -> bool:
+        """Whether *data*, the first bytes of *peer*, is neither TLS nor WebSocket, nor must be."""
+        protocol = peer.protocol
+        if data[0] == TLS_HANDSHAKE and protocol.tls() is not None:
+            return False
+        return not protocol.tls_required and (protocol.websocket is None or data[0] != HTTP_GET)
+
+    async def _receive_some(self, peer: ServerPeer) -> bytes:
+        """Return the next bytes that the transport has; empty at the end."""
         while True:
             await peer.transport.wait_readable()
+            await self.turns.wait()
             data = peer.transport.receive(RECEIVE_BYTES)
             if data is not None:
                 return data
@@ -179,8 +196,13 @@ class Reader:
         finally:
             self.pump = None
 
-    async def _read_pumped(self, peer: ServerPeer, transport: SocketTransport, pump: "EventPump[Reading]") -> None:
-        """Let the pump read; this task takes over where something must be waited for, and at the end."""
+    async def _read_pumped(
+        self, peer: ServerPeer, transport: SocketTransport, pump: "EventPump[Reading]"
+    ) -> bytes | None:
+        """Let the pump read; this task takes over where something must be waited for, and at the end.
+
+        Returns the first bytes when they are not the protocol's own, so that the pump cannot go on; None at the end.
+        """
         reading = Reading(peer, pump, transport.fileno())
         transport.on_close = reading.close
         try:
@@ -188,6 +210,8 @@ class Reader:
                 if reading.closed:
                     raise trio.ClosedResourceError("the socket was closed here")
                 await reading.wait_attention()
+                if reading.first is not None:
+                    return reading.first
                 if reading.events is not None:
                     events, reading.events = reading.events, None
                     await self._go_on(peer, events, reading.received, reading.now)
@@ -195,6 +219,7 @@ class Reader:
                     del events
                 if peer.over:
                     await peer.wait_room()
+            return None
         finally:
             transport.on_close = None
 
@@ -205,10 +230,14 @@ class Reader:
             data = peer.transport.receive(RECEIVE_BYTES)
             if data is None:
                 return
-            if data and peer.state < CLOSING:
+            if not data or peer.state >= CLOSING:
+                reading.ended = True
+            elif reading.plain or self._is_plain(peer, data):
+                reading.plain = True
                 self._take_now(reading, data)
             else:
-                reading.ended = True
+                reading.first = data
+                reading.attention.set()
         except Exception as error:
             self._ended_by(peer, error)
             reading.ended = True

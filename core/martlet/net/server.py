@@ -29,7 +29,7 @@ __all__ = ["Server"]
 
 log = logging.getLogger("martlet.server")
 
-ACCEPTS_AT_ONCE: Final = 64
+ACCEPTS_AT_ONCE: Final = 16
 ACCEPT_AGAIN_S: Final = 0.1
 
 
@@ -91,6 +91,7 @@ class Server:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 await nursery.start(self._reader.run_pump)
+                nursery.start_soon(self._reader.turns.run)
                 nursery.start_soon(self._rounds.run)
                 nursery.start_soon(self._reader.deadlines.run)
                 for protocol, listener in bound:

@@ -1,0 +1,50 @@
+"""How many tasks that each read from a peer of their own go on in one turn of the event loop.
+
+When thousands of sockets become readable at the same moment trio wakes all their tasks in one turn, and nobody else
+runs before the last of them is done. The event pump bounds this for plain sockets. All other peers (TLS, WebSocket,
+platforms without epoll) pass through here before each read: first come, first served, a few a turn.
+"""
+
+from typing import Final, final
+
+import trio
+
+__all__ = ["READS_A_TURN", "ReadTurns"]
+
+READS_A_TURN: Final = 8  # a TLS handshake takes up to a millisecond, any other read a tenth of that
+
+
+@final
+class ReadTurns(trio.abc.Instrument):
+    """Lets `READS_A_TURN` callers of `wait` go on in each turn of the loop, while `run` runs."""
+
+    def __init__(self) -> None:
+        self._left = READS_A_TURN
+        self._line = trio.lowlevel.ParkingLot()
+        self._crowded = trio.Event()
+
+    def before_io_wait(self, timeout: float) -> None:
+        """A turn of the loop is over."""
+        self._left = READS_A_TURN
+
+    async def wait(self) -> None:
+        """Return when it is the caller's turn to read: at once unless many read."""
+        if self._left > 0 and not self._line:
+            self._left -= 1
+            return
+        self._crowded.set()
+        await self._line.park()
+
+    async def run(self) -> None:
+        """Let those who wait go on, until cancelled."""
+        trio.lowlevel.add_instrument(self)
+        try:
+            while True:
+                await self._crowded.wait()
+                self._crowded = trio.Event()
+                while self._line:
+                    await trio.lowlevel.checkpoint()
+                    released = self._line.unpark(count=self._left)
+                    self._left -= len(released)
+        finally:
+            trio.lowlevel.remove_instrument(self)
