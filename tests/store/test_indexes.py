@@ -334,6 +334,28 @@ async def missing_keys(disk: FakeDisk, count: int) -> list[int]:
     return missing
 
 
+async def test_index_files_that_a_kill_left_after_the_checkpoint_are_made_again(
+    open_store: OpenStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = replace(small_config(segment_bytes=1 << 22), index_entries=64)
+    store = await open_store(config)
+    for number in range(10):  # the index of the newest checkpoint is that of the start
+        clock.ms += 1000
+        put(store, *(message(f"{number}.{each}", keys=f"k{number}") for each in range(20)))
+    store.indexer.drain_now()
+    store.crash()
+    for _ in range(2):
+        store = await open_store(config)
+        keys = store.keys
+        assert keys is not None
+        assert keys.total() == 200
+        assert [item.begin_position for item in keys.items] == sorted(item.begin_position for item in keys.items)
+        assert all(item.begin_ms for item in keys.items)
+        assert len(found(store, "k3")) == 20
+        await store.close()
+    assert "key index" not in caplog.text
+
+
 async def test_a_torn_checkpoint_makes_the_key_index_anew() -> None:
     """Nothing says then how much of the index is durable: its header may be ahead of its slots."""
     disk = FakeDisk()

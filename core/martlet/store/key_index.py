@@ -185,6 +185,8 @@ class KeyIndex:
             self.reopen(clean=False)
             self.position = min(max(max(item.end_position for item in self.items), start), end)
         elif loaded and checkpoint is not None and ours and self._agrees(checkpoint, clean=clean):
+            if not (clean or checkpoint.shared):
+                self._remove_begun_after(checkpoint.index_position)
             self.unchecked = [(item.path, item.used_slots) for item in self.items]
             self.reopen(clean=clean)
             self.new_names = not clean
@@ -215,6 +217,11 @@ class KeyIndex:
         if self.total() == checkpoint.index_entries:
             return self.headers_crc() == checkpoint.index_crc or checkpoint.shared
         return self.total() > checkpoint.index_entries and (checkpoint.shared or not clean)
+
+    def _remove_begun_after(self, position: int) -> None:
+        """Remove the newest files that hold nothing from before log position *position*; their keys are added again."""
+        while self.items and (self.items[-1].count == 1 or self.items[-1].begin_position >= position):
+            self.files.unlink(self.items.pop().path)
 
     def clear(self) -> None:
         """Remove every file and start over."""
