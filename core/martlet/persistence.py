@@ -17,6 +17,7 @@ import trio
 
 from martlet.broker import Broker
 from martlet.errors import StoreError
+from martlet.store import Store
 from martlet.tables.saved import Table
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, is_reserved
 from martlet.turns import finish_now, finish_off_loop
@@ -81,8 +82,8 @@ def save(broker: Broker) -> None:
     failed: OSError | None = None
     for table in _changed(broker, offsets=True):
         try:
-            broker.store.write_file(table.path, *finish_now(table.freeze(broker.store.durable)))
-            table.dirty = False
+            _write(broker.store, table, finish_now(table.freeze(broker.store.durable)), removed=table.removed)
+            table.dirty = table.removed = False
         except OSError as error:
             failed = failed or error
     if failed is not None:
@@ -137,6 +138,12 @@ async def run(broker: Broker) -> None:
             due = now + interval_s
 
 
+def _write(store: Store, table: Table, data: list[bytes], *, removed: bool) -> None:
+    """Write *data*; as both generations of the file when the previous one has an entry that was *removed*."""
+    for _ in range(1 + removed):
+        store.write_file(table.path, *data)
+
+
 async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
     """Write what has changed in a worker thread: an fsync takes milliseconds, and messages go on meanwhile.
 
@@ -147,6 +154,7 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
     for table in _changed(broker, offsets=offsets):
         # What changes while the table is rendered or written marks it again, for the next time.
         table.dirty = False
+        removed, table.removed = table.removed, False
         try:
             # What is durable now is in the table; what comes meanwhile may be.
             steps = table.freeze(store.durable)
@@ -154,13 +162,13 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
             # A topic may leave its file only once the log says that it was deleted.
             await store.wait_deleted()
             with trio.CancelScope(shield=True):
-                await store.disk.off_loop(partial(store.write_file, table.path, *data))
+                await store.disk.off_loop(partial(_write, store, table, data, removed=removed))
         except trio.Cancelled:
-            table.dirty = True
+            table.dirty, table.removed = True, table.removed or removed
             raise
         except (OSError, StoreError, TypeError, ValueError) as error:
             # Not even a table that cannot be written as JSON may end the broker.
-            table.dirty = True
+            table.dirty, table.removed = True, table.removed or removed
             log.error("%s cannot be written, tried again; %s", table.path, error)
             problem = f"{table.path} cannot be written; {error}"
     return problem

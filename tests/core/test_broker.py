@@ -200,6 +200,24 @@ async def test_a_broken_table_gives_way_to_its_previous_generation(
     assert not spoiled or "previous generation is tried" in caplog.text
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+async def test_a_deleted_topic_does_not_come_back_with_the_previous_generation(
+    broker_on: Brokers, disk: FakeDisk, restarts: int
+) -> None:
+    async with broker_on() as broker:
+        for name in ("Stay", "Gone"):
+            broker.topics.update(name, 1, 1)
+        broker.publish(to("Gone"))
+    async with broker_on() as broker:
+        assert broker.topics.delete("Gone")
+    for _ in range(restarts):
+        async with broker_on():
+            pass
+    spoil(disk, "topics.json", b"")
+    async with broker_on() as broker:
+        assert perms(broker, "Stay", "Gone") == [READ | WRITE, -1]
+
+
 @pytest.mark.parametrize("spoiled", [b"{", b'{"subscriptionGroupTable":{"G":{"retryMaxTimes":"x"}}}'])
 async def test_a_broken_table_of_groups_does_not_prevent_a_start(
     broker_on: Brokers, disk: FakeDisk, spoiled: bytes

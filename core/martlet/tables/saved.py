@@ -31,7 +31,7 @@ class Table:
       urgent: write it right after a change, and not at the interval of ``broker.offsets_persist_ms``.
     """
 
-    __slots__ = ("_freeze", "changed", "dirty", "load", "path", "urgent")
+    __slots__ = ("_freeze", "changed", "dirty", "load", "path", "removed", "urgent")
 
     def __init__(
         self,
@@ -47,12 +47,19 @@ class Table:
         self.urgent = urgent
         # It differs from its file.
         self.dirty = False
+        # An entry was removed, which the previous generation of the file still has.
+        self.removed = False
         # Called at every change of an urgent table.
         self.changed: Callable[[], None] | None = None
 
-    def change(self) -> None:
-        """Have the table written: it has changed."""
+    def change(self, *, removed: bool = False) -> None:
+        """Have the table written: it has changed.
+
+        Args:
+          removed: an entry is gone, and must not come back if the file is damaged: no generation keeps it.
+        """
         self.dirty = True
+        self.removed = self.removed or removed
         if self.urgent and self.changed is not None:
             self.changed()
 

@@ -243,7 +243,7 @@ class Topics:
 
     def _moved(self, topic: Topic | None) -> None:
         self.version.next(self._clock)
-        self.table.change()
+        self.table.change(removed=topic is None)
         for tell in self.changed:
             tell(topic)
 
