@@ -10,7 +10,9 @@ import pytest
 ROOT: Final = Path(__file__).parents[2]
 PLUGINS: Final = (*ROOT.glob("plugins/*/martlet_*"), *ROOT.glob("examples/martlet-*/martlet_*"))
 # What a gate leads to, as attributes of a broker, and the classes that hold it.
-BEHIND: Final = frozenset(("authorizers", "groups", "rules", "sessions", "shares", "store", "subscriptions", "topics"))
+BEHIND: Final = frozenset(
+    ("authorizers", "cursors", "groups", "rules", "sessions", "shares", "store", "subscriptions", "tails", "topics")
+)
 PUBLISHING: Final = "publish"  # and all that begin with it
 CLASSES: Final = frozenset(("Groups", "Sessions", "Shares", "Store", "Subscriptions", "Topics"))
 # Modules that need no gate, and why: they act for the broker, or only pass on what a gate granted.

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from tests.core.pushing import broker_in_memory
 
 from martlet.broker import Broker
+from martlet.contracts import Identity
 from martlet.delivery import cursor as cursor_module
 from martlet.delivery.cursor import Cursor, Feed, Place
+from martlet.delivery.fanout import Encoding, parts
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 
@@ -276,3 +278,39 @@ def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cursor_module, "MESSAGES_A_SLICE", slice_messages)
         trio.run(scenario)
+
+
+async def test_a_run_is_split_where_the_receiver_takes_no_more_messages() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        client, other = Client(feed, "#"), Client(feed, "#")
+        positions = [send(broker, "a", str(number)) for number in range(7)]
+        await settle(broker)
+        encoding = Encoding("bodies", lambda piece: [body for _, _, _, body, _ in parts(piece)])
+        came: list[tuple[int, int, bytes]] = []
+        for count in (1, 2, 1, 9):
+            assert client.cursor.position == positions[len(b"".join(data for _, _, data in came))]
+            (run, _), *more = client.cursor.collect(1 << 20, count)
+            assert more == []
+            frames = run.frames(encoding)
+            assert frames.ends == list(range(1, run.count + 1))
+            came.append((run.position, run.end, frames.data))
+        assert [data for _, _, data in came] == [b"0", b"12", b"3", b"456"]
+        assert [position for position, _, _ in came] == [positions[at] for at in (0, 1, 3, 4)]
+        assert [end for _, end, _ in came] == [*(positions[at] for at in (1, 3, 4)), broker.store.readable]
+        assert other.take() == [str(number) for number in range(7)]
+
+
+async def test_a_receiver_that_may_read_no_more_is_refused() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        gate = broker.gate(Identity("me"))
+        cursor = gate.follow(feed, lambda: None, {"#": 0})
+        send(broker, "a", "1")
+        await settle(broker)
+        broker.authorizers = (lambda identity, action, name: False,)
+        with pytest.raises(Refused) as caught:
+            cursor.collect(1000)
+        assert caught.value.reason is Reason.NO_PERMISSION
+        with pytest.raises(Refused):
+            gate.follow(feed, lambda: None, {"#": 0})

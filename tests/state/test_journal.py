@@ -72,6 +72,20 @@ async def test_notes_of_a_commit_are_one_record_after_its_messages() -> None:
     store.crash()
 
 
+async def test_notes_alone_want_one_commit_and_no_other() -> None:
+    store = await open_on(FakeDisk())
+    wanted: list[int] = []
+    store.on_commit_wanted = lambda: wanted.append(1)
+    Journal(store, "a").note(b"1")
+    assert wanted
+    wanted.clear()
+    store.commit()
+    assert wanted == []
+    Journal(store, "a").note(b"2")
+    assert wanted
+    store.crash()
+
+
 async def test_a_commit_without_notes_writes_none() -> None:
     store = await open_on(FakeDisk())
     journal = Journal(store, "a")

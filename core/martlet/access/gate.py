@@ -9,12 +9,13 @@ Names that authorizers are asked about: a topic by its name, a consumer group by
 topic ``%RETRY%<group>``, and the broker as a whole by the empty name.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Protocol, final
 
 from martlet.access.grant import Grant, PublishGrant
 from martlet.access.rules import Decisions
 from martlet.contracts import Identity, Peer
+from martlet.delivery.cursor import Cursor, Feed
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.sessions import Session, Sessions
@@ -189,6 +190,19 @@ class Gate:
         return self._behind.subscriptions.open(
             peer, topic, encoding, selection=selection, start=start, credit=credit, permit=permit
         )
+
+    def follow(
+        self, feed: Feed, wake: Callable[[], None], filters: Mapping[str, Hashable], position: int | None = None
+    ) -> Cursor:
+        """Return a new cursor of *feed*, as `Feed.open` does; asks for ``read`` on its topics.
+
+        It asks again at each `Cursor.collect`, which raises `Refused` once the answer is no.
+        """
+        for topic in feed.topics:
+            self._check_open(topic)
+        permit = self._decisions.reading(*feed.topics)
+        permit()
+        return feed.open(wake, filters, position, permit=permit)
 
     def join(
         self,

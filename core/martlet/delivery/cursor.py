@@ -27,6 +27,7 @@ from martlet.delivery.interest import FilterTrie
 from martlet.delivery.subscriptions import readable
 from martlet.delivery.tail_reader import READ_AGAIN_S, Found, Run, TailReader, Tails, make_run, merge
 from martlet.errors import Refused, StoreError
+from martlet.message import Placed
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.codec import tags_code
 from martlet.store.queues import BlockDamaged
@@ -42,6 +43,7 @@ BYTES_A_SLICE: Final = 1 << 20
 CURSORS_A_SLICE: Final = 256  # that a sweep takes along, or lets join the tail
 CODES_MAX: Final = 1000  # names that one pass over the entries looks for
 PENDING_BYTES: Final = 1 << 18
+MESSAGES_ANY: Final = 1 << 62
 
 
 @unique
@@ -63,7 +65,17 @@ class Cursor:
     collect, and when the tail is joined.
     """
 
-    __slots__ = ("_feed", "_pending", "_pending_bytes", "_pending_bytes_max", "_position", "filters", "place", "wake")
+    __slots__ = (
+        "_feed",
+        "_pending",
+        "_pending_bytes",
+        "_pending_bytes_max",
+        "_permit",
+        "_position",
+        "filters",
+        "place",
+        "wake",
+    )
 
     def __init__(
         self,
@@ -72,8 +84,10 @@ class Cursor:
         filters: Mapping[str, Hashable],
         position: int,
         pending_bytes_max: int,
+        permit: Callable[[], None] | None,
     ) -> None:
         self.wake = wake
+        self._permit = permit
         self.filters = dict(filters)
         self.place = Place.BEHIND
         self._feed = feed
@@ -98,18 +112,28 @@ class Cursor:
         """The log position before which the cursor takes nothing from a sweep."""
         return self._position
 
-    def collect(self, budget_bytes: int) -> list[tuple[Run, tuple[Hashable, ...]]]:
+    def collect(self, budget_bytes: int, messages_max: int = MESSAGES_ANY) -> list[tuple[Run, tuple[Hashable, ...]]]:
         """Return runs, and the values of the filters that match them, of about *budget_bytes* of records.
 
-        Stops after the run that crosses the budget. Wakes again if more is pending.
+        Stops after the run that crosses the budget, and after *messages_max* messages, where a run is split. Wakes
+        again if more is pending.
+
+        Raises:
+          Refused: the receiver may not read any more.
         """
+        if self._permit is not None:
+            self._permit()
         found: list[tuple[Run, tuple[Hashable, ...]]] = []
-        while self._pending and budget_bytes > 0:
-            each = self._pending.popleft()
-            size = len(each[0].data)
+        while self._pending and budget_bytes > 0 and messages_max > 0:
+            run, grants = self._pending.popleft()
+            if run.count > messages_max:
+                run, rest = run.split(messages_max)
+                self._pending.appendleft((rest, grants))
+            size = len(run.data)
             self._pending_bytes -= size
             budget_bytes -= size
-            found.append(each)
+            messages_max -= run.count
+            found.append((run, grants))
         if self._pending:
             self.wake()
         elif self.place is Place.FULL:
@@ -165,7 +189,7 @@ class Feed:
         self.swept_to = 0
         self.sweeps = 0
         self._owner = owner
-        self._topics = topics
+        self.topics = topics
         self._readers: list[TailReader] = []  # empty while there are no cursors
         self._tail: FilterTrie[Cursor] = make_trie()
         self._sweep: FilterTrie[Cursor] = make_trie()
@@ -187,8 +211,9 @@ class Feed:
         filters: Mapping[str, Hashable],
         position: int | None = None,
         pending_bytes_max: int = PENDING_BYTES,
+        permit: Callable[[], None] | None = None,
     ) -> Cursor:
-        """Return the cursor of a new receiver.
+        """Return the cursor of a new receiver; a protocol calls `Gate.follow`, which asks for permission.
 
         Args:
           wake: is called when there is something to collect; must not collect itself.
@@ -196,6 +221,7 @@ class Feed:
           position: begin with the first record at or after this log position; None for the tail, which is also where
             a position begins that a power cut took from the log.
           pending_bytes_max: records that wait to be collected; one run always finds room.
+          permit: raises `Refused` once the receiver may not read any more; called at each collect.
 
         Raises:
           Refused: a filter is not valid, or a topic of the feed is gone.
@@ -205,13 +231,23 @@ class Feed:
         if not self._cursors:
             self._attach()
         start = 0 if position is None else min(position, self._owner.store.readable)
-        cursor = Cursor(self, wake, filters, start, pending_bytes_max)
+        cursor = Cursor(self, wake, filters, start, pending_bytes_max, permit)
         self._cursors[cursor] = None
         if position is None:
             self._join(cursor)
         else:
             self.resume(cursor)
         return cursor
+
+    def check(self, topic_filter: str) -> None:
+        """Raise `Refused` (ILLEGAL) unless *topic_filter* is valid."""
+        self._tail.check(topic_filter)
+
+    def hand_on(self, topic: str, encoding: str, placed: Sequence[Placed], data: bytes, ends: Sequence[int]) -> None:
+        """Let the frames of messages just published to *topic* be used, as `TailReader.hand_on` does."""
+        for reader in self._readers:
+            if reader.topic.name == topic:
+                reader.hand_on(encoding, placed, data, ends)
 
     def close(self) -> None:
         """Follow nothing any more."""
@@ -221,7 +257,7 @@ class Feed:
 
     def _attach(self) -> None:
         """Follow the topics at their tails."""
-        self._readers = self._owner.readers(self._topics)
+        self._readers = self._owner.readers(self.topics)
         for reader in self._readers:
             reader.attach(self._tail)
 

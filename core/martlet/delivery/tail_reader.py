@@ -83,6 +83,12 @@ class Frames:
         self.data = data
         self.ends = ends
 
+    def part(self, first: int, last: int) -> "Frames":
+        """Return the frames of the messages from *first* to before *last*."""
+        begin = self.ends[first - 1] if first else 0
+        ends = [end - begin for end in self.ends[first:last]]
+        return Frames(self.data[begin : begin + ends[-1]], ends)
+
 
 @final
 class Run:
@@ -91,7 +97,7 @@ class Run:
     ``data`` has their records, whole and in log order; ``position`` is that of the first, ``end`` is behind the last.
     """
 
-    __slots__ = ("_frames", "count", "data", "end", "position")
+    __slots__ = ("_first", "_frames", "_whole", "count", "data", "end", "position")
 
     def __init__(self, data: bytes, count: int, position: int, end: int) -> None:
         self.data = data
@@ -99,6 +105,8 @@ class Run:
         self.position = position
         self.end = end
         self._frames: dict[str, Frames] | None = None
+        self._whole: Run | None = None  # of which this is a part, and
+        self._first = 0  # which of its messages is the first here
 
     def records(self) -> Iterator[RecordView]:
         """Yield each record: queue id, queue offset, position, properties, body."""
@@ -106,12 +114,26 @@ class Run:
 
     def frames(self, encoding: Encoding) -> Frames:
         """Return the messages in *encoding*; encoded once for all receivers."""
+        if self._whole is not None:
+            return self._whole.frames(encoding).part(self._first, self._first + self.count)
         found = self._frames.get(encoding.name) if self._frames is not None else None
         if found is None:
             each = encoding.encode(self.data)
             found = Frames(b"".join(each), list(accumulate(map(len, each))))
             self.keep(encoding.name, found)
         return found
+
+    def split(self, count: int) -> tuple["Run", "Run"]:
+        """Return the first *count* messages, at least one and not all, and the others; they share the frames of all."""
+        at = last = 0
+        for _ in range(count):
+            last, at = at, at + I32.unpack_from(self.data, at)[0]
+        end = RecordView(self.data, last).position + at - last
+        head = Run(self.data[:at], count, self.position, end)
+        tail = Run(self.data[at:], self.count - count, RecordView(self.data, at).position, self.end)
+        head._whole = tail._whole = self._whole or self
+        head._first, tail._first = self._first, self._first + count
+        return head, tail
 
     def keep(self, encoding: str, frames: Frames) -> None:
         """Let *frames* be those of *encoding*: a publisher handed them on."""

@@ -127,12 +127,15 @@ class Committer:
     def _append_last(self) -> None:
         """Let everyone append who waits for the commit; if one cannot, nothing of this commit is stored."""
         waiting, self.before_commit = self.before_commit, []
+        # What is appended now belongs to this commit and wants no other.
+        tell, self.on_commit_wanted = self.on_commit_wanted, None
         failed: Refused | StoreFailed | None = None
         for append in waiting:
             try:
                 append()
             except (Refused, StoreFailed) as error:
                 failed = failed or error
+        self.on_commit_wanted = tell
         if failed is None:
             return
         self._take_back()
