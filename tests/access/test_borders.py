@@ -32,6 +32,8 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{REMOTING}handlers/groups.py": frozenset(("Topics",)),
     # Keeps state, and appends again what retention is about to remove.
     "examples/martlet-latest/martlet_latest/__init__.py": frozenset(("publish", "store")),
+    # Creates its topic, and the feed that all gates follow, on behalf of the broker.
+    "examples/martlet-topics/martlet_topics/plugin.py": frozenset(("cursors", "topics")),
     # Keeps its own file in the store's directory.
     f"{REMOTING}nameserver/plugin.py": frozenset(("store",)),
 }

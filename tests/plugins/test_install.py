@@ -40,7 +40,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The wheel that is under test where one is, else what this checkout would build.
     martlet = os.environ.get("MARTLET_WHEEL") or str(ROOT)
     command = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", martlet]
-    names = ("stamp", "freeze", "latest", "feed", "line", "users")
+    names = ("stamp", "freeze", "latest", "feed", "line", "topics", "users")
     command += [str(EXAMPLES / f"martlet-{name}") for name in names]
     fetch.download(command, home.parent)
     return interpreter
@@ -50,8 +50,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def broker(python: Path, directory: Path, *settings: str, port: str = "line") -> Iterator[tuple[str, int]]:
     """Run ``martlet run`` there; the address of *port*."""
     command = [str(python.parent / "martlet"), "run", "--data", str(directory / "data")]
-    ports = ("line.listen=127.0.0.1:0", "feed.listen=127.0.0.1:0")
-    for setting in ('plugins.enabled=["stamp", "freeze", "line", "feed"]', *ports, *settings):
+    ports = ("line.listen=127.0.0.1:0", "feed.listen=127.0.0.1:0", "topics.listen=127.0.0.1:0")
+    for setting in ('plugins.enabled=["stamp", "freeze", "line", "feed", "topics"]', *ports, *settings):
         command += ["--set", setting]
     with (directory / "log").open("a") as log:
         process = subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -87,7 +87,7 @@ def talk(address: tuple[str, int], *lines: str) -> list[str]:
 
 def test_the_examples_work_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
     listed = subprocess.run([str(python.parent / "martlet"), "plugins"], check=True, capture_output=True, text=True)
-    for name in ("stamp", "freeze", "feed", "line", "remoting", "nameserver"):
+    for name in ("stamp", "freeze", "feed", "line", "topics", "remoting", "nameserver"):
         assert re.search(rf"\b{name}\b", listed.stdout), listed.stdout
     settings = ("broker.name=north", "stamp.name=VIA", 'freeze.topics=["old"]')
     with broker(python, tmp_path, *settings) as address:
@@ -113,6 +113,20 @@ def test_the_feed_works_in_a_clean_environment(python: Path, tmp_path: Path) -> 
         assert (feed.readline(), feed.read(5)) == (b"5\n", b"first")
         connected.sendall(b"MORE 1\n")
         assert (feed.readline(), feed.read(6)) == (b"6\n", b"second")
+
+
+def test_the_topics_work_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
+    def say(address: tuple[str, int], said: bytes, expected: bytes) -> None:
+        with socket.create_connection(address, timeout=180) as connected, connected.makefile("rb") as answers:
+            connected.sendall(said)
+            assert answers.read(len(expected)) == expected
+
+    message = b"RUN 1 1 16\nsite/door 3\nout\n"
+    with broker(python, tmp_path, port="topics") as address:
+        say(address, b"HELLO me\nSUB site/# 1\nQUIT\n", b"OK new\nOK\nBYE\n")
+        say(address, b"HELLO\n" + message, b"OK new\nACK 1 1\n")
+    with broker(python, tmp_path, port="topics") as address:
+        say(address, b"HELLO me\n", b"OK old\n" + message)
 
 
 def durable(address: tuple[str, int], *then: str) -> list[str]:

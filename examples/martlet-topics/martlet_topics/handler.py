@@ -1,0 +1,320 @@
+"""What commands mean to the broker.
+
+All messages are in one topic, in which the name of a message is its tag and chooses its queue. A client has one cursor
+with the filters of its session. What the cursor brings leaves in the frames that all its receivers share: packet ids
+are in the line before.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, final
+from zlib import crc32
+
+from martlet.access import Gate
+from martlet.clock import Clock
+from martlet.contracts import Buffer, Identity, Peer
+from martlet.delivery.cursor import Cursor, Feed, Place
+from martlet.delivery.tail_reader import Run
+from martlet.errors import Reason, Refused, RemoteProtocolError
+from martlet.message import Message, Placed
+from martlet_topics.codec import ENCODING, decode_name, encode_error, encode_run
+from martlet_topics.config import TopicsConfig
+from martlet_topics.packets import (
+    Acknowledge,
+    Command,
+    Forget,
+    Hello,
+    Ping,
+    Publish,
+    Quit,
+    Subscribe,
+    Unsubscribe,
+)
+from martlet_topics.sessions import (
+    ACKNOWLEDGED,
+    SENT,
+    SUBSCRIBED,
+    UNSUBSCRIBED,
+    Session,
+    Sessions,
+    SessionState,
+)
+
+__all__ = ["Shared", "TopicsHandler"]
+
+NAMES_KEPT: Final = 10_000
+
+
+@final
+@dataclass(slots=True)
+class Shared:
+    """What all handlers use, and what their clients did since the start."""
+
+    config: TopicsConfig
+    clock: Clock
+    gate: Callable[[Identity], Gate]
+    feed: Feed
+    sessions: Sessions
+    names: dict[bytes, tuple[bytes, int]]  # by name as it comes: properties and hash of the name
+    published: int = 0
+    delivered: int = 0
+    refused: int = 0
+
+    def prepared(self, word: bytes) -> tuple[bytes, int]:
+        """Return the properties and the hash of the name that *word* says. Raises `Refused`."""
+        found = self.names.get(word)
+        if found is None:
+            name = decode_name(word).encode()
+            if not name or len(name) > self.config.name_bytes_max:
+                text = f"name {word[:60]!r} cannot be published to; send UTF-8 without wildcards and control characters"
+                raise Refused(Reason.ILLEGAL, f"{text}, 1 to {self.config.name_bytes_max} bytes")
+            if len(self.names) >= NAMES_KEPT:
+                self.names.clear()
+            found = self.names[word] = b"TAGS\x01%b\x02" % name, crc32(name)
+        return found
+
+
+@final
+class TopicsHandler:
+    """One client (martlet.contracts.Handler)."""
+
+    __slots__ = ("_again", "_cursor", "_gate", "_peer", "_session", "_shared", "_waiting")
+
+    def __init__(self, peer: Peer, shared: Shared) -> None:
+        self._peer = peer
+        self._shared = shared
+        self._gate: Gate | None = None
+        self._session: Session | None = None
+        self._cursor: Cursor | None = None
+        # By position the packet ids that were in flight when the client came.
+        self._again: dict[int, int] = {}
+        # Filters of QoS 0: what was sent before is not sent again, so they wait for the tail.
+        self._waiting: dict[str, int] = {}
+
+    def handle(self, event: Command) -> None:
+        try:
+            if isinstance(event, Hello):
+                self._begin(event.name)
+            elif self._session is not None:
+                self._act(event, self._session)
+        except Refused as refused:
+            self._shared.refused += 1
+            self._peer.send(_error(refused))
+
+    def _act(self, event: Command, session: Session) -> None:
+        match event:
+            case Publish():
+                self._publish(event, session)
+            case Acknowledge(first_id, count):
+                session.note(ACKNOWLEDGED, first_id, count)
+                self._peer.wake()  # the window has room
+            case Subscribe(topic_filter, qos):
+                self._subscribe(session, topic_filter, qos)
+            case Unsubscribe(topic_filter):
+                self._peer.hold_until(session.note(UNSUBSCRIBED, topic_filter))
+                self._the_cursor.remove_filter(topic_filter)
+                self._waiting.pop(topic_filter, None)
+                self._peer.send(b"OK\n")
+            case Forget():
+                self._forget(session)
+            case Ping():
+                self._peer.send(b"PONG\n")
+            case Quit():
+                self._peer.send(b"BYE\n")
+                self._peer.close("")
+
+    def refuse(self, answer: Buffer, refused: Refused) -> bytes | None:
+        """A publisher is told; whoever was to be sent messages or has changed its session comes again."""
+        words = bytes(answer).split()
+        if words[0] != b"ACK":
+            return None
+        return encode_error(refused.reason.name, str(refused), int(words[1]), int(words[2]))
+
+    def closed(self, reason: str) -> None:
+        session, self._session = self._session, None
+        if session is not None and session.state.name and not session.is_forgotten:
+            self._shared.sessions.leave(session, self._shared.clock.now_ms())
+        if self._cursor is not None:
+            self._cursor.close()
+
+    # sessions
+
+    @property
+    def _the_gate(self) -> Gate:
+        """The gate of this client's identity, which is known once TLS has shaken hands."""
+        if self._gate is None:
+            self._gate = self._shared.gate(self._peer.identity)
+        return self._gate
+
+    @property
+    def _the_cursor(self) -> Cursor:
+        assert self._cursor is not None
+        return self._cursor
+
+    def _begin(self, name: str) -> None:
+        """Attach to the session and follow the log from where it needs messages."""
+        shared = self._shared
+        if len(name.encode()) > shared.config.name_bytes_max:
+            raise RemoteProtocolError(f"session name has more than {shared.config.name_bytes_max} bytes; shorten it")
+        tail = shared.feed.tail_position()
+        if name:
+            session, is_old = shared.sessions.open(name, self._peer.identity.name, tail, self._lose)
+        else:
+            session, is_old = Session(SessionState("", "", tail), None), False
+        self._session, state = session, session.state
+        durable = {each: qos for each, qos in state.filters.items() if qos}
+        self._waiting = {each: qos for each, qos in state.filters.items() if not qos}
+        self._again = {position: packet_id for packet_id, position in state.flight.items()}
+        start = state.start() if durable else None
+        self._cursor = self._the_gate.follow(shared.feed, self._peer.wake, durable, start)
+        session.where = lambda: self._the_cursor.position
+        self._peer.send(b"OK old\n" if is_old else b"OK new\n")
+        self._peer.wake()
+
+    def _lose(self, reason: str) -> None:
+        """Another connection has the session now."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.where = lambda: session.state.position
+        self._the_cursor.close()
+        self._peer.send(encode_error("LOST", reason))
+        self._peer.close(reason)
+
+    def _forget(self, session: Session) -> None:
+        if session.state.name:
+            self._peer.hold_until(self._shared.sessions.end(session))
+        self._peer.send(b"OK\n")
+        self._peer.close("")
+
+    def _subscribe(self, session: Session, topic_filter: str, qos: int) -> None:
+        config, state, cursor = self._shared.config, session.state, self._the_cursor
+        filters = {*state.filters, topic_filter}
+        if len(filters) > config.filters_max or sum(map(len, filters)) > config.filters_bytes_max:
+            limits = f"topics.filters_max is {config.filters_max}, filters_bytes_max {config.filters_bytes_max}"
+            raise Refused(Reason.BUSY, f"{len(filters)} filters of one session are too many or too long; {limits}")
+        self._shared.feed.check(topic_filter)
+        self._peer.hold_until(session.note(SUBSCRIBED, topic_filter, qos, max(state.position, cursor.position)))
+        self._waiting.pop(topic_filter, None)
+        if qos or cursor.place is Place.TAIL:
+            cursor.add_filter(topic_filter, qos)
+        else:
+            cursor.remove_filter(topic_filter)
+            self._waiting[topic_filter] = qos
+        self._peer.send(b"OK\n")
+
+    # publishing
+
+    def _publish(self, run: Publish, session: Session) -> None:
+        shared, gate = self._shared, self._the_gate
+        messages: list[Message] = []
+        born_ms, host = shared.clock.now_ms(), self._peer.host
+        try:
+            topic = gate.find_topic(shared.config.topic, "publish", shared.config.queues)
+            queues = topic.write_queues if topic is not None else 0
+            for word, body in zip(run.names, run.bodies, strict=True):
+                properties, code = shared.prepared(word)
+                queue_id = code % queues if queues else 0
+                messages.append(Message(shared.config.topic, body, properties, queue_id, 0, 0, born_ms, host))
+            results = self._publish_all(run, messages, session)
+        except Refused as refused:
+            shared.refused += 1
+            self._peer.send(encode_error(refused.reason.name, str(refused), run.first_id, len(run.names)))
+            return
+        placed = [each for each in results if isinstance(each, Placed)]
+        shared.published += len(placed)
+        if len(placed) == len(messages) and b"%" not in run.frames:
+            shared.feed.hand_on(shared.config.topic, ENCODING.name, placed, run.frames, run.ends)
+        if placed:
+            self._peer.hold_until(placed[-1].end)
+        self._answer(run.first_id, results)
+
+    def _publish_all(self, run: Publish, messages: list[Message], session: Session) -> list[Placed | Refused]:
+        if not run.is_atomic:
+            return self._the_gate.publish_many(messages)
+        done, notes = run.acknowledged, []
+        if done is not None:
+            if not session.state.name or not session.is_in_flight(done.first_id, done.count):
+                text = f"packet ids {done.first_id} to {done.first_id + done.count - 1} are not in flight"
+                raise Refused(Reason.NOT_FOUND, f"{text} in a durable session; acknowledge what was sent")
+            notes.append((self._shared.sessions.journal, session.encode(ACKNOWLEDGED, done.first_id, done.count)))
+        placed = self._the_gate.publish_atomic(messages, notes)
+        if done is not None:
+            session.state.change(ACKNOWLEDGED, (done.first_id, done.count))
+            self._peer.wake()
+        return list(placed)
+
+    def _answer(self, first_id: int, results: list[Placed | Refused]) -> None:
+        """Acknowledge neighbours together; without packet ids nothing is said."""
+        for _, group in groupby(results, lambda result: isinstance(result, Refused)):
+            neighbours = list(group)
+            why = neighbours[0]
+            if isinstance(why, Refused):
+                self._shared.refused += len(neighbours)
+            if first_id:
+                line = b"ACK %d %d\n" % (first_id, len(neighbours))
+                if isinstance(why, Refused):
+                    line = encode_error(why.reason.name, str(why), first_id, len(neighbours))
+                self._peer.send(line)
+                first_id += len(neighbours)
+
+    # delivery
+
+    def collect(self, budget_bytes: int) -> None:
+        session, cursor = self._session, self._cursor
+        if session is None or cursor is None:
+            return
+        state, window = session.state, self._shared.config.window
+        try:
+            while (room := window - len(state.flight) + len(self._again)) > 0:
+                if budget_bytes <= 0:
+                    self._peer.wake()
+                    return
+                found = cursor.collect(budget_bytes, room)
+                if not found:
+                    self._at_end(session, cursor)
+                    return
+                for run, grants in found:
+                    budget_bytes -= len(run.data)
+                    self._deliver(session, run, grants)
+        except Refused as refused:
+            self._peer.close(str(refused))
+
+    def _at_end(self, session: Session, cursor: Cursor) -> None:
+        """Nothing is pending; at the tail everything old has come that the log and the filters still have."""
+        if cursor.place is not Place.TAIL:
+            return
+        for position, packet_id in self._again.items():
+            if session.state.flight.get(packet_id) == position:
+                session.note(ACKNOWLEDGED, packet_id, 1)
+        self._again.clear()
+        for topic_filter, qos in self._waiting.items():
+            cursor.add_filter(topic_filter, qos)
+        self._waiting.clear()
+
+    def _deliver(self, session: Session, run: Run, grants: tuple[Hashable, ...]) -> None:
+        frames = run.frames(ENCODING)
+        self._shared.delivered += run.count
+        if not any(grants):
+            self._peer.send(encode_run(0, run.count, len(frames.data)), frames.data)
+            return
+        positions = [record.position for record in run.records()]
+        old = bisect_left(positions, session.state.position)
+        for index in range(old):
+            packet_id = self._again.pop(positions[index], 0)
+            if session.state.flight.get(packet_id) == positions[index]:
+                frame = frames.part(index, index + 1).data
+                self._peer.send(encode_run(packet_id, 1, len(frame), again=True), frame)
+        while old < run.count:
+            first, count = session.state.free_ids(run.count - old)
+            last = old + count
+            end = run.end if last == run.count else positions[last]
+            self._peer.hold_until(session.note(SENT, first, positions[old:last], end))
+            part = frames if count == run.count else frames.part(old, last)
+            self._peer.send(encode_run(first, count, len(part.data)), part.data)
+            old = last
+
+
+def _error(refused: Refused) -> bytes:
+    return encode_error(refused.reason.name, str(refused))

@@ -1,0 +1,223 @@
+"""The protocol over a real broker in memory: filters, acknowledgements, sessions that return."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from topics_talk import Came, Talk, topics_broker
+from trio.testing import MockClock
+
+from martlet.errors import Reason, Refused
+from martlet.message import Message
+from martlet_topics.config import TopicsConfig
+
+
+async def published(talk: Talk, *messages: tuple[str, bytes], first_id: int = 1) -> None:
+    await talk.publish(first_id, *messages)
+    assert await talk.line() == f"ACK {first_id} {len(messages)}"
+
+
+async def test_wildcards_choose_the_messages(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        one, rest, exact, talk = [await topics.connect() for _ in range(4)]
+        assert await one.ask("SUB site/+/temp") == "OK"
+        assert await rest.ask("SUB site/#") == "OK"
+        assert await exact.ask("SUB site/a/temp") == "OK"
+        names = ("site/a/temp", "site/b/temp", "site/a/door", "site", "other/a/temp")
+        await published(talk, *((name, name.encode()) for name in names))
+        assert await exact.bodies(1) == [b"site/a/temp"]
+        assert await one.bodies(2) == [b"site/a/temp", b"site/b/temp"]
+        assert sorted(await rest.bodies(4)) == sorted(name.encode() for name in names[:4])
+        assert [await each.rest() for each in (one, rest, exact)] == [[], [], []]
+
+
+async def test_filters_that_overlap_bring_a_message_once_at_the_higher_qos(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk = await topics.connect("me")
+        assert await talk.ask("SUB a/#", "SUB a/+ 1", "SUB a/b 0") == "OK"
+        await published(talk, ("a/b", b"1"), ("a/b/c", b"2"))
+        came = {each.body: each.packet_id for each in await talk.messages(2)}
+        assert came == {b"1": 1, b"2": 0}
+        assert await talk.ask("UNSUB a/+", "UNSUB a/#") == "OK"
+        await published(talk, ("a/b", b"3"), ("a/c", b"4"))
+        assert await talk.rest() == [Came("a/b", b"3")]
+
+
+async def test_a_message_is_handed_on_in_the_bytes_it_came_in(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk = await topics.connect()
+        assert await talk.ask("SUB #") == "OK"
+        for name in ("plain", "with%20space", "a/ü"):
+            await published(talk, (name.replace("%20", " "), b"body\n"))
+            assert await talk.messages(1) == [Came(name, b"body\n")]
+
+
+async def test_messages_of_other_protocols_come_under_their_tag(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk = await topics.connect()
+        assert await talk.ask("SUB #") == "OK"
+        topics.broker.publish(Message("topics", b"x", b"TAGS\x01two words\x02", 0))
+        topics.broker.publish(Message("topics", b"no tag", b"", 0))
+        topics.broker.store.commit()
+        assert await talk.messages(2) == [Came("two%20words", b"x"), Came("", b"no tag")]
+
+
+async def test_qos_1_waits_for_room_in_the_window(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path, TopicsConfig(window=3)) as topics:
+        talk, other = await topics.connect("me"), await topics.connect()
+        assert await talk.ask("SUB a 1") == "OK"
+        await published(other, *(("a", b"%d" % n) for n in range(10)))
+        assert [(each.packet_id, each.body) for each in await talk.messages(3)] == [(1, b"0"), (2, b"1"), (3, b"2")]
+        assert await talk.rest() == []
+        await talk.say("ACK 2 1")
+        assert await talk.messages(1) == [Came("a", b"3", 4)]
+        await talk.say("ACK 1 4")
+        assert [each.packet_id for each in await talk.messages(3)] == [5, 6, 7]
+        assert await talk.rest() == []
+
+
+async def test_a_session_gets_what_it_missed_and_what_it_did_not_acknowledge(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk, other = await topics.connect("me", "OK new"), await topics.connect()
+        assert await talk.ask("SUB a/# 1", "SUB b 0") == "OK"
+        await published(other, *((f"a/{n}", b"%d" % n) for n in range(4)), ("b", b"seen"))
+        assert len(await talk.messages(5)) == 5
+        await talk.say("ACK 2 2")
+        assert await talk.rest() == []
+        talk.hang_up()
+        await topics.settle()
+        await published(other, ("a/9", b"9"), ("b", b"not for who is away"), ("c", b"not wanted"))
+        talk = await topics.connect("me", "OK old")
+        came = await talk.messages(3)
+        assert {(each.packet_id, each.body, each.is_again) for each in came[:2]} <= {
+            (n + 1, b"%d" % n, True) for n in range(4)
+        }
+        assert came[2].body == b"9"
+        await topics.settle()
+        await published(other, ("b", b"live"))
+        assert await talk.messages(1) == [Came("b", b"live")]
+        assert await talk.rest() == []
+
+
+async def test_sessions_survive_a_restart(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk = await topics.connect("me")
+        assert await talk.ask("SUB a 1") == "OK"
+        await published(talk, ("a", b"1"), ("a", b"2"), ("a", b"3"))
+        assert await talk.bodies(3) == [b"1", b"2", b"3"]
+        await talk.say("ACK 1 1", "ACK 3 1")
+        assert await talk.rest() == []
+        talk.hang_up()
+        await topics.settle()
+    (tmp_path / "config" / "topics.snapshot").unlink()  # it is a short cut and nothing else
+    for _ in range(2):
+        async with topics_broker(tmp_path) as topics:
+            talk = await topics.connect("me", "OK old")
+            assert await talk.messages(1) == [Came("a", b"2", 2, True)]
+            assert await talk.rest() == []
+
+
+async def test_a_packet_id_is_not_given_twice_while_it_is_in_flight(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path, TopicsConfig(window=5)) as topics:
+        talk = await topics.connect("me")
+        assert await talk.ask("SUB a 1") == "OK"
+        await published(talk, ("a", b"old"))
+        assert await talk.bodies(1) == [b"old"]
+        session, _ = topics.sessions._live["me"], None
+        session.state.next_id = 65534
+        await published(talk, *(("a", b"%d" % n) for n in range(4)))
+        assert [each.packet_id for each in await talk.messages(4)] == [65534, 65535, 2, 3]
+
+
+async def test_another_connection_takes_the_session_over(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        first, other = await topics.connect("me"), await topics.connect()
+        assert await first.ask("SUB a 1") == "OK"
+        await published(other, ("a", b"1"))
+        assert await first.bodies(1) == [b"1"]
+        second = await topics.connect("me", "OK old")
+        assert (await first.line()).startswith("ERR 0 0 LOST another connection")
+        with pytest.raises(EOFError):
+            await first.line()
+        assert await second.messages(1) == [Came("a", b"1", 1, True)]
+        await published(other, ("a", b"2"))
+        assert await second.bodies(1) == [b"2"]
+
+
+async def test_a_forgotten_session_begins_anew(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk = await topics.connect("me")
+        assert await talk.ask("SUB a 1", "FORGET") == "OK"
+        await topics.settle()
+        assert len(topics.sessions) == 0
+        talk = await topics.connect("me", "OK new")
+        await published(talk, ("a", b"1"))
+        assert await talk.rest() == []
+
+
+async def test_a_session_expires(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with topics_broker(tmp_path, TopicsConfig(session_expiry_s=1)) as topics:
+        talk = await topics.connect("me")
+        kept = await topics.connect("kept")
+        talk.hang_up()
+        await topics.settle()
+        assert len(topics.sessions) == 2
+        await trio.sleep(1.1)
+        ms = topics.broker.clock.now_ms()
+        topics.broker.clock = topics.running.broker.clock
+        for _ in topics.sessions.expire(ms + 5000, ms):
+            pass
+        await topics.settle()
+        assert len(topics.sessions) == 1
+        assert await kept.rest() == []
+
+
+async def test_a_transaction_stores_and_acknowledges_together(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk, out = await topics.connect("me"), await topics.connect()
+        assert await talk.ask("SUB in 1") == "OK"
+        assert await out.ask("SUB out/#") == "OK"
+        await published(out, ("in", b"1"))
+        assert await talk.bodies(1) == [b"1"]
+        await talk.publish(7, ("out/a", b"A"), ("out/b", b"B"), verb="TX", then=" 1 1")
+        assert await talk.line() == "ACK 7 2"
+        assert await out.bodies(2) == [b"A", b"B"]
+        await talk.publish(7, ("out/a", b"A"), verb="TX", then=" 1 1")
+        assert (await talk.line()).startswith("ERR 7 1 NOT_FOUND packet ids 1 to 1 are not in flight")
+        talk.hang_up()
+        await topics.settle()
+        talk = await topics.connect("me", "OK old")
+        assert await talk.rest() == []
+        await topics.settle()
+        assert await out.rest() == []
+
+
+async def test_names_that_cannot_be_published_to_are_refused(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk = await topics.connect()
+        for name in ("a/#", "+", "", "x" * 2000):
+            await talk.publish(1, (name, b""))
+            assert (await talk.line()).startswith("ERR 1 1 ILLEGAL name")
+        assert (await talk.ask("SUB a/#/b")).startswith("ERR 0 0 ILLEGAL topic filter")
+        assert (await talk.ask("SUB a+ 1")).startswith("ERR 0 0 ILLEGAL topic filter")
+
+
+async def test_rules_are_asked_when_messages_are_sent(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk, other = await topics.connect(), await topics.connect()
+        assert await talk.ask("SUB #") == "OK"
+        topics.broker.authorizers = (lambda identity, action, name: action == "publish",)
+        await published(other, ("a", b""))
+        with pytest.raises(EOFError):
+            await talk.line()
+        topics.broker.authorizers = (lambda identity, action, name: False,)
+        await other.publish(1, ("a", b""))
+        assert (await other.line()).startswith("ERR 1 1 NO_PERMISSION")
+
+
+async def test_a_session_belongs_to_its_owner(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        await topics.connect("me")
+        with pytest.raises(Refused) as caught:
+            topics.sessions.open("me", "somebody", 0, lambda reason: None)
+        assert caught.value.reason is Reason.NO_PERMISSION
