@@ -1,6 +1,7 @@
 """Dead letters are listed, shown, and sent to their group again, each once."""
 
 import json
+import time
 from collections.abc import Callable
 from threading import Event
 from typing import Any
@@ -85,7 +86,9 @@ def test_dead_letters_are_listed_shown_and_resent(to: Run, broker: str) -> None:
     row = listed(to, "billing")
     assert (row["messages"], row["not resent"]) == (3, 0)
 
-    again = read(broker, "%RETRY%billing")
+    # For some seconds the end of a retry topic is that of the retries that no longer wait.
+    while len(again := read(broker, "%RETRY%billing")) < len(sent):
+        time.sleep(0.1)
     assert [message.message_id for message in again] == [message.message_id for message in sent]
     for message in again:
         assert (message.topic, message.tags, message.reconsume_times) == ("Orders", "books", 0)
