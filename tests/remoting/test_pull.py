@@ -7,8 +7,9 @@ from trio.testing import MockClock
 
 from martlet.contracts import Identity, Predicate, RecordView
 from martlet.delivery.selection import EVERYTHING
+from martlet.delivery.tail_reader import MESSAGES_A_SLICE
 from martlet.errors import Reason, Refused, StoreError
-from martlet.message import Message
+from martlet.message import Message, encode_properties
 from martlet.plugins.loader import guarded_filter
 from martlet.store import ReadResult, ReadStatus, Store
 from martlet.store.codec import decode_records
@@ -16,7 +17,7 @@ from martlet.store.queue_reader import Request
 from martlet.tables.groups import Group
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers.pull import finish
-from martlet_remoting.long_poll import Pull
+from martlet_remoting.long_poll import TAGS_MATCHED, Pull
 from martlet_remoting.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
@@ -25,6 +26,7 @@ PULL = RequestCode.PULL_MESSAGE
 FOUND, NOT_FOUND, RETRY, MOVED = 0, 19, 20, 21
 SUSPEND = "6"  # the pull carries its subscription and may wait
 PATIENCE_S = 120.0
+TOO_MANY_TAGS = " || ".join(f"tag{number}" for number in range(TAGS_MATCHED + 1))
 
 
 async def fill(harness: Harness, topic: str, *tags: str, queue_id: int = 0, body: bytes = b"x") -> None:
@@ -500,6 +502,57 @@ async def test_messages_that_are_not_wanted_do_not_end_the_wait(waiting: Harness
     assert (answer.code, answer.remark, offsets(answer)) == (RETRY, "NO_MATCHED_MESSAGE", (5, 0, 5))
 
 
+async def test_a_message_wakes_only_the_pulls_that_may_want_it(waiting: Harness) -> None:
+    topic = waiting.topic("T")
+    expressions = {"B": False, "B || C": False, "A": True, "A || B": True, "*": True, TOO_MANY_TAGS: True}
+    clients = {expression: [waiting.client() for _ in range(20)] for expression in expressions}
+    for expression, group in clients.items():
+        for client in group:
+            client.send(PULL, wait_ext(topic, 0, subscription=expression))
+    await waiting.step()
+    sender = waiting.client()
+    sender.send(RequestCode.SEND_MESSAGE_V2, send_ext(topic, 0, "TAGS\x01A\x02"), b"x")
+    waiting.store.commit()
+    woken = {expression: [client.peer.woken for client in group] for expression, group in clients.items()}
+    assert woken == {expression: [wanted] * 20 for expression, wanted in expressions.items()}
+    await waiting.step()
+    answered = {expression for expression, group in clients.items() if all(client.answers for client in group)}
+    assert answered == {"A", "A || B", "*"}
+    assert len(waiting.parts.parked) == 60  # one of them was parked again
+
+
+async def test_a_pull_that_is_woken_goes_on_where_the_unwanted_end(waiting: Harness) -> None:
+    topic = waiting.topic("T")
+    client = waiting.client()
+    number = client.send(PULL, wait_ext(topic, 0, subscription="B"))
+    [pull] = client.handler.context.pulls.held
+    await fill(waiting, topic, "A", "A", "A")
+    await fill(waiting, topic, "B", "A")
+    assert pull.offset == 3
+    await waiting.step()
+    answer = client.answers.pop(number)
+    assert (answer.code, [record.queue_offset for record in decode_records(answer.body)]) == (FOUND, [3])
+
+
+async def test_many_new_messages_at_once_wake_every_pull(waiting: Harness) -> None:
+    """To look at all their tags would take longer than to let each pull look."""
+    topic = waiting.topic("T")
+    client, other = waiting.client(), waiting.client()
+    numbers = [each.send(PULL, wait_ext(topic, 0, subscription=tag)) for each, tag in ((client, "B"), (other, "C"))]
+    for tag in ["A"] * (MESSAGES_A_SLICE - 1) + ["B", "A"]:
+        properties = encode_properties({"TAGS": tag})
+        waiting.broker.publish(Message(topic, b"x", properties, queue_id=0))
+    waiting.store.commit()
+    assert (client.peer.woken, other.peer.woken) == (True, True)
+    await waiting.step()
+    answer = client.answers.pop(numbers[0])
+    assert [record.queue_offset for record in decode_records(answer.body)] == [MESSAGES_A_SLICE - 1]
+    assert (other.answers, parked(other)) == ({}, 1)
+    await fill(waiting, topic, "C")
+    await waiting.step()
+    assert len(decode_records(other.answers.pop(numbers[1]).body)) == 1
+
+
 async def test_what_arrives_after_a_thread_found_nothing_is_not_missed(waiting: Harness) -> None:
     topic = waiting.topic("T")
     client = waiting.client()
@@ -715,7 +768,7 @@ def stop(harness: Harness, client: FakeClient) -> None:
 async def test_at_the_end_a_pull_that_was_just_woken_is_answered_and_not_held_again(waiting: Harness) -> None:
     topic = waiting.topic("T")
     client = waiting.client()
-    number = client.send(PULL, wait_ext(topic, 0, subscription="B"))
+    number = client.send(PULL, wait_ext(topic, 0, subscription=TOO_MANY_TAGS))
     assert parked(client) == 1
     waiting.broker.publish(Message(topic, b"x", b"TAGS\x01A\x02", 0))
     waiting.store.commit()

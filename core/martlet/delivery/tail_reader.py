@@ -26,7 +26,21 @@ from martlet.store import Queue, ReadResult, Store
 from martlet.store.layout import ENTRY, I32, RecordView, record_views
 from martlet.tables.topics import Topic, Topics
 
-__all__ = ["Found", "Frames", "Interest", "Listener", "Receiver", "Run", "TailReader", "Tails", "make_run", "merge"]
+__all__ = [
+    "Found",
+    "Frames",
+    "Interest",
+    "Listener",
+    "Receiver",
+    "Run",
+    "TailReader",
+    "Tails",
+    "codes_between",
+    "make_run",
+    "merge",
+    "unwatch",
+    "watch",
+]
 
 log = logging.getLogger("martlet.delivery")
 
@@ -277,7 +291,7 @@ class TailReader:
     def _wake_by_code(self, queue: Queue, start: int, end: int) -> None:
         """Wake those whose tags are among the new entries; after a pause of reading, everybody."""
         self.reads += 1
-        codes = _codes_between(self._store, queue, start, end)
+        codes = codes_between(self._store, queue, start, end)
         wanted = self._by_code
         matched = wanted.keys() if codes is None else codes & wanted.keys()
         for listener in {listener: None for code in matched for listener in wanted[code]}:
@@ -368,7 +382,7 @@ class TailReader:
             self._handed_bytes = size
 
 
-def _codes_between(store: Store, queue: Queue, start: int, end: int) -> set[int] | None:
+def codes_between(store: Store, queue: Queue, start: int, end: int) -> set[int] | None:
     """The tag codes of the messages from *start* to before *end*; None where looking would take long."""
     if end - start > MESSAGES_A_SLICE or start < queue.tail_offset:
         return None

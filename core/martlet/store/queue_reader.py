@@ -126,6 +126,11 @@ class QueueReader:
         self._line.clear()
         self._found.clear()
 
+    def close(self) -> None:
+        """Forget everything, the consumer too: the two refer to each other, and would wait for a garbage collection."""
+        self.forget_all()
+        self._done = _ignore
+
     def _work(self, start: Start) -> None:
         """Let a task of the peer read, unless one does, or has nothing to do."""
         self.stalled = None
@@ -162,6 +167,10 @@ class QueueReader:
             self.working = False  # a task of the peer reads
             if self._line and not over:
                 self._done(next(iter(self._line)))  # cancelled; another peer's task may go on with it
+
+
+def _ignore(place: Hashable) -> None:
+    """Nobody wants the answer any more."""
 
 
 def _answer(request: Request, count_max: int) -> ReadResult:

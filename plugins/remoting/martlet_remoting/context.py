@@ -114,7 +114,7 @@ class Parts:
         self.deadlines = Deadlines()
         self.members = Members(broker.groups, config.groups_peer_max, config.subscribed_chars_peer_max)
         self.locks = QueueLocks(config.lock_s, config.locks_peer_max, broker.topics.has_queue)
-        self.parked = ParkedPulls(self.deadlines, config.parked_max)
+        self.parked = ParkedPulls(broker.store, self.deadlines, config.parked_max)
         self.contexts: dict[Context, None] = {}
         self.rates = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
         self.registrar: Registrar | None = None

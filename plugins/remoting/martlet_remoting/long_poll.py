@@ -1,8 +1,9 @@
 """Long polling: pulls that found nothing wait here until a record arrives, their time is over, or we stop.
 
-A held pull is a few numbers. A record that arrives moves the pulls of its queue to the
-``ready`` line of their connections and wakes these; the connection's next collect reads
-again and answers, or parks the pull once more if its filter wants none of it. A pull whose
+A held pull is a few numbers. A record that arrives moves the pulls of its queue that may want it
+to the ``ready`` line of their connections and wakes these; the connection's next collect reads
+again and answers, or parks the pull once more if its filter wants none of it. Pulls that want a few
+tags are found by the tag codes of the queue's entries, so those of other tags cost nothing. A pull whose
 next record may not be delivered yet (`retries`) waits for a time instead of a record.
 
 When `parked_max` pulls wait, whoever has the largest share of them gives some up for the next one that comes: the
@@ -18,6 +19,7 @@ from typing import Final, final
 from martlet.access import Gate, Grant
 from martlet.contracts import Peer
 from martlet.delivery.selection import Selection
+from martlet.delivery.tail_reader import codes_between, unwatch, watch
 from martlet.errors import Reason, Refused
 from martlet.net.origins import origin_of
 from martlet.store import Queue, QueueReader, Store
@@ -33,6 +35,9 @@ GIVERS: Final = 64
 PART: Final = 4  # the part of its pulls that a connection gives up at once: a quarter
 # An expression is kept as a set of tags or a predicate: 1.6 kB for so many characters, a bit more than a pull without.
 CHARS_OF_A_PULL: Final = 64
+# A pull that wants more tags than this is woken by every record: a table for each of its tags would take more memory
+# than the pull itself.
+TAGS_MATCHED: Final = 8
 
 
 @final
@@ -169,13 +174,68 @@ class _Pause:
 
 
 @final
+class _Held:
+    """The pulls of one queue that wait for a record, those that want a few tags by the codes of these.
+
+    The codes of all records before the offset *matched* were looked at, so a pull goes on from there.
+    """
+
+    __slots__ = ("_by_code", "_others", "matched", "pulls")
+
+    def __init__(self, matched: int) -> None:
+        self.matched = matched
+        self.pulls: dict[Pull, None] = {}
+        self._others: dict[Pull, None] = {}  # any record may be for them
+        self._by_code: dict[int, dict[Pull, None]] = {}
+
+    def add(self, pull: Pull) -> None:
+        self.pulls[pull] = None
+        codes = _matched_codes(pull)
+        if codes is None:
+            self._others[pull] = None
+        else:
+            for code in codes:
+                self._by_code.setdefault(code, {})[pull] = None
+
+    def remove(self, pull: Pull) -> None:
+        """Forget *pull*, which need not read again what was not for it."""
+        del self.pulls[pull]
+        codes = _matched_codes(pull)
+        if codes is None:
+            del self._others[pull]
+            return
+        for code in codes:
+            same = self._by_code[code]
+            del same[pull]
+            if not same:
+                del self._by_code[code]
+        pull.offset = max(pull.offset, self.matched)
+
+    def find(self, codes: set[int] | None) -> list[Pull]:
+        """The pulls that records with *codes* may be for; all of them for None."""
+        if codes is None:
+            return list(self.pulls)
+        found = dict(self._others)
+        for code in codes & self._by_code.keys():
+            found.update(self._by_code[code])
+        return list(found)
+
+
+def _matched_codes(pull: Pull) -> frozenset[int] | None:
+    """The codes by which *pull* is found; None when any record may be for it."""
+    codes = pull.selection.codes
+    return codes if codes is not None and len(codes) <= TAGS_MATCHED else None
+
+
+@final
 class ParkedPulls:
     """The pulls of all connections that wait, the held ones by queue."""
 
-    def __init__(self, deadlines: Deadlines, limit: int) -> None:
+    def __init__(self, store: Store, deadlines: Deadlines, limit: int) -> None:
+        self._store = store
         self._deadlines = deadlines
         self._limit = limit
-        self._waiting: dict[Queue, dict[Pull, None]] = {}
+        self._waiting: dict[Queue, _Held] = {}
         self._paused: dict[Queue, _Pause] = {}
         self._count = 0
         self._pending: dict[PendingPulls, None] = {}  # that have pulls which wait
@@ -239,21 +299,21 @@ class ParkedPulls:
 
         With *not_before* it is held until then, whatever comes; at most until its time is over.
         """
-        waiting = self._watched(pull.queue) if not_before is None else self._pause(pull.queue, not_before).pulls
-        waiting[pull] = None
+        if not_before is None:
+            self._watched(pull.queue).add(pull)
+        else:
+            self._pause(pull.queue, not_before).pulls[pull] = None
         self._count += 1
         pull.pending.held[pull] = self
         if pull.bucket < 0:
             self._deadlines.add(pull, pull.suspend_until)
 
-    def _watched(self, queue: Queue) -> dict[Pull, None]:
-        waiting = self._waiting.get(queue)
-        if waiting is None:
-            waiting = self._waiting[queue] = {}
-            if queue.watchers is None:
-                queue.watchers = []
-            queue.watchers.append(self._arrived)
-        return waiting
+    def _watched(self, queue: Queue) -> _Held:
+        held = self._waiting.get(queue)
+        if held is None:
+            held = self._waiting[queue] = _Held(self._store.end_offset(queue))
+            watch(queue, self._arrived)
+        return held
 
     def _pause(self, queue: Queue, until: float) -> _Pause:
         pause = self._paused.get(queue)
@@ -268,20 +328,28 @@ class ParkedPulls:
 
     def _arrived(self, queue: Queue) -> None:
         """The store says that *queue* has more to read. It walks over its watchers now, so ours stays."""
-        waiting = self._waiting.get(queue)
-        if waiting:
-            self._queue_up(waiting)
+        held = self._waiting.get(queue)
+        if held is None:
+            return
+        start, end = held.matched, self._store.end_offset(queue)
+        if held.pulls and start < end:
+            self._release(held, held.find(codes_between(self._store, queue, start, end)))
+        held.matched = max(start, end)
+
+    def _release(self, held: _Held, pulls: list[Pull]) -> None:
+        for pull in pulls:
+            held.remove(pull)
+        self._queue_up(pulls)
 
     def resume(self, queue: Queue) -> None:
         """Let the pulls of *queue* that wait for a time look again."""
         pause = self._paused.pop(queue, None)
         if pause is not None:
             self._deadlines.give_up(pause)
-            self._queue_up(pause.pulls)
+            self._queue_up(list(pause.pulls))
 
-    def _queue_up(self, waiting: dict[Pull, None]) -> None:
-        pulls = list(waiting)
-        waiting.clear()
+    def _queue_up(self, pulls: list[Pull]) -> None:
+        """Let *pulls*, which are held no longer, be answered."""
         self._count -= len(pulls)
         for pull in pulls:
             pending = pull.pending
@@ -298,16 +366,20 @@ class ParkedPulls:
 
     def _wake(self, queues: list[Queue]) -> None:
         for queue in queues:
-            self._arrived(queue)
+            held = self._waiting.get(queue)
+            if held is not None:
+                self._release(held, list(held.pulls))
             self.resume(queue)
 
     def take(self, pull: Pull) -> None:
         """Hold *pull* no longer."""
-        pause = self._paused.get(pull.queue)
-        for waiting in (self._waiting.get(pull.queue), pause.pulls if pause is not None else None):
-            if waiting is not None and pull in waiting:
-                del waiting[pull]
-                self._count -= 1
+        held, pause = self._waiting.get(pull.queue), self._paused.get(pull.queue)
+        if held is not None and pull in held.pulls:
+            held.remove(pull)
+            self._count -= 1
+        elif pause is not None and pull in pause.pulls:
+            del pause.pulls[pull]
+            self._count -= 1
         pull.pending.held.pop(pull, None)
 
     def done(self, pull: Pull) -> None:
@@ -327,20 +399,20 @@ class ParkedPulls:
             self.done(pull)
         pending.ready.clear()
         pending.reading.clear()
-        pending.reader.forget_all()
+        pending.reader.close()
         if pending.waiting:  # a defect ended the connection with a pull in hand
             self._count_for(pending, -pending.waiting)
 
     def sweep(self) -> None:
         """Stop watching queues that no pull waits for."""
-        for queue in [queue for queue, waiting in self._waiting.items() if not waiting]:
+        for queue in [queue for queue, held in self._waiting.items() if not held.pulls]:
             del self._waiting[queue]
-            if queue.watchers is not None and self._arrived in queue.watchers:
-                queue.watchers.remove(self._arrived)
+            unwatch(queue, self._arrived)
 
     def answer_all(self) -> None:
         """We stop: every held pull is answered now, and none is held any more."""
         self.stopping = True
-        for waiting in (*self._waiting.values(), *(pause.pulls for pause in self._paused.values())):
-            for pull in list(waiting):
+        tables = [held.pulls for held in self._waiting.values()] + [pause.pulls for pause in self._paused.values()]
+        for pulls in tables:
+            for pull in list(pulls):
                 pull.expire()
