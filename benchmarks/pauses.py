@@ -29,9 +29,9 @@ import trio
 
 from martlet import persistence
 from martlet.broker import Broker
-from martlet.cli.run import GC_THRESHOLD
 from martlet.contracts import Protocol
 from martlet.message import Message, encode_properties
+from martlet.old_objects import OldObjects
 from martlet.store import StoreConfig
 from martlet.tables.groups import Group
 from martlet.testing.peers import Serving, serving
@@ -327,8 +327,7 @@ async def bench(names: list[str], limit_ms: float, groups: int) -> int:
                 addresses[name] = protocol.get(name, "") or str(nameserver.server and nameserver.server.address)
             await persistence._try_to_save(running.broker, offsets=True)
             await running.broker.store.checkpoint()
-            gc.freeze()  # as `martlet run` does at its start
-            gc.set_threshold(GC_THRESHOLD, 20, 50)
+            OldObjects().start()  # as `martlet run` does at its start
             print(f"{'request':34}  longest   second  garbage     real   answer   memory")
             found = {name: await measure(name, addresses) for name in names if name != SAVE}
             if SAVE in names:

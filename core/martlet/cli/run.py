@@ -1,7 +1,6 @@
 """``martlet run``: a whole broker in this process."""
 
 import argparse
-import gc
 import logging
 import os
 import platform
@@ -15,6 +14,7 @@ from martlet.cli.terminal import Bar
 from martlet.clock import process_age_s
 from martlet.config import override, read_toml
 from martlet.contracts import Command
+from martlet.old_objects import OldObjects
 
 if TYPE_CHECKING:
     from martlet.run import Config
@@ -24,8 +24,6 @@ __all__ = ["COMMAND", "configure", "read", "serve"]
 log = logging.getLogger("martlet")
 
 EXTEND_US: Final = 60_000_000
-# New containers before a look for cycles; CPython begins with 700.
-GC_THRESHOLD: Final = 20_000
 # Parameters of mallopt(3), glibc: larger blocks are mapped and unmapped one by one, and no more stays free at the end
 # of the heap. By default both grow with the largest block ever freed: one frame of 16 MiB would leave 32 MiB there.
 M_TRIM_THRESHOLD: Final = -1
@@ -114,10 +112,9 @@ def serve(config: "Config") -> int:
 
     def ready(addresses: dict[str, str]) -> None:
         bar.close()
-        # What exists now lives until the end, and neither messages nor connections leave reference cycles behind:
-        # collect seldom.
-        gc.freeze()
-        gc.set_threshold(GC_THRESHOLD, 20, 50)
+        old = OldObjects()
+        old.start()
+        trio.lowlevel.spawn_system_task(old.run)
         _return_freed_memory()
         # A protocol's second port ("remoting-vip") is no news for those who read the line.
         where = " ".join(f"{name}={address}" for name, address in addresses.items() if "-" not in name)

@@ -260,6 +260,7 @@ class Share:
         """Forget everything; members stay without messages."""
         for lane in self._lanes.values():
             unwatch(lane.queue, lane.arrived)
+            lane.reader.close()
             self._owner.settled(lane.leases.size)
             self._owner.mourned.pop(lane, None)
         self._lanes.clear()

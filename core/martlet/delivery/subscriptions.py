@@ -217,7 +217,7 @@ class Subscription:
         """End the subscription; call it in `Handler.closed` at the latest."""
         if not self.closed:
             self.closed = True
-            self._reader.forget_all()
+            self._reader.close()
             self._owner.forget(self)
             self._tail.leave(self)
             for lane in self._lanes.values():
