@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from martlet.errors import ConfigError
 
-__all__ = ["Setting", "describe", "fill", "override", "read_toml", "setting"]
+__all__ = ["Setting", "describe", "fill", "override", "read_secret", "read_toml", "setting"]
 
 T = TypeVar("T")
 
@@ -136,6 +136,23 @@ def read_toml(path: Path) -> dict[str, object]:
         raise ConfigError(f"config file {str(path)!r} cannot be read; {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {str(path)!r} is not TOML; {error}") from error
+
+
+def read_secret(path: str) -> str:
+    """Return the secret that is all that the file at *path* holds, without the line's end.
+
+    Raises:
+      ConfigError: it cannot be read, or holds none.
+    """
+    try:
+        secret = Path(path).read_text().rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(f"secret file {path!r} cannot be read; {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"secret file {path!r} is not UTF-8; write the secret as text") from error
+    if not secret:
+        raise ConfigError(f"secret file {path!r} is empty; write the secret into it")
+    return secret
 
 
 def override(tables: dict[str, object], assignment: str) -> None:

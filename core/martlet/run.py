@@ -60,7 +60,7 @@ class PluginsConfig:
         ["remoting", "nameserver"], "the plugins to load; their order is the order of their hooks"
     )
     required: list[str] = setting(
-        [], "the broker stops when one of these fails while it runs; any that fails at the start ends the start"
+        [], "the broker stops when a projection of one of these fails while it runs; it goes on without any other"
     )
 
 

@@ -116,3 +116,5 @@ class ClientConfig:
     tls_cert: str = setting("", "PEM file with the certificate chain to present, where the broker asks for one")
     tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")
     tls_insecure: bool = setting(False, "accept any certificate: nobody can listen, but anybody can answer")
+    access_key: str = setting("", "user to sign requests as, where brokers know their users; empty to sign none")
+    secret_file: str = setting("", "file that holds the secret of this user and nothing else")

@@ -285,6 +285,14 @@ WRONG = [
     (2, ("topic", "list", "--tls-ca", "/nowhere/ca"), "TLS authority '/nowhere/ca' cannot be used; No such file"),
     (2, ("topic", "list", "--tls-key", "key.pem"), "TLS key 'key.pem' has no certificate"),
     (2, ("topic", "list", "--config", "/nowhere/toml"), "config file '/nowhere/toml' cannot be read"),
+    (
+        2,
+        ("topic", "list", "--access-key", "ann"),
+        "access key 'ann' has no secret; set client.secret_file",
+    ),
+    (2, ("topic", "list", "--secret-file", "f"), "secret file 'f' has no access key; set client.access_key as well"),
+    (2, ("topic", "list", "--access-key", "ann", "--secret-file", "/nowhere"), "secret file '/nowhere' cannot be read"),
+    (2, ("topic", "list", "--access-key", "ann", "--secret-file", "/dev/null"), "secret file '/dev/null' is empty"),
     (3, ("topic", "list", "-n", "127.0.0.1:1"), "Connection refused; `martlet run` starts a broker"),
     (3, ("ping", "--broker", "127.0.0.1:1"), "connection to 127.0.0.1:1 cannot be opened: Connection refused"),
 ]

@@ -274,12 +274,12 @@ class Java:
         """Start a lite pull consumer. *more*: expression, assign, auto_commit."""
         return LitePull(self._start("lite", group=group, topic=topic, **{"expression": "*", **more}), topic)
 
-    def queries(self) -> "Queries":
-        return Queries(self._start("query"))
+    def queries(self, **more: Any) -> "Queries":
+        return Queries(self._start("query", **more))
 
-    def mqadmin(self, *words: str) -> str:
-        """Run the official admin tool and return what it printed."""
-        return str(self.jvm.call("mqadmin", words=[*words, "-n", self.name_server]))
+    def mqadmin(self, *words: str, **more: Any) -> str:
+        """Run the official admin tool and return what it printed. *more*: access_key and secret_key."""
+        return str(self.jvm.call("mqadmin", words=[*words, "-n", self.name_server], **more))
 
     def close(self) -> None:
         self._open.close()

@@ -13,7 +13,13 @@ READY = re.compile(r"^martlet ready: .*$", re.MULTILINE)
 class Martlet:
     """A broker with its name server; `stop` or `kill`, then `start` brings it back on the same data and ports."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None, data: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, str] | None = None,
+        data: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.data = data or folder / "data"
@@ -26,6 +32,7 @@ class Martlet:
         }
         self.address = ""
         self.name_server = ""
+        self.environment = environment
         self.starts = 0
         self.start()
 
@@ -35,7 +42,7 @@ class Martlet:
         words = [sys.executable, "-m", "martlet", "run", "--data", str(self.data)]
         for key, value in self.settings.items():
             words += ["--set", f"{key}={value}"]
-        self.process = Process(words, self.folder / f"martlet-{self.starts}.log")
+        self.process = Process(words, self.folder / f"martlet-{self.starts}.log", self.environment)
         line = self.process.wait_until(self._ready_line, "martlet")
         said = dict(word.split("=", 1) for word in line.split() if "=" in word)
         self.address = said["remoting"]

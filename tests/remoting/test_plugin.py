@@ -22,10 +22,12 @@ from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.handler import TABLE
+from martlet_remoting.nameserver.config import NameServerConfig
+from martlet_remoting.nameserver.server import NameServer
 from martlet_remoting.packets import Command
 from martlet_remoting.plugin import RemotingPlugin
 
-from .conftest import Harness, pull_ext, send_ext
+from .conftest import Harness, keep_nothing, pull_ext, send_ext
 
 SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
 PATIENCE_S = 120.0
@@ -165,6 +167,19 @@ async def test_the_route_of_a_retry_topic_is_known_before_the_first_heartbeat(tm
         for topic in ("Fresh", "%RETRY%a b", "%DLQ%Fresh"):
             answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
             assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_a_name_server_makes_a_retry_topic_only_if_everybody_may_read_it(harness: Harness) -> None:
+    broker, name_server = harness.broker, NameServer(NameServerConfig(), keep_nothing)
+    broker.capabilities[NameServer] = name_server
+    broker.authorizers = (lambda identity, action, name: name == "%RETRY%Open",)
+    [protocol] = RemotingPlugin(RemotingConfig(vip=False)).martlet_protocols(broker)
+    protocol.bound("127.0.0.1:10911")
+    assert not name_server.wanted("%RETRY%Closed")
+    assert broker.groups.get("Closed") is None
+    assert broker.topics.get("%RETRY%Closed") is None
+    assert name_server.wanted("%RETRY%Open")
+    assert broker.topics.get("%RETRY%Open") is not None
 
 
 async def test_garbage_closes_its_own_connection_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from martlet.contracts import Credentials, Identity, SignedRequest
 from martlet.errors import Reason, Refused
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.codes import VERSION_4_9_3, VERSION_4_9_4, RequestCode, ResponseCode
 from martlet_remoting.packets import Command
-from martlet_remoting.signatures import signed_content, signed_request
+from martlet_remoting.signatures import SigningKey, signed_content, signed_request
 
 from .conftest import FakeClient, Harness, pull_ext, send_ext
 
@@ -51,9 +51,12 @@ def client(harness: Harness) -> FakeClient:
     return harness.client()
 
 
-def test_what_is_signed_is_the_sorted_fields_and_the_body() -> None:
-    ext = {"b": "topic", "a": "G", "n": 5, "B": True, "Signature": "?", "_UNIQUE_KEY_QUERY": "true", "none": None}
-    assert signed_content(Command(V2, ext, b"body")) == b"trueGtopic5body"
+@pytest.mark.parametrize(
+    ("version", "signed"), [(VERSION_4_9_3, b"trueGtopic5body"), (VERSION_4_9_4, b"truefalseGtopic5body")]
+)
+def test_what_is_signed_is_the_sorted_fields_and_the_body(version: int, signed: bytes) -> None:
+    ext = {"b": "topic", "a": "G", "n": 5, "B": True, "Signature": "?", "_UNIQUE_KEY_QUERY": "false", "none": None}
+    assert signed_content(Command(V2, ext, b"body", version=version)) == signed
 
 
 def test_a_request_without_an_access_key_is_not_signed() -> None:
@@ -107,3 +110,21 @@ async def test_a_pull_that_waits_is_answered_to_who_signed_it(harness: Harness, 
     assert (await other.ask(V2, sign("ann", send_ext("T", 0), b"x"), b"x")).code == 0
     await harness.step()
     assert client.answers.pop(pull).code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_client_signs_as_the_java_hook_does(client: FakeClient) -> None:
+    key = SigningKey("ann", SECRETS["ann"].decode())
+    ext = send_ext("T")
+    assert key.sign(V2, ext, b"x") == sign("ann", ext, b"x")
+    assert (await client.ask(V2, key.sign(V2, ext, b"x"), b"x")).code == 0
+    query = {"topic": "T", "key": "k", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "1"}
+    signed = key.sign(RequestCode.QUERY_MESSAGE, {**query, "_UNIQUE_KEY_QUERY": "true"}, b"")
+    assert (await client.ask(RequestCode.QUERY_MESSAGE, signed)).code == ResponseCode.QUERY_NOT_FOUND
+
+
+def test_a_signing_key_needs_both_parts_and_hides_the_secret() -> None:
+    assert "s3cret" not in repr(SigningKey("ann", "s3cret"))
+    with pytest.raises(ValueError, match="access key '' is empty; write the name"):
+        SigningKey("", "s3cret")
+    with pytest.raises(ValueError, match="secret of access key 'ann' is empty"):
+        SigningKey("ann", "")

@@ -121,7 +121,7 @@ CLIENT_CHAPTERS: Final = (
     ),
     Chapter("Reading queues", CLIENT, ("PullConsumer", "Pulled", "PullStatus", "DamagedMessage")),
     Chapter("Administration", CLIENT, ("Admin", "Cluster", "Member", "QueueLag", "QueueStats", "Route", "TopicQueues")),
-    Chapter("Settings", CLIENT, ("Settings",)),
+    Chapter("Settings", CLIENT, ("Settings", "SigningKey")),
     Chapter(
         "Errors",
         CLIENT,

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final, cast
 
 import trio
 
+from martlet.access import ANONYMOUS
 from martlet.broker import Broker
 from martlet.contracts import Command, Dispatcher, Handler, Peer, Protocol, Service
 from martlet.errors import Refused
@@ -108,11 +109,12 @@ class RemotingPlugin(Hooks):
     def _make_wanted(self, topic: str) -> bool:
         """A consumer asks for the route of its retry topic before its first heartbeat, and then not for 30 s.
 
-        Knowing it by then spares a new group's first retry that time.
+        Knowing it by then spares a new group's first retry that time. A name server does not know who asks, so
+        with access rules it must be a topic that everybody may read.
         """
         groups = self.parts.broker.groups
         name = topic.removeprefix(RETRY_PREFIX)
-        if name == topic or self.parts.stopping:
+        if name == topic or self.parts.stopping or not self.parts.broker.gate(ANONYMOUS).allows("read", topic):
             return False
         try:
             policy = groups.ensure(name)

@@ -1,27 +1,59 @@
 """Signed requests: what RocketMQ's AclClientRPCHook adds to each request, and what it signed.
 
-RocketMQ acl AclClientRPCHook, AclUtils.combineRequestContent, PlainAccessResource.parse (4.9.8).
+RocketMQ acl AclClientRPCHook, AclUtils.combineRequestContent, PlainAccessResource.parse (4.9.8);
+auth DefaultAuthenticationContextBuilder.build (5.5.0).
 """
 
-from typing import Final
+import hmac
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, final
 
 from martlet.contracts import SignedRequest
 
+from .codes import VERSION_4_9_3
 from .packets import Command, ext_text
 
-__all__ = ["ACCESS_KEY", "SIGNATURE", "TOKEN", "signed_content", "signed_request"]
+__all__ = ["ACCESS_KEY", "SIGNATURE", "TOKEN", "SigningKey", "signed_content", "signed_request"]
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 TOKEN: Final = "SecurityToken"
-# Java clients add the second one after they have signed (MixAll.UNIQUE_MSG_QUERY_FLAG).
-UNSIGNED: Final = frozenset((SIGNATURE, "_UNIQUE_KEY_QUERY"))
+# Clients up to 4.9.3 add this one after they have signed (MixAll.UNIQUE_MSG_QUERY_FLAG).
+UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """What a client signs its requests with: the *access_key* names it, the *secret* is known to the broker as well.
+
+    Raises:
+      ValueError: one of them is empty.
+    """
+
+    access_key: str
+    secret: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.access_key:
+            raise ValueError("access key '' is empty; write the name of the user as the broker knows it")
+        if not self.secret:
+            raise ValueError(f"secret of access key {self.access_key!r} is empty; write the one that the broker knows")
+
+    def sign(self, code: int, ext: Mapping[str, object], body: bytes) -> dict[str, object]:
+        """Return *ext* with the access key and the signature of the request."""
+        fields = {**ext, ACCESS_KEY: self.access_key}
+        mac = hmac.digest(self.secret.encode(), signed_content(Command(code, fields, body)), "sha1")
+        return {**fields, SIGNATURE: b64encode(mac).decode()}
 
 
 def signed_content(command: Command) -> bytes:
     """Return what a client signs: the values of the header fields in the order of their names, then the body."""
+    unsigned = (SIGNATURE, UNIQUE_KEY) if command.version <= VERSION_4_9_3 else (SIGNATURE,)
     fields = sorted(command.ext.items())
-    values = "".join([ext_text(value) for name, value in fields if name not in UNSIGNED and value is not None])
+    values = "".join([ext_text(value) for name, value in fields if name not in unsigned and value is not None])
     return values.encode() + command.body
 
 

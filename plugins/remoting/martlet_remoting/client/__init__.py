@@ -5,6 +5,7 @@ These are for trio. `martlet_remoting.client.aio` has the same for asyncio, and
 """
 
 from martlet_remoting.packets import MessageQueue
+from martlet_remoting.signatures import SigningKey
 
 from .admin import Admin, Cluster, Member, QueueLag, QueueStats
 from .allocation import (
@@ -83,6 +84,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Settings",
+    "SigningKey",
     "Sql",
     "TopicQueues",
     "select_by_hash",

@@ -17,6 +17,7 @@ from martlet.errors import RemoteProtocolError
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from martlet_remoting.packets import Command
+from martlet_remoting.signatures import SigningKey
 
 from .errors import ConnectionLost, RequestTimeout
 
@@ -60,13 +61,17 @@ class _Waiting:
 
 @final
 class Link:
-    """A connection to *address*; `run` must be running for requests to be answered."""
+    """A connection to *address*; `run` must be running for requests to be answered.
 
-    def __init__(self, stream: trio.abc.Stream, address: str, handle: Handle) -> None:
+    Requests are signed with *key*, if there is one; answers never are.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, address: str, handle: Handle, key: SigningKey | None = None) -> None:
         self.address = address
         self.closed = False
         self._stream = stream
         self._handle = handle
+        self._key = key
         self._waiting: dict[int, _Waiting] = {}
         self._opaque = 0
         self._outgoing: list[bytes] = []
@@ -116,7 +121,7 @@ class Link:
         self._waiting[opaque] = waiting
         try:
             with trio.move_on_after(timeout_s):
-                await self._post(Command(code, ext, body, opaque))
+                await self._post(self._request(code, ext, body, opaque))
                 await waiting.event.wait()
         finally:
             self._waiting.pop(opaque, None)
@@ -132,7 +137,10 @@ class Link:
         Raises:
           ConnectionLost: the connection has ended; that it still stands proves nothing.
         """
-        await self._post(Command(code, ext, body, self._next_opaque(), FLAG_ONEWAY))
+        await self._post(self._request(code, ext, body, self._next_opaque(), FLAG_ONEWAY))
+
+    def _request(self, code: int, ext: Mapping[str, object], body: bytes, opaque: int, flag: int = 0) -> Command:
+        return Command(code, self._key.sign(code, ext, body) if self._key else ext, body, opaque, flag)
 
     def _next_opaque(self) -> int:
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF

@@ -21,6 +21,7 @@ from martlet.errors import MartletError
 from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.dialing import encrypted, why_not_opened
 from martlet_remoting.packets import Command
+from martlet_remoting.signatures import SigningKey
 
 from . import bodies
 from .arguments import check_callable, check_seconds, check_type
@@ -68,6 +69,7 @@ class Settings:
       route_interval_s: how often routes are fetched again.
       close_timeout_s: how long closing may take.
       tls: encrypts every connection, to name servers and to brokers.
+      signing_key: signs every request, as RocketMQ's AclClientRPCHook does, for brokers that know their users.
       connect: how to open a connection; tests give one in memory.
       clock: where the time of day comes from; tests give their own.
 
@@ -83,6 +85,7 @@ class Settings:
     route_interval_s: float = 30.0
     close_timeout_s: float = 5.0
     tls: ssl.SSLContext | None = None
+    signing_key: SigningKey | None = None
     connect: Connect = connect_tcp
     clock: Clock = field(default_factory=SystemClock)
 
@@ -95,6 +98,8 @@ class Settings:
             check_seconds(f"{name}_interval_s", getattr(self, f"{name}_interval_s"))
         if self.tls is not None:
             check_type("tls", self.tls, ssl.SSLContext, "for example ssl.create_default_context()")
+        if self.signing_key is not None:
+            check_type("signing_key", self.signing_key, SigningKey, "SigningKey(access_key, secret)")
         check_callable("connect", self.connect, "async def connect(host: str, port: int) -> trio.abc.Stream", 2)
         check_callable("clock.now_ms", getattr(self.clock, "now_ms", None), "def now_ms() -> int", 0)
 
@@ -263,7 +268,7 @@ class Network:
                     stream = await encrypted(stream, self.settings.tls, host)
         except (OSError, ValueError, trio.TooSlowError, trio.BrokenResourceError) as error:
             raise ConnectionLost(address, f"cannot be opened: {why_not_opened(error)}") from error
-        link = Link(stream, address, self._handle)
+        link = Link(stream, address, self._handle, self.settings.signing_key)
         self._nursery.start_soon(link.run)
         return link
 

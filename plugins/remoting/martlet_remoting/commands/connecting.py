@@ -1,8 +1,9 @@
 """How a command reaches its brokers: options over environment over configuration file; and what failures become.
 
 Every command that talks to a broker takes the same options. Each is also a key of the
-section ``[client]`` of a configuration file; the name server and TLS can be set in the
-environment too.
+section ``[client]`` of a configuration file; the name server, TLS and the user can be set in
+the environment too. A secret is read from a file or from the environment: as an option
+everybody on the machine could read it.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import trio
 
 from martlet.cli.outcome import Unreachable
-from martlet.config import fill, read_toml
+from martlet.config import fill, read_secret, read_toml
 from martlet.errors import ConfigError
 from martlet.net.tls import client_context
 from martlet.settings import ClientConfig
@@ -28,6 +29,7 @@ from martlet_remoting.client import (
     RequestTimeout,
     SendFailed,
     Settings,
+    SigningKey,
 )
 from martlet_remoting.codes import ResponseCode
 
@@ -45,7 +47,10 @@ VARIABLES: Final = {
     "tls_cert": "MARTLET_TLS_CERT",
     "tls_key": "MARTLET_TLS_KEY",
     "tls_insecure": "MARTLET_TLS_INSECURE",
+    "access_key": "MARTLET_ACCESS_KEY",
+    "secret_file": "MARTLET_SECRET_FILE",
 }
+SECRET_VARIABLE: Final = "MARTLET_SECRET"
 SWITCHES: Final = ("tls", "tls_insecure")
 IMPLY_TLS: Final = ("tls_ca", "tls_cert", "tls_key", "tls_insecure")
 ON: Final = ("1", "true", "yes", "on")
@@ -87,6 +92,12 @@ def add_connection(parser: argparse.ArgumentParser, timeout_s: float = TIMEOUT_S
         default=None,
         help="accept any certificate. Default: $MARTLET_TLS_INSECURE",
     )
+    add("--access-key", metavar="NAME", help="sign requests as this user. Default: $MARTLET_ACCESS_KEY, else nobody")
+    add(
+        "--secret-file",
+        metavar="FILE",
+        help="sign with the secret in this file. Default: $MARTLET_SECRET_FILE, else the secret is $MARTLET_SECRET",
+    )
     add(
         "--config",
         metavar="FILE",
@@ -110,12 +121,30 @@ def client_settings(arguments: Any) -> Settings:
     if config.tls:
         tls = client_context(config.tls_ca, config.tls_cert, config.tls_key, verify=not config.tls_insecure)
     timeout_s = getattr(arguments, "timeout", TIMEOUT_S)
-    settings = Settings(config.name_server, request_timeout_s=timeout_s, connect_timeout_s=timeout_s, tls=tls)
+    settings = Settings(
+        config.name_server,
+        request_timeout_s=timeout_s,
+        connect_timeout_s=timeout_s,
+        tls=tls,
+        signing_key=_signing_key(config),
+    )
     try:
         settings.name_servers()
     except ValueError as error:
         raise ConfigError(f"name server {str(error).removeprefix('address ').removeprefix('name server ')}") from error
     return settings
+
+
+def _signing_key(config: ClientConfig) -> SigningKey | None:
+    if not config.access_key:
+        if config.secret_file:
+            raise ConfigError(f"secret file {config.secret_file!r} has no access key; set client.access_key as well")
+        return None
+    secret = read_secret(config.secret_file) if config.secret_file else os.environ.get(SECRET_VARIABLE, "")
+    if not secret:
+        text = f"access key {config.access_key!r} has no secret"
+        raise ConfigError(f"{text}; set client.secret_file, or ${SECRET_VARIABLE}")
+    return SigningKey(config.access_key, secret)
 
 
 def _from_file(given: str | None) -> dict[str, object]:

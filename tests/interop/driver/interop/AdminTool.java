@@ -24,7 +24,7 @@ final class AdminTool {
         System.setOut(capture);
         System.setErr(capture);
         try {
-            MQAdminStartup.main0(words.toArray(new String[0]), null);
+            MQAdminStartup.main0(words.toArray(new String[0]), Settings.hook(said));
         } finally {
             System.setOut(before);
             System.setErr(before);

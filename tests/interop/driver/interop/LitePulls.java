@@ -28,7 +28,7 @@ final class LitePulls {
     }
 
     private Object start(JSONObject said) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(said.getString("group"));
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(said.getString("group"), Settings.hook(said));
         Settings.apply(consumer, said);
         consumer.setAutoCommit(said.getBooleanValue("auto_commit"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

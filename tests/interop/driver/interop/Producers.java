@@ -38,7 +38,7 @@ final class Producers {
     }
 
     private Object start(JSONObject said) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(said.getString("group"));
+        DefaultMQProducer producer = new DefaultMQProducer(said.getString("group"), Settings.hook(said));
         Settings.apply(producer, said);
         producer.setSendMsgTimeout(said.containsKey("timeout_ms") ? said.getIntValue("timeout_ms") : Settings.PATIENCE_MS);
         if (said.containsKey("queues")) {

@@ -9,6 +9,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
@@ -50,7 +51,8 @@ final class PushConsumers {
     }
 
     private Object start(JSONObject said) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(said.getString("group"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
+            said.getString("group"), Settings.hook(said), new AllocateMessageQueueAveragely());
         Settings.apply(consumer, said);
         Settings.setModel(consumer, said.getBooleanValue("broadcasting") ? "BROADCASTING" : "CLUSTERING");
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf("CONSUME_FROM_" + said.getString("from")));

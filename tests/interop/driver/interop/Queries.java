@@ -27,7 +27,7 @@ final class Queries {
     }
 
     private Object start(JSONObject said) throws Exception {
-        DefaultMQAdminExt admin = new DefaultMQAdminExt((long) Settings.PATIENCE_MS);
+        DefaultMQAdminExt admin = new DefaultMQAdminExt(Settings.hook(said), (long) Settings.PATIENCE_MS);
         Settings.apply(admin, said);
         admin.start();
         Settings.bePatient(admin);

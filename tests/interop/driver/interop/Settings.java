@@ -2,8 +2,11 @@ package interop;
 
 import com.alibaba.fastjson.JSONObject;
 import java.lang.reflect.Method;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.impl.MQClientManager;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /** The settings that every client takes, and those whose types moved between the versions. */
 final class Settings {
@@ -23,6 +26,14 @@ final class Settings {
         client.setMqClientApiTimeout(PATIENCE_MS);
         client.setUseTLS(said.getBooleanValue("tls"));
         client.setVipChannelEnabled(said.getBooleanValue("vip"));
+    }
+
+    /** What signs the requests of a client that has an access key; null for the others. */
+    static RPCHook hook(JSONObject said) {
+        if (!said.containsKey("access_key")) {
+            return null;
+        }
+        return new AclClientRPCHook(new SessionCredentials(said.getString("access_key"), said.getString("secret_key")));
     }
 
     /** Let a client that was started wait as long for what has a limit of its own: queues of a topic, and their offsets. */

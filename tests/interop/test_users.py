@@ -1,0 +1,204 @@
+"""A broker that knows its users: who signs with the right key is served, and others get RocketMQ's refusal.
+
+Martlet runs with the plugin of examples/martlet-users, RocketMQ 5.5.0 with its authentication and authorization.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import trio
+
+from martlet_remoting.client import Admin, BrokerError, Message, Producer, SendFailed, Settings
+from martlet_remoting.client.blocking import Admin as BlockingAdmin
+from martlet_remoting.signatures import SigningKey
+
+from . import fetch, wire
+from .conftest import RocketMQ
+from .java import Failed, Java, Jvm, found, message
+from .martlet_process import Martlet
+from .process import Process, eventually
+
+PLUGIN = Path(__file__).parents[2] / "examples" / "martlet-users"
+ANN = {"access_key": "ann", "secret_key": "ann's secret"}  # may do everything
+BOB = {"access_key": "bob", "secret_key": "bob's secret"}  # may do nothing
+MALLORY = {"access_key": "ann", "secret_key": "a guess"}
+USERS = f"""
+[users.ann]
+signing_key = "{ANN["secret_key"]}"
+rules = ["publish *", "read *", "manage *"]
+[users.bob]
+signing_key = "{BOB["secret_key"]}"
+"""
+NO_PERMISSION = 16
+Name = Callable[[str], str]
+
+
+def key(user: Mapping[str, str]) -> SigningKey:
+    return SigningKey(user["access_key"], user["secret_key"])
+
+
+def closed_martlet(folder: Path) -> Martlet:
+    (folder / "users.toml").write_text(USERS)
+    # As an installer writes it, so that the plugin is found.
+    metadata = folder / "plugins" / "martlet_users-0.1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: martlet-users\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text("[martlet.plugins]\nusers = martlet_users:UsersPlugin\n")
+    settings = {
+        "plugins.enabled": '["nameserver", "remoting", "users"]',
+        "users.file": json.dumps(str(folder / "users.toml")),
+    }
+    path = os.pathsep.join([str(metadata.parent), str(PLUGIN), os.environ.get("PYTHONPATH", "")])
+    return Martlet(folder, settings, environment={"PYTHONPATH": path})
+
+
+def closed_rocketmq(folder: Path) -> RocketMQ:
+    auth = "org.apache.rocketmq.auth"
+    settings = {
+        "authenticationEnabled": "true",
+        "authenticationProvider": f"{auth}.authentication.provider.DefaultAuthenticationProvider",
+        "authenticationMetadataProvider": f"{auth}.authentication.provider.LocalAuthenticationMetadataProvider",
+        "authorizationEnabled": "true",
+        "authorizationProvider": f"{auth}.authorization.provider.DefaultAuthorizationProvider",
+        "authorizationMetadataProvider": f"{auth}.authorization.provider.LocalAuthorizationMetadataProvider",
+        "initAuthenticationUser": json.dumps({"username": "ann", "password": ANN["secret_key"]}),
+        "innerClientAuthenticationCredentials": json.dumps({"accessKey": "ann", "secretKey": ANN["secret_key"]}),
+    }
+    return RocketMQ(folder, settings)
+
+
+@pytest.fixture(scope="module")
+def target(
+    target_kind: str, tmp_path_factory: pytest.TempPathFactory, jvms: Callable[[str], Jvm]
+) -> Iterator[RocketMQ | Martlet]:
+    """A broker that knows ann and bob."""
+    folder = tmp_path_factory.mktemp("users")
+    if target_kind == "martlet":
+        broker: RocketMQ | Martlet = closed_martlet(folder)
+    else:
+        broker = closed_rocketmq(folder)
+        tool = Java(jvms(fetch.SERVER_VERSION), broker.name_server)
+        words = ("createUser", "-b", broker.address, "-u", "bob", "-p", BOB["secret_key"], "-t", "Normal")
+        assert "success" in tool.mqadmin(*words, **ANN)
+    yield broker
+    broker.close()
+
+
+def test_a_java_client_with_the_right_key_is_served(java: Java, target: RocketMQ | Martlet, name: Name) -> None:
+    topic = name("signed")
+    queries = java.queries(**ANN)
+    queries.create_topic(topic, target.address, queues=1)
+    producer = java.producer(**ANN)
+    bodies = {f"message {i}".encode() for i in range(20)}
+    producer.send(*(message(topic, body, keys="k", tags="t", properties={"ä": "ö"}) for body in sorted(bodies)))
+    producer.send(*(message(topic, f"batch {i}") for i in range(3)), how="batch")
+    bodies |= {f"batch {i}".encode() for i in range(3)}
+    consumer = java.push(name("push"), topic, **ANN)
+    assert {m.body for m in consumer.wait_bodies(bodies)} == bodies
+    pulled = java.lite(name("lite"), topic, auto_commit=True, **ANN).poll_bodies(bodies)
+    assert {m.body for m in pulled} == bodies
+    assert eventually(lambda: found(lambda: queries.by_key(topic, "k")), 30)
+    assert topic in java.mqadmin("topicList", **ANN)
+
+
+@pytest.mark.parametrize("user", [MALLORY, BOB, {"access_key": "nobody", "secret_key": "x"}, {}])
+def test_other_java_clients_are_refused(
+    newest: Java, target: RocketMQ | Martlet, name: Name, user: dict[str, str]
+) -> None:
+    topic = name("closed")
+    newest.queries(**ANN).create_topic(topic, target.address, queues=1)
+    [sent] = newest.producer(name("group"), retries=0, **user).try_send(message(topic, "x"))
+    assert sent.error is not None
+    assert sent.error.code == NO_PERMISSION
+    with pytest.raises(Failed) as refused:
+        newest.queries(**user).create_topic(name("made"), target.address)
+    assert refused.value.code == NO_PERMISSION
+    with pytest.raises(Failed, match="Invoke Broker"):
+        newest.queries(**user).offsets(newest.producer(**ANN).queues(topic)[0])
+    assert newest.queries(**ANN).offsets(newest.producer(**ANN).queues(topic)[0])["max"] == 0
+
+
+SEND = {
+    "producerGroup": "P",
+    "defaultTopic": "TBW102",
+    "defaultTopicQueueNums": "1",
+    "sysFlag": "0",
+    "bornTimestamp": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("who", "real", "ours"),
+    [
+        ("wrong secret", "check signature failed.", "access key 'ann' or the signature is wrong"),
+        ("stranger", "User:nobody is not found.", "access key 'nobody' or the signature is wrong"),
+        ("no signature", "check signature failed.", "access key 'ann' or the signature is wrong"),
+        ("nobody", "username cannot be null.", "'' may not publish to topic[T]"),
+        ("bob", "has no permission to access Topic:T", "'bob' may not publish to topic[T]"),
+    ],
+)
+def test_the_code_is_rocketmqs_and_the_remark_says_why(
+    target: RocketMQ | Martlet, target_kind: str, who: str, real: str, ours: str
+) -> None:
+    fields: dict[str, object] = {**SEND, "topic": "T", "queueId": "0", "flag": "0", "properties": ""}
+    keys = {"wrong secret": key(MALLORY), "stranger": SigningKey("nobody", "x"), "bob": key(BOB)}
+    if who in keys:
+        fields = keys[who].sign(wire.SEND_MESSAGE, fields, b"x")
+    elif who == "no signature":
+        fields["AccessKey"] = "ann"
+    said = {name: str(value) for name, value in fields.items()}
+    answer = wire.ask(target.address, wire.SEND_MESSAGE, said, b"x")
+    assert answer is not None
+    assert answer.code == NO_PERMISSION
+    assert (real if target_kind == "rocketmq" else ours) in answer.remark
+
+
+def test_the_python_client_signs(target: RocketMQ | Martlet, name: Name) -> None:
+    topic = name("python")
+
+    def settings(user: SigningKey | None) -> Settings:
+        return Settings(target.name_server, request_timeout_s=60, connect_timeout_s=60, signing_key=user)
+
+    async def talk() -> None:
+        async with Admin(settings(key(ANN))) as admin:
+            await admin.create_topic(topic, queues=1)
+        async with Producer(settings(key(ANN)), name("group")) as producer:
+            await producer.send(Message(topic, "größe".encode(), properties={"ä": "ö"}))
+        for wrong in (key(MALLORY), key(BOB), None):
+            async with Producer(settings(wrong), name("group")) as producer:
+                with pytest.raises((BrokerError, SendFailed)) as refused:
+                    await producer.send(Message(topic, b"x"))
+            assert "NO_PERMISSION" in str(refused.value)
+
+    trio.run(talk)
+    with BlockingAdmin(settings(key(ANN))) as admin:
+        assert topic in admin.topics()
+
+
+def test_commands_sign_with_the_secret_in_a_file(target: RocketMQ | Martlet, tmp_path: Path, name: Name) -> None:
+    (tmp_path / "secret").write_text(ANN["secret_key"] + "\n")
+    environment = {"MARTLET_ACCESS_KEY": "ann", "MARTLET_SECRET_FILE": str(tmp_path / "secret")}
+    topic = name("cli")
+
+    def run(environment: Mapping[str, str], *words: str) -> tuple[int, str]:
+        log = tmp_path / f"log{len(list(tmp_path.iterdir()))}"
+        command = [sys.executable, "-m", "martlet", *words, "-n", target.name_server]
+        process = Process(command, log, environment)
+        code = process.child.wait(120)
+        return code, process.output()
+
+    assert run(environment, "topic", "create", topic, "--queues", "1")[0] == 0
+    assert run(environment, "send", topic, "hello")[0] == 0
+    code, said = run(environment, "topic", "list")
+    assert code == 0
+    assert topic in said
+    code, said = run({}, "send", topic, "hello")
+    assert code == 1
+    assert "NO_PERMISSION" in said
+    code, said = run({**environment, "MARTLET_ACCESS_KEY": "bob"}, "send", topic, "hello")
+    assert code == 1
+    assert "NO_PERMISSION" in said
