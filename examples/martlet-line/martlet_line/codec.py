@@ -10,7 +10,8 @@ control characters, ``%`` and ``=`` (in names) as ``%20`` and so on.
     SUB topic [as NAME | group NAME] [from tail|earliest|offset N] [credit N] [lease SECONDS] [tags A,B]
         [where LANGUAGE expression ...]          such as: where PROPERTIES colour=red size=9
     CREDIT id n          ACK id queue offset [last]          NACK id queue offset [delay_ms]
-    EXTEND id queue offset          UNSUB id [forget]          PING [text]   PONG   HELP   QUIT
+    EXTEND id queue offset          UNSUB id [forget]          LOGIN user password
+    PING [text]   PONG   HELP   QUIT
 
 The broker says, each behind its own keyword: ``OK ...``, ``ERR code text``, ``PONG``, ``PING``, ``END id
 reason``, ``BYE``, ``INFO text``, and for messages ``BATCH id count bytes [delivery=n]`` followed by so
@@ -33,6 +34,7 @@ from martlet_line.packets import (
     Credit,
     Extend,
     Help,
+    Login,
     Malformed,
     Nack,
     Ping,
@@ -77,6 +79,7 @@ HELP: Final = (
     "NACK id queue offset [delay_ms] - give a message of a group to somebody else",
     "EXTEND id queue offset - hold a message of a group for the lease time again",
     "UNSUB id [forget] - no more messages; forget: a durable name goes as well",
+    "LOGIN user password - act as this user; before any SUB; OK user",
     "PING [text], HELP, QUIT",
 )
 
@@ -320,6 +323,13 @@ def _parse_unsub(tail: bytes, body: bytes, limits: Limits) -> Command:
     return Unsubscribe(_count(words[0], "id"), len(words) == 2)
 
 
+def _parse_login(tail: bytes, body: bytes, limits: Limits) -> Command:
+    user, *passwords = _words(tail, limits) or [b""]
+    if len(passwords) != 1:
+        _bad("it is followed by user password, in both of which a space is %20")
+    return Login(_name(_unquote(user), "user"), _unquote(passwords[0]))
+
+
 def _parse_ping(tail: bytes, body: bytes, limits: Limits) -> Command:
     return Ping(_text(tail))
 
@@ -382,6 +392,7 @@ _PARSERS: Final[dict[bytes, Parser]] = {
     b"ACK": _numbers("id queue offset last", 1, lambda i, q, o, last=-1: Ack(i, q, o, o if last < 0 else last)),
     b"NACK": _numbers("id queue offset delay_ms", 1, Nack),
     b"EXTEND": _numbers("id queue offset", 0, Extend),
+    b"LOGIN": _parse_login,
     b"PING": _parse_ping,
     b"PONG": _bare(Pong()),
     b"HELP": _bare(Help()),
@@ -406,6 +417,8 @@ def encode(packet: Command) -> bytes:
             return b"NACK %d %d %d %d\n" % (number, queue_id, offset, delay_ms)
         case Extend(number, queue_id, offset):
             return b"EXTEND %d %d %d\n" % (number, queue_id, offset)
+        case Login(user, password):
+            return b"LOGIN %b %b\n" % (_quote(user.encode(), _IN_VALUE), _quote(password, _IN_VALUE))
         case Ping(text):
             return b"PING %b\n" % text.encode() if text else b"PING\n"
         case _:

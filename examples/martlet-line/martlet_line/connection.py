@@ -18,6 +18,7 @@ from martlet_line.packets import (
     Extend,
     Help,
     Idle,
+    Login,
     Malformed,
     Nack,
     Ping,
@@ -40,7 +41,7 @@ class State(Enum):
     ENDED = "ended"
 
 
-_ANYTIME: Final = (Publish, Subscribe, Unsubscribe, Credit, Ack, Nack, Extend, Ping, Help, Malformed)
+_ANYTIME: Final = (Publish, Subscribe, Unsubscribe, Credit, Ack, Nack, Extend, Login, Ping, Help, Malformed)
 
 # What is not here is out of place: answered with an error in OPEN and ASKED, not read in ENDED.
 TRANSITIONS: Final[dict[tuple[State, type], State]] = {

@@ -5,13 +5,13 @@ one is a core `Subscription`; a durable one is that and a `Session`, whose curso
 moves; a group's is a `Member` of a core `Share`.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, final
 
 from martlet.access import Gate
 from martlet.clock import Clock
-from martlet.contracts import Buffer, Identity, Peer
+from martlet.contracts import Buffer, Identity, Password, Peer
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.selection import Selection, select_tags
 from martlet.delivery.sessions import Session
@@ -36,6 +36,7 @@ from martlet_line.packets import (
     Extend,
     Help,
     Idle,
+    Login,
     Malformed,
     Nack,
     Ping,
@@ -72,6 +73,7 @@ class Rooms:
     config: LineConfig
     counters: Counters
     clock: Clock
+    authenticate: Callable[[Password], Awaitable[Identity]]
     gate: Callable[[Identity], Gate]
     selection: Callable[[str, str], Selection]
     choose: Callable[[int], int]
@@ -121,14 +123,16 @@ class LineHandler:
 
     @property
     def _gate(self) -> Gate:
-        """The gate of this peer's identity, which the server knows once TLS has shaken hands."""
+        """The gate of this peer's identity, known from its certificate when TLS has shaken hands, or from its LOGIN."""
         if self._own_gate is None:
             self._own_gate = self._rooms.gate(self._peer.identity)
         return self._own_gate
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> Awaitable[None] | None:
         try:
             match event:
+                case Login():
+                    return self._login(event)
                 case Publish():
                     self._publish(event)
                 case Ack():
@@ -147,6 +151,25 @@ class LineHandler:
         except Refused as refused:
             self._rooms.counters.errors += 1
             self._peer.send(_error(refused))
+        return None
+
+    def _login(self, packet: Login) -> Awaitable[None]:
+        if self._feeds:
+            raise Refused(Reason.ILLEGAL, "LOGIN comes before SUB; end the subscriptions with UNSUB first")
+        return self._authenticate(Password(packet.user, packet.password))
+
+    async def _authenticate(self, password: Password) -> None:
+        """Take the identity that *password* proves. Whoever is wrong is disconnected: a guess costs a connection."""
+        try:
+            identity = await self._rooms.authenticate(password)
+        except Refused as refused:
+            self._rooms.counters.errors += 1
+            self._peer.send(_error(refused))
+            self._peer.close("its login was refused")
+            return
+        self._peer.identity = identity
+        self._own_gate = None
+        self._peer.send(f"OK {identity.name}".rstrip().encode() + b"\n")
 
     def refuse(self, answer: Buffer, refused: Refused) -> bytes:
         return _error(refused) * bytes(answer).count(b"\n")

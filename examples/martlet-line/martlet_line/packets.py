@@ -1,6 +1,6 @@
 """What a client says, as records; what the broker answers is text made in the codec."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, final
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Extend",
     "Help",
     "Idle",
+    "Login",
     "Malformed",
     "Nack",
     "Ping",
@@ -106,6 +107,15 @@ class Extend:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Login:
+    """LOGIN: who the client is from now on."""
+
+    user: str
+    password: bytes = field(repr=False)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Ping:
     text: str = ""
 
@@ -143,5 +153,5 @@ class Idle:
 
 
 Command: TypeAlias = (
-    Publish | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Ping | Pong | Help | Quit | Malformed
+    Publish | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Login | Ping | Pong | Help | Quit | Malformed
 )

@@ -50,6 +50,7 @@ def protocol(
         config,
         counters,
         broker.clock,
+        broker.authentication.authenticate_password,
         broker.gate,
         broker.selection,
         broker.ids.below,
