@@ -25,7 +25,8 @@ from martlet.state import Projections
 from martlet.state.journal import Journal
 from martlet.stats import Stats
 from martlet.store import Store
-from martlet.store.writer import RunItem
+from martlet.store.queues import Queue
+from martlet.store.writer import RunItem, RunResult
 from martlet.tables.groups import Groups
 from martlet.tables.saved import Tables
 from martlet.tables.topics import WRITE, Topic, Topics
@@ -148,6 +149,36 @@ class Broker:
                 self._open_topic(message)  # says which is too long
         return self.store.append_batch(messages, self._choose_queue(topic, messages[0].queue_id))
 
+    def find_queue(self, topic: str, queue_id: int) -> Queue | None:
+        """Return queue *queue_id* of *topic* for `publish_run`; None where a message must go through `publish`.
+
+        That is where plugins have stages, and where `publish` would choose the queue or refuse.
+        """
+        found = self.topics.get(topic)
+        if self.stages or found is None or not found.perm & WRITE or not found.write_queues:
+            return None
+        return found.queue(queue_id) if 0 <= queue_id < max(found.write_queues, found.read_queues) else None
+
+    def publish_run(self, run: Sequence[RunItem]) -> RunResult:
+        """Store the messages of *run* in queues of `find_queue`, without an object for each.
+
+        One that is refused does not stop the others. Answers are held until `RunResult.end`.
+
+        Raises:
+          Refused: a body is longer than ``broker.message_bytes_max``; none was stored.
+          StoreFailed: the disk failed.
+        """
+        if self.stages:
+            raise LocalProtocolError(
+                "messages in a run pass no stages; publish them one by one where plugins have some"
+            )
+        limit = self.config.message_bytes_max
+        for item in run:
+            if len(item[1]) > limit:
+                text = f"message body is {len(item[1])} bytes; broker.message_bytes_max is {limit}"
+                raise Refused(Reason.ILLEGAL, text)
+        return self.store.append_run(run)
+
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = (), passed: str = ""
     ) -> list[Placed]:
@@ -193,8 +224,7 @@ class Broker:
         """*queue_id* if *topic* has it, any queue of the topic for a negative one."""
         if queue_id < 0:
             return self.ids.below(topic.write_queues)
-        if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
-            raise self._no_queue(topic, queue_id)
+        topic.check_queue(queue_id)
         return queue_id
 
     def _open_topic(self, message: Message) -> Topic:
@@ -214,12 +244,6 @@ class Broker:
             text = f"message properties are {properties_size} bytes; a record holds {PROPERTIES_BYTES_MAX}"
             raise Refused(Reason.ILLEGAL, text)
         return topic
-
-    def _no_queue(self, topic: Topic, queue_id: int) -> Refused:
-        # A queue that is read but written no more still takes what senders with an old route send.
-        queues = max(topic.write_queues, topic.read_queues)
-        text = f"queue {queue_id} of topic[{topic.name}] does not exist; it has queues 0 to {queues - 1}"
-        return Refused(Reason.PARAMETER, text)
 
     def _staged(self, message: Message, passed: str = "") -> Message:
         for plugin, stage in self._stages_after(passed) if passed else self.stages:

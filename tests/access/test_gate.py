@@ -10,9 +10,11 @@ from martlet.access import ANONYMOUS, Gate
 from martlet.broker import Broker
 from martlet.contracts import Certificate, Credentials, Identity, Password, SignedRequest
 from martlet.delivery.subscriptions import from_earliest
-from martlet.errors import Reason, Refused
+from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.message import Message
 from martlet.store.notes import OWN_PREFIX
+from martlet.store.queues import Queue
+from martlet.store.writer import RunItem
 from martlet.tables.topics import BROKER_TOPICS
 from martlet.testing.peers import RecordingPeer
 
@@ -38,12 +40,17 @@ def guarded(broker: Broker, *denied: tuple[str, str]) -> tuple[Gate, Ledger]:
     return broker.gate(ANN), ledger
 
 
+def run_item(topic: str) -> RunItem:
+    return (Queue(topic, 0), b"x", b"", 0, 0, 0, 0, bytes(8), 0, 0)
+
+
 def attempts(gate: Gate, topic: str = "t") -> Iterator[object]:
     """Everything that messages pass through, each a call."""
     peer = RecordingPeer()
     yield lambda: gate.publish(Message(topic, b"x"))
     yield lambda: gate.publish_batch([Message(topic, b"x")])
     yield lambda: gate.publish_atomic([Message(topic, b"x")])
+    yield lambda: gate.publish_run([run_item(topic)])
     yield lambda: gate.subscribe(peer, topic, LINES)
     yield lambda: gate.join(peer, topic, "G", LINES, lease_s=1)
     yield lambda: gate.consume("G", topic)
@@ -77,6 +84,37 @@ async def test_each_decision_is_asked_for_once_until_the_rules_change() -> None:
         refused(lambda: gate.query("t"))
 
 
+async def test_queues_for_a_run_are_given_once_their_topic_was_allowed() -> None:
+    async with broker_in_memory() as broker:
+        gate, ledger = guarded(broker)
+        assert gate.find_queue("t", 0) is None
+        gate.check_publish("t")
+        queue = gate.find_queue("t", 0)
+        assert queue is not None
+        assert gate.find_queue("t", 1) is gate.find_queue("t", -1) is None
+        result = gate.publish_run([(queue, b"x", b"", 0, 0, 0, 0, bytes(8), 0, 0)])
+        assert result.offsets == [0]
+        assert ledger.asked == [("ann", "publish", "t")]
+        ledger.denied.add(("publish", "t"))
+        broker.rules.changed()
+        assert gate.find_queue("t", 0) is None
+
+
+async def test_no_run_passes_by_the_stages_or_the_limit_of_the_broker() -> None:
+    async with broker_in_memory() as broker:
+        gate, _ = guarded(broker)
+        gate.check_publish("t")
+        queue = gate.find_queue("t", 0)
+        assert queue is not None
+        body = bytes(broker.config.message_bytes_max + 1)
+        with pytest.raises(Refused, match="message body is"):
+            gate.publish_run([(queue, body, b"", 0, 0, 0, 0, bytes(8), 0, 0)])
+        broker.stages = (("test", lambda message: message),)
+        assert gate.find_queue("t", 0) is None
+        with pytest.raises(LocalProtocolError, match="pass no stages"):
+            gate.publish_run([(queue, b"x", b"", 0, 0, 0, 0, bytes(8), 0, 0)])
+
+
 async def test_an_identity_does_not_get_the_decisions_of_another() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
@@ -95,7 +133,7 @@ async def test_what_is_denied_happens_on_no_path() -> None:
         assert broker.store.appended == 0
         assert broker.subscriptions.statistics()["subscriptions"] == 0
         assert broker.groups.get("G") is None
-        assert broker.statistics()["refused_by_authorizers"] == 9
+        assert broker.statistics()["refused_by_authorizers"] == 10
 
 
 async def test_without_an_opinion_of_any_authorizer_the_answer_is_no() -> None:

@@ -24,6 +24,7 @@ from martlet_remoting.config import RemotingConfig
 from martlet_remoting.connection import RemotingConnection
 from martlet_remoting.context import Parts
 from martlet_remoting.handler import RemotingHandler
+from martlet_remoting.headers import SendRun
 from martlet_remoting.packets import Command, Frame
 
 NO_HEADER: Mapping[str, object] = {}
@@ -115,9 +116,9 @@ class FakeClient:
         for event in self.connection.events():
             self.handle(event)
 
-    def handle(self, command: Command) -> None:
-        """Give *command* to the handler; what is left of a long one is done by the next `Harness.step`."""
-        rest = self.handler.handle(command)
+    def handle(self, event: Command | SendRun) -> None:
+        """Give *event* to the handler; what is left of a long one is done by the next `Harness.step`."""
+        rest = self.handler.handle(event)
         if rest is not None:
             self.harness.nursery.start_soon(finish, rest)
 

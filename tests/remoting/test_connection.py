@@ -1,3 +1,6 @@
+from collections.abc import Iterator
+from typing import cast
+
 import pytest
 
 from martlet.errors import RemoteProtocolError
@@ -19,7 +22,7 @@ def test_commands_come_out_however_they_were_cut() -> None:
         found: list[Command] = []
         for start in range(0, len(frames), size):
             made.receive_data(frames[start : start + size], 0.0)
-            found += made.events()
+            found += cast(Iterator[Command], made.events())
         assert [(c.code, dict(c.ext), c.body, c.opaque) for c in found] == [
             (34, {"a": "1"}, b"x", 0),
             (11, {"b": "2"}, b"", 9),

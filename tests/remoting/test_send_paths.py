@@ -26,6 +26,9 @@ class Paths:
         self.usual, self.long = harness.client(), harness.client()
         self.long.peer.host, self.long.peer.address = self.usual.peer.host, self.usual.peer.address
         self.long.handler._table = {**TABLE, V2: send.send_message}
+        self.long.connection.sends_in_runs = False
+        for topic in ("T", "read-only"):
+            self.usual.handler.context.connection_gate().check_publish(topic)
         self.taken_long = 0
         real = send.send_message
 
@@ -50,7 +53,7 @@ class Paths:
             record = self._newest()
             assert answer.ext["msgId"] == self.harness.parts.message_id(record.position)
             assert answer.ext["queueOffset"] == str(record.queue_offset)
-        return answer.code, fields, record and _contents(record)
+        return answer.code, answer.remark, fields, record and _contents(record)
 
     def _newest(self) -> Record:
         store = self.harness.store

@@ -27,6 +27,8 @@ from martlet.state.journal import Journal
 from martlet.store import Store
 from martlet.store.codec import decode_record
 from martlet.store.notes import OWN_PREFIX
+from martlet.store.queues import Queue
+from martlet.store.writer import RunItem, RunResult
 from martlet.tables.groups import Groups
 from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
 
@@ -48,6 +50,10 @@ class Behind(Protocol):
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]: ...
 
     def publish_batch(self, messages: Sequence[Message]) -> list[Placed]: ...
+
+    def find_queue(self, topic: str, queue_id: int) -> Queue | None: ...
+
+    def publish_run(self, run: Sequence[RunItem]) -> RunResult: ...
 
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ...
@@ -113,6 +119,20 @@ class Gate:
         """Store *messages* of one topic in one queue, in order: all of them, or none."""
         self._check_publish_all(messages)
         return self._behind.publish_batch(messages)
+
+    def find_queue(self, topic: str, queue_id: int) -> Queue | None:
+        """Return the queue for a message of a run; None where that must go through `publish`, as `Broker.find_queue`.
+
+        Asks nobody, so it is None as well until `check_publish` has allowed the topic.
+        """
+        return self._behind.find_queue(topic, queue_id) if topic in self.publishable else None
+
+    def publish_run(self, run: Sequence[RunItem]) -> RunResult:
+        """Store the messages of *run* in queues of `find_queue`, as `Broker.publish_run` does."""
+        for topic in {item[0].topic for item in run}:
+            if topic not in self.publishable:
+                self.check_publish(topic)
+        return self._behind.publish_run(run)
 
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ()

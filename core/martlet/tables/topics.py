@@ -129,6 +129,16 @@ class Topic:
             queue = self.queues[queue_id] = self._store.queue(self.name, queue_id)
         return queue
 
+    def check_queue(self, queue_id: int) -> None:
+        """Raise `Refused` (PARAMETER) for a *queue_id* beyond the topic's queues.
+
+        A queue that is read and no longer written still takes what senders with an old route send.
+        """
+        queues = max(self.write_queues, self.read_queues)
+        if queue_id >= queues:
+            text = f"queue {queue_id} of topic[{self.name}] does not exist; it has queues 0 to {queues - 1}"
+            raise Refused(Reason.PARAMETER, text)
+
     def as_json(self) -> dict[str, object]:
         """RocketMQ's TopicConfig."""
         return {

@@ -10,6 +10,7 @@ from typing import Final, final
 from martlet.errors import RemoteProtocolError
 
 from .codec import FrameBuffer
+from .headers import SendRun
 from .packets import Command
 
 __all__ = ["RemotingConnection"]
@@ -24,7 +25,7 @@ HELP: Final = "this port speaks RocketMQ remoting; connect a RocketMQ client of 
 class RemotingConnection:
     """The bytes of one peer, and when it was last heard of."""
 
-    __slots__ = ("_beginning", "_frames", "_idle_s", "_last", "waiting")
+    __slots__ = ("_beginning", "_frames", "_idle_s", "_last", "sends_in_runs", "waiting")
 
     def __init__(self, frame_bytes_max: int, idle_s: float, now: float) -> None:
         self._frames = FrameBuffer(frame_bytes_max)
@@ -33,6 +34,8 @@ class RemotingConnection:
         self._beginning = b""
         # What the peer waits for, such as held pulls; while there is any it is right to be silent.
         self.waiting: Sized = ()
+        # Whether the handler takes `SendRun`s.
+        self.sends_in_runs = False
 
     @property
     def buffered_bytes(self) -> int:
@@ -46,14 +49,16 @@ class RemotingConnection:
         self._last = now
         self._frames.receive_data(data)
 
-    def events(self) -> Iterator[Command]:
-        """Yield every complete command.
+    def events(self) -> Iterator[Command | SendRun]:
+        """Yield every complete command; where `sends_in_runs` is set, consecutive sends together.
 
         Raises:
           RemoteProtocolError: the bytes are none; the text says what came instead.
         """
         next_command = self._frames.next_command
         try:
+            if self.sends_in_runs and self._frames.may_hold_run():
+                yield from self._runs()
             while (command := next_command()) is not None:
                 yield command
         except RemoteProtocolError as error:
@@ -63,6 +68,24 @@ class RemotingConnection:
                 text = "peer speaks TLS; this port has no certificate or refuses TLS, see remoting.tls_cert"
                 raise RemoteProtocolError(text) from error
             raise
+
+    def _runs(self) -> Iterator[Command | SendRun]:
+        frames = self._frames
+        while True:
+            sends = frames.next_sends()
+            while sends:
+                run = SendRun(sends)
+                yield run
+                taken = run.taken
+                if taken:
+                    frames.skip_to(sends[taken - 1][2])
+                # The one that the handler did not take, and then those after it.
+                if taken < len(sends) and (command := frames.next_command()) is not None:
+                    yield command
+                sends = sends[taken + 1 :]
+            if (command := frames.next_command()) is None:
+                return
+            yield command
 
     def farewell(self, error: Exception) -> bytes:
         """Words for a peer that speaks HTTP; remoting itself has none."""

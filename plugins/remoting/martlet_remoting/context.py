@@ -234,12 +234,16 @@ class Context:
         """The gate for *command*: that of whoever signed it, else that of the connection's own identity."""
         identity = command.identity
         if identity is None:
-            if self.own_gate is None:
-                self.own_gate = self.parts.broker.gate(self.peer.identity)
-            return self.own_gate
+            return self.connection_gate()
         if self._signed_gate is None or self._signed_gate.identity != identity:
             self._signed_gate = self.parts.broker.gate(identity)
         return self._signed_gate
+
+    def connection_gate(self) -> Gate:
+        """The gate of the connection's own identity."""
+        if self.own_gate is None:
+            self.own_gate = self.parts.broker.gate(self.peer.identity)
+        return self.own_gate
 
     def answer(self, command: Command, frame: Frame) -> None:
         """Send *frame* as the answer to *command*, some time after its handler returned None."""

@@ -15,7 +15,17 @@ from msgspec.json import Decoder
 
 from .packets import Command
 
-__all__ = ["REMARK_MAX", "Envelope", "PullFields", "SendFields", "decode_envelope", "pull_fields", "send_fields"]
+__all__ = [
+    "REMARK_MAX",
+    "Envelope",
+    "PullFields",
+    "SendFields",
+    "SendHead",
+    "decode_envelope",
+    "pull_fields",
+    "send_fields",
+    "send_head",
+]
 
 T = TypeVar("T")
 REMARK_MAX: Final = 64 * 1024  # characters, or bytes in the binary header
@@ -46,6 +56,18 @@ class SendFields(Struct, gc=False):
     h: I32 = 0  # flag
     j: I32 = 0  # reconsumeTimes
     m: bool = False  # batch
+
+
+class SendHead(Struct, gc=False):
+    """The whole header of a SEND_MESSAGE_V2: an `Envelope` and its fields, read in one go."""
+
+    code: I32
+    extFields: SendFields
+    opaque: I32 = 0
+    flag: I32 = 0
+    version: I32 = 0
+    language: str | int | None = None
+    remark: Annotated[str, Meta(max_length=REMARK_MAX)] | None = None
 
 
 class PullFields(Struct, gc=False):
@@ -81,6 +103,17 @@ def _reader(kind: type[T]) -> Callable[[Command], T | None]:
             return None
 
     return read
+
+
+_decode_send_head: Final = Decoder(SendHead, strict=False).decode
+
+
+def send_head(header: bytes) -> SendHead | None:
+    """The header of a send in JSON; None for one that does not fit the record."""
+    try:
+        return _decode_send_head(header)
+    except (ValueError, RecursionError):
+        return None
 
 
 # Each returns None for fields that do not fit its record.

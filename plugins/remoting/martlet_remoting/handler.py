@@ -14,11 +14,12 @@ from martlet.contracts import Buffer, Peer
 from martlet.errors import MartletError, NotReady, Refused
 from martlet.turns import Steps
 
-from .codec import decode_frame
+from .codec import FrameBuffer
 from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from .connection import RemotingConnection
 from .context import Beside, Context, Declined, Handle, Parts, refusal
 from .handlers import admin, assignments, groups, offsets, pull, query, replies, send, sendback
+from .headers import SendRun
 from .packets import NO_EXT, Command, Frame
 from .signatures import signed_request
 
@@ -57,12 +58,17 @@ class RemotingHandler:
         self._authentication = parts.broker.authentication if parts.broker.authentication.authenticators else None
         self._table = FAST_TABLE if fast else TABLE
         connection.waiting = self.context.pulls.held
+        # A signature covers fields that are not read in a run.
+        connection.sends_in_runs = self._authentication is None
         parts.contexts[self.context] = None
 
-    def handle(self, event: Command) -> Awaitable[None] | None:
+    def handle(self, event: Command | SendRun) -> Awaitable[None] | None:
         """Answer a request, or take the client's answer to one of ours; what is returned finishes a long request."""
-        flag = event.flag
         context = self.context
+        if isinstance(event, SendRun):
+            event.taken = send.send_run(context, event.sends)
+            return None
+        flag = event.flag
         if flag & FLAG_RESPONSE:
             context.finish(event.opaque, event)
             return None
@@ -146,10 +152,13 @@ class RemotingHandler:
         return refusal(parts, command, error, parts.send_ext if command.code in send.TABLE else NO_EXT)
 
     def refuse(self, answer: Buffer, refused: Refused) -> bytes:
-        """The answer to a request whose messages were not stored, in place of its own *answer*."""
-        said = decode_frame(bytes(answer))
-        ext = self.context.parts.send_ext if "MSG_REGION" in said.ext else NO_EXT
-        return refusal(self.context.parts, said, refused, ext)
+        """The answers to requests whose messages were not stored, in place of *answer*, which holds their own."""
+        frames, parts = FrameBuffer(), self.context.parts
+        frames.receive_data(bytes(answer))
+        return b"".join(
+            refusal(parts, said, refused, parts.send_ext if "MSG_REGION" in said.ext else NO_EXT)
+            for said in frames.commands()
+        )
 
     def collect(self, budget_bytes: int) -> None:
         """Send what was waiting for room: answers to pulls."""

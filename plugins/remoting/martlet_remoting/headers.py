@@ -4,12 +4,12 @@ Everything else is a handful of fields that its handler reads from the `Command`
 """
 
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from martlet.errors import Reason, Refused
 
 from .codes import RequestCode
-from .fields import pull_fields
+from .fields import SendHead, pull_fields
 from .packets import Command
 
 __all__ = [
@@ -18,7 +18,9 @@ __all__ = [
     "PULL_SUBSCRIPTION",
     "PULL_SUSPEND",
     "PullHeader",
+    "Send",
     "SendHeader",
+    "SendRun",
     "decode_pull_header",
     "decode_send_header",
 ]
@@ -33,6 +35,24 @@ PULL_LITE: Final = 0x10
 _LONG_NAMES: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE))
 # What Java, Go and C++ write for a true header field.
 _TRUE: Final = (True, "true", "True")
+
+# A send of a run: its header, its body, and where its frame ends in what was received.
+Send: TypeAlias = tuple[SendHead, bytes, int]
+
+
+@final
+class SendRun:
+    """Consecutive SEND_MESSAGE_V2 requests of one read.
+
+    The handler sets `taken` to how many of them it has answered, from the first one on; the next one then follows as
+    a `Command`.
+    """
+
+    __slots__ = ("sends", "taken")
+
+    def __init__(self, sends: list[Send]) -> None:
+        self.sends = sends
+        self.taken = 0
 
 
 @final

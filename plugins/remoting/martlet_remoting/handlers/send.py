@@ -3,22 +3,26 @@
 Order of the checks and the codes: RocketMQ AbstractSendMessageProcessor.msgCheck and SendMessageProcessor.
 """
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from martlet.access import PublishGrant
-from martlet.errors import Reason, Refused
-from martlet.message import Message, find_property, put_property, remove_property
+from martlet.access import Gate, PublishGrant
+from martlet.errors import MartletError, Reason, Refused
+from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_property, remove_property
+from martlet.store.page_cache import LogWriter
+from martlet.store.queues import Queue
+from martlet.store.writer import RunItem
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, check_name
 from martlet_remoting.batches import split_batch
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts
-from martlet_remoting.fields import send_fields
-from martlet_remoting.headers import SendHeader, decode_send_header
+from martlet_remoting.context import Context, Declined, Handle, Parts, refusal
+from martlet_remoting.fields import SendFields, SendHead, send_fields
+from martlet_remoting.headers import Send, SendHeader, decode_send_header
 from martlet_remoting.packets import Command
 
-__all__ = ["TABLE", "make_message", "open_topic", "send_message", "stamp"]
+__all__ = ["TABLE", "make_message", "open_topic", "send_message", "send_run", "stamp"]
 
 TOPIC_CHARS_MAX: Final = 127
 MULTI_TAG: Final = 0x2
@@ -43,7 +47,7 @@ def send_usual(context: Context, command: Command) -> bytes | None:
     if fields is None:
         return send_message(context, command)
     parts = context.parts
-    name, properties, sys_flag, born_ms, flag = fields.b, fields.i, fields.f, fields.g, fields.h
+    name = fields.b
     gate = context.own_gate
     if gate is None or command.identity is not None:
         gate = context.gate(command)
@@ -54,39 +58,149 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         except Refused:
             return send_message(context, command)
     topic = grant.topics.get(name)
-    stored = properties.encode()
-    at = stored.find(b"UNIQ_KEY\x01")
-    if at < 0:
-        return send_message(context, command)
-    end = stored.find(2, at)
-    unique = stored[at + 9 : end] if end >= 0 else stored[at + 9 :]
+    stored = fields.i.encode()
+    unique = usual_key(fields, stored)
     if (
-        topic is None
-        or topic.filter_type != "SINGLE_TAG"
-        or name[0] == "%"
-        or fields.m
-        or fields.j
-        or (at and stored[at - 1] != 2)
-        or not unique.isalnum()
-        or sys_flag & UNUSUAL_SYS_FLAG
-        or flag < 0
-        or born_ms < 0
-        or "DELAY" in properties
-        or "TIMER_" in properties
-        or "TRAN_MSG" in properties
-        or "CLUSTER" in properties
-        or "MSG_REGION" in properties
-        or "POP_CK" in properties
+        not unique
+        or not is_usual(topic)
         or not command.body
         or grant.store.tail.position - grant.store.readable > parts.config.unflushed_bytes_max
     ):
         return send_message(context, command)
     peer = context.peer
     stored += parts.stamp if stored[-1] == 2 else parts.stamp_after
-    placed = grant.publish(Message(name, command.body, stored, fields.e, flag, sys_flag, born_ms, peer.host))
+    message = Message(name, command.body, stored, fields.e, fields.h, fields.f, fields.g, peer.host)
+    placed = grant.publish(message)
     peer.hold_until(placed.end)
     header = parts.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
     return LENGTHS.pack(4 + len(header), len(header)) + header
+
+
+def is_usual(topic: Topic | None) -> bool:
+    """Whether *topic* is there and neither its name nor its filter type means something to the broker."""
+    return topic is not None and topic.filter_type == "SINGLE_TAG" and topic.name[0] != "%"
+
+
+def usual_key(fields: SendFields, stored: bytes) -> bytes:
+    """The unique key of a usual send, whose encoded properties are *stored*; empty for a send that is not usual."""
+    properties = fields.i  # searched as text: `in` of bytes raises and drops a TypeError each time
+    at = stored.find(b"UNIQ_KEY\x01")
+    if at < 0:
+        return b""
+    end = stored.find(2, at)
+    unique = stored[at + 9 : end] if end >= 0 else stored[at + 9 :]
+    if (
+        fields.m
+        or fields.j
+        or (at and stored[at - 1] != 2)
+        or not unique.isalnum()
+        or fields.f & UNUSUAL_SYS_FLAG
+        or fields.h < 0
+        or fields.g < 0
+        or "DELAY" in properties
+        or "TIMER_" in properties
+        or "TRAN_MSG" in properties
+        or "CLUSTER" in properties
+        or "MSG_REGION" in properties
+        or "POP_CK" in properties
+    ):
+        return b""
+    return unique
+
+
+# runs: the usual sends of one read
+
+
+def send_run(context: Context, sends: Sequence[Send]) -> int:
+    """Store the usual sends that *sends* begins with together, and answer them; return how many they were.
+
+    As `send_usual` for each, without a `Command`, a `Message` and a `Placed`.
+    """
+    parts, gate, host = context.parts, context.connection_gate(), context.peer.host
+    grant = gate.publishable.get(sends[0][0].extFields.b)
+    if grant is None:
+        return 0
+    store, stamp, stamp_after = grant.store, parts.stamp, parts.stamp_after
+    unflushed, unflushed_max = store.tail.position - store.readable, parts.config.unflushed_bytes_max
+    body_bytes_max, code_of = parts.broker.config.message_bytes_max, store.writer.code_of
+    queues: dict[tuple[str, int], Queue] = {}
+    run: list[RunItem] = []
+    keys: list[bytes] = []
+    for head, body, _ in sends:
+        fields = head.extFields
+        stored = fields.i.encode()
+        unique = usual_key(fields, stored)
+        queue = queues.get((fields.b, fields.e)) or _find_queue(gate, queues, fields)
+        if (
+            not unique
+            or queue is None
+            or head.flag
+            or unflushed > unflushed_max
+            or len(body) > body_bytes_max
+            or len(stored) + len(stamp_after) > PROPERTIES_BYTES_MAX
+        ):
+            break
+        stored += stamp if stored[-1] == 2 else stamp_after
+        unflushed += queue.overhead + len(body) + len(stored)
+        run.append((queue, body, stored, code_of(stored), fields.h, fields.f, fields.g, host, 0, 0))
+        keys.append(unique)
+    if run:
+        _publish_run(context, gate, store.tail, sends, run, keys)
+    return len(run)
+
+
+def _find_queue(gate: Gate, queues: dict[tuple[str, int], Queue], fields: SendFields) -> Queue | None:
+    """The queue of a usual send, kept in *queues* for the others of its run."""
+    grant = gate.publishable.get(fields.b)
+    if grant is None or not is_usual(grant.topics.get(fields.b)):
+        return None
+    queue = gate.find_queue(fields.b, fields.e)
+    if queue is not None:
+        queues[fields.b, fields.e] = queue
+    return queue
+
+
+def _publish_run(
+    context: Context,
+    gate: Gate,
+    tail: LogWriter,
+    sends: Sequence[Send],
+    run: Sequence[RunItem],
+    keys: Sequence[bytes],
+) -> None:
+    """Store *run*, and answer the first of *sends*, from which it was made."""
+    parts, peer = context.parts, context.peer
+    parts.requests += len(run)
+    segment = tail.segment
+    try:
+        result = gate.publish_run(run)
+    except MartletError as error:
+        for head, _, _ in sends[: len(run)]:
+            peer.send(_run_refusal(parts, head, error))
+        return
+    template, answers = parts.stored_template, []
+    for (head, _, _), item, unique, position, offset in zip(
+        sends[: len(run)], run, keys, result.positions, result.offsets, strict=True
+    ):
+        header = template % (item[0].queue_id, unique, position, offset, head.opaque)
+        answers.append(LENGTHS.pack(4 + len(header), len(header)) + header)
+    if not result.refused and tail.segment is segment:
+        peer.hold_until(result.end)
+        peer.send(b"".join(answers))
+        return
+    # What lies in an earlier segment is committed already: if the next commit fails, only the rest is refused.
+    for place, answer in enumerate(answers):
+        refused = result.refused.get(place)
+        if refused is None:
+            peer.hold_until(result.ends[place])
+        peer.send(answer if refused is None else _run_refusal(parts, sends[place][0], refused))
+
+
+def _run_refusal(parts: Parts, head: SendHead, error: MartletError) -> bytes:
+    return refusal(parts, Command(head.code, opaque=head.opaque), error, parts.send_ext)
+
+
+# any send
 
 
 def send_message(context: Context, command: Command) -> bytes | None:
@@ -170,10 +284,7 @@ def open_topic(context: Context, grant: PublishGrant, header: SendHeader) -> Top
     topic = grant.topics.get(name)
     if topic is None:
         topic = _make_topic(grant, header)
-    queues = max(topic.write_queues, topic.read_queues)
-    if header.queue_id >= queues:
-        text = f"request queueId[{header.queue_id}] is illegal; topic[{name}] has queues 0 to {queues - 1}"
-        raise Refused(Reason.PARAMETER, f"{text} Producer: {context.peer.address}")
+    topic.check_queue(header.queue_id)
     return topic
 
 

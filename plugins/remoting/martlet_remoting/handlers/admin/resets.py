@@ -42,9 +42,7 @@ def _reset_here(parts: Parts, grant: Grant, command: Command) -> Steps[Frame]:
     if grant.groups.get(group) is None:
         raise Refused(Reason.NO_GROUP, f"Group {group} does not exist")
     queue_id, timestamp = command.integer("queueId", -1), command.integer("timestamp", -1)
-    if queue_id >= 0 and not grant.topics.has_queue(name, queue_id):
-        text = f"queue {queue_id} of topic[{name}] does not exist; it has queues 0 to"
-        raise Refused(Reason.PARAMETER, f"{text} {max(topic.read_queues, topic.write_queues) - 1}")
+    topic.check_queue(queue_id)
     offsets: dict[int, int] = {}
     pace = Pace(QUEUES_AT_ONCE)
     if queue_id >= 0 and (offset := command.integer("offset", -1)) != -1:
