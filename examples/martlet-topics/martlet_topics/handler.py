@@ -44,7 +44,7 @@ from martlet_topics.sessions import (
 
 __all__ = ["Shared", "TopicsHandler"]
 
-NAMES_KEPT: Final = 10_000
+NAMES_KEPT: Final = 50_000
 
 
 @final
@@ -80,11 +80,11 @@ class Shared:
 class TopicsHandler:
     """One client (martlet.contracts.Handler)."""
 
-    __slots__ = ("_again", "_cursor", "_gate", "_peer", "_session", "_shared", "_waiting")
+    __slots__ = ("_again", "_cursor", "_gate", "_peer", "_session", "_waiting", "shared")
 
     def __init__(self, peer: Peer, shared: Shared) -> None:
         self._peer = peer
-        self._shared = shared
+        self.shared = shared
         self._gate: Gate | None = None
         self._session: Session | None = None
         self._cursor: Cursor | None = None
@@ -100,7 +100,7 @@ class TopicsHandler:
             elif self._session is not None:
                 self._act(event, self._session)
         except Refused as refused:
-            self._shared.refused += 1
+            self.shared.refused += 1
             self._peer.send(_error(refused))
 
     def _act(self, event: Command, session: Session) -> None:
@@ -135,7 +135,7 @@ class TopicsHandler:
     def closed(self, reason: str) -> None:
         session, self._session = self._session, None
         if session is not None and session.state.name and not session.is_forgotten:
-            self._shared.sessions.leave(session, self._shared.clock.now_ms())
+            self.shared.sessions.leave(session, self.shared.clock.now_ms())
         if self._cursor is not None:
             self._cursor.close()
 
@@ -145,7 +145,7 @@ class TopicsHandler:
     def _the_gate(self) -> Gate:
         """The gate of this client's identity, which is known once TLS has shaken hands."""
         if self._gate is None:
-            self._gate = self._shared.gate(self._peer.identity)
+            self._gate = self.shared.gate(self._peer.identity)
         return self._gate
 
     @property
@@ -155,7 +155,7 @@ class TopicsHandler:
 
     def _begin(self, name: str) -> None:
         """Attach to the session and follow the log from where it needs messages."""
-        shared = self._shared
+        shared = self.shared
         if len(name.encode()) > shared.config.name_bytes_max:
             raise RemoteProtocolError(f"session name has more than {shared.config.name_bytes_max} bytes; shorten it")
         tail = shared.feed.tail_position()
@@ -184,17 +184,17 @@ class TopicsHandler:
 
     def _forget(self, session: Session) -> None:
         if session.state.name:
-            self._peer.hold_until(self._shared.sessions.end(session))
+            self._peer.hold_until(self.shared.sessions.end(session))
         self._peer.send(b"OK\n")
         self._peer.close("")
 
     def _subscribe(self, session: Session, topic_filter: str, qos: int) -> None:
-        config, state, cursor = self._shared.config, session.state, self._the_cursor
+        config, state, cursor = self.shared.config, session.state, self._the_cursor
         filters = {*state.filters, topic_filter}
         if len(filters) > config.filters_max or sum(map(len, filters)) > config.filters_bytes_max:
             limits = f"topics.filters_max is {config.filters_max}, filters_bytes_max {config.filters_bytes_max}"
             raise Refused(Reason.BUSY, f"{len(filters)} filters of one session are too many or too long; {limits}")
-        self._shared.feed.check(topic_filter)
+        self.shared.feed.check(topic_filter)
         self._peer.hold_until(session.note(SUBSCRIBED, topic_filter, qos, max(state.position, cursor.position)))
         self._waiting.pop(topic_filter, None)
         if qos or cursor.place is Place.TAIL:
@@ -207,7 +207,7 @@ class TopicsHandler:
     # publishing
 
     def _publish(self, run: Publish, session: Session) -> None:
-        shared, gate = self._shared, self._the_gate
+        shared, gate = self.shared, self._the_gate
         messages: list[Message] = []
         born_ms, host = shared.clock.now_ms(), self._peer.host
         try:
@@ -238,7 +238,7 @@ class TopicsHandler:
             if not session.state.name or not session.is_in_flight(done.first_id, done.count):
                 text = f"packet ids {done.first_id} to {done.first_id + done.count - 1} are not in flight"
                 raise Refused(Reason.NOT_FOUND, f"{text} in a durable session; acknowledge what was sent")
-            notes.append((self._shared.sessions.journal, session.encode(ACKNOWLEDGED, done.first_id, done.count)))
+            notes.append((self.shared.sessions.journal, session.encode(ACKNOWLEDGED, done.first_id, done.count)))
         placed = self._the_gate.publish_atomic(messages, notes)
         if done is not None:
             session.state.change(ACKNOWLEDGED, (done.first_id, done.count))
@@ -251,7 +251,7 @@ class TopicsHandler:
             neighbours = list(group)
             why = neighbours[0]
             if isinstance(why, Refused):
-                self._shared.refused += len(neighbours)
+                self.shared.refused += len(neighbours)
             if first_id:
                 line = b"ACK %d %d\n" % (first_id, len(neighbours))
                 if isinstance(why, Refused):
@@ -265,7 +265,7 @@ class TopicsHandler:
         session, cursor = self._session, self._cursor
         if session is None or cursor is None:
             return
-        state, window = session.state, self._shared.config.window
+        state, window = session.state, self.shared.config.window
         try:
             while (room := window - len(state.flight) + len(self._again)) > 0:
                 if budget_bytes <= 0:
@@ -295,7 +295,7 @@ class TopicsHandler:
 
     def _deliver(self, session: Session, run: Run, grants: tuple[Hashable, ...]) -> None:
         frames = run.frames(ENCODING)
-        self._shared.delivered += run.count
+        self.shared.delivered += run.count
         if not any(grants):
             self._peer.send(encode_run(0, run.count, len(frames.data)), frames.data)
             return

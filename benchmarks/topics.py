@@ -1,0 +1,200 @@
+"""What the example plugin martlet-topics costs in the broker's process: decode, publish, commit, route, collect.
+
+    PYTHONPATH=examples/martlet-topics python benchmarks/topics.py [--messages 20000] [--loads plain,filters]
+
+- plain: a publisher and no subscriber.
+- filters: 50 disjoint filters with a wildcard cover 20,000 names, one client each; up to 99,950 more match none.
+- exact: 100,000 subscriptions to the 20,000 names, so each message has five receivers.
+- return: 10,000 durable sessions with a filter of QoS 1 each come back at once to what they missed.
+
+Messages have 256 B and come in runs of 40 with packet ids, as one socket read brings them. Clients are handlers of the
+plugin; nothing is sent over sockets. Processor time of the least of three rounds, in microseconds a message.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from martlet.contracts import Buffer, Identity, Protocol
+from martlet.net.addresses import pack_host
+from martlet.store import StoreConfig
+from martlet.testing.peers import Serving, serving
+from martlet_topics.codec import encode_frame
+from martlet_topics.config import TopicsConfig
+from martlet_topics.handler import TopicsHandler
+from martlet_topics.plugin import TopicsPlugin
+
+NAMES = 20_000
+CLIENTS = 10_000
+MESSAGES_A_READ = 40
+COLLECTS_A_ROUND = 64
+ROUNDS = 3
+COLLECT_BYTES = 1 << 18
+HOST = pack_host("127.0.0.1", 1)
+
+
+WOKEN: "list[Client]" = []
+
+
+class Client:
+    """A peer that counts what it is sent, and its handler."""
+
+    sent_bytes = 0
+
+    address = "memory:1"
+    host = HOST
+    identity = Identity()
+
+    def __init__(self, protocol: Protocol, name: str = "") -> None:
+        self.is_woken = False
+        self.connection = protocol.connect(0.0)
+        self.handler = protocol.handle(self, self.connection)
+        self.receive(f"HELLO {name}\n".encode())
+
+    def send(self, *pieces: Buffer) -> None:
+        for piece in pieces:
+            Client.sent_bytes += len(piece)
+
+    def hold_until(self, position: int) -> None:
+        """What is sent goes nowhere."""
+
+    def wake(self) -> None:
+        if not self.is_woken:
+            self.is_woken = True
+            WOKEN.append(self)
+
+    def start(self, work: object, *arguments: object) -> None:
+        raise NotImplementedError
+
+    def close(self, reason: str) -> None:
+        raise RuntimeError(reason)
+
+    def receive(self, data: bytes) -> None:
+        self.connection.receive_data(data, 0.0)
+        for event in self.connection.events():
+            self.handler.handle(event)
+
+
+def end_round(served: Serving) -> None:
+    """Commit, let some woken clients collect, and commit what they note."""
+    served.broker.store.commit()
+    woken = WOKEN[:COLLECTS_A_ROUND]
+    del WOKEN[:COLLECTS_A_ROUND]
+    for client in woken:
+        client.is_woken = False
+        client.handler.collect(COLLECT_BYTES)
+    served.broker.store.commit()
+
+
+def runs_of(names: Sequence[str], messages: int) -> list[bytes]:
+    body = b"x" * 256
+    frames = [encode_frame(names[number * 7919 % len(names)].encode(), body) for number in range(messages)]
+    runs: list[bytes] = []
+    for start in range(0, messages, MESSAGES_A_READ):
+        part = frames[start : start + MESSAGES_A_READ]
+        data = b"".join(part)
+        runs.append(b"RUN 1 %d %d\n%b" % (len(part), len(data), data))
+    return runs
+
+
+async def subscribe(served: Serving, protocol: Protocol, filters: Sequence[str]) -> list[Client]:
+    clients: list[Client] = []
+    for number, each in enumerate(filters):
+        client = Client(protocol)
+        client.receive(f"SUB {each} 0\n".encode())
+        clients.append(client)
+        if number % 1000 == 0:
+            end_round(served)
+            await trio.lowlevel.checkpoint()
+    while WOKEN:
+        end_round(served)
+    return clients
+
+
+async def deliver(load: str, filters: Sequence[str], messages: int) -> None:
+    names = [f"site/{number % 50}/device/{number}" for number in range(NAMES)]
+    with tempfile.TemporaryDirectory() as folder:
+        plugin = TopicsPlugin(TopicsConfig())
+        async with serving(Path(folder), store=StoreConfig(flush="async")) as served:
+            protocol = plugin.protocol(served.broker)
+            clients = await subscribe(served, protocol, filters)
+            publisher, runs = Client(protocol), runs_of(names, messages)
+            handler = publisher.handler
+            assert isinstance(handler, TopicsHandler)
+            least = float("inf")
+            for _ in range(ROUNDS):
+                began = time.process_time()
+                for run in runs:
+                    publisher.receive(run)
+                    end_round(served)
+                least = min(least, (time.process_time() - began) * 1e6 / messages)
+                await trio.sleep(0.1)
+            matches = handler.shared.delivered / ROUNDS / messages
+            print(f"{load:8} {len(clients):7} filters: {least:6.2f} us a message, {matches:.2f} matches", flush=True)
+
+
+async def come_back(messages: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        plugin = TopicsPlugin(TopicsConfig())
+        async with serving(
+            Path(folder), store=StoreConfig(flush="async"), projections=plugin.martlet_projections
+        ) as served:
+            protocol = plugin.protocol(served.broker)
+            clients = [Client(protocol, f"client-{number}") for number in range(CLIENTS)]
+            for number, client in enumerate(clients):
+                client.receive(f"SUB device/{number}/# 1\n".encode())
+            end_round(served)
+            for client in clients:
+                client.handler.closed("")
+            end_round(served)
+            await trio.sleep(1)  # lets the projection catch up
+            publisher = Client(protocol)
+            for run in runs_of([f"device/{number}/state" for number in range(CLIENTS)], messages):
+                publisher.receive(run)
+                end_round(served)
+            await trio.sleep(1)  # lets the key index catch up
+            handler = publisher.handler
+            assert isinstance(handler, TopicsHandler)
+            feed, before, began = handler.shared.feed, handler.shared.delivered, time.process_time()
+            wall = time.monotonic()
+            clients = []
+            longest = 0.0
+            for number in range(CLIENTS):
+                clients.append(Client(protocol, f"client-{number}"))
+            while feed.is_sweeping or WOKEN:
+                slice_began = time.process_time()
+                await trio.lowlevel.checkpoint()
+                end_round(served)
+                longest = max(longest, time.process_time() - slice_began)
+            print(
+                f"return   {CLIENTS} sessions, {messages} messages: {time.process_time() - began:.2f} s of processor "
+                f"time, {time.monotonic() - wall:.2f} s, {feed.sweeps} sweeps, {feed.viewed} viewed, "
+                f"{handler.shared.delivered - before} delivered, longest turn {longest * 1e3:.0f} ms"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--loads", default="plain,filters,exact,return")
+    words = parser.parse_args()
+    disjoint = [f"site/{number}/#" for number in range(50)]
+    others = [f"other/{number}/#" for number in range(99_950)]
+    loads: dict[str, list[Sequence[str]]] = {
+        "plain": [[]],
+        "filters": [disjoint + others[: count - 50] for count in (50, 1000, 10_000, 100_000)],
+        "exact": [[f"site/{number % 50}/device/{number % NAMES}" for number in range(100_000)]],
+    }
+    for load in words.loads.split(","):
+        if load == "return":
+            trio.run(come_back, words.messages)
+        for filters in loads.get(load, ()):
+            trio.run(deliver, load, filters, words.messages)
+
+
+if __name__ == "__main__":
+    main()
