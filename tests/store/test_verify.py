@@ -20,6 +20,7 @@ from martlet.run import Config, build
 from martlet.stats import Stats
 from martlet.store import Store
 from martlet.store.codec import decode_records
+from martlet.store.key_index import HEADER, ITEM_BYTES, SLOT_BYTES
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config
 from martlet.turns import finish_now
@@ -269,3 +270,15 @@ async def test_a_repair_on_a_full_disk_ends_and_says_so() -> None:
     disk.free_bytes = None
     await offline.repair(ROOT, CONFIG, disk)
     assert (await verified(disk)).findings == []
+
+
+@pytest.mark.parametrize("bit", [0x01, 0x40])
+async def test_one_damaged_entry_of_the_key_index_costs_one_record(bit: int) -> None:
+    """An entry that points far ahead hides no entry after it."""
+    disk = copy_of((await used("stopped"))[0])
+    path = paths_of(disk, "index")[1]
+    at = HEADER.size + CONFIG.store.index_slots * SLOT_BYTES + 9 * ITEM_BYTES + 4  # the position's first byte
+    disk.files[path].data[at + 7 if bit == 1 else at] ^= bit
+    (finding,) = (await verified(disk)).findings
+    assert "1 record of topic" in finding.text
+    assert "cannot be found by key" in finding.text

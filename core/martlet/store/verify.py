@@ -161,17 +161,23 @@ class Keyed:
         """A sentence for each topic with a problem, once the whole log was taken."""
         for topic, count in sorted(self._missed.items()):
             yield (
-                f"index of keys: {_many(count, 'record')} of topic {topic!r} cannot be found by key; a start "
-                "does not notice: remove the directory index, and the next one rebuilds it"
+                f"index of keys: {_many(count, 'record')} of topic {topic!r} cannot be found by key; the broker "
+                "rebuilds the index when a query meets the damage, or at a start without the directory index"
             )
 
     def _reachable(self) -> Iterator[tuple[int, int]]:
-        """Log position and hash of every entry that a query can come to, in the order of the files."""
+        """Log position and hash of every entry that a query can reach, in log order; one out of order is damaged."""
+        last: tuple[int, int] | None = None
         for item in self._keys.items:
             reach = self._reach(item)
             for number, (key, position, _, _) in self._entries(item, range(1, item.count)):
-                if reach[number]:
-                    yield position, key
+                if not reach[number]:
+                    continue
+                if last is not None and last[0] <= position:
+                    yield last
+                last = position, key
+        if last is not None:
+            yield last
 
     def _reach(self, item: IndexFile) -> bytearray:
         """Which entries of *item* its slots lead to."""

@@ -26,7 +26,7 @@ examples:
   martlet topic delete orders                 asks first; --yes does not
 """
 
-QUEUES_MAX: Final = 65536  # a slip of the finger must not make a million directories
+QUEUES_MAX: Final = 16384  # of the broker, martlet.tables.topics
 PERMS: Final = {"rw": 6, "r": 4, "w": 2}
 # RocketMQ's own topics (TopicValidator); retry and dead-letter topics belong to groups.
 SYSTEM: Final = frozenset({"TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX"})
