@@ -122,3 +122,21 @@ async def test_a_directory_with_the_name_of_an_index_file_stops_no_start(
         assert drain(store, store.queue("T", 0)) == sent
         await store.close()
     assert (tmp_path / "store" / name).is_dir()
+
+
+async def test_a_first_segment_that_a_crash_left_short_hides_none_after_it(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    store = await open_store()
+    sent = fill(store, 15)
+    second = next(n for n in range(15) if store.queues.position_at(store.queue("T", 0), n) == SEGMENT_BYTES)
+    store.crash()
+    log = tmp_path / "store" / "commitlog"
+    os.truncate(log / NAME(0), 1000)
+    with (log / NAME(SEGMENT_BYTES)).open("r+b") as file:
+        file.write(bytes(100))
+    (tmp_path / "store" / "checkpoint").unlink()
+    for _ in range(3):
+        store = await open_store()
+        assert drain(store, store.queue("T", 0)) == sent[:2] + sent[second + 1 :]
+        await store.close()

@@ -20,7 +20,7 @@ def numbered_names(names: list[str]) -> list[int]:
     return sorted(int(name) for name in names if len(name) == NAME_DIGITS and name.isascii() and name.isdecimal())
 
 
-def _segments_among(sizes: dict[int, int], certain: list[int]) -> set[int]:
+def _segments_among(sizes: dict[int, int], certain: list[int], segment_bytes: int) -> set[int]:
     """Return which of the files, given by first position and size, are segments.
 
     The *certain* ones begin with their own record. Another file is one whose head is damaged or that has no record
@@ -29,12 +29,13 @@ def _segments_among(sizes: dict[int, int], certain: list[int]) -> set[int]:
     if not sizes:
         return set()
     found = set(certain or [max(sizes, key=lambda start: (sizes[start], -start))])
-    first, unit = min(found), max(sizes[start] for start in found)
+    # All found so far may be short.
+    first, units = min(found), {max(sizes[start] for start in found), segment_bytes} - {0}
     for start, size in sizes.items():
         if start in found or any(known < start + size and start < known + sizes[known] for known in found):
             continue
         beside = any(start in (known, known + sizes[known]) or start + size == known for known in found)
-        if beside or (unit and (start - first) % unit == 0):
+        if beside or any((start - first) % unit == 0 for unit in units):
             found.add(start)
     return found
 
@@ -75,7 +76,8 @@ class Segments:
         Whatever else has a name of 20 digits is left alone, with a warning.
         """
         sizes = self._sizes()
-        starts = sorted(_segments_among(sizes, [start for start in sizes if self._begins_with_record(start)]))
+        certain = [start for start in sizes if self._begins_with_record(start)]
+        starts = sorted(_segments_among(sizes, certain, self.segment_bytes))
         self.items = []
         for index, start in enumerate(starts):
             last = index + 1 == len(starts)
