@@ -120,6 +120,7 @@ async def test_a_peer_that_may_start_nothing_stalls_the_reader_until_the_next_re
     assert (consumer.read("a", 0), consumer.reader.stalled) == (body(0), None)
 
 
+@pytest.mark.plain
 async def test_a_failed_read_raises_once_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = Consumer(await far_store())
     read_far = Store.read_far
