@@ -16,7 +16,7 @@ from typing import Final, TypeAlias, TypeVar, final
 
 import trio
 
-__all__ = ["Pace", "Steps", "Turns", "finish_now", "finish_off_loop"]
+__all__ = ["Pace", "Steps", "Turns", "begin", "finish_now", "finish_off_loop"]
 
 T = TypeVar("T")
 
@@ -75,6 +75,20 @@ class Turns:
     def statistics(self) -> dict[str, object]:
         waiting = self._lock.statistics().tasks_waiting
         return {"slices": self.slices, "waiting": waiting}
+
+
+def begin(steps: Steps[T]) -> Steps[T]:
+    """Run the first slice of *steps* now, and return the others."""
+    try:
+        next(steps)
+    except StopIteration as done:
+        return _finished(done.value)
+    return steps
+
+
+def _finished(result: T) -> Steps[T]:
+    yield from ()
+    return result
 
 
 def finish_off_loop(steps: Steps[T]) -> T:

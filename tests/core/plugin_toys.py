@@ -2,7 +2,7 @@
 
 import threading
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -33,7 +33,7 @@ from martlet.errors import Reason, Refused
 from martlet.message import Message, put_property
 from martlet.plugins import loader as plugins
 from martlet.plugins.hooks import Hooks
-from martlet.state import NOTHING, Projection
+from martlet.state import NOTHING, Projection, pack_rows, unpack_rows
 from martlet.turns import Steps
 
 
@@ -97,12 +97,12 @@ class Bodies:
                 raise ValueError("a bad body")
             self.seen.append(bytes(record.body))
 
-    def freeze(self) -> Callable[[], bytes]:
-        seen = list(self.seen)
-        return lambda: b"\n".join(seen)
+    def freeze(self) -> Steps[Sequence[bytes]]:
+        return pack_rows(1, self.seen.copy())
 
-    def restore(self, data: bytes, first_position: int) -> None:
-        self.seen = data.split(b"\n") if data else []
+    def restore(self, data: bytes, first_position: int) -> Steps[None]:
+        self.seen = list(unpack_rows(1, data))
+        yield
 
     def forget(self, topic: str) -> None:
         self.seen.clear()

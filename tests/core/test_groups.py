@@ -319,3 +319,16 @@ def test_a_group_that_goes_while_offsets_are_rendered_harms_nothing() -> None:
     back.load_offsets(b"".join(finish_now(steps)))
     assert back.offset("g0", "T", 0) == 0
     assert groups.offsets_table.dirty, "what changed meanwhile is written the next time"
+
+
+def test_freezing_copies_nothing() -> None:
+    groups = make()
+    groups.commit("old", "T", 0, 1)
+    offsets, policies = groups.offsets_in_steps(), groups.json_in_steps()
+    groups.commit("new", "T", 0, 2)
+    groups.update(Group("later"))
+    back = make()
+    back.load_offsets(b"".join(finish_now(offsets)))
+    back.load(b"".join(finish_now(policies)))
+    assert (back.offset("old", "T", 0), back.offset("new", "T", 0)) == (1, 2), "the first slice takes the names"
+    assert back.get("later") is not None

@@ -237,3 +237,11 @@ def test_topics_have_a_limit_and_known_ones_may_still_change(monkeypatch: pytest
         topics.update("second")
     assert caught.value.reason is Reason.BUSY
     assert topics.update("first", 3, 3).read_queues == 3
+
+
+def test_freezing_copies_nothing() -> None:
+    topics, back = make(), make()
+    steps = topics.json_in_steps()
+    topics.update("later")
+    back.load(b"".join(finish_now(steps)))
+    assert back.get("later") is not None

@@ -5,13 +5,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack  # type: ignore[import-untyped]
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from martlet.errors import StoreError
 from martlet.message import Message
-from martlet.state import NOTHING, Projections
+from martlet.state import NOTHING, Projections, pack_rows, unpack_rows
 from martlet.store import Store, StoreConfig
 from martlet.store.codec import decode_records
 from martlet.store.layout import RecordView
@@ -54,15 +52,15 @@ class Tally:
             self.records[record.position] = (record.topic, key, bytes(record.body) if live else b"")
             self.applied += 1
 
-    def freeze(self) -> Callable[[], bytes]:
-        frozen = dict(self.records)
-        return lambda: bytes(msgpack.packb([FORMAT, list(frozen.items())]))
+    def freeze(self) -> Steps[Sequence[bytes]]:
+        return pack_rows(FORMAT, self.records.copy().items())
 
-    def restore(self, data: bytes, first_position: int) -> None:
-        version, rows = msgpack.unpackb(data) if data else (FORMAT, [])
-        if version != FORMAT:
-            raise StoreError(f"format {version} is unknown; expected {FORMAT}")
-        self.records = {position: tuple(row) for position, row in rows if position >= first_position}
+    def restore(self, data: bytes, first_position: int) -> Steps[None]:
+        self.records = {}
+        for position, row in unpack_rows(FORMAT, data):
+            if position >= first_position:
+                self.records[position] = tuple(row)
+            yield
         self.restored = len(self.records)
         self.newest = max(self.records, default=-1)
 

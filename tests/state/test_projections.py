@@ -1,16 +1,18 @@
 """A projection sees every readable record of its topics once and in log order, and continues after any restart."""
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 import trio
-from tests.state.tally import Tally, send, start, started, stop
+from tests.state.tally import FORMAT, Tally, send, start, started, stop
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.errors import PluginError, StoreError
-from martlet.state import log_order
+from martlet.state import log_order, pack_rows
 from martlet.store.layout import RecordView
 from martlet.testing.disk import Cut, FakeDisk
+from martlet.turns import Steps, finish_now
 
 FILE = "/data/store/config/tally.snapshot"
 
@@ -197,10 +199,10 @@ async def test_a_projection_that_follows_other_topics_is_computed_again(
 
 async def test_state_of_an_unknown_format_is_computed_again(disk: FakeDisk) -> None:
     class Newer(Tally):
-        def restore(self, data: bytes, first_position: int) -> None:
+        def restore(self, data: bytes, first_position: int) -> Steps[None]:
             if data:
                 raise StoreError("format 3 is unknown; expected 4")
-            super().restore(data, first_position)
+            yield from super().restore(data, first_position)
 
     running = await start(disk, flush="async")
     send(running.store, "A", "a1")
@@ -209,6 +211,51 @@ async def test_state_of_an_unknown_format_is_computed_again(disk: FakeDisk) -> N
     again.check()
     assert again.tally.applied == 1
     again.store.crash()
+
+
+async def test_a_snapshot_is_restored_in_slices(disk: FakeDisk) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "A", *map(str, range(100)))
+    await stop(running)
+    again = await start(disk)
+    again.check()
+    assert again.tally.restored == 100
+    assert again.projections._turns.slices > 100, "a slice of `Tally.restore` is one row"
+    again.store.crash()
+
+
+async def test_state_that_cannot_be_read_to_its_end_leaves_nothing_behind(disk: FakeDisk) -> None:
+    class Choosy(Tally):
+        def restore(self, data: bytes, first_position: int) -> Steps[None]:
+            yield from super().restore(data, first_position)
+            if data:
+                raise StoreError("row 3 has no topic")
+
+    running = await start(disk, flush="async")
+    send(running.store, "A", "a1", "a2", "a3")
+    await stop(running)
+    again = await start(disk, Choosy())
+    again.check()
+    assert again.tally.applied == 3
+    again.store.crash()
+
+
+async def test_a_snapshot_has_what_was_there_when_it_was_begun() -> None:
+    class Generating(Tally):
+        def freeze(self) -> Steps[Sequence[bytes]]:
+            frozen = self.records.copy()  # in the first slice, as this is a generator
+            return (yield from pack_rows(FORMAT, frozen.items()))
+
+    for tally in (Tally(), Generating()):
+        running = await start(FakeDisk(), tally, flush="async")
+        send(running.store, "A", "before")
+        position, steps = running.projections._driven[0].snapshot()
+        send(running.store, "A", "after")
+        content = b"".join(finish_now(steps))
+        assert position < running.store.readable
+        assert b"before" in content
+        assert b"after" not in content
+        running.store.crash()
 
 
 async def test_a_damaged_record_is_skipped_and_said(disk: FakeDisk, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
-"""State that is derived from the log: projections, their snapshots and their replay."""
+"""State that is computed from the log: projections, their snapshots and their replay."""
 
 from martlet.state.projection import NOTHING, Projection
 from martlet.state.projections import Projections
+from martlet.state.rows import pack_rows, unpack_rows
 
-__all__ = ["NOTHING", "Projection", "Projections"]
+__all__ = ["NOTHING", "Projection", "Projections", "pack_rows", "unpack_rows"]

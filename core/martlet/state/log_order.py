@@ -73,7 +73,7 @@ class LogOrder:
     ``crc`` (of its first `HEAD_BYTES`) are those of the newest record that was returned.
     """
 
-    __slots__ = ("_numbers", "behind", "busy", "crc", "cursors", "position", "size", "store")
+    __slots__ = ("_next_number", "_numbers", "behind", "busy", "crc", "cursors", "position", "size", "store")
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -81,14 +81,15 @@ class LogOrder:
         # Of these there may be something to return.
         self.behind: dict[int, Cursor] = {}
         self._numbers: dict[Queue, int] = {}
+        self._next_number = 0
         # A thread reads for `next_run`.
         self.busy = False
         self.position = self.size = self.crc = 0
 
     def add(self, queue: Queue) -> Cursor:
         """Follow *queue* from its first record on."""
-        number = max(self.cursors, default=-1) + 1
-        self._numbers[queue] = number
+        number = self._numbers[queue] = self._next_number
+        self._next_number += 1
         cursor = self.cursors[number] = self.behind[number] = Cursor(queue, number)
         if queue.watchers is None:
             queue.watchers = []

@@ -1,11 +1,11 @@
-"""Drives projections: restores and replays them at the start, applies what becomes readable, saves snapshots.
+"""Drives projections: restores and replays them at startup, applies what becomes readable, saves snapshots.
 
 A snapshot is only a short cut: without one, or with one that does not fit the log, a projection is computed from the
 whole log. So whatever happens to the file changes nothing but the time that a start takes.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, final
 
@@ -19,7 +19,7 @@ from martlet.state.snapshot import Mark, Snapshot, decode_snapshot, encode_snaps
 from martlet.store import Queue, Store
 from martlet.store.layout import ENTRY, HEAD_BYTES
 from martlet.store.queues import BlockDamaged
-from martlet.turns import Turns
+from martlet.turns import Steps, Turns, begin, finish_now, finish_off_loop
 
 __all__ = ["Projections"]
 
@@ -65,17 +65,19 @@ class Driven:
     def path(self) -> str:
         return f"config/{self.name}.snapshot"
 
-    def snapshot(self) -> tuple[int, Callable[[], bytes]]:
+    def snapshot(self) -> tuple[int, Steps[list[bytes]]]:
         """Freeze the projection; return the position up to which it goes, and what renders its file."""
         order = self.order
-        render = self.projection.freeze()
-        marks = [Mark(c.queue.topic, c.queue.queue_id, c.offset, c.position) for c in order.cursors.values()]
-        position, size, crc = order.position, order.size, order.crc
+        rows = begin(self.projection.freeze())
+        reached = [(each.queue, each.offset, each.position) for each in order.cursors.values()]
+        return order.position + order.size, self._content(rows, reached, order.position, order.size, order.crc)
 
-        def content() -> bytes:
-            return encode_snapshot(self.name, Snapshot(self.topics, position, size, crc, marks, render()))
-
-        return position + size, content
+    def _content(
+        self, rows: Steps[Sequence[bytes]], reached: list[tuple[Queue, int, int]], position: int, size: int, crc: int
+    ) -> Steps[list[bytes]]:
+        pieces = yield from rows
+        marks = [Mark(queue.topic, queue.queue_id, offset, at) for queue, offset, at in reached]
+        return (yield from encode_snapshot(self.name, Snapshot(self.topics, position, size, crc, marks, b""), pieces))
 
 
 @final
@@ -116,7 +118,7 @@ class Projections:
     # ---- the start
 
     async def replay(self) -> None:
-        """Restore every projection from its snapshot and apply the readable records behind that."""
+        """Restore every projection from its snapshot and apply the readable records after it."""
         store = self._store
         store.retention.keeper = self
         for driven in self._driven:
@@ -136,14 +138,14 @@ class Projections:
                 snapshot = await off_loop(partial(decode_snapshot, driven.name, content))
                 self._check_fits(driven, snapshot)
                 deleted = await self._deleted_topics(snapshot)
-                driven.projection.restore(snapshot.data, first)
+                await self._turns.finish(driven.projection.restore(snapshot.data, first))
             except Exception as error:
                 log.warning("%s cannot be used; %s", driven.path, error)
                 continue
             driven.saved_bytes = -1 if number else len(content)
             self._continue_from(driven, snapshot, deleted)
             return
-        driven.projection.restore(b"", first)
+        await self._turns.finish(driven.projection.restore(b"", first))
         for queue in self._queues(driven):
             driven.order.add(queue)
 
@@ -311,15 +313,15 @@ class Projections:
         followed_bytes = driven.followed_bytes  # what is applied while it is written belongs to the next
         try:
             position, content = driven.snapshot()
-            data = await store.disk.off_loop(content)
+            pieces = await store.disk.off_loop(partial(finish_off_loop, content))
             # What is not durable could be lost, and other records could come in its place.
             await store.flusher.wait_durable(position)
-            await store.disk.off_loop(partial(store.write_file, driven.path, data))
+            await store.disk.off_loop(partial(store.write_file, driven.path, *pieces))
         except Exception as error:
             log.error("%s cannot be written, tried again later; %s", driven.path, error)
             driven.retry_at = trio.current_time() + RETRY_S
             return
-        driven.saved_bytes = len(data)
+        driven.saved_bytes = sum(map(len, pieces))
         driven.followed_bytes -= followed_bytes
 
     def save(self) -> None:
@@ -339,12 +341,12 @@ class Projections:
             if driven.failed or (driven.saved_bytes >= 0 and not driven.followed_bytes):
                 continue
             try:
-                data = driven.snapshot()[1]()
-                store.write_file(driven.path, data)
+                pieces = finish_now(driven.snapshot()[1])
+                store.write_file(driven.path, *pieces)
             except Exception as error:
                 log.error("%s cannot be written, so that the next start takes longer; %s", driven.path, error)
                 continue
-            driven.saved_bytes, driven.followed_bytes = len(data), 0
+            driven.saved_bytes, driven.followed_bytes = sum(map(len, pieces)), 0
 
     # ---- retention
 

@@ -5,6 +5,7 @@ was made from and for no other: the header has the CRC of the head of the newest
 next offset and the position of the newest entry.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -13,6 +14,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from martlet.checksum import crc32
 from martlet.errors import StoreError
+from martlet.turns import Pace, Steps
 
 __all__ = ["Mark", "Snapshot", "decode_snapshot", "encode_snapshot"]
 
@@ -20,11 +22,12 @@ MAGIC: Final = b"MARTSNAP"
 FORMAT: Final = 1
 HEAD: Final = Struct(">8sII")  # magic, CRC of everything behind it, bytes of the header
 CRC_FROM: Final = 12
+BYTES_OF_A_SLICE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a queue was applied: its next offset, and the log position of the entry before that."""
+    """How far a queue was applied: its next offset, and the log position of the entry before that, -1 for none."""
 
     topic: str
     queue_id: int
@@ -49,12 +52,18 @@ class Snapshot:
         return self.position + self.size
 
 
-def encode_snapshot(name: str, snapshot: Snapshot) -> bytes:
-    """Return the content of the file of projection *name*."""
+def encode_snapshot(name: str, snapshot: Snapshot, pieces: Sequence[bytes]) -> Steps[list[bytes]]:
+    """Return the content of the file of projection *name*, in pieces; ``snapshot.data`` is in *pieces*."""
+    pace = Pace(BYTES_OF_A_SLICE)
     marks = [(mark.topic, mark.queue_id, mark.offset, mark.position) for mark in snapshot.marks]
     header = msgpack.packb([FORMAT, name, snapshot.topics, snapshot.position, snapshot.size, snapshot.crc, marks])
-    rest = b"".join((len(header).to_bytes(4, "big"), header, snapshot.data))
-    return MAGIC + crc32(rest).to_bytes(4, "big") + rest
+    rest = [len(header).to_bytes(4, "big"), header, *pieces]
+    crc = 0
+    for piece in rest:
+        crc = crc32(piece, crc)
+        if pace.is_over(len(piece)):
+            yield
+    return [MAGIC, crc.to_bytes(4, "big"), *rest]
 
 
 def decode_snapshot(name: str, content: bytes) -> Snapshot:

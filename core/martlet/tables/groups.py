@@ -4,7 +4,7 @@ RocketMQ's subscriptionGroup.json and consumerOffset.json. Who is alive in a gro
 is a protocol's own business; what a group has consumed is everybody's.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -325,8 +325,11 @@ class Groups:
     def json_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
         """The policies as ``config/subscriptionGroup.json``, with *position* if given."""
         fields = {**head_of(self.version, position), "forbiddenTable": self._forbidden}
-        table = ((group.name, group.as_json()) for group in list(self._table.values()))
-        return render_in_steps(fields, "subscriptionGroupTable", table)
+        return render_in_steps(fields, "subscriptionGroupTable", self._policies())
+
+    def _policies(self) -> Iterator[tuple[str, object]]:
+        for group in list(self._table.values()):
+            yield group.name, group.as_json()
 
     def load(self, data: bytes) -> None:
         """Take over a ``config/subscriptionGroup.json``. Raises `StoreError`, and takes nothing, when it is not one."""
@@ -347,12 +350,16 @@ class Groups:
 
         What is known of one group and topic is as it was when its slice ran, which may be in a worker thread.
         """
-        table = (
-            (f"{topic}@{group}", offsets)
-            for group, topics in zip(list(self._offsets), list(self._offsets.values()), strict=True)
-            for topic, offsets in list(topics.items())
-        )
-        return render_in_steps(head_of(self.offsets_version, position), "offsetTable", table, bare_keys=True)
+        head = head_of(self.offsets_version, position)
+        return render_in_steps(head, "offsetTable", self._offsets_by_key(), bare_keys=True)
+
+    def _offsets_by_key(self) -> Iterator[tuple[str, Mapping[int, int]]]:
+        """Yield each topic and group that has offsets, while others may change them."""
+        for group in list(self._offsets):
+            topics = self._offsets.get(group, {})
+            for topic in list(topics):
+                if (offsets := topics.get(topic)) is not None:
+                    yield f"{topic}@{group}", offsets
 
     def load_offsets(self, data: bytes) -> None:
         """Take over a ``config/consumerOffset.json``. Raises `StoreError`, and takes nothing, when it is not one."""

@@ -26,7 +26,8 @@ class Table:
       path: of the file in the data directory, such as ``config/delayOffset.json``.
       freeze: returns the rendering of the present table, in slices, as pieces of the file. It is called on the event
         loop with the log position up to which the table is complete, and takes less than a millisecond; the slices
-        run in a worker thread. An entry may be rendered as it is then, but each as a whole: copy it in one call.
+        run in a worker thread, the first one included, so that it can copy the keys. An entry may be rendered as it
+        is then, but each as a whole: copy it in one call.
       load: takes the content of the file; raises `StoreError`, and takes nothing, when it cannot be used.
       urgent: write it right after a change, and not at the interval of ``broker.offsets_persist_ms``.
     """

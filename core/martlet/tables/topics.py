@@ -259,8 +259,11 @@ class Topics:
 
     def json_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
         """The whole table as ``config/topics.json``, with the log position up to which it is complete, if given."""
-        table = ((topic.name, topic.as_json()) for topic in self)
-        return render_in_steps(head_of(self.version, position), "topicConfigTable", table)
+        return render_in_steps(head_of(self.version, position), "topicConfigTable", self._definitions())
+
+    def _definitions(self) -> Iterator[tuple[str, object]]:
+        for topic in self:
+            yield topic.name, topic.as_json()
 
     def load(self, data: bytes) -> None:
         """Take over a ``config/topics.json``.

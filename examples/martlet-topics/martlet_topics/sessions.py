@@ -19,14 +19,14 @@ import msgpack  # type: ignore[import-untyped]
 
 from martlet.contracts import RecordView
 from martlet.errors import Reason, Refused, StoreError
-from martlet.state import NOTHING
+from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import Journal, read_notes
-from martlet.turns import Steps
+from martlet.turns import Pace, Steps
 from martlet_topics.codec import IDS_MAX
 
 __all__ = ["Session", "SessionState", "Sessions"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 SESSIONS_A_SLICE: Final = 200
 
 WHOLE: Final = 1  # owner, position, next id, left, filters, flight
@@ -282,19 +282,18 @@ class Sessions:
         if session is not None and session.lost is not None:
             session.lost("a disk failure lost its last changes; connect again")
 
-    def freeze(self) -> Callable[[], bytes]:
-        states = self._kept.copy()
+    def freeze(self) -> Steps[Sequence[bytes]]:
         self._edition += 1
-        return lambda: bytes(msgpack.packb([FORMAT, [(each.since, each.whole()) for each in states.values()]]))
+        return pack_rows(FORMAT, ((each.since, each.whole()) for each in self._kept.copy().values()))
 
-    def restore(self, data: bytes, first_position: int) -> None:
-        version, rows = msgpack.unpackb(data, strict_map_key=False) if data else (FORMAT, [])
-        if version != FORMAT:
-            raise StoreError(f"format {version!r} is unknown; expected {FORMAT}")
+    def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._kept = {}
-        for since, note in rows:
+        pace = Pace(SESSIONS_A_SLICE)
+        for since, note in unpack_rows(FORMAT, data):
             state = self._kept[note[1]] = SessionState.of(note)
             state.since, state.edition = since, self._edition
+            if pace.is_over():
+                yield
 
     def forget(self, topic: str) -> None:
         """Nothing: nobody deletes a journal."""

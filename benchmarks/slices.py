@@ -1,0 +1,150 @@
+"""The longest piece of work that keeps the event loop, of work that is done in slices or should take no time at all.
+
+    python benchmarks/slices.py [WORK ...] [--rounds 9]
+
+Everything runs in this process, without sockets and without a disk. Of each piece the least processor time of all
+rounds counts, which other work on the machine hardly lengthens; printed is the longest piece of each work, in ms, with
+its place in the order and how many there are. Work after "rendered" is done in a worker thread, which lets the event
+loop run only between two pieces.
+"""
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from martlet.state import pack_rows, unpack_rows
+from martlet.tables.groups import Group, Groups
+from martlet.testing.stores import ManualClock
+from martlet.turns import Pace, Steps
+
+GROUPS: Final = 40_000
+QUEUES: Final = 8
+ENTRIES: Final = 100_000
+
+# Yields after each piece; what comes before the first yield is not measured.
+Work = Callable[[], Iterator[None]]
+
+
+def groups() -> Groups:
+    table = Groups(ManualClock(1), auto_create=True, offsets_max=GROUPS * QUEUES)
+    for number in range(GROUPS - len(table.names())):
+        table.update(Group(f"group-{number}"))
+        for queue_id in range(QUEUES):
+            table.commit(f"group-{number}", "T", queue_id, number)
+    return table
+
+
+TABLE: Final = groups()
+
+
+def freeze_offsets() -> Iterator[None]:
+    yield
+    TABLE.offsets_in_steps(0)
+    yield
+
+
+def freeze_groups() -> Iterator[None]:
+    yield
+    TABLE.json_in_steps(0)
+    yield
+
+
+def render_offsets() -> Iterator[None]:
+    yield
+    yield from TABLE.offsets_in_steps(0)
+    yield
+
+
+STATE: Final = {f"session-{number}": (number, "owner", [number] * 3) for number in range(ENTRIES)}
+
+
+def freeze_state() -> Steps[Sequence[bytes]]:
+    return pack_rows(1, ((name, *row) for name, row in STATE.copy().items()))
+
+
+def freeze_projection() -> Iterator[None]:
+    yield
+    next(freeze_state())
+    yield
+
+
+def render_projection() -> Iterator[None]:
+    steps = freeze_state()
+    yield
+    yield from steps
+    yield
+
+
+SNAPSHOT: Final[list[bytes]] = []
+
+
+def snapshot() -> bytes:
+    if not SNAPSHOT:
+        steps = freeze_state()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                SNAPSHOT.append(b"".join(done.value))
+                break
+    return SNAPSHOT[0]
+
+
+def restore_projection() -> Iterator[None]:
+    data, restored, pace = snapshot(), {}, Pace()
+    yield
+    for name, *row in unpack_rows(1, data):
+        restored[name] = row
+        if pace.is_over():
+            yield
+    yield
+
+
+WORKS: Final[dict[str, Work]] = {
+    f"freezing the offsets of {GROUPS:,} groups": freeze_offsets,
+    "the same, rendered": render_offsets,
+    f"freezing {GROUPS:,} groups": freeze_groups,
+    f"freezing a projection of {ENTRIES:,} entries": freeze_projection,
+    "the same projection, rendered": render_projection,
+    "the same projection, restored": restore_projection,
+}
+
+
+def measure(work: Work, rounds: int) -> list[float]:
+    """Return the least time of each piece, in ms."""
+    least: list[float] = []
+    for _ in range(rounds):
+        pieces = work()
+        next(pieces)
+        gc.collect()
+        gc.disable()
+        for number in range(1 << 30):
+            began = time.thread_time()
+            ended = next(pieces, work) is work
+            took = (time.thread_time() - began) * 1000
+            if ended:
+                break
+            if number == len(least):
+                least.append(took)
+            least[number] = min(least[number], took)
+        gc.enable()
+    return least
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("works", nargs="*", metavar="WORK", help=f"words of: {', '.join(WORKS)}; all without")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    print(f"{'work':52} longest, ms   piece  of")
+    for name, work in WORKS.items():
+        if not options.works or any(word in name for word in options.works):
+            least = measure(work, options.rounds)
+            longest = max(range(len(least)), key=least.__getitem__)
+            print(f"{name:52}{least[longest]:12.2f}{longest + 1:8}{len(least):4}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
