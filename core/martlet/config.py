@@ -70,6 +70,12 @@ def _type_name(hint: object) -> str:
     return {bool: "true or false", int: "whole number", float: "number", str: "text"}[hint]  # type: ignore[index]
 
 
+def _wanted(hint: object) -> str:
+    """The type as an error says it."""
+    name = _type_name(hint)
+    return f"a {name}" if hint in (int, float) or get_origin(hint) is list else name
+
+
 def fill(record: type[T], table: Mapping[str, object], prefix: str) -> T:
     """Return a *record* filled from *table*, section *prefix* of a configuration; missing keys keep their defaults.
 
@@ -95,14 +101,14 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def _checked(key: str, value: object, hint: object, f: "Field[Any]") -> object:
-    wanted = _type_name(hint)
+    wanted = _wanted(hint)
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise ConfigError(f"config key {key!r} is {value!r}; it must be {wanted}")
         return value
     if get_origin(hint) is list:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ConfigError(f"config key {key!r} is {value!r}; it must be a {wanted}")
+            raise ConfigError(f"config key {key!r} is {value!r}; it must be {wanted}")
         return value
     if hint is float and type(value) is int:
         value = float(value)

@@ -50,6 +50,8 @@ RESTART_MOST_S: Final = 30.0
 HOST_NAME: Final = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?"
 )
+# As topics may be called, with room for CLUSTER_REPLY_TOPIC; and the dots of host names, RocketMQ's default names.
+ROUTE_NAME: Final = re.compile(r"[%|.a-zA-Z0-9_-]{1,115}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,23 @@ def read_config(tables: dict[str, object]) -> Config:
             f"config key 'broker.message_bytes_max' is {config.broker.message_bytes_max}, "
             f"more than 'store.message_bytes_max', which is {config.store.message_bytes_max}; set that one as high"
         )
-    _check_advertise(config.broker.advertise)
+    _check_broker(config.broker)
     installed = available()
     for name in rest:
         if name not in installed:
             raise ConfigError(unknown_key(name, [*SECTIONS, *installed]))
     return config
+
+
+def _check_broker(broker: BrokerConfig) -> None:
+    """Refuse what is no directory's name, no broker's, no cluster's, and no host's."""
+    if not broker.data:
+        raise ConfigError("config key 'broker.data' is ''; name a directory, '.' for the present one")
+    for key, name in ("name", broker.name), ("cluster", broker.cluster):
+        if not ROUTE_NAME.fullmatch(name):
+            text = "it must be 1 to 115 letters, digits and characters of %|-_."
+            raise ConfigError(f"config key 'broker.{key}' is {name!r}; {text}")
+    _check_advertise(broker.advertise)
 
 
 def _check_advertise(host: str) -> None:

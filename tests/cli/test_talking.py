@@ -294,6 +294,20 @@ WRONG = [
     (2, ("topic", "list", "--access-key", "ann", "--secret-file", "/nowhere"), "secret file '/nowhere' cannot be read"),
     (2, ("topic", "list", "--access-key", "ann", "--secret-file", "/dev/null"), "secret file '/dev/null' is empty"),
     (3, ("topic", "list", "-n", "127.0.0.1:1"), "Connection refused; `martlet run` starts a broker"),
+    (1, ("dlq", "show", "no/good"), "group 'no/good' has forbidden characters"),
+    (1, ("dlq", "resend", ""), "group is empty; it needs a name"),
+    (2, ("tail", "Orders", "--tag", ""), "--tag '' names no tags; give for example 'books || pens', or '*'"),
+    (2, ("tail", "Orders", "--tag", " || "), "--tag ' || ' names no tags"),
+    (2, ("tail", "Orders", "--tag", "* || a"), "--tag '* || a' names no tags"),
+    (2, ("ping", "--broker", "127.0.0.1"), "--broker '127.0.0.1' is not a host and a port; write HOST:PORT"),
+    (2, ("ping", "--broker", ""), "--broker '' is not a host and a port"),
+    (2, ("ping", "--broker", "127.0.0.1:99999"), "--broker '127.0.0.1:99999' has a port that cannot be; use 1 to"),
+    (2, ("tail", "Orders", "--tag", "\udcff"), "tag '\\udcff' is not UTF-8; only bodies and names of files may be"),
+    (2, ("message", "--key", "\udcff", "--topic", "T"), "key '\\udcff' is not UTF-8"),
+    (2, ("message", "\udcff", "--topic", "T"), "id '\\udcff' is not UTF-8"),
+    (2, ("send", "Orders", "x", "--property", "a=\udcff"), "property 'a=\\udcff' is not UTF-8"),
+    (2, ("send", "Orders", "--key-separator", "\udcff"), "key separator '\\udcff' is not UTF-8"),
+    (2, ("dlq", "resend", "g", "--topic", "\udcff"), "topic '\\udcff' is not UTF-8"),
     (3, ("ping", "--broker", "127.0.0.1:1"), "connection to 127.0.0.1:1 cannot be opened: Connection refused"),
 ]
 
@@ -305,6 +319,22 @@ def test_what_goes_wrong_is_a_sentence_and_a_code(code: int, words: tuple[str, .
     assert sentence in err
     assert err.startswith("martlet: ")
     assert err.count("\n") == 1
+
+
+def test_ping_says_that_an_address_is_no_brokers(to: Run, broker: str) -> None:
+    assert to("ping", "--broker", broker) == (
+        3,
+        "",
+        f"martlet: {broker} answers, but is no broker: it may be a name server's port\n",
+    )
+
+
+def test_a_secret_of_the_environment_that_is_not_utf8_is_a_wrong_configuration(
+    to: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARTLET_SECRET", "\udcff")
+    code, _, err = to("ping", "--access-key", "ann")
+    assert (code, err) == (2, "martlet: secret of access key 'ann' has half a surrogate pair; decode it as UTF-8\n")
 
 
 NAMES = ["topic", "group", "send", "tail", "message", "dlq", "ping", "stats", "bench", "nameserver"]

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from martlet_remoting.client import (
     PushConsumer,
     ReceivedMessage,
     Settings,
+    SigningKey,
     Sql,
     aio,
     blocking,
@@ -296,6 +298,18 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     ),
     "message None": (asking(lambda a: a.message(bad(None))), TypeError, "message_id None"),
     "a key that is a number": (asking(lambda a: a.messages_by_key("T", bad(5))), TypeError, "key 5 is of type int"),
+    "half a surrogate pair in a key": (
+        asking(lambda a: a.messages_by_key("T", "\udcff")),
+        ValueError,
+        r"key '\\udcff' has half a surrogate pair; decode it with errors='replace'",
+    ),
+    "half a surrogate pair in a signed key": (
+        lambda settings: asking(lambda a: a.messages_by_key("T", "\udcff"))(
+            replace(settings, signing_key=SigningKey("ann", "secret"))
+        ),
+        ValueError,
+        r"key '\\udcff' has half a surrogate pair",
+    ),
     "no messages of a key": (
         asking(lambda a: a.messages_by_key("T", "k", messages_max=0)),
         ValueError,
@@ -308,6 +322,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         r"expression for topic 'T', \['A', 'B'\] is of type list; it must be str, .*'tagA \|\| tagB'",
     ),
     "subscription to nothing": (subscribing("T", " || "), ValueError, r"names no tag; '\*' selects every message"),
+    "subscription to half a surrogate pair": (subscribing("T", "\udcff"), ValueError, "has half a surrogate pair"),
     "subscription to all and some": (subscribing("T", "* || A"), ValueError, r"mixes '\*' with tags"),
     "SQL92 as a text": (subscribing("T", "price > 5"), ValueError, r"looks like SQL92; pass Sql\('price > 5'\)"),
     "SQL92 of a number": (subscribing("T", Sql(bad(5))), TypeError, "SQL92 expression 5 is of type int"),

@@ -136,6 +136,14 @@ async def test_template_is_not_made_where_topics_are_not_made_by_themselves(open
     assert harness.broker.topics.get("SELF_TEST_TOPIC") is not None
 
 
+async def test_a_broker_may_be_named_after_its_host(open_harness: OpenHarness) -> None:
+    harness = await open_harness(broker={"name": "node-1.example.org", "cluster": "example.org"})
+    server, registrar = inside(harness)
+    registrar.bound(ADDRESS)
+    assert queues_of(server, "TBW102") == {"node-1.example.org": (8, 8)}
+    assert queues_of(server, "node-1.example.org") == {}, "a topic's name has no dot"
+
+
 async def test_changes_are_in_the_route_before_the_request_is_answered(harness: Harness) -> None:
     server, registrar = inside(harness)
     harness.topic("Early")

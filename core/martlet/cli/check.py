@@ -2,15 +2,11 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
 from martlet.config import override, read_toml
 from martlet.contracts import Command
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["COMMAND"]
 

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 from martlet.errors import ConfigError
 
-__all__ = ["pack_host", "show_address", "split_address"]
+__all__ = ["check_address", "pack_host", "show_address", "split_address"]
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -17,6 +17,14 @@ def split_address(text: str) -> tuple[str, int]:
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"address {text!r} is not HOST:PORT; for example 127.0.0.1:10911 or [::1]:10911")
     return host.strip("[]"), int(port)
+
+
+def check_address(key: str, text: str) -> None:
+    """Refuse *text*, the value of the configuration's *key*, unless it is ``HOST:PORT``. Raises ConfigError."""
+    try:
+        split_address(text)
+    except ConfigError as error:
+        raise ConfigError(f"config key {key!r}: {error}") from error
 
 
 def pack_host(host: str, port: int) -> bytes:

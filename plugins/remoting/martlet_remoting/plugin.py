@@ -10,7 +10,7 @@ from martlet.access import ANONYMOUS
 from martlet.broker import Broker
 from martlet.contracts import Command, Dispatcher, Handler, Peer, Protocol, Service
 from martlet.errors import Refused
-from martlet.net.addresses import pack_host, split_address
+from martlet.net.addresses import check_address, pack_host, split_address
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
 from martlet.tables.topics import RETRY_PREFIX
@@ -45,9 +45,9 @@ class RemotingPlugin(Hooks):
     def __init__(self, config: RemotingConfig) -> None:
         super().__init__(config)
         self._config = config
-        split_address(config.listen)
+        check_address("remoting.listen", config.listen)
         for address in config.nameservers:
-            split_address(address)
+            check_address("remoting.nameservers", address)
         self._tls = Tls(config, "remoting")
         self._dialer = NameServerDialer(config)
         self._parts: Parts | None = None

@@ -77,9 +77,10 @@ def standard_topics(broker: Broker) -> list[StandardTopic]:
 
 
 def create_standard_topics(broker: Broker) -> None:
-    """Make the standard topics that are not there."""
+    """Create the standard topics that do not exist; none is named after a broker or cluster that has a dot."""
     for topic in standard_topics(broker):
-        broker.topics.ensure(topic.name, topic.queues, topic.perm)
+        if "." not in topic.name:
+            broker.topics.ensure(topic.name, topic.queues, topic.perm)
 
 
 def _shape(topic: Topic) -> TopicShape:

@@ -30,7 +30,7 @@ class SigningKey:
     """What a client signs its requests with: the *access_key* names it, the *secret* is known to the broker as well.
 
     Raises:
-      ValueError: one of them is empty.
+      ValueError: one of them is empty, or cannot be written as UTF-8.
     """
 
     access_key: str
@@ -41,6 +41,9 @@ class SigningKey:
             raise ValueError("access key '' is empty; write the name of the user as the broker knows it")
         if not self.secret:
             raise ValueError(f"secret of access key {self.access_key!r} is empty; write the one that the broker knows")
+        for what, text in ("access key", self.access_key), ("secret of access key", self.secret):
+            if text.encode("utf-8", "replace").decode() != text:
+                raise ValueError(f"{what} {self.access_key!r} has half a surrogate pair; decode it as UTF-8")
 
     def sign(self, code: int, ext: Mapping[str, object], body: bytes) -> dict[str, object]:
         """Return *ext* with the access key and the signature of the request."""

@@ -16,6 +16,7 @@ __all__ = [
     "check_text_mapping",
     "check_time_ms",
     "check_type",
+    "check_utf8",
 ]
 
 I32_MAX: Final = (1 << 31) - 1
@@ -36,6 +37,12 @@ def check_type(what: str, value: object, kind: type, hint: str = "") -> None:
     """
     if not isinstance(value, kind):
         raise TypeError(f"{what} {_shown(value)}; it must be {kind.__name__}{hint and f', {hint}'}")
+
+
+def check_utf8(what: str, text: str) -> None:
+    """Refuse *text* that cannot be sent, because it was decoded with ``surrogateescape``. Raises ValueError."""
+    if not text.isascii() and text.encode("utf-8", "replace").decode() != text:
+        raise ValueError(f"{what} {text!r:.60} has half a surrogate pair; decode it with errors='replace'")
 
 
 def check_integer(what: str, value: object, low: int = 0, high: int = I64_MAX) -> None:

@@ -19,6 +19,7 @@ from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from martlet_remoting.packets import Command
 from martlet_remoting.signatures import SigningKey
 
+from .arguments import check_utf8
 from .errors import ConnectionLost, RequestTimeout
 
 __all__ = ["Answer", "Handle", "Link"]
@@ -140,7 +141,13 @@ class Link:
         await self._post(self._request(code, ext, body, self._next_opaque(), FLAG_ONEWAY))
 
     def _request(self, code: int, ext: Mapping[str, object], body: bytes, opaque: int, flag: int = 0) -> Command:
-        return Command(code, self._key.sign(code, ext, body) if self._key else ext, body, opaque, flag)
+        if self._key is not None:
+            try:
+                ext = self._key.sign(code, ext, body)
+            except UnicodeEncodeError:
+                _check_fields(ext)
+                raise
+        return Command(code, ext, body, opaque, flag)
 
     def _next_opaque(self) -> int:
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
@@ -151,7 +158,11 @@ class Link:
             await self._drained.wait()
         if self.closed:
             raise ConnectionLost(self.address, self._why)
-        frame = encode_command(command)
+        try:
+            frame = encode_command(command)
+        except TypeError:
+            _check_fields(command.ext)
+            raise
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
         if self._outgoing_bytes > OUTGOING_BYTES_MAX:
@@ -235,3 +246,10 @@ def _tls_reason(error: Exception) -> str:
     """Return what TLS says, for example that a certificate is required; trio hides it in the cause."""
     cause = error.__cause__
     return f" ({cause.reason or cause})" if isinstance(cause, ssl.SSLError) else ""
+
+
+def _check_fields(ext: Mapping[str, object]) -> None:
+    """Say which field of a request could not be encoded. Raises ValueError."""
+    for name, value in ext.items():
+        if isinstance(value, str):
+            check_utf8(name, value)

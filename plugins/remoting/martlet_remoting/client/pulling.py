@@ -13,7 +13,7 @@ from martlet_remoting.headers import PullHeader
 from martlet_remoting.packets import Command, MessageQueue
 
 from . import bodies
-from .arguments import check_type
+from .arguments import check_type, check_utf8
 from .errors import BadAnswer, BrokerError, RouteNotFound
 from .messages import DamagedMessage, ReceivedMessage, received
 from .network import Network
@@ -101,10 +101,12 @@ def subscription_of(topic: str, expression: Expression, version: int) -> Subscri
     """
     if isinstance(expression, Sql):
         check_type("SQL92 expression", expression.expression, str)
+        check_utf8("SQL92 expression", expression.expression)
         if not expression.expression.strip():
             raise ValueError("SQL92 expression is empty; give '*' instead of Sql to select every message")
         return Subscription(topic, expression.expression, SQL92, version, frozenset())
     check_type(f"expression for topic {topic!r},", expression, str, "for example '*' or 'tagA || tagB', or Sql")
+    check_utf8(f"expression for topic {topic!r},", expression)
     tags = frozenset(tag for part in expression.split("||") if (tag := part.strip()))
     if not tags:
         raise ValueError(f"expression {expression!r} for topic {topic!r} names no tag; '*' selects every message")

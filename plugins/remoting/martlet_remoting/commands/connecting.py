@@ -33,7 +33,7 @@ from martlet_remoting.client import (
 )
 from martlet_remoting.codes import ResponseCode
 
-from .values import seconds
+from .values import check_text, seconds
 
 __all__ = ["CONNECTION", "TIMEOUT_S", "Work", "add_connection", "client_settings", "talking"]
 
@@ -144,7 +144,10 @@ def _signing_key(config: ClientConfig) -> SigningKey | None:
     if not secret:
         text = f"access key {config.access_key!r} has no secret"
         raise ConfigError(f"{text}; set client.secret_file, or ${SECRET_VARIABLE}")
-    return SigningKey(config.access_key, secret)
+    try:
+        return SigningKey(config.access_key, secret)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _from_file(given: str | None) -> dict[str, object]:
@@ -185,6 +188,7 @@ def talking(work: Work | None = None) -> Callable[[Any], int]:
     def run(arguments: Any) -> int:
         # The error tells what failed: without a handler logging would print the client's warning beside it.
         logging.getLogger("martlet_remoting").addHandler(logging.NullHandler())
+        check_text(arguments)
         arguments.settings = client_settings(arguments)
         chosen: Work = work or arguments.work
         try:

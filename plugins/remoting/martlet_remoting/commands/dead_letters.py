@@ -20,7 +20,7 @@ from martlet_remoting.client import (
     ReceivedMessage,
     RouteNotFound,
 )
-from martlet_remoting.client.messages import RETRY_PREFIX, encoded
+from martlet_remoting.client.messages import RETRY_PREFIX, check_group, encoded
 from martlet_remoting.client.network import TEMPLATE_TOPIC
 from martlet_remoting.client.sending import Sending
 from martlet_remoting.codes import RequestCode
@@ -103,6 +103,7 @@ async def show_letters(arguments: Any) -> int:
 async def _queues(arguments: Any, consumer: PullConsumer) -> list[MessageQueue]:
     """Return the queues of the group's dead letters; none when nothing ever failed."""
     group = arguments.group
+    check_group(group)
     try:
         queues = await consumer.queues(PREFIX + group)
     except RouteNotFound:

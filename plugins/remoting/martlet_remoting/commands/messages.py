@@ -14,7 +14,7 @@ from martlet_remoting.client.network import split_address
 
 from .connecting import add_connection, talking
 from .shared import add_json, day_time, one_line
-from .values import WHERE, Where, where, whole
+from .values import WHERE, Where, tags, where, whole
 
 __all__ = ["SHOW", "TAIL", "TOOLS_GROUP", "choose_queues", "message_fields", "show"]
 
@@ -49,7 +49,9 @@ def configure_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="start", default="end", type=where("--from"), metavar="WHERE", help=f"{WHERE}; default end"
     )
-    parser.add_argument("--tag", default="*", help="only these, as a consumer says it: 'books || pens'")
+    parser.add_argument(
+        "--tag", default="*", type=tags("--tag"), help="only these, as a consumer says it: 'books || pens'"
+    )
     parser.add_argument("--queue", type=whole("--queue"), metavar="N", help="only this queue of each broker")
     parser.add_argument("--count", type=whole("--count", 1), metavar="N", help="end after so many messages")
     parser.add_argument("--no-follow", action="store_true", help="end at what is there now")

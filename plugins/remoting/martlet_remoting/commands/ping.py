@@ -7,14 +7,15 @@ from typing import Any, Final, final
 
 import trio
 
-from martlet.cli.outcome import Exit, complain
+from martlet.cli.outcome import Exit, Unreachable, complain
 from martlet.cli.terminal import print_json
 from martlet.contracts import Command
-from martlet_remoting.client import Admin, ClientError
-from martlet_remoting.codes import RequestCode
+from martlet_remoting.client import Admin, BrokerError, ClientError
+from martlet_remoting.codes import RequestCode, ResponseCode
 
 from .connecting import add_connection, talking
 from .shared import add_json
+from .values import address
 
 __all__ = ["COMMAND"]
 
@@ -45,7 +46,12 @@ class Pong:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("--broker", metavar="HOST:PORT", help="ask only the broker at this address, no name server")
+    parser.add_argument(
+        "--broker",
+        type=address("--broker"),
+        metavar="HOST:PORT",
+        help="ask only the broker at this address, no name server",
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
     add_json(parser)
     add_connection(parser, timeout_s=TIMEOUT_S)
@@ -55,7 +61,7 @@ async def ping(arguments: Any) -> int:
     pongs: list[Pong] = []
     async with Admin(arguments.settings) as admin:
         if arguments.broker is not None:
-            pongs.append(await _ask(admin, "", arguments.broker))
+            pongs.append(await _ask_alone(admin, arguments.broker))
         else:
             began = time.perf_counter()
             masters = (await admin.cluster()).masters()
@@ -81,6 +87,16 @@ async def _ask(admin: Admin, name: str, address: str) -> Pong:
     began = time.perf_counter()
     await admin.network.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
     return Pong("broker", name, address, _since_ms(began), "")
+
+
+async def _ask_alone(admin: Admin, address: str) -> Pong:
+    """Ask the only broker, whose address was given and may be that of something else."""
+    try:
+        return await _ask(admin, "", address)
+    except BrokerError as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+        raise Unreachable(f"{address} answers, but is no broker: it may be a name server's port") from error
 
 
 def _since_ms(began: float) -> float:

@@ -3,17 +3,21 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, final
+from typing import Any, Final, final
 
 from martlet.cli.outcome import UsageError
 from martlet.clock import SystemClock
 from martlet_remoting.client import MessageQueue, PullConsumer
+from martlet_remoting.client.arguments import check_utf8
+from martlet_remoting.client.network import split_address
+from martlet_remoting.client.pulling import subscription_of
 
-__all__ = ["WHERE", "Where", "seconds", "where", "whole"]
+__all__ = ["WHERE", "Where", "address", "check_text", "seconds", "tags", "where", "whole"]
 
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 WHERE: Final = "begin, end, an offset (4711), a time (2026-03-01T12:00), or 15m for 15 minutes ago"
 OFFSET_MAX: Final = (1 << 63) - 1
+ANY_BYTES: Final = ("body", "file", "config", "secret_file", "tls_ca", "tls_cert", "tls_key")
 
 
 def whole(option: str, low: int = 0, high: int = (1 << 31) - 1) -> Callable[[str], int]:
@@ -43,6 +47,45 @@ def seconds(option: str) -> Callable[[str], float]:
         return value
 
     return read
+
+
+def address(option: str) -> Callable[[str], str]:
+    """Return what reads the ``HOST:PORT`` that *option* takes."""
+
+    def read(text: str) -> str:
+        try:
+            split_address(text)
+        except ValueError as error:
+            raise UsageError(f"{option} {str(error).removeprefix('address ')}") from error
+        return text
+
+    return read
+
+
+def tags(option: str) -> Callable[[str], str]:
+    """Return what reads the tags that *option* takes, as a consumer writes them."""
+
+    def read(text: str) -> str:
+        try:
+            subscription_of("", text.encode("utf-8", "replace").decode(), 0)  # `check_text` tells of what is not UTF-8
+        except ValueError as error:
+            raise UsageError(f"{option} {text!r} names no tags; give for example 'books || pens', or '*'") from error
+        return text
+
+    return read
+
+
+def check_text(arguments: Any) -> None:
+    """Refuse text that is not UTF-8, except names of files and bodies."""
+    for name, value in vars(arguments).items():
+        for text in value if isinstance(value, list) else [value]:
+            if name in ANY_BYTES or not isinstance(text, str):
+                continue
+            try:
+                check_utf8(name, text)
+            except ValueError as error:
+                what = name.replace("_", " ")
+                raise UsageError(f"{what} {text!r} is not UTF-8; only bodies and names of files may be") from error
 
 
 @final

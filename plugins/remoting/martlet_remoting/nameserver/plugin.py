@@ -10,7 +10,7 @@ import trio
 from martlet.broker import Broker
 from martlet.contracts import Connection, Handler, Peer, Protocol, Service
 from martlet.errors import MartletError
-from martlet.net.addresses import split_address
+from martlet.net.addresses import check_address
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
 from martlet_remoting.connection import RemotingConnection
@@ -35,7 +35,7 @@ class NameServerPlugin(Hooks):
 
     def __init__(self, config: NameServerConfig) -> None:
         super().__init__(config)
-        split_address(config.listen)
+        check_address("nameserver.listen", config.listen)
         self.server: NameServer | None = None
         self._tls = Tls(config, "nameserver")
 
