@@ -280,7 +280,7 @@ WRONG = [
     (2, ("topic", "list", "--timeout", "0"), "--timeout '0' is out of range"),
     (2, ("topic", "list", "-n", "127.0.0.1"), "name server '127.0.0.1' is not a host and a port; write HOST:PORT"),
     (2, ("topic", "list", "-n", "http://names:9876"), "name server 'http://names:9876' is not a host and a port"),
-    (2, ("topic", "list", "-n", "names:98765"), "name server 'names:98765' has a port that cannot be"),
+    (2, ("topic", "list", "-n", "names:98765"), "name server 'names:98765' has an invalid port"),
     (2, ("topic", "list", "-n", ";"), "name server ';' is empty; write HOST:PORT"),
     (2, ("topic", "list", "--tls-ca", "/nowhere/ca"), "TLS authority '/nowhere/ca' cannot be used; No such file"),
     (2, ("topic", "list", "--tls-key", "key.pem"), "TLS key 'key.pem' has no certificate"),

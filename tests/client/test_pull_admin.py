@@ -265,7 +265,7 @@ async def test_broker_that_talks_garbage_is_left(cluster: Cluster, autojump_cloc
 
     cluster.broker.overrides[RequestCode.SEND_MESSAGE_V2] = garbage
     async with Producer(cluster.settings(), "P", retries=0) as producer:
-        with pytest.raises(SendFailed, match="given up: frame length") as caught:
+        with pytest.raises(SendFailed, match="was closed: frame length") as caught:
             await producer.send(Message("T", b"x"))
         assert type(caught.value.attempts[0].error) is ConnectionLost
         cluster.broker.overrides.clear()

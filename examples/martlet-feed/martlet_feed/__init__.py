@@ -18,7 +18,7 @@ __all__ = ["FeedConfig", "FeedPlugin"]
 
 LINE_BYTES_MAX: Final = 300
 BODY_BYTES_MAX: Final = 4 << 20
-COMPRESSED: Final = 0x1  # of sysFlag, and the bits that say how
+COMPRESSED: Final = 0x1  # of sysFlag; the next bits tell the algorithm
 COMPRESSION_BITS: Final = 0x700
 ZLIB: Final = (0x000, 0x300)
 
@@ -43,7 +43,7 @@ Command: TypeAlias = Feed | More
 
 @final
 class FeedConnection:
-    """One peer as a state machine (martlet.contracts.Connection)."""
+    """One connection as a state machine (martlet.contracts.Connection)."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -79,10 +79,10 @@ def _command(words: list[str]) -> Command:
             return Feed(topic)
         case ["MORE", count] if count.isdecimal() and len(count) < 7:
             return More(int(count))
-    raise RemoteProtocolError(f"line {' '.join(words)!r} is no command; send FEED TOPIC or MORE NUMBER")
+    raise RemoteProtocolError(f"line {' '.join(words)!r} is not a command; send FEED TOPIC or MORE NUMBER")
 
 
-# Records to bytes: done once for all peers at the end of a queue.
+# Records to bytes: once for all connections at the end of a queue.
 
 
 def encode(piece: Buffer) -> list[bytes]:
@@ -95,7 +95,7 @@ def encode(piece: Buffer) -> list[bytes]:
 
 
 def _decompressed(body: bytes, sys_flag: int) -> bytes:
-    """Producers compress large bodies, and the broker stores them as they came."""
+    """Return *body* decompressed: producers compress large bodies, and the broker stores them as they came."""
     if not sys_flag & COMPRESSED or sys_flag & COMPRESSION_BITS not in ZLIB:
         return body
     stream = zlib.decompressobj()
@@ -113,7 +113,7 @@ ENCODING: Final = Encoding("feed", encode)
 
 @final
 class FeedHandler:
-    """One peer (martlet.contracts.Handler)."""
+    """Acts on the commands of one connection (martlet.contracts.Handler)."""
 
     def __init__(self, peer: Peer, broker: Broker, config: "FeedConfig") -> None:
         self._peer = peer
@@ -165,13 +165,13 @@ class FeedHandler:
 @dataclass(frozen=True, slots=True)
 class FeedConfig:
     listen: str = setting("127.0.0.1:10930", "where clients connect; port 0 is any free one")
-    credit: int = setting(10, "messages that come before the client says MORE", low=0)
+    credit: int = setting(10, "messages that a client gets before it sends MORE", low=0)
     credit_max: int = setting(10_000, "messages that a client may ask for in advance", low=1)
     new_topic_queues: int = setting(1, "queues of a topic that the first FEED creates", low=1, high=64)
 
 
 class FeedPlugin(Hooks):
-    """Serves feeds on the port of its configuration."""
+    """Serves feeds on the configured port."""
 
     config_class: ClassVar[type | None] = FeedConfig
 

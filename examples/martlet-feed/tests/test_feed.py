@@ -95,7 +95,7 @@ async def test_a_feed_creates_its_topic(tmp_path: Path) -> None:
         (b"FEED SCHEDULE_TOPIC_XXXX\n", b"ERROR no permission: Reading topic[SCHEDULE_TOPIC_XXXX] is forbidden"),
         (b"FEED %RETRY%g\n", b"ERROR no topic: topic[%RETRY%g] does not exist"),
         (b"FEED a\nFEED b\n", b"ERROR this connection has a feed"),
-        (b"EAT a\n", b"ERROR line 'EAT a' is no command; send FEED TOPIC or MORE NUMBER"),
+        (b"EAT a\n", b"ERROR line 'EAT a' is not a command; send FEED TOPIC or MORE NUMBER"),
         (b"x" * 400, b"ERROR line is longer than 300 bytes"),
     ],
 )

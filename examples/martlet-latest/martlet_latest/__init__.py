@@ -22,7 +22,7 @@ class LatestConfig:
 
 
 class Latest:
-    """Where the newest message of each key is in the log; positions, never copies."""
+    """The log position of the newest message of each key; never copies of messages."""
 
     name = "latest"
 

@@ -1,1 +1,1 @@
-"""A line protocol that pushes: a Martlet plugin that one can speak with netcat."""
+"""A line protocol that pushes messages and works with netcat."""

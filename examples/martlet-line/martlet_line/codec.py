@@ -13,8 +13,8 @@ control characters, ``%`` and ``=`` (in names) as ``%20`` and so on.
     EXTEND id queue offset          UNSUB id [forget]          LOGIN user password
     PING [text]   PONG   HELP   QUIT
 
-The broker says, each behind its own keyword: ``OK ...``, ``ERR code text``, ``PONG``, ``PING``, ``END id
-reason``, ``BYE``, ``INFO text``, and for messages ``BATCH id count bytes [delivery=n]`` followed by so
+The broker sends lines that begin with a keyword: ``OK ...``, ``ERR code text``, ``PONG``, ``PING``, ``END id
+reason``, ``BYE``, ``INFO text``, and for messages ``BATCH id count bytes [delivery=n]`` followed by that
 many bytes: ``MSG queue offset bytes [name=value ...]``, a newline, the body, a newline, for each.
 """
 
@@ -65,28 +65,28 @@ COLON: Final = 0x3A
 RETURN: Final = 0x0D
 
 COMPRESSED: Final = 0x1
-ZLIB_TYPES: Final = (0, 3)  # MessageSysFlag compression type bits 8 to 10: 0 is what old clients mean by zlib
+ZLIB_TYPES: Final = (0, 3)  # MessageSysFlag compression type bits 8 to 10: old clients use 0 for zlib
 INFLATED_BYTES_MAX: Final = 64 << 20
 
 HELP: Final = (
     "PUB topic [name=value ...] [:] body - store a message; OK queue offset",
     "PUT topic bytes [name=value ...] - the same; the body follows on the next line, that many bytes and a newline",
     "SUB topic [from tail|earliest|offset N] [credit N] [tags A,B] [where LANGUAGE expression] - get messages; OK id",
-    "SUB topic as NAME ... - durable: goes on where NAME has acknowledged; OK id",
+    "SUB topic as NAME ... - durable: continues where NAME has acknowledged; OK id",
     "SUB topic group NAME [lease SECONDS] ... - each message goes to one member, who acknowledges it; OK id",
     "CREDIT id n - let n more messages come",
     "ACK id queue offset [last] - done with a message of a group, or with all up to it of a durable subscription",
-    "NACK id queue offset [delay_ms] - give a message of a group to somebody else",
+    "NACK id queue offset [delay_ms] - give a message of a group to another member",
     "EXTEND id queue offset - hold a message of a group for the lease time again",
-    "UNSUB id [forget] - no more messages; forget: a durable name goes as well",
-    "LOGIN user password - act as this user; before any SUB; OK user",
+    "UNSUB id [forget] - end a subscription; forget: delete the durable name as well",
+    "LOGIN user password - authenticate; only before SUB; OK user",
     "PING [text], HELP, QUIT",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the peer may say at most."""
+    """The limits of what a client may send."""
 
     line_bytes: int = 65536
     body_bytes: int = 4 << 20
@@ -94,22 +94,22 @@ class Limits:
 
 
 class _BadLine(Exception):
-    """The line is no command; the text says what would be right."""
+    """The line is not a command; the text says what is expected."""
 
 
-# what clients say
+# commands of clients
 
 
 def decode(data: bytes, limits: Limits) -> tuple[list[Command], int]:
-    """Return the commands that are complete in *data*, and how many of its bytes they are.
+    """Return the complete commands in *data*, and how many of its bytes they take.
 
     Raises:
-      RemoteProtocolError: a line or a body is too long, or a body does not end where it was said to.
+      RemoteProtocolError: a line or a body is too long, or a body does not have the announced length.
     """
     commands: list[Command] = []
     at = 0
     run: Publish | None = None
-    again = b"\n"  # how a line begins that goes on with the run; no line begins like this
+    again = b"\n"  # the prefix of a line that continues the run; initially one that no line has
     skip = 0
     while True:
         end = data.find(b"\n", at)
@@ -117,7 +117,7 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Command], int]:
             check_line_bytes(len(data) - at, limits)
             return commands, at
         if run is not None and data.startswith(again, at) and end - at <= limits.line_bytes:
-            # The hot line: a PUB to the same topic, without properties, a colon or a carriage return.
+            # The hot path: a PUB to the same topic, without properties, a colon or a carriage return.
             body = data[at + skip : end]
             if b"=" not in body and data[at + skip] != COLON and data[end - 1] != RETURN:
                 run.bodies.append(body)
@@ -137,16 +137,16 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Command], int]:
 
 
 def check_line_bytes(size: int, limits: Limits) -> None:
-    """Raise `RemoteProtocolError` when a line has more bytes than it may."""
+    """Raise `RemoteProtocolError` if a line is too long."""
     if size > limits.line_bytes:
         raise RemoteProtocolError(f"a line is longer than {limits.line_bytes} bytes; use PUT for large bodies")
 
 
 def announced(line: bytes, limits: Limits) -> int:
-    """How many bytes of body follow *line*; -1 where none do.
+    """How many bytes of body follow *line*; -1 if none do.
 
     Raises:
-      RemoteProtocolError: it announces a body, but not how long, or one that is too long.
+      RemoteProtocolError: it announces a body without its length, or one that is too long.
     """
     words = line.split(None, 3)
     if not words or words[0].upper() != b"PUT":
@@ -160,7 +160,7 @@ def announced(line: bytes, limits: Limits) -> int:
 
 
 def _add(commands: list[Command], packet: Command | None, run: Publish | None) -> Publish | None:
-    """Append *packet*, to the run of publishes before it if it belongs there; return the run that goes on."""
+    """Append *packet*, to the preceding run of publishes if it belongs there; return the current run."""
     if packet is None:
         return run
     if isinstance(packet, Publish):
@@ -175,7 +175,7 @@ def _add(commands: list[Command], packet: Command | None, run: Publish | None) -
 
 
 def _parse(line: bytes, rest: bytes, limits: Limits) -> Command | None:
-    """Return what *line* says, None for an empty one; *rest* is an announced body and its newline."""
+    """Return the command in *line*, None for an empty line; *rest* is an announced body and its newline."""
     line = line.removesuffix(b"\r")
     verb, _, tail = line.partition(b" ")
     try:
@@ -183,7 +183,7 @@ def _parse(line: bytes, rest: bytes, limits: Limits) -> Command | None:
             return None if not tail.strip() else _bad("a line begins with a space")
         parser = _PARSERS.get(verb.upper())
         if parser is None:
-            return Malformed(f"{_show(verb)} is no command; try HELP")
+            return Malformed(f"{_show(verb)} is not a command; try HELP")
         if parser is _parse_put:
             if rest[-1:] != b"\n":
                 raise RemoteProtocolError(f"a body of {len(rest) - 1} bytes does not end with a newline")
@@ -224,7 +224,7 @@ def _property(word: bytes) -> bytes:
     quoted_name, equals, quoted_value = word.partition(b"=")
     name, value = _unquote(quoted_name), _unquote(quoted_value)
     if not equals or not name or not value:
-        _bad(f"{_show(word)} is no property; it is name=value, and a body that begins like one stands behind a lone :")
+        _bad(f"{_show(word)} is not a property; write name=value, and a single : before a body that begins like one")
     if _SEPARATORS.search(name) or _SEPARATORS.search(value):
         _bad(f"property {_show(quoted_name)} holds U+0001 or U+0002, or is not UTF-8")
     return b"%b\x01%b\x02" % (name, value)
@@ -234,7 +234,7 @@ def parse_properties(text: str) -> bytes:
     """Return ``name=value ...`` as records hold properties.
 
     Raises:
-      ValueError: a word is no property.
+      ValueError: a word is not a property.
     """
     try:
         return b"".join(map(_property, text.encode().split()))
@@ -246,18 +246,18 @@ def _parse_sub(tail: bytes, body: bytes, limits: Limits) -> Command:
     tail, *where = _WHERE.split(tail, 1)
     words = _words(tail, limits)
     if not words:
-        _bad("which topic? it is SUB topic [as NAME | group NAME] [from tail|earliest|offset N] [credit N]")
+        _bad("topic is missing; write SUB topic [as NAME | group NAME] [from tail|earliest|offset N] [credit N]")
     options: dict[str, Any] = {}
     left = iter(words[1:])
     for word in left:
         option = word.decode("ascii", "replace").lower()
         parse_option = _OPTIONS.get(option)
         if parse_option is None:
-            _bad(f"{_show(word)} is no option; options: as, group, from, credit, lease, tags, where")
+            _bad(f"{_show(word)} is not an option; options: as, group, from, credit, lease, tags, where")
         else:
             field, value = parse_option(left)
             if field in options:
-                _bad(f"{option} stands twice")
+                _bad(f"{option} is given twice")
             options[field] = value
     if "name" in options and "group" in options:
         _bad("as and group exclude each other")
@@ -304,7 +304,7 @@ def _never(text: str) -> bytes:
 
 
 def _numbers(names: str, optional: int, make: Callable[..., Command]) -> "Parser":
-    """A parser of a command that is so many numbers, the last *optional* of which may be missing."""
+    """Return a parser for a command with these numbers, the last *optional* of which may be missing."""
     wanted = names.split()
 
     def parse(tail: bytes, body: bytes, limits: Limits) -> Command:
@@ -349,7 +349,7 @@ def _words(tail: bytes, limits: Limits) -> list[bytes]:
 
 
 def _number(word: bytes) -> int | None:
-    # int() of a long text costs time in its square
+    # int() takes quadratic time for long texts
     return int(word) if word.isdigit() and len(word) < NUMBER_DIGITS else None
 
 
@@ -362,7 +362,7 @@ def _count(word: bytes, name: str) -> int:
 
 def _name(word: bytes, what: str) -> str:
     if not word:
-        raise _BadLine(f"which {what}?")
+        raise _BadLine(f"{what} is missing")
     return _text(word)
 
 
@@ -401,7 +401,7 @@ _PARSERS: Final[dict[bytes, Parser]] = {
 
 
 def encode(packet: Command) -> bytes:
-    """Return the line of *packet*, as a client says it; publishes always as PUT. Malformed packets have none."""
+    """Return *packet* as a client sends it; publishes always as PUT. Malformed packets have no line."""
     match packet:
         case Publish():
             return b"".join(_put(packet.topic, b, p) for b, p in zip(packet.bodies, packet.properties, strict=True))
@@ -441,11 +441,11 @@ def _sub(packet: Subscribe) -> bytes:
     return " ".join(words).encode() + b"\n"
 
 
-# what the broker says
+# answers of the broker
 
 
 def encode_error(code: str, text: str) -> bytes:
-    """One ``ERR`` line; whatever *text* holds, it is one line."""
+    """Return one ``ERR`` line; newlines in *text* become spaces."""
     return f"ERR {code} {' '.join(text.split())}\n".encode("utf-8", "replace")
 
 
@@ -467,7 +467,7 @@ def _frame(queue_id: int, offset: int, flags: int, body: bytes, properties: byte
 
 
 def _inflate(kind: int, body: bytes) -> tuple[bytes, bytes]:
-    """Return the body that a RocketMQ producer compressed; as it is, and a property that says so, where we cannot."""
+    """Return the decompressed body; if that is not possible, the body as it is and a property that says so."""
     if kind not in ZLIB_TYPES:
         return body, b"compressed\x01%b\x02" % (b"lz4" if kind == 1 else b"zstd")
     stream = zlib.decompressobj()
@@ -492,7 +492,7 @@ def _shown_properties(properties: bytes) -> bytes:
     return b" ".join(shown)
 
 
-# Control characters (but the separators U+0001 and U+0002), space, %, and = where it is not between name and value.
+# Control characters (except the separators U+0001 and U+0002), space, %, and = in a name.
 _SPECIAL: Final = re.compile(rb"[\x00\x03-\x20%=\x7f]")
 _IN_NAME: Final = re.compile(rb"[\x00-\x20%=\x7f]")
 _IN_VALUE: Final = re.compile(rb"[\x00-\x20%\x7f]")
@@ -515,7 +515,7 @@ def _unquote(word: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One message as a client reads it; ``properties`` as records hold them."""
+    """One message as a client reads it; ``properties`` are encoded as in records."""
 
     queue_id: int
     offset: int
@@ -527,7 +527,7 @@ def decode_batch(data: bytes) -> list[Received]:
     """Return the messages in *data*, the bytes that a BATCH line announced; for clients.
 
     Raises:
-      RemoteProtocolError: they are not whole MSG frames.
+      RemoteProtocolError: they are not complete MSG frames.
     """
     found: list[Received] = []
     at = 0
@@ -535,7 +535,7 @@ def decode_batch(data: bytes) -> list[Received]:
         end = data.find(b"\n", at)
         words = data[at:end].split(b" ")
         if end < 0 or words[0] != b"MSG" or len(words) < 4 or not all(map(bytes.isdigit, words[1:4])):
-            raise RemoteProtocolError(f"{_show(data[at : at + SHOWN_BYTES_MAX])} is no MSG frame")
+            raise RemoteProtocolError(f"{_show(data[at : at + SHOWN_BYTES_MAX])} is not an MSG frame")
         queue_id, offset, size = map(int, words[1:4])
         at = end + 2 + size
         if data[at - 1 : at] != b"\n":

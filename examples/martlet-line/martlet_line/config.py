@@ -1,4 +1,4 @@
-"""The keys of the ``[line]`` section: where it listens, and what a peer may ask for."""
+"""The keys of the ``[line]`` section: the port, and the limits of a client."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,23 +15,25 @@ class LineConfig:
     listen: str = setting("127.0.0.1:10920", "where netcat connects; port 0 is any free one")
     line_bytes_max: int = setting(65536, "the longest line; larger bodies are sent with PUT", unit="bytes", low=256)
     body_bytes_max: int = setting(4 << 20, "the largest body that PUT may announce", unit="bytes", low=1)
-    words_max: int = setting(64, "words of one command, properties among them", low=8)
+    words_max: int = setting(64, "words of one command, including properties", low=8)
     idle_s: int = setting(
         600,
-        "a silent peer is asked with PING, and closed when it is silent for so long again; 0 for never",
+        "after this silence a client gets a PING, and after twice as long it is disconnected; 0 for never",
         unit="s",
         low=0,
     )
     subscriptions_max: int = setting(100, "subscriptions of one connection", low=1)
-    credit_default: int = setting(1000, "messages that come before the client says CREDIT", low=0)
+    credit_default: int = setting(1000, "messages that a client gets before it sends CREDIT", low=0)
     credit_max: int = setting(10_000_000, "credit that one subscription can gather", low=1)
-    lease_default_s: int = setting(30, "how long a group's member may be silent about a message", unit="s", low=1)
+    lease_default_s: int = setting(
+        30, "how long a member may hold a message of a group without acknowledging it", unit="s", low=1
+    )
     lease_max_s: int = setting(3600, "the longest lease a member may ask for", unit="s", low=1)
     nack_delay_max_ms: int = setting(3_600_000, "the longest delay that NACK may ask for", unit="ms", low=0)
     ack_range_max: int = setting(10_000, "messages that one ACK of a group may settle", low=1)
     new_topic_queues: int = setting(1, "queues of a topic that a client's first PUB or SUB creates", low=1, high=64)
     tls: Literal["disabled", "permissive", "enforcing"] = setting(
-        "permissive", "with a certificate: TLS refused, TLS beside plain on the same port, or TLS only"
+        "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"
     )
     tls_cert: str = setting("", "PEM file with the certificate chain; empty for no TLS")
     tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")

@@ -1,7 +1,7 @@
-"""One peer as a state machine: bytes to commands, in the states of the table below.
+"""One connection as a state machine: bytes to commands, in the states of the table below.
 
-A peer that is silent for long is asked with PING; any command answers that. Behind QUIT
-nothing is read.
+After a long silence the broker sends PING, and any command answers it. Nothing is read
+after QUIT.
 """
 
 import math
@@ -37,13 +37,13 @@ Event: TypeAlias = Command | Idle
 @unique
 class State(Enum):
     OPEN = "open"
-    ASKED = "asked"  # it was silent, and we said PING
+    ASKED = "asked"  # it was silent, and we sent PING
     ENDED = "ended"
 
 
 _ANYTIME: Final = (Publish, Subscribe, Unsubscribe, Credit, Ack, Nack, Extend, Login, Ping, Help, Malformed)
 
-# What is not here is out of place: answered with an error in OPEN and ASKED, not read in ENDED.
+# All other combinations are illegal: answered with an error in OPEN and ASKED, not read in ENDED.
 TRANSITIONS: Final[dict[tuple[State, type], State]] = {
     **{(State.OPEN, kind): State.OPEN for kind in _ANYTIME},
     **{(State.ASKED, kind): State.OPEN for kind in (*_ANYTIME, Pong)},
@@ -56,7 +56,7 @@ TRANSITIONS: Final[dict[tuple[State, type], State]] = {
 
 @final
 class LineConnection:
-    """The protocol of one peer (martlet.contracts.Connection)."""
+    """The protocol of one connection (martlet.contracts.Connection)."""
 
     __slots__ = ("_buffer", "_events", "_heard", "_idle_s", "_limits", "_need", "state")
 
@@ -64,7 +64,7 @@ class LineConnection:
         self._limits = limits
         self._idle_s = idle_s or math.inf
         self._buffer = bytearray()  # an incomplete command
-        self._need = 0  # bytes it has when it is complete; 0 while its line is not
+        self._need = 0  # length of the complete command; 0 while its line is incomplete
         self._events: list[Event] = []
         self._heard = -math.inf
         self.state = State.OPEN
@@ -92,7 +92,7 @@ class LineConnection:
             self._advance(command)
 
     def _keep(self, rest: bytes) -> None:
-        """Remember an incomplete command, and when it is worth looking at it again."""
+        """Keep an incomplete command, and the length at which to parse it again."""
         self._buffer += rest
         end = rest.find(b"\n")
         self._need = 0 if end < 0 else end + 2 + announced(rest[:end], self._limits)
@@ -117,10 +117,10 @@ class LineConnection:
 
     def handle_timeout(self, now: float) -> None:
         if self._heard == -math.inf:
-            self._heard = now  # nothing was said yet: the time begins with the connection
+            self._heard = now  # nothing received yet: count from the start of the connection
             return
         self._advance(Idle())
         if self.state is State.ENDED:
             self._events.clear()
-            raise RemoteProtocolError(f"nothing was heard for {2 * self._idle_s:g} s")
+            raise RemoteProtocolError(f"nothing was received for {2 * self._idle_s:g} s")
         self._heard = now

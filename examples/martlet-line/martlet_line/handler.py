@@ -1,8 +1,8 @@
-"""What commands mean to the broker.
+"""Executes the commands of a client.
 
-A subscription of one connection is a `_Feed`, by the number the client was told. A plain
-one is a core `Subscription`; a durable one is that and a `Session`, whose cursors ACK
-moves; a group's is a `Member` of a core `Share`.
+Each subscription of a connection is a `_Feed`, by the number in the answer to SUB. A plain
+one has a core `Subscription`; a durable one also has a `Session`, whose cursors ACK
+moves; one of a group has a `Member` of a core `Share`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -47,7 +47,7 @@ from martlet_line.packets import (
     Unsubscribe,
 )
 
-__all__ = ["Counters", "LineHandler", "Rooms"]
+__all__ = ["BrokerParts", "Counters", "LineHandler"]
 
 PROTOCOL: Final = "line"
 ENCODING: Final = Encoding("line", frames)
@@ -57,7 +57,7 @@ TOPICS_REMEMBERED: Final = 1000
 @final
 @dataclass(slots=True)
 class Counters:
-    """What all peers did since the start; ``subscriptions`` are those that are open."""
+    """Counters of all connections since startup; ``subscriptions`` are those that are open."""
 
     published: int = 0
     publishes_refused: int = 0
@@ -67,8 +67,8 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
-    """What a handler uses of the broker."""
+class BrokerParts:
+    """The parts of the broker that a handler uses."""
 
     config: LineConfig
     counters: Counters
@@ -82,10 +82,10 @@ class Rooms:
 @final
 @dataclass(slots=True)
 class _Feed:
-    """One subscription of this peer; *session* is there for a durable one."""
+    """One subscription of this connection; a durable one has a *session*."""
 
     topic: str
-    group: str  # empty where the messages are for this subscription alone
+    group: str  # empty for a subscription without a group
     source: Subscription | Member
     session: Session | None = None
 
@@ -98,7 +98,7 @@ class _Feed:
 @final
 @dataclass(frozen=True, slots=True)
 class _Attached:
-    """A session that this peer has, and what is called when it loses it."""
+    """A session of this connection, and the function to call when it loses the session."""
 
     session: Session
     lost: Callable[[str], None]
@@ -106,13 +106,13 @@ class _Attached:
 
 @final
 class LineHandler:
-    """One peer (martlet.contracts.Handler)."""
+    """Acts on the commands of one connection (martlet.contracts.Handler)."""
 
-    __slots__ = ("_feeds", "_last_id", "_own_gate", "_peer", "_queues", "_rooms", "_sessions", "_turn")
+    __slots__ = ("_feeds", "_last_id", "_own_gate", "_parts", "_peer", "_queues", "_sessions", "_turn")
 
-    def __init__(self, peer: Peer, rooms: Rooms) -> None:
+    def __init__(self, peer: Peer, parts: BrokerParts) -> None:
         self._peer = peer
-        self._rooms = rooms
+        self._parts = parts
         self._feeds: dict[int, _Feed] = {}
         self._last_id = 0
         self._turn = 0
@@ -123,9 +123,9 @@ class LineHandler:
 
     @property
     def _gate(self) -> Gate:
-        """The gate of this peer's identity, known from its certificate when TLS has shaken hands, or from its LOGIN."""
+        """The gate for the client's identity, which is known after the TLS handshake or after LOGIN."""
         if self._own_gate is None:
-            self._own_gate = self._rooms.gate(self._peer.identity)
+            self._own_gate = self._parts.gate(self._peer.identity)
         return self._own_gate
 
     def handle(self, event: Event) -> Awaitable[None] | None:
@@ -144,26 +144,26 @@ class LineHandler:
                 case Nack() | Extend() | Unsubscribe():
                     self._settle_otherwise(event)
                 case Malformed(text):
-                    self._rooms.counters.errors += 1
+                    self._parts.counters.errors += 1
                     self._peer.send(encode_error("SYNTAX", text))
                 case _:
                     self._chat(event)
         except Refused as refused:
-            self._rooms.counters.errors += 1
+            self._parts.counters.errors += 1
             self._peer.send(_error(refused))
         return None
 
     def _login(self, packet: Login) -> Awaitable[None]:
         if self._feeds:
-            raise Refused(Reason.ILLEGAL, "LOGIN comes before SUB; end the subscriptions with UNSUB first")
+            raise Refused(Reason.ILLEGAL, "LOGIN must come before SUB; end the subscriptions with UNSUB first")
         return self._authenticate(Password(packet.user, packet.password))
 
     async def _authenticate(self, password: Password) -> None:
-        """Take the identity that *password* proves. Whoever is wrong is disconnected: a guess costs a connection."""
+        """Take the identity that *password* proves. A failed login closes the connection, so that each guess costs one."""
         try:
-            identity = await self._rooms.authenticate(password)
+            identity = await self._parts.authenticate(password)
         except Refused as refused:
-            self._rooms.counters.errors += 1
+            self._parts.counters.errors += 1
             self._peer.send(_error(refused))
             self._peer.close("its login was refused")
             return
@@ -175,7 +175,7 @@ class LineHandler:
         return _error(refused) * bytes(answer).count(b"\n")
 
     def collect(self, budget_bytes: int) -> None:
-        """Send what the subscriptions have; the ones that could not are woken again."""
+        """Send messages of the subscriptions; those without room in the budget are woken again."""
         feeds = list(self._feeds.items())
         self._turn = (self._turn + 1) % (len(feeds) or 1)
         for number, feed in feeds[self._turn :] + feeds[: self._turn]:
@@ -195,7 +195,7 @@ class LineHandler:
         return f"topic[{topic}] may not be read any more" if there else "the topic was deleted"
 
     def _deliver(self, number: int, feed: _Feed, budget_bytes: int) -> int:
-        """Send what *feed* has, and return its bytes; end it when its filter fails or it may not be read any more."""
+        """Send messages of *feed*, return their bytes; end it if its filter fails or reading is no longer allowed."""
         try:
             deliveries = feed.source.collect(budget_bytes)
         except Refused as refused:
@@ -203,7 +203,7 @@ class LineHandler:
             return 0
         for delivery in deliveries:
             self._peer.send(_batch_line(number, delivery), delivery.data)
-            self._rooms.counters.delivered += delivery.count
+            self._parts.counters.delivered += delivery.count
         return sum(len(delivery.data) for delivery in deliveries)
 
     def closed(self, reason: str) -> None:
@@ -213,12 +213,12 @@ class LineHandler:
     # publishing
 
     def _publish(self, packet: Publish) -> None:
-        rooms, peer = self._rooms, self._peer
+        parts, peer = self._parts, self._peer
         topic = self._topic(packet.topic, "publish")
         queue_id = self._queues.get(packet.topic, -1)
         if not 0 <= queue_id < topic.write_queues:
             queue_id = self._choose_queue(topic)
-        now, host = rooms.clock.now_ms(), peer.host
+        now, host = parts.clock.now_ms(), peer.host
         messages = [
             Message(packet.topic, body, properties, queue_id, 0, 0, now, host)
             for body, properties in zip(packet.bodies, packet.properties, strict=True)
@@ -228,37 +228,37 @@ class LineHandler:
         if ends:
             peer.hold_until(ends[-1])
         peer.send(b"".join(map(_result, results)))
-        rooms.counters.published += len(ends)
-        rooms.counters.publishes_refused += len(results) - len(ends)
+        parts.counters.published += len(ends)
+        parts.counters.publishes_refused += len(results) - len(ends)
 
     def _choose_queue(self, topic: Topic) -> int:
         if len(self._queues) >= TOPICS_REMEMBERED:
             self._queues.clear()
-        queue_id = self._rooms.choose(topic.write_queues) if topic.write_queues else 0
+        queue_id = self._parts.choose(topic.write_queues) if topic.write_queues else 0
         self._queues[topic.name] = queue_id
         return queue_id
 
     def _topic(self, name: str, action: str) -> Topic:
-        """Topic *name*, made where that is allowed. Raises `Refused`."""
+        """Return topic *name*, created if that is allowed. Raises `Refused`."""
         if action == "publish" and name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             raise Refused(Reason.NO_PERMISSION, f"topic[{name}]: publish is for the broker itself; take another topic")
-        topic = self._gate.find_topic(name, action, self._rooms.config.new_topic_queues)
+        topic = self._gate.find_topic(name, action, self._parts.config.new_topic_queues)
         if topic is None:
             text = f"topic[{name}] does not exist; "
-            own = "only the broker makes it" if is_reserved(name) else "create it, or set broker.auto_create_topics"
+            own = "only the broker creates it" if is_reserved(name) else "create it, or set broker.auto_create_topics"
             raise Refused(Reason.NO_TOPIC, text + own)
         return topic
 
     # subscribing
 
     def _subscribe(self, packet: Subscribe) -> None:
-        rooms = self._rooms
-        limit = rooms.config.subscriptions_max
+        parts = self._parts
+        limit = parts.config.subscriptions_max
         if len(self._feeds) >= limit:
             raise Refused(Reason.BUSY, f"{limit} subscriptions of this connection; line.subscriptions_max is {limit}")
         topic = self._topic(packet.topic, "read")
         number = self._last_id + 1
-        credit = rooms.config.credit_default if packet.credit < 0 else packet.credit
+        credit = parts.config.credit_default if packet.credit < 0 else packet.credit
         if packet.group:
             feed = _Feed(packet.topic, packet.group, self._join(packet, credit))
         elif packet.name:
@@ -267,7 +267,7 @@ class LineHandler:
             feed = _Feed(packet.topic, "", self._open(packet, _start(packet), credit))
         self._last_id = number
         self._feeds[number] = feed
-        rooms.counters.subscriptions += 1
+        parts.counters.subscriptions += 1
         self._peer.send(b"OK %d\n" % number)
 
     def _open(self, packet: Subscribe, start: Start, credit: int) -> Subscription:
@@ -277,13 +277,15 @@ class LineHandler:
         )
 
     def _open_durable(self, packet: Subscribe, topic: Topic, credit: int) -> _Feed:
-        """Go on at the cursors of the name's session, which is taken over from whoever has it."""
+        """Continue at the cursors of the name's session, taking it over from the connection that has it."""
         self._check_credit(credit)
         selection = self._selection(packet).name
         attached = self._attach(packet.name)
         try:
             if any(feed.session is attached.session and feed.topic == topic.name for feed in self._feeds.values()):
-                raise Refused(Reason.ILLEGAL, f"{packet.name!r} is subscribed to topic[{topic.name}] here already")
+                raise Refused(
+                    Reason.ILLEGAL, f"{packet.name!r} is already subscribed to topic[{topic.name}] on this connection"
+                )
             start = self._gate.subscribe_session(attached.session, topic, _start(packet), selection)
             return _Feed(packet.topic, "", self._open(packet, start, credit), attached.session)
         except Refused:
@@ -302,21 +304,21 @@ class LineHandler:
         return attached
 
     def _detach_unused(self, name: str) -> None:
-        """Let the session go when no subscription of this peer is of it."""
+        """Release the session if no subscription of this connection uses it."""
         attached = self._sessions.get(name)
         if attached is not None and not any(feed.session is attached.session for feed in self._feeds.values()):
             del self._sessions[name]
             self._gate.leave_session(attached.session, attached.lost)
 
     def _lose(self, name: str, reason: str) -> None:
-        """The session of *name* is ours no longer."""
+        """End the subscriptions of session *name*, which this connection lost."""
         session = self._sessions[name].session
         for number in [number for number, feed in self._feeds.items() if feed.session is session]:
             self._end(number, reason)
 
     def _join(self, packet: Subscribe, credit: int) -> Member:
         self._check_credit(credit)
-        config = self._rooms.config
+        config = self._parts.config
         lease_s = config.lease_default_s if packet.lease_s < 0 else packet.lease_s
         if not 1 <= lease_s <= config.lease_max_s:
             text = f"a lease of {lease_s} s is out of range; it is 1 to {config.lease_max_s} (line.lease_max_s)"
@@ -333,11 +335,11 @@ class LineHandler:
         )
 
     def _selection(self, packet: Subscribe) -> Selection:
-        """What the tags and the expression of *packet* select. Raises `Refused`."""
+        """Return the selection by the tags and the expression of *packet*. Raises `Refused`."""
         tagged = select_tags(packet.tags)
         if not packet.language:
             return tagged
-        return tagged.both(self._rooms.selection(packet.language, packet.expression))
+        return tagged.both(self._parts.selection(packet.language, packet.expression))
 
     def _credit(self, packet: Credit) -> None:
         source = self._feed(packet.id).source
@@ -345,7 +347,7 @@ class LineHandler:
         source.add_credit(packet.count)
 
     def _check_credit(self, credit: int) -> None:
-        limit = self._rooms.config.credit_max
+        limit = self._parts.config.credit_max
         if credit > limit:
             raise Refused(Reason.PARAMETER, f"credit would be {credit}; line.credit_max is {limit}")
 
@@ -363,7 +365,7 @@ class LineHandler:
         if isinstance(source, Subscription):
             self._commit(feed, source, packet)
             return
-        limit = self._rooms.config.ack_range_max
+        limit = self._parts.config.ack_range_max
         if packet.last - packet.offset >= limit:
             raise Refused(Reason.PARAMETER, f"more than {limit} messages; line.ack_range_max is {limit}")
         for offset in range(packet.offset, packet.last + 1):
@@ -372,9 +374,11 @@ class LineHandler:
 
     def _commit(self, feed: _Feed, source: Subscription, packet: Ack) -> None:
         if feed.session is None:
-            raise Refused(Reason.ILLEGAL, f"subscription {packet.id} is neither durable nor a group's; nothing to ACK")
+            raise Refused(
+                Reason.ILLEGAL, f"subscription {packet.id} is neither durable nor of a group; there is nothing to ACK"
+            )
         if packet.last >= source.cursor(packet.queue_id):
-            text = f"message {packet.last} of queue {packet.queue_id} was not sent; ACK what was"
+            text = f"message {packet.last} of queue {packet.queue_id} was not sent; ACK only messages that were"
             raise Refused(Reason.PARAMETER, text)
         self._gate.commit_session(feed.session, feed.topic, packet.queue_id, packet.last + 1)
 
@@ -385,9 +389,9 @@ class LineHandler:
             return
         member = feed.source
         if isinstance(member, Subscription):
-            raise Refused(Reason.ILLEGAL, f"subscription {packet.id} is no group's; it holds no leases")
+            raise Refused(Reason.ILLEGAL, f"subscription {packet.id} is not of a group; it holds no leases")
         if isinstance(packet, Nack):
-            limit = self._rooms.config.nack_delay_max_ms
+            limit = self._parts.config.nack_delay_max_ms
             if packet.delay_ms > limit:
                 raise Refused(Reason.PARAMETER, f"delay {packet.delay_ms} ms; line.nack_delay_max_ms is {limit}")
             held = member.nack(packet.queue_id, packet.offset, packet.delay_ms / 1000)
@@ -405,7 +409,7 @@ class LineHandler:
         self._peer.send(b"OK %d\n" % packet.id)
 
     def _end(self, number: int, reason: str) -> None:
-        """Tell the peer that a subscription is over."""
+        """Tell the client that a subscription has ended."""
         if number in self._feeds:
             self._drop(number)
             self._peer.send(f"END {number} {reason}\n".encode())
@@ -413,7 +417,7 @@ class LineHandler:
 
     def _drop(self, number: int) -> None:
         feed = self._feeds.pop(number)
-        self._rooms.counters.subscriptions -= 1
+        self._parts.counters.subscriptions -= 1
         if isinstance(feed.source, Subscription):
             feed.source.close()
         else:

@@ -13,13 +13,13 @@ from martlet_line.codec import Limits
 from martlet_line.config import LineConfig
 from martlet_line.connection import LineConnection
 from martlet_line.filters import compile_properties
-from martlet_line.handler import Counters, LineHandler, Rooms
+from martlet_line.handler import BrokerParts, Counters, LineHandler
 
 __all__ = ["LinePlugin", "protocol"]
 
 
 class LinePlugin(Hooks):
-    """Serves the line protocol on the port of its configuration."""
+    """Serves the line protocol on the configured port."""
 
     config_class: ClassVar[type | None] = LineConfig
 
@@ -42,11 +42,11 @@ class LinePlugin(Hooks):
 def protocol(
     config: LineConfig, broker: Broker, bound: Callable[[str], None] = lambda address: None, tls: Tls | None = None
 ) -> Protocol:
-    """Return the line protocol over the topics of *broker*; without *tls* with the certificates that *config* names."""
+    """Return the line protocol over the topics of *broker*; without *tls* it uses the certificates in *config*."""
     tls = tls or Tls(config, "line")
     counters = Counters()
     broker.stats.add("line", lambda: asdict(counters))
-    rooms = Rooms(
+    parts = BrokerParts(
         config,
         counters,
         broker.clock,
@@ -58,7 +58,7 @@ def protocol(
     limits = Limits(config.line_bytes_max, config.body_bytes_max, config.words_max)
 
     def handle(peer: Peer, connection: Any) -> Handler:
-        return LineHandler(peer, rooms)
+        return LineHandler(peer, parts)
 
     def connect(now: float) -> LineConnection:
         return LineConnection(limits, config.idle_s)

@@ -87,27 +87,27 @@ def test_a_line_is_this_packet(line: bytes, packet: Command) -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (b"FOO", "'FOO' is no command; try HELP"),
-        (b"\x00\xff", "is no command; try HELP"),
+        (b"FOO", "'FOO' is not a command; try HELP"),
+        (b"\x00\xff", "is not a command; try HELP"),
         (b" PUB t x", "a line begins with a space"),
-        (b"PUB", "PUB: which topic?"),
-        (b"PUB  x", "PUB: which topic?"),
+        (b"PUB", "PUB: topic is missing"),
+        (b"PUB  x", "PUB: topic is missing"),
         (b"PUB \xff x", "is not UTF-8"),
         (b"PUB a\x00b x", "holds control characters"),
-        (b"PUB t k= hello", "is no property"),
+        (b"PUB t k= hello", "is not a property"),
         (b"PUB t k=%01 hello", "holds U+0001 or U+0002"),
         (b"PUB t " + b"k=v " * 11 + b"x", "more than 10 properties"),
-        (b"SUB", "which topic?"),
+        (b"SUB", "topic is missing"),
         (b"SUB t from", "from needs a value"),
         (b"SUB t from nowhere", "it is tail, earliest or offset N"),
         (b"SUB t from offset -1", "is not a whole number"),
         (b"SUB t from offset", "offset needs a value"),
-        (b"SUB t credit 1 credit 2", "credit stands twice"),
+        (b"SUB t credit 1 credit 2", "credit is given twice"),
         (b"SUB t as N group G", "as and group exclude each other"),
         (b"SUB t lease 5", "lease is for groups"),
-        (b"SUB t what 5", "is no option"),
-        (b"SUB t where", "which filter language?"),
-        (b"SUB t where SQL92 ", "which expression?"),
+        (b"SUB t what 5", "is not an option"),
+        (b"SUB t where", "filter language is missing"),
+        (b"SUB t where SQL92 ", "expression is missing"),
         (b"SUB t as \xff", "is not UTF-8"),
         (b"CREDIT 1", "followed by id n"),
         (b"CREDIT x 1", "id 'x' is not a whole number"),
@@ -128,7 +128,7 @@ def test_a_line_is_this_packet(line: bytes, packet: Command) -> None:
         (b"CREDIT " + b"1 " * 11, "more than 10 words"),
     ],
 )
-def test_a_wrong_line_is_answered_with_what_would_be_right(line: bytes, text: str) -> None:
+def test_a_wrong_line_is_answered_with_what_is_expected(line: bytes, text: str) -> None:
     (packet,), used = decode(line + b"\n", LIMITS)
     assert isinstance(packet, Malformed)
     assert text in packet.text

@@ -88,7 +88,7 @@ def test_a_silent_peer_is_asked_and_then_closed() -> None:
     connection.handle_timeout(60.0)
     assert list(connection.events()) == [Idle()]
     assert connection.deadline() == 120.0
-    with pytest.raises(RemoteProtocolError, match="nothing was heard for 120 s"):
+    with pytest.raises(RemoteProtocolError, match="nothing was received for 120 s"):
         connection.handle_timeout(120.0)
     assert list(connection.events()) == []
     assert connection.deadline() == math.inf

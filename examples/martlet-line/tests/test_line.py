@@ -128,25 +128,25 @@ async def test_one_publishers_messages_stay_in_one_queue(tmp_path: Path) -> None
         ("SUB t as bad/name", "ERR PARAMETER The specified group 'bad/name' contains illegal characters"),
         ("CREDIT 7 1", "ERR NOT_FOUND subscription 7 does not exist"),
         ("CREDIT 1 99999999", "ERR PARAMETER credit would be 100000999"),
-        ("ACK 1 0 0", "ERR ILLEGAL subscription 1 is neither durable nor a group's; nothing to ACK"),
-        ("ACK 2 0 0", "ERR PARAMETER message 0 of queue 0 was not sent; ACK what was"),
-        ("ACK 2 77 0", "ERR PARAMETER message 0 of queue 77 was not sent; ACK what was"),
+        ("ACK 1 0 0", "ERR ILLEGAL subscription 1 is neither durable nor of a group; there is nothing to ACK"),
+        ("ACK 2 0 0", "ERR PARAMETER message 0 of queue 0 was not sent; ACK only messages that were"),
+        ("ACK 2 77 0", "ERR PARAMETER message 0 of queue 77 was not sent; ACK only messages that were"),
         ("ACK 3 0 0", "ERR NOT_HELD subscription 3 does not hold message 0 of queue 0"),
         ("ACK 3 0 0 999999", "ERR PARAMETER more than 10000 messages; line.ack_range_max is 10000"),
-        ("NACK 1 0 0", "ERR ILLEGAL subscription 1 is no group's; it holds no leases"),
+        ("NACK 1 0 0", "ERR ILLEGAL subscription 1 is not of a group; it holds no leases"),
         ("NACK 3 0 0", "ERR NOT_HELD subscription 3 does not hold message 0 of queue 0"),
         ("NACK 3 0 0 99999999", "ERR PARAMETER delay 99999999 ms; line.nack_delay_max_ms is 3600000"),
         ("EXTEND 3 88 0", "ERR NOT_HELD subscription 3 does not hold message 0 of queue 88"),
         ("UNSUB 1 forget", "ERR ILLEGAL subscription 1 is not durable; there is nothing to forget"),
         ("UNSUB 9", "ERR NOT_FOUND subscription 9 does not exist"),
         ("SUB other as N2 credit 99999999999", "ERR PARAMETER credit would be"),
-        ("SUB t as N", "ERR ILLEGAL 'N' is subscribed to topic[t] here already"),
+        ("SUB t as N", "ERR ILLEGAL 'N' is already subscribed to topic[t] on this connection"),
         ("SUB t group G tags A", "ERR ILLEGAL group 'G' selects '' of topic 't'; members must want the same"),
         ("PONG", "ERR SYNTAX PONG: nobody asked"),
-        ("nonsense", "ERR SYNTAX 'nonsense' is no command; try HELP"),
+        ("nonsense", "ERR SYNTAX 'nonsense' is not a command; try HELP"),
     ],
 )
-async def test_what_cannot_be_done_is_answered_with_a_code_and_what_would_be_right(
+async def test_what_cannot_be_done_is_answered_with_a_code_and_what_is_expected(
     tmp_path: Path, line: str, answer: str
 ) -> None:
     async with room(tmp_path) as made:
@@ -360,7 +360,7 @@ async def test_a_subscription_can_use_any_filter_language_that_a_plugin_brings(t
         assert await talk.ask("SUB t where SQL92 a > 1") == (
             "ERR NOT_SUPPORTED filter language 'SQL92' is not installed; enable its plugin, or select by tags"
         )
-        assert (await talk.ask("SUB t where PROPERTIES colour")).startswith("ERR ILLEGAL 'colour' is no property")
+        assert (await talk.ask("SUB t where PROPERTIES colour")).startswith("ERR ILLEGAL 'colour' is not a property")
 
 
 @pytest.mark.parametrize("near", [True, False])
@@ -766,7 +766,7 @@ async def test_a_silent_peer_is_asked_and_closed(tmp_path: Path, autojump_clock:
         assert await talk.line() == "PING"
         assert await polite.line() == "PING"
         await polite.say("PONG")
-        assert await talk.end() == "ERR PROTOCOL nothing was heard for 60 s"
+        assert await talk.end() == "ERR PROTOCOL nothing was received for 60 s"
         assert await polite.line() == "PING"
         await polite.quiet()
 

@@ -1,4 +1,4 @@
-"""A plugin in twenty lines: every message is stored with a property that says who took it in."""
+"""A plugin in twenty lines: stores every message with a property that names the broker which received it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

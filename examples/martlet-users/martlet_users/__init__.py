@@ -1,4 +1,4 @@
-"""A plugin that knows users: who they are by password, signature or certificate, and what each may do."""
+"""A plugin with users: authenticates them by password, signature or certificate, and has rules for each."""
 
 import hashlib
 import hmac
@@ -33,7 +33,7 @@ __all__ = ["User", "UsersConfig", "UsersPlugin", "hash_password", "read_users"]
 
 ACTIONS: Final = ("publish", "read", "manage")
 KEYS: Final = frozenset(("password", "signing_key", "certificate", "rules"))
-ANONYMOUS: Final = ""  # the name of the section [anonymous] once it was read
+ANONYMOUS: Final = ""  # the user name for the section [anonymous]
 # hashlib.scrypt with these takes about 50 ms and 16 MiB (RFC 7914 2 recommends r = 8 and p = 1).
 SCRYPT_N: Final = 1 << 14
 SCRYPT_R: Final = 8
@@ -42,25 +42,25 @@ SCHEME: Final = "scrypt"
 
 
 def hash_password(password: bytes, salt: bytes) -> str:
-    """Return *password* as the file of users holds it."""
+    """Return the hash of *password* for the file of users."""
     digest = hashlib.scrypt(password, salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P)
     return "$".join((SCHEME, b64encode(salt).decode(), b64encode(digest).decode()))
 
 
 def password_fits(password: bytes, stored: str) -> bool:
-    """Whether *stored* is the hash of *password*; takes as long either way."""
+    """Whether *stored* is the hash of *password*; takes the same time for yes and no."""
     salt = b64decode(stored.split("$")[1])
     return hmac.compare_digest(hash_password(password, salt), stored)
 
 
-# Compared with where there is no such user, so that the answer takes as long.
+# Compared with if the user does not exist, so that the answer takes the same time.
 NOBODY: Final = f"{SCHEME}${b64encode(bytes(16)).decode()}${b64encode(bytes(64)).decode()}"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class User:
-    """What the file says of one user; ``rules`` are (action, pattern of names)."""
+    """One user of the file; ``rules`` are (action, pattern of names)."""
 
     password: str = ""
     signing_key: str = ""
@@ -75,7 +75,7 @@ def read_users(path: str) -> dict[str, User]:
     """Return the users in the TOML file at *path*; the anonymous one has the empty name.
 
     Raises:
-      ConfigError: the file cannot be read, or says what is unknown.
+      ConfigError: the file cannot be read, or has an unknown or invalid entry.
     """
     try:
         table = tomllib.loads(Path(path).read_text())
@@ -93,7 +93,7 @@ def _user(path: str, name: str, fields: Mapping[str, Any]) -> User:
         raise wrong(f"has the unknown key {unknown[0]!r}; keys are {', '.join(sorted(KEYS))}")
     password = fields.get("password", "")
     if password and (not password.startswith(f"{SCHEME}$") or password.count("$") != 2):
-        raise wrong("has a password that is no hash; make one with martlet hash-password")
+        raise wrong("has a password that is not a hash; make one with martlet hash-password")
     rules: list[tuple[str, str]] = []
     for rule in fields.get("rules", ()):
         action, _, pattern = rule.partition(" ")
@@ -133,7 +133,7 @@ class Users:
                 return Identity(name) if name and user is not None and user.certificate else None
 
     def authorize(self, identity: Identity, action: str, name: str) -> bool | None:
-        """An `Authorizer` that allows what the rules of a user say, and leaves the rest to others."""
+        """An `Authorizer` that allows what a user's rules allow, and has no opinion on the rest."""
         user = self._users.get(identity.name)
         return True if user is not None and user.may(action, name) else None
 

@@ -59,7 +59,7 @@ async def test_whoever_is_wrong_is_disconnected_and_nothing_more_is_done(
 async def test_a_login_comes_before_subscriptions(closed: Room) -> None:
     client = closed.connect()
     assert await client.ask("SUB orders as MINE") == "OK 1"
-    assert (await client.ask(LOGIN)).startswith("ERR ILLEGAL LOGIN comes before SUB")
+    assert (await client.ask(LOGIN)).startswith("ERR ILLEGAL LOGIN must come before SUB")
     assert await client.ask("UNSUB 1 forget") == "OK 1"
     assert await client.ask(LOGIN) == "OK shop"
     assert await client.ask("SUB orders as MINE") == "OK 2"

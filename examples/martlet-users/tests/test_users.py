@@ -115,7 +115,7 @@ async def test_a_reload_takes_a_new_file_and_keeps_the_old_one_where_it_is_wrong
     ("text", "problem"),
     [
         ("[users.a]\npasswort = 'x'", "user 'a' .* has the unknown key 'passwort'; keys are certificate, password"),
-        ("[users.a]\npassword = 'open'", "has a password that is no hash; make one with martlet hash-password"),
+        ("[users.a]\npassword = 'open'", "has a password that is not a hash; make one with martlet hash-password"),
         ("[users.a]\nrules = ['write x']", "has the rule 'write x'; it must begin with publish, read, manage"),
         ("= 3", "cannot be read"),
     ],

@@ -48,9 +48,9 @@ class Cluster:
 @final
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """What a queue holds: offsets from ``min_offset`` to below ``max_offset``.
+    """The offsets of a queue: from ``min_offset`` to below ``max_offset``.
 
-    ``last_update_ms`` is when its newest message was stored, 0 for never.
+    ``last_update_ms`` is when its newest message was stored, 0 if it has none.
     """
 
     queue: MessageQueue
@@ -62,10 +62,10 @@ class QueueStats:
 @final
 @dataclass(frozen=True, slots=True)
 class QueueLag:
-    """How far a group is behind in a queue.
+    """The lag of a group in a queue.
 
     ``broker_offset`` is the end of the queue, ``consumer_offset`` the group's committed offset, and
-    ``last_consumed_ms`` the time at which the message it consumed last was stored.
+    ``last_consumed_ms`` the store time of the last message that it consumed.
     """
 
     queue: MessageQueue
@@ -75,7 +75,7 @@ class QueueLag:
 
     @property
     def lag(self) -> int:
-        """How many messages the group has still to consume."""
+        """How many messages the group still has to consume."""
         return self.broker_offset - self.consumer_offset
 
 
@@ -207,7 +207,7 @@ class Admin(Client):
         self.network.routes.pop(topic, None)
 
     async def topic_stats(self, topic: str) -> list[QueueStats]:
-        """Return what each queue of *topic* holds, sorted by queue."""
+        """Return the statistics of each queue of *topic*, sorted by queue."""
         check_topic(topic)
         found: list[QueueStats] = []
         for address in await self._topic_masters(topic):
@@ -226,7 +226,7 @@ class Admin(Client):
     # Groups
 
     async def groups(self) -> list[str]:
-        """Return the names of all consumer groups that a broker has a configuration for."""
+        """Return the names of all consumer groups that are configured on any broker."""
         found: set[str] = set()
         for address in (await self._masters()).values():
             answer = await self.network.ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
@@ -239,7 +239,7 @@ class Admin(Client):
     ) -> None:
         """Create or change *group* on every broker, or on those of *cluster*.
 
-        Without *consume_enable* brokers refuse its pulls. A message that failed *retry_max_times* times is
+        Without *consume_enable* brokers refuse its pulls. A message that failed *retry_max_times* times becomes
         a dead letter.
         """
         check_group(group)
@@ -286,7 +286,7 @@ class Admin(Client):
         return sorted(found, key=lambda member: member.client_id)
 
     async def group_lag(self, group: str, topic: str = "") -> list[QueueLag]:
-        """Return how far *group* is behind in each queue, of *topic* or of every topic it consumes, sorted by queue."""
+        """Return the lag of *group* in each queue of *topic*, or of every topic it consumes, sorted by queue."""
         check_group(group)
         if topic:
             check_topic(topic)
@@ -307,9 +307,9 @@ class Admin(Client):
         return sorted(found, key=lambda lag: lag.queue)
 
     async def reset_offsets(self, group: str, topic: str, timestamp_ms: int = -1) -> dict[MessageQueue, int]:
-        """Let *group* continue with messages stored at *timestamp_ms* or later; return the new offsets.
+        """Reset *group* to the first messages stored at *timestamp_ms* or later; return the new offsets.
 
-        -1 means the end: everything stored so far is skipped. Connected members follow within seconds.
+        -1 means the end: the group skips everything stored so far. Connected members follow within seconds.
         """
         check_group(group)
         check_topic(topic)
@@ -323,7 +323,7 @@ class Admin(Client):
         return await self._commit_reset(group, topic, timestamp_ms)
 
     async def _commit_reset(self, group: str, topic: str, timestamp_ms: int) -> dict[MessageQueue, int]:
-        """Reset a group that is not online ourselves: RocketMQ before 5 leaves that to its tools."""
+        """Commit the new offsets of an offline group from here: RocketMQ before 5 leaves that to its tools."""
         offsets = BrokerOffsets(self.network, group)
         found: dict[MessageQueue, int] = {}
         for queue in (await self.network.route(topic)).read_queues(topic):
@@ -335,7 +335,7 @@ class Admin(Client):
         return found
 
     async def reset_queue_offset(self, group: str, queue: MessageQueue, offset: int) -> dict[MessageQueue, int]:
-        """Let *group* continue at *offset* of *queue*; return the new offset of each queue that changed."""
+        """Reset *group* to *offset* of *queue*; return the new offset of each queue that changed."""
         check_group(group)
         check_queue(queue)
         check_integer("offset", offset)
@@ -395,7 +395,7 @@ class Admin(Client):
     ) -> list[ReceivedMessage]:
         """Return up to *messages_max* messages of *topic* that have *key*, the oldest first.
 
-        Only those stored from *begin_ms* to *end_ms* are looked at.
+        Only messages stored from *begin_ms* to *end_ms* are returned.
         """
         check_topic(topic)
         check_type("key", key, str, "for example str(key)")
@@ -494,7 +494,7 @@ def _intact(messages: Sequence[ReceivedMessage | DamagedMessage]) -> list[Receiv
 
 
 def _is_of(message: ReceivedMessage, topic: str) -> bool:
-    """Whether it was stored in *topic*; the key index finds others with the same hash too."""
+    """Whether it was stored in *topic*; the key index also finds other topics with the same hash."""
     return topic in (message.queue.topic, message.topic) and (
         message.queue.topic == topic or message.queue.topic.startswith(RETRY_PREFIX)
     )

@@ -1,4 +1,4 @@
-"""The client for asyncio: the classes of `martlet_remoting.client` with the same methods, to be awaited.
+"""The client for asyncio: the classes of `martlet_remoting.client` with the same methods, as coroutines.
 
 Each object runs the trio client in a thread of its own. Cancelling a call cancels it there.
 """
@@ -33,7 +33,7 @@ C = TypeVar("C", bound=Client)
 
 
 class _Held(Bridged[C]):
-    """A trio client in its thread, entered and left like an asyncio context manager."""
+    """A trio client in its own thread, as an asyncio context manager."""
 
     def __init__(self, client: C) -> None:
         super().__init__(client)
@@ -52,7 +52,7 @@ class _Held(Bridged[C]):
         return self
 
     def _interrupt(self) -> None:
-        """Cancel the block as trio would, since the client has failed; leaving it raises why."""
+        """Cancel the block as trio would, because the client has failed; leaving the block raises the reason."""
         if self._task is not None:
             self._is_interrupted = True
             self._task.cancel()
@@ -63,7 +63,7 @@ class _Held(Bridged[C]):
         task, self._task = self._task, None
         if self._is_interrupted and task is not None:
             task.uncancel()
-        # Closing is bounded, and must be whole even when the caller is cancelled meanwhile.
+        # Closing is bounded, and must complete even if the caller is cancelled meanwhile.
         await asyncio.shield(asyncio.wrap_future(self._portal.close()))
 
     async def _call(self, function: Callable[[], Awaitable[T]]) -> T:
@@ -108,8 +108,8 @@ class Producer(_Held[producer.Producer]):
 class PushConsumer(_Held[consumer.PushConsumer]):
     """As `martlet_remoting.client.PushConsumer`.
 
-    A coroutine listener runs in the asyncio loop, a plain one in a thread. When the listener returns what it
-    must not, the task that is in the ``async with`` block is cancelled, and the block raises the TypeError.
+    A coroutine listener runs in the asyncio loop, a plain one in a thread. If the listener returns an invalid
+    value, the task in the ``async with`` block is cancelled, and the block raises a TypeError.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class PushConsumer(_Held[consumer.PushConsumer]):
         return await super().__aenter__()
 
     async def _listen(self, message: ReceivedMessage) -> Outcome | None:
-        """Called in trio's thread: wait for the listener in asyncio's."""
+        """Run in trio's thread: wait for the listener, which runs in asyncio's thread."""
         assert self._loop is not None
         return await _wait(asyncio.run_coroutine_threadsafe(_consumed(self._listener, message), self._loop))
 
     def _call_plain(self, message: ReceivedMessage) -> Outcome | None:
-        """Called in a thread of its own; what turns out to be a coroutine goes to asyncio's loop all the same."""
+        """Run in a worker thread; if the listener returns a coroutine, run that in asyncio's loop."""
         result = self._listener(message)
         if not inspect.isawaitable(result):
             return result
@@ -153,7 +153,7 @@ class PushConsumer(_Held[consumer.PushConsumer]):
         return self._client.statistics()
 
     async def subscribe(self, topic: str, expression: Expression = "*") -> None:
-        """Consume *topic* too, or by another expression from now on."""
+        """Consume *topic* as well, or with another expression from now on."""
         await self._call(partial(self._client.subscribe, topic, expression))
 
     async def unsubscribe(self, topic: str) -> None:
@@ -181,7 +181,7 @@ class PullConsumer(_Held[puller.PullConsumer]):
         messages_max: int = puller.PULL_MESSAGES,
         wait_s: float = 0.0,
     ) -> Pulled:
-        """Return up to *messages_max* messages of *queue* from *offset* on, and where to go on."""
+        """Return up to *messages_max* messages of *queue* from *offset* on, and the offset to continue at."""
         return await self._call(
             partial(self._client.pull, queue, offset, expression=expression, messages_max=messages_max, wait_s=wait_s)
         )
@@ -279,7 +279,7 @@ class Admin(_Held[admin.Admin]):
         await self._call(partial(self._client.delete_topic, topic))
 
     async def topic_stats(self, topic: str) -> list[QueueStats]:
-        """Return what each queue of *topic* holds, sorted by queue."""
+        """Return the statistics of each queue of *topic*, sorted by queue."""
         return await self._call(partial(self._client.topic_stats, topic))
 
     async def groups(self) -> list[str]:
@@ -309,15 +309,15 @@ class Admin(_Held[admin.Admin]):
         return await self._call(partial(self._client.group_members, group))
 
     async def group_lag(self, group: str, topic: str = "") -> list[QueueLag]:
-        """Return how far *group* is behind in each queue, sorted by queue."""
+        """Return the lag of *group* in each queue, sorted by queue."""
         return await self._call(partial(self._client.group_lag, group, topic))
 
     async def reset_offsets(self, group: str, topic: str, timestamp_ms: int = -1) -> dict[MessageQueue, int]:
-        """Let *group* continue with messages stored at *timestamp_ms* or later, -1 for the end."""
+        """Reset *group* to the first messages stored at *timestamp_ms* or later; -1 means the end."""
         return await self._call(partial(self._client.reset_offsets, group, topic, timestamp_ms))
 
     async def reset_queue_offset(self, group: str, queue: MessageQueue, offset: int) -> dict[MessageQueue, int]:
-        """Let *group* continue at *offset* of *queue*."""
+        """Reset *group* to *offset* of *queue*."""
         return await self._call(partial(self._client.reset_queue_offset, group, queue, offset))
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
@@ -359,7 +359,7 @@ async def _awaited(result: Awaitable[Outcome | None]) -> Outcome | None:
 
 
 async def _wait(future: "Future[T]") -> T:
-    """Wait in trio for a future of another thread; cancelled here, it is cancelled there."""
+    """Wait in trio for a future of another thread; cancelling the wait cancels the future."""
     done = trio.Event()
     token = trio.lowlevel.current_trio_token()
 

@@ -1,8 +1,8 @@
-"""Which queues of a topic a member of a group gets: RocketMQ's strategies, with its results.
+"""Which queues of a topic a member of a group gets: RocketMQ's strategies, with the same results.
 
-A strategy gets the group, the asking member, and all queues and members in order;
-every member must use the same one. Compared with the Java classes
-(client/consumer/rebalance) by a table of their results.
+A strategy gets the group, the member, and all queues and members in order;
+every member must use the same one. Tests compare them with a table of results
+of the Java classes (client/consumer/rebalance).
 """
 
 from bisect import bisect_left
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class Allocation(Protocol):
-    """A strategy: decides which queues of a topic a member of the group consumes; ``name`` is RocketMQ's for it."""
+    """A strategy that decides which queues of a topic a member consumes; ``name`` is RocketMQ's name for it."""
 
     name: str
 
@@ -40,7 +40,7 @@ class Allocation(Protocol):
 
 
 def check_allocation(allocation: "Allocation") -> "Allocation":
-    """Return *allocation*. Raises TypeError when it is no strategy, or the class of one."""
+    """Return *allocation*. Raises TypeError if it is not a strategy, or if it is the class of one."""
     if isinstance(allocation, type):
         raise TypeError(f"allocation {allocation.__name__} is a class; give an object: {allocation.__name__}()")
     if not callable(getattr(allocation, "allocate", None)):
@@ -94,13 +94,13 @@ def _ring_position(text: str) -> int:
 
 
 def _java_text(queue: MessageQueue) -> str:
-    """What MessageQueue.toString() says; consistent hashing hashes it."""
+    """Return MessageQueue.toString(), which consistent hashing hashes."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 @final
 class ConsistentHash:
-    """A ring of MD5 hashes with *virtual_nodes* points per member: few queues move when a member comes or goes."""
+    """A ring of MD5 hashes with *virtual_nodes* points per member: few queues move when a member joins or leaves."""
 
     name = "CONSISTENT_HASH"
 

@@ -1,4 +1,4 @@
-"""Checks of what a caller passes: a wrong argument is one sentence at once, never an obscure error later."""
+"""Checks of arguments: a wrong one raises a clear error at once instead of an obscure one later."""
 
 import inspect
 import math
@@ -21,7 +21,7 @@ __all__ = [
 
 I32_MAX: Final = (1 << 31) - 1
 I64_MAX: Final = (1 << 63) - 1
-# In milliseconds this is March 1973: whoever passes a smaller time counts seconds.
+# In milliseconds this is March 1973: a smaller time must be in seconds.
 FIRST_TIME_MS: Final = 100_000_000_000
 
 
@@ -30,10 +30,10 @@ def _shown(value: object) -> str:
 
 
 def check_type(what: str, value: object, kind: type, hint: str = "") -> None:
-    """Refuse a *value* that is no *kind*; *hint* says how to get one.
+    """Refuse a *value* that is not a *kind*; *hint* tells the caller how to get one.
 
     Raises:
-      TypeError: with *what* it is, the value, and the type it must have.
+      TypeError: the text names *what*, the value, and the required type.
     """
     if not isinstance(value, kind):
         raise TypeError(f"{what} {_shown(value)}; it must be {kind.__name__}{hint and f', {hint}'}")
@@ -46,7 +46,7 @@ def check_utf8(what: str, text: str) -> None:
 
 
 def check_integer(what: str, value: object, low: int = 0, high: int = I64_MAX) -> None:
-    """Refuse what is not a whole number from *low* to *high*.
+    """Refuse anything except a whole number from *low* to *high*.
 
     Raises:
       TypeError: it is not an int; a bool is not one here.
@@ -60,7 +60,7 @@ def check_integer(what: str, value: object, low: int = 0, high: int = I64_MAX) -
 
 
 def check_seconds(what: str, value: object, *, zero: bool = False, high: float = math.inf) -> None:
-    """Refuse what is not a number of seconds above 0, or from 0 on if *zero*, up to *high*.
+    """Refuse anything except a number of seconds above 0 (from 0 on if *zero*) up to *high*.
 
     Raises:
       TypeError: it is not a number.
@@ -74,7 +74,7 @@ def check_seconds(what: str, value: object, *, zero: bool = False, high: float =
 
 
 def check_time_ms(what: str, value: object, low: int = 0) -> None:
-    """Refuse what is not a time in milliseconds since 1970; 0, and what is below it from *low* on, is let through.
+    """Refuse anything except a time in milliseconds since 1970; values from *low* up to 0 are accepted.
 
     Raises:
       TypeError: it is not an int.
@@ -88,10 +88,10 @@ def check_time_ms(what: str, value: object, low: int = 0) -> None:
 
 
 def check_queue(queue: object, topic: str | None = None) -> None:
-    """Refuse what is not a queue, or not one of *topic*.
+    """Refuse anything except a queue, of *topic* if given.
 
     Raises:
-      TypeError: it is no `MessageQueue`.
+      TypeError: it is not a `MessageQueue`.
       ValueError: it belongs to another topic.
     """
     check_type("queue", queue, MessageQueue, "as queues() lists them")
@@ -100,7 +100,7 @@ def check_queue(queue: object, topic: str | None = None) -> None:
 
 
 def check_text_mapping(what: str, table: object) -> None:
-    """Refuse what does not map texts to texts. Raises TypeError."""
+    """Refuse anything except a mapping from str to str. Raises TypeError."""
     check_type(what, table, Mapping, "for example {'colour': 'red'}")
     assert isinstance(table, Mapping)
     for name, value in table.items():
@@ -109,17 +109,17 @@ def check_text_mapping(what: str, table: object) -> None:
 
 
 def check_callable(what: str, function: object, example: str, count: int) -> None:
-    """Refuse what cannot be called with *count* arguments; *example* shows what can.
+    """Refuse anything that cannot be called with *count* arguments; *example* shows what can.
 
     Raises:
-      TypeError: it is no function, or takes other arguments.
+      TypeError: it is not a function, or takes other arguments.
     """
     if not callable(function):
         raise TypeError(f"{what} {_shown(function)}; it must be a function: {example}")
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # some builtins do not say what they take
+        return  # some builtins have no signature
     try:
         signature.bind(*range(count))
     except TypeError as error:

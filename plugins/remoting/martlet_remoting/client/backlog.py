@@ -1,4 +1,4 @@
-"""The messages of one queue between the pull and the listener, and how far the queue is done."""
+"""The messages of one queue between the pull and the listener, and the offset up to which all are done."""
 
 from collections import deque
 from typing import final
@@ -10,10 +10,10 @@ __all__ = ["Backlog"]
 
 @final
 class Backlog:
-    """Counts what is cached of a queue; `commit_offset` never passes a message that is not done.
+    """Counts the cached messages of a queue; `commit_offset` never passes a message that is not done.
 
     A backlog is *dropped* when its queue goes to another consumer or jumps to another
-    offset: what its listeners still do then changes nothing any more.
+    offset: results of listeners that are still running are then ignored.
     """
 
     __slots__ = ("_pending", "_room", "_sizes", "bytes", "bytes_max", "dropped", "end", "messages_max")
@@ -33,16 +33,16 @@ class Backlog:
 
     @property
     def commit_offset(self) -> int:
-        """The offset from which another consumer would have to go on."""
+        """The offset at which another consumer would have to continue."""
         return self._pending[0] if self._pending else self.end
 
     @property
     def is_full(self) -> bool:
-        """Whether enough is cached; one message over the limit of bytes always gets in."""
+        """Whether a limit is reached; the message that crosses the limit of bytes is still cached."""
         return len(self._sizes) >= self.messages_max or self.bytes >= self.bytes_max
 
     def add(self, offset: int, size: int) -> bool:
-        """Take in a message; False if it is here already."""
+        """Add a message; return False if it is already in the backlog."""
         if offset in self._sizes or (self._pending and offset <= self._pending[-1]):
             return False
         self._pending.append(offset)
@@ -51,7 +51,7 @@ class Backlog:
         return True
 
     def done(self, offset: int) -> None:
-        """The message at *offset* needs no more attention."""
+        """Mark the message at *offset* as done."""
         self.bytes -= self._sizes.pop(offset, 0)
         while self._pending and self._pending[0] not in self._sizes:
             self._pending.popleft()
@@ -60,6 +60,6 @@ class Backlog:
             self._room = trio.Event()
 
     async def wait_room(self) -> None:
-        """Return when more may be pulled."""
+        """Wait until more may be pulled."""
         while self.is_full:
             await self._room.wait()

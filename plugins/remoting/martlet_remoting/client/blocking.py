@@ -29,7 +29,7 @@ C = TypeVar("C", bound=Client)
 
 
 class _Held(Bridged[C]):
-    """A trio client in its thread, entered and left like any context manager."""
+    """A trio client in its own thread, as a context manager."""
 
     def __enter__(self) -> Self:
         try:
@@ -86,8 +86,8 @@ class Producer(_Held[producer.Producer]):
 class PushConsumer(_Held[consumer.PushConsumer]):
     """As `martlet_remoting.client.PushConsumer`; the listener is called in its threads.
 
-    When the listener returns what it must not, the consumer logs an error and closes; further calls raise
-    `ClientClosed`, and leaving the ``with`` block raises the TypeError.
+    If the listener returns an invalid value, the consumer logs an error and closes; further calls raise
+    `ClientClosed`, and leaving the ``with`` block raises a TypeError.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PushConsumer(_Held[consumer.PushConsumer]):
         return self._client.statistics()
 
     def subscribe(self, topic: str, expression: Expression = "*") -> None:
-        """Consume *topic* too, or by another expression from now on."""
+        """Consume *topic* as well, or with another expression from now on."""
         self._call(partial(self._client.subscribe, topic, expression))
 
     def unsubscribe(self, topic: str) -> None:
@@ -138,7 +138,7 @@ class PullConsumer(_Held[puller.PullConsumer]):
         messages_max: int = puller.PULL_MESSAGES,
         wait_s: float = 0.0,
     ) -> Pulled:
-        """Return up to *messages_max* messages of *queue* from *offset* on, and where to go on."""
+        """Return up to *messages_max* messages of *queue* from *offset* on, and the offset to continue at."""
         return self._call(
             partial(self._client.pull, queue, offset, expression=expression, messages_max=messages_max, wait_s=wait_s)
         )
@@ -236,7 +236,7 @@ class Admin(_Held[admin.Admin]):
         self._call(partial(self._client.delete_topic, topic))
 
     def topic_stats(self, topic: str) -> list[QueueStats]:
-        """Return what each queue of *topic* holds, sorted by queue."""
+        """Return the statistics of each queue of *topic*, sorted by queue."""
         return self._call(partial(self._client.topic_stats, topic))
 
     def groups(self) -> list[str]:
@@ -266,15 +266,15 @@ class Admin(_Held[admin.Admin]):
         return self._call(partial(self._client.group_members, group))
 
     def group_lag(self, group: str, topic: str = "") -> list[QueueLag]:
-        """Return how far *group* is behind in each queue, sorted by queue."""
+        """Return the lag of *group* in each queue, sorted by queue."""
         return self._call(partial(self._client.group_lag, group, topic))
 
     def reset_offsets(self, group: str, topic: str, timestamp_ms: int = -1) -> dict[MessageQueue, int]:
-        """Let *group* continue with messages stored at *timestamp_ms* or later, -1 for the end."""
+        """Reset *group* to the first messages stored at *timestamp_ms* or later; -1 means the end."""
         return self._call(partial(self._client.reset_offsets, group, topic, timestamp_ms))
 
     def reset_queue_offset(self, group: str, queue: MessageQueue, offset: int) -> dict[MessageQueue, int]:
-        """Let *group* continue at *offset* of *queue*."""
+        """Reset *group* to *offset* of *queue*."""
         return self._call(partial(self._client.reset_queue_offset, group, queue, offset))
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:

@@ -1,6 +1,6 @@
-"""A trio client in a thread of its own, for programs that do not run trio.
+"""Runs a trio client in its own thread, for programs that do not run trio.
 
-The calling side gets `concurrent.futures.Future` objects: blocking code waits for
+Callers get `concurrent.futures.Future` objects: blocking code waits for
 them, asyncio wraps them, and cancelling one cancels the call in the thread.
 """
 
@@ -29,7 +29,7 @@ class Portal(Generic[C]):
         self.client = client
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
-        # Running from the start: whoever waits for these may give up, but not take them back.
+        # Marked as running from the start: a waiter may give up, but cannot cancel them.
         self._opened.set_running_or_notify_cancel()
         self._closed.set_running_or_notify_cancel()
         self._close_wanted = False
@@ -39,7 +39,7 @@ class Portal(Generic[C]):
         self._closing: trio.Event | None = None
 
     def open(self) -> Future[None]:
-        """Start the thread; the future is done when the client is open, or says why it cannot be."""
+        """Start the thread; the future is done when the client is open, or holds the reason why it cannot open."""
         if self._thread is not None:
             raise ClientClosed("client was opened before; make a new one")
         # A daemon, so that a program that forgets to close still ends.
@@ -48,10 +48,10 @@ class Portal(Generic[C]):
         return self._opened
 
     def close(self) -> Future[None]:
-        """Close the client; the future is done when its thread has nothing left to do."""
+        """Close the client; the future is done when its thread has finished."""
         if self._thread is None:
             raise ClientClosed("client was never opened")
-        # First of all, for the thread may look for it just now.
+        # Set this first: the thread may check it at this moment.
         self._close_wanted = True
         if self._token is not None and self._closing is not None:
             with suppress(trio.RunFinishedError):
@@ -63,7 +63,7 @@ class Portal(Generic[C]):
 
         def closed(done: "Future[None]") -> None:
             if done.exception() is not None:
-                with suppress(RuntimeError):  # the caller's event loop may be over
+                with suppress(RuntimeError):  # the caller's event loop may be closed
                     tell()
 
         self._closed.add_done_callback(closed)
@@ -84,7 +84,7 @@ class Portal(Generic[C]):
         return future
 
     def run_sync_soon(self, function: Callable[[], object]) -> None:
-        """Run a plain *function* in the client's thread, and do not wait for it."""
+        """Run a plain *function* in the client's thread without waiting for it."""
         if self._token is not None:
             self._token.run_sync_soon(function)
 
@@ -151,7 +151,7 @@ def _settle(future: "Future[T]", error: BaseException) -> None:
 
 
 class Bridged(Generic[C]):
-    """A trio client in its thread, as a facade holds it; how it is entered and called is the facade's own."""
+    """Base of the asyncio and blocking classes: a trio client in its thread. Subclasses add entering and calling."""
 
     def __init__(self, client: C) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Reading JSON bodies of brokers: the fields that are needed, or an error that names the missing one."""
+"""Reads JSON bodies from brokers: the needed fields, or an error that names the missing one."""
 
 from collections.abc import Mapping
 from typing import TypeAlias
@@ -26,7 +26,7 @@ Fields: TypeAlias = Mapping[object, object]
 
 
 def dump(value: object) -> bytes:
-    """Return *value* as JSON in Fastjson's dialect: message queues may be keys, None is left out."""
+    """Return *value* as JSON in Fastjson's dialect: message queues may be keys, None is omitted."""
     return fastjson.dumps(value)
 
 
@@ -47,10 +47,10 @@ def header_text(answer: Command, name: str, default: str | None = None) -> str:
 
 
 def load_object(body: bytes) -> Fields:
-    """Return the object that *body* spells in any of Fastjson's dialects.
+    """Return the JSON object in *body*, in any of Fastjson's dialects.
 
     Raises:
-      BadAnswer: it is no such object.
+      BadAnswer: *body* is not a JSON object.
     """
     try:
         value = fastjson.loads(body)
@@ -62,7 +62,7 @@ def load_object(body: bytes) -> Fields:
 
 
 def text(fields: Fields, name: str, default: str | None = None) -> str:
-    """Return a text field; absent and null are the default."""
+    """Return a text field, or the default if it is absent or null."""
     value = fields.get(name)
     if value is None and default is not None:
         return default
@@ -87,7 +87,7 @@ def integer(fields: Fields, name: str, default: int | None = None) -> int:
 
 
 def objects(fields: Fields, name: str) -> list[Fields]:
-    """Return a list of objects; absent and null are empty."""
+    """Return a list of objects; empty if it is absent or null."""
     value = fields.get(name)
     if value is None:
         return []

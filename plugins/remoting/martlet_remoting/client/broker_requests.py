@@ -1,4 +1,4 @@
-"""What brokers ask of a consumer: rebalance, jump to other offsets, say how it goes, take one message."""
+"""Requests from brokers to a consumer: rebalance, reset offsets, report its state, consume one message."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, final
@@ -23,7 +23,7 @@ BYTES_PER_MIB: Final = 1024 * 1024
 
 @final
 class ConsumerRequests:
-    """Answers the requests that brokers send to a push consumer; *rebalance_soon* and *reset_offsets* are its own."""
+    """Answers requests from brokers; *rebalance_soon* and *reset_offsets* are methods of the consumer."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ConsumerRequests:
         self._move_offsets = reset_offsets
 
     def register(self, network: Network) -> None:
-        """Make *network* bring such requests here."""
+        """Register this object with *network* as the handler of these requests."""
         network.handlers[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = self._members_changed
         network.handlers[RequestCode.RESET_CONSUMER_CLIENT_OFFSET] = self._reset_offsets
         network.handlers[RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT] = self._status
@@ -55,7 +55,10 @@ class ConsumerRequests:
         return Answer()
 
     def _wrong_group(self, group: str) -> Answer:
-        return Answer(ResponseCode.SYSTEM_ERROR, remark=f"group {group!r} is not here; {self.consumer.group!r} is")
+        return Answer(
+            ResponseCode.SYSTEM_ERROR,
+            remark=f"this client is not a member of group {group!r}, but of {self.consumer.group!r}",
+        )
 
     async def _status(self, command: Command) -> Answer:
         topic = command.text("topic")

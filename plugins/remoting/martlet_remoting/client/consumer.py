@@ -1,4 +1,4 @@
-"""The push consumer: keeps its share of a group's queues, pulls them, and calls a listener for each message."""
+"""The push consumer: takes its share of a group's queues, pulls them, and calls a listener with each message."""
 
 import logging
 import math
@@ -33,12 +33,12 @@ __all__ = ["ConsumeFrom", "MessageModel", "PushConsumer", "PushConsumerOptions"]
 
 log = logging.getLogger(__name__)
 
-# RocketMQ's: retries before the dead letters, and "as often as it takes" for ordered queues.
+# RocketMQ's numbers of retries before a dead letter; an ordered queue retries without end.
 RETRIES_MAX: Final = 16
 UNLIMITED: Final = 2**31 - 1
 COMMIT_INTERVAL_S: Final = 5.0
 REBALANCE_INTERVAL_S: Final = 20.0
-# While a topic has no route yet, as the retry topic of a new group for a moment; doubled each time.
+# Pause while a topic has no route yet, such as a new group's retry topic; doubled each time.
 ROUTELESS_INTERVAL_S: Final = 1.0
 
 
@@ -54,15 +54,15 @@ class MessageModel(Enum):
 @final
 @unique
 class ConsumeFrom(Enum):
-    """Where a group begins in a queue of which it has committed no offset; RocketMQ's rules.
+    """Where a group begins in a queue in which it has committed no offset; RocketMQ's rules.
 
     ``FIRST``: with the oldest message. ``LAST``: with messages stored from now on. ``TIMESTAMP``: with messages
     stored at ``consume_from_ms`` or later.
 
     The broker overrules ``LAST`` and ``TIMESTAMP`` for a *young* queue, one that still has its first message in
     memory: the group begins with that message. So a group never misses the first messages of a new topic, and a
-    new group also gets what an existing topic holds while that is little (docs/client.md says how little). To skip
-    old messages for certain, call `Admin.create_group` and `Admin.reset_offsets` before the first member starts.
+    new group also gets everything in a small existing topic (docs/client.md says how small). To be sure to skip
+    old messages, call `Admin.create_group` and `Admin.reset_offsets` before the first member starts.
     """
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
@@ -71,7 +71,7 @@ class ConsumeFrom(Enum):
 
 
 class PushConsumerOptions(TypedDict, total=False):
-    """The keyword arguments of `PushConsumer`, for its asyncio and blocking twins."""
+    """The keyword arguments of `PushConsumer`, also for the asyncio and blocking classes."""
 
     model: MessageModel
     orderly: bool
@@ -98,27 +98,27 @@ class PushConsumer(Client):
 
     The listener takes one `ReceivedMessage`. It is a coroutine function, or a plain function, which runs in
     a thread. It returns `Outcome.SUCCESS` or None when the message is done, and `Outcome.RETRY`, or raises,
-    when it failed. A failed message comes again later; after *max_reconsume_times* it is a dead letter.
+    when it failed. A failed message is delivered again later; after *max_reconsume_times* it becomes a dead letter.
     If the listener returns anything else, the consumer logs an error, commits what is done, closes, and raises
-    a TypeError out of its ``async with`` block; that message comes again once a corrected consumer runs.
+    a TypeError out of its ``async with`` block; the message is delivered again once a corrected consumer runs.
 
     Args:
       name_server: ``host:port``, several separated by ``;``, or `Settings`.
       group: the consumer group; its members share the messages.
-      listener: what is called with each message.
+      listener: called with each message.
       subscriptions: topic to expression: ``*``, ``tag``, ``tag || tag``, or `Sql`.
       model: whether one member gets a message, or every member.
       orderly: calls the listener with one message of a queue at a time, in order; a failure blocks the queue.
       consume_from: where to begin in a queue that the group never consumed.
       consume_from_ms: the time for `ConsumeFrom.TIMESTAMP`, in milliseconds since 1970; half an hour ago by default.
-      concurrency: how many messages are with the listener at once, 1 to 10000.
-      max_reconsume_times: how often a failed message comes again; -1 means 16, or without end when *orderly*.
+      concurrency: how many calls of the listener may run at once, 1 to 10000.
+      max_reconsume_times: how often a failed message is retried; -1 means 16, or without end when *orderly*.
       retry_delay_level: delay of a failed message; 0 grows with each failure, -1 makes it a dead letter at once.
       suspend_s: how long a failure blocks an ordered queue before the next try.
       pull_messages: how many messages one request to the broker asks for, 1 to 1024.
       cached_messages_max: how many messages of one queue wait for the listener before pulling pauses.
       cached_bytes_max: the same in bytes.
-      offsets_folder: where a broadcasting consumer keeps its offsets; in memory only without it.
+      offsets_folder: where a broadcasting consumer keeps its offsets; without it, only in memory.
       allocation: how members share queues; all members must use the same. `Average` by default.
 
     Raises:
@@ -206,7 +206,7 @@ class PushConsumer(Client):
         }
 
     async def subscribe(self, topic: str, expression: Expression = "*") -> None:
-        """Consume *topic* too, or by another expression from now on; all members of a group should subscribe alike.
+        """Consume *topic* as well, or with another expression from now on; all members should subscribe alike.
 
         Raises:
           TypeError, ValueError, MessageRefused: the topic or the expression is wrong.
@@ -259,7 +259,7 @@ class PushConsumer(Client):
             try:
                 await self.network.fetch_route(topic)
             except RouteNotFound as error:
-                # A new group's retry topic is made by its first heartbeat.
+                # The first heartbeat of a new group creates its retry topic.
                 log.log(logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.INFO, "%s", error)
         await self.network.send_heartbeats()
         for subscription in self.subscriptions.values():
@@ -272,7 +272,7 @@ class PushConsumer(Client):
         nursery.start_soon(self._run_loops)
 
     async def _check_expression(self, subscription: Subscription) -> None:
-        """Ask a broker whether it evaluates our SQL92; raises BrokerError, rather than consume nothing for ever."""
+        """Ask a broker whether it evaluates our SQL92; raises BrokerError instead of consuming nothing for ever."""
         route = self.network.routes.get(subscription.topic)
         if route is None or subscription.expression_type == TAG:
             return
@@ -293,7 +293,7 @@ class PushConsumer(Client):
         return self.orderly and self._is_clustering
 
     async def _close(self) -> None:
-        # First of all take no more queues: what is taken from here on would be nobody's.
+        # First stop rebalancing: nobody would release a queue that is taken from here on.
         self._loops.cancel()
         for queue in self.queues.values():
             queue.stop_pulling()
@@ -334,11 +334,11 @@ class PushConsumer(Client):
             await self.network.send_heartbeats()
 
     async def _rebalance(self) -> None:
-        """Take the queues that are ours now, and leave those that no longer are."""
+        """Take the queues that are assigned now, and release those that no longer are."""
         changed = False
         for topic, subscription in list(self.subscriptions.items()):
             share = await self._share(topic)
-            # While that was asked, the subscription may have changed.
+            # The subscription may have changed during the request.
             if share is not None and self.subscriptions.get(topic) is subscription:
                 changed = self._take_and_leave(subscription, share) or changed
         if changed:
@@ -346,7 +346,7 @@ class PushConsumer(Client):
             await self.network.send_heartbeats()
 
     async def _share(self, topic: str) -> list[MessageQueue] | None:
-        """Our queues of *topic*; None when that cannot be told at the moment."""
+        """Return our queues of *topic*; None if they cannot be determined at the moment."""
         route = self.network.routes.get(topic)
         if route is None:
             return None
@@ -356,12 +356,12 @@ class PushConsumer(Client):
         try:
             members = await self._members(topic)
         except ClientError as error:
-            log.warning("members of group %r are not to be had, its queues stay as they are: %s", self.group, error)
+            log.warning("members of group %r are unknown, keeping its queues: %s", self.group, error)
             return None
         return self._allocation.allocate(self.group, self.client_id, queues, members)
 
     async def _members(self, topic: str) -> list[str]:
-        """The group's members as a broker of *topic* knows them, in order; we are made known if we are not."""
+        """Return the group's members from a broker of *topic*, sorted; send it a heartbeat if it does not know us."""
         members = await self._ask_members(topic)
         if self.client_id not in members:
             await self.network.send_heartbeats()
@@ -383,7 +383,7 @@ class PushConsumer(Client):
         ours = {queue for queue in self.queues if queue.topic == subscription.topic}
         for queue in ours - wanted:
             self._leave(queue)
-        # A queue that is still being left is taken at the next turn.
+        # A queue that is still being released is taken at the next turn.
         new = wanted - ours - self._leaving.keys()
         for queue in sorted(new):
             self._take(queue, subscription)
@@ -420,7 +420,7 @@ class PushConsumer(Client):
         sink: "trio.MemorySendChannel[Work]",
         source: "trio.MemoryReceiveChannel[Work]",
     ) -> None:
-        """Lock, then pull and consume; the offset is asked for only when nobody else commits any more."""
+        """Lock, then pull and consume; read the offset only under the lock, when nobody else commits any more."""
         async with AsyncExitStack() as stack:
             stack.callback(consumed.finished.set)
             stack.callback(source.close)
@@ -443,7 +443,7 @@ class PushConsumer(Client):
         self._nursery.start_soon(self._farewell, consumed)
 
     async def _farewell(self, consumed: ConsumedQueue) -> None:
-        """Commit how far it got and, of an ordered queue, let go of the lock once its listener is done."""
+        """Commit the offset reached; for an ordered queue also release the lock once its listener is done."""
         await consumed.commit()
         if self.orderly:
             await consumed.finished.wait()
@@ -452,11 +452,11 @@ class PushConsumer(Client):
             await self._locks.let_go([consumed.queue])
         self._leaving.pop(consumed.queue, None)
         if consumed.queue.topic in self.subscriptions:
-            # It may be ours again, by another expression.
+            # It may be assigned to us again, with another expression.
             self._rebalance_soon()
 
     async def _first_offset(self, queue: MessageQueue) -> int:
-        """Where to begin: the committed offset, or else as RocketMQ's RebalancePushImpl decides."""
+        """Return where to begin: the committed offset, or else the one that RocketMQ's RebalancePushImpl computes."""
         committed = await self.offsets.read(queue)
         if committed is not None and committed >= 0:
             return committed
@@ -506,6 +506,6 @@ def _check_folder(folder: object, model: MessageModel) -> None:
 
 
 async def _let_go(message: ReceivedMessage | DamagedMessage) -> bool:
-    """A broadcasting group has no retry topic: what failed is past."""
+    """Log the failure: a broadcasting group has no retry topic."""
     log.warning("message at offset %d of %s failed and is not tried again", message.queue_offset, message.queue)
     return True

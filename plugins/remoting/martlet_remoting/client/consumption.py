@@ -1,8 +1,8 @@
 """One queue of a push consumer: from the pull to the listener to the committed offset.
 
-Pulling and consuming are tasks of their own with a bounded backlog between them. A
+Pulling and consuming are separate tasks with a bounded backlog between them. A
 concurrent consumer's queues share a pool of workers; an ordered queue has one worker,
-works only while the broker's lock on it is held, and stands still on a failure.
+consumes only while it holds the broker's lock, and pauses after a failure.
 """
 
 import logging
@@ -28,12 +28,12 @@ __all__ = ["ConsumedQueue", "Limits", "Offsets", "Work"]
 
 log = logging.getLogger(__name__)
 
-# Java's push consumer: a held pull, and the pauses after trouble.
+# From Java's push consumer: how long a pull may wait, and the pauses after failures.
 SUSPEND_MS: Final = 15_000
 PAUSE_S: Final = 3.0
 LOCK_RETRY_S: Final = 1.0
 LOCAL_RETRY_S: Final = 5.0
-# A lock that was not renewed for so long is taken for lost, 30 s before the broker gives it away.
+# A lock that was not renewed for so long counts as lost, 30 s before the broker expires it.
 LOCK_LIVE_S: Final = 30.0
 _UNKNOWN_TO_BROKER: Final = (
     ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -68,14 +68,14 @@ class Limits:
 @final
 @dataclass(slots=True)
 class Work:
-    """One message on its way to the listener; each further try is given a message that counts it."""
+    """One message for the listener; each retry gets a copy with a higher count."""
 
     queue: "ConsumedQueue"
     backlog: Backlog
     message: ReceivedMessage | DamagedMessage
 
     def count_try(self) -> None:
-        """The next try is one more."""
+        """Increase the count of tries."""
         if isinstance(self.message, ReceivedMessage):
             self.message = replace(self.message, reconsume_times=self.message.reconsume_times + 1)
 
@@ -86,7 +86,7 @@ def _queue_offset(message: ReceivedMessage | DamagedMessage) -> int:
 
 @final
 class ConsumedQueue:
-    """A queue that is ours at the moment; `run` pulls it until `stop`."""
+    """A queue that is assigned to us; `run` pulls it until `stop`."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ConsumedQueue:
         self._started = False
 
     async def run(self) -> None:
-        """Pull until stopped; a jump starts again at its offset with an empty backlog."""
+        """Pull until stopped; after a jump, start again at its offset with an empty backlog."""
         offset: int | None = None
         while not self.stopped:
             self._scope = trio.CancelScope()
@@ -132,28 +132,28 @@ class ConsumedQueue:
                     offset = await self._find_offset()
                 self._begin(offset)
                 offset = await self._pull_from(offset)
-                # Before it is written: a commit of where the old backlog stands must not come after it.
+                # Replace the backlog before the write: a commit of the old backlog's offset must not follow it.
                 self._begin(offset)
                 await self._write(offset)
             if self._jump is not None:
                 offset, self._jump = self._jump, None
 
     def stop(self) -> None:
-        """Pull no more, and let what is cached have no consequences; what is done may still be committed."""
+        """Stop pulling and ignore the results of cached messages; offsets already done may still be committed."""
         self.stopped = True
         self.backlog.dropped = True
         self._scope.cancel()
 
     def stop_pulling(self) -> None:
-        """Pull no more; listeners that are running still count."""
+        """Stop pulling; the results of running listeners still count."""
         self.stopped = True
         self._scope.cancel()
 
     def jump(self, offset: int) -> None:
-        """Go on at *offset*, forward or back; the caller has committed it."""
+        """Continue at *offset*, forward or back; the caller has committed it."""
         self._jump = offset
         self.backlog.dropped = True
-        # A commit of the old place may have come after the caller's: say the new one once more.
+        # A commit of the old offset may have followed the caller's: commit the new one again.
         self._committed = None
         self._scope.cancel()
 
@@ -167,11 +167,11 @@ class ConsumedQueue:
             try:
                 return await self._first_offset(self.queue)
             except ClientError as error:
-                log.warning("offset of %s for group %r is not to be had: %s", self.queue, self.group, error)
+                log.warning("cannot read the offset of %s for group %r: %s", self.queue, self.group, error)
                 await trio.sleep(PAUSE_S)
 
     async def _pull_from(self, offset: int) -> int:
-        """Pull until the broker moves the offset; return the one it wants."""
+        """Pull until the broker moves the offset; return the new offset."""
         while True:
             await self.backlog.wait_room()
             try:
@@ -228,7 +228,7 @@ class ConsumedQueue:
         backlog.end = max(backlog.end, next_offset)
 
     async def commit(self) -> None:
-        """Commit how far the queue is done, if that changed; failures are logged, the next time comes."""
+        """Commit the offset up to which the queue is done, if it changed; failures are logged and retried later."""
         offset = self.backlog.commit_offset
         if self._started and offset != self._committed:
             await self._write(offset)
@@ -243,12 +243,12 @@ class ConsumedQueue:
 
     @property
     def is_locked(self) -> bool:
-        """Whether the broker's lock on the queue is ours for sure."""
+        """Whether we certainly hold the broker's lock on the queue."""
         return trio.current_time() < self.locked_until
 
 
 async def _outcome(listening: Listening, work: Work) -> Outcome | None:
-    """Return what became of the message; None, with the queue stopped before it, if the listener is broken."""
+    """Return the outcome of the message; None if the listener is broken, and then stop the queue before it."""
     message = work.message
     if isinstance(message, DamagedMessage):
         log.error("message at offset %d of %s is damaged: %s", message.queue_offset, message.queue, message.text)
@@ -261,7 +261,7 @@ async def _outcome(listening: Listening, work: Work) -> Outcome | None:
 
 @final
 class Concurrent:
-    """Workers that take messages of all queues in any order."""
+    """Workers that consume messages of all queues in any order."""
 
     def __init__(
         self, listening: Listening, give_back: Callable[[ReceivedMessage | DamagedMessage], Awaitable[bool]]
@@ -278,7 +278,7 @@ class Concurrent:
                 nursery.start_soon(self._again_later, work, sink)
 
     async def _consume(self, work: Work) -> bool:
-        """Whether the message is done with; False if it must be tried again here."""
+        """Return whether the message is done; False if it must be retried here."""
         work.queue.last_consume_ms = work.queue.network.clock.now_ms()
         message = work.message
         outcome = await _outcome(self.listening, work)

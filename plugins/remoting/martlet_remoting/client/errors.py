@@ -1,4 +1,4 @@
-"""The errors of the client, each with what a caller needs to react."""
+"""The errors of the client, each with the fields that a caller needs to react."""
 
 from collections.abc import Iterator, Sequence
 from typing import final
@@ -29,7 +29,7 @@ class ClientError(MartletError):
 
 @final
 class BrokerError(ClientError):
-    """A broker or name server answered with an error; ``code``, ``remark`` and ``address`` say which."""
+    """A broker or name server answered with an error: ``code``, ``remark`` and ``address``."""
 
     def __init__(self, code: int, remark: str, address: str) -> None:
         name = RESPONSE_NAMES.get(code, "unknown code")
@@ -41,12 +41,12 @@ class BrokerError(ClientError):
 
 @final
 class BadAnswer(ClientError):
-    """A broker or name server sent something malformed; the text says which part."""
+    """A broker or name server sent a malformed answer; the text says which part."""
 
 
 @final
 class ConnectionLost(ClientError):
-    """A connection could not be opened, or ended before the answer came."""
+    """A connection could not be opened, or ended before the answer arrived."""
 
     def __init__(self, address: str, text: str) -> None:
         super().__init__(f"connection to {address} {text}")
@@ -56,7 +56,7 @@ class ConnectionLost(ClientError):
 
 @final
 class RequestTimeout(ClientError):
-    """No answer came in time; you cannot know whether the request was carried out."""
+    """No answer arrived in time; you cannot know whether the request was executed."""
 
     def __init__(self, address: str, code: int, seconds: float) -> None:
         name = REQUEST_NAMES.get(code, "unknown")
@@ -66,7 +66,7 @@ class RequestTimeout(ClientError):
 
 @final
 class NameServerUnreachable(ClientError):
-    """No name server answered; the text says why, for each."""
+    """No name server answered; the text has the reason for each."""
 
 
 @final
@@ -95,7 +95,7 @@ class ClientClosed(ClientError):
 
 @final
 class Attempt:
-    """One attempt of a send: the ``queue`` it went to, and the ``error`` that ended it."""
+    """One attempt to send: the ``queue`` it went to, and the ``error`` it ended with."""
 
     __slots__ = ("error", "queue")
 
@@ -120,7 +120,7 @@ class SendFailed(ClientError):
 
 
 def _summaries(attempts: Sequence[Attempt]) -> Iterator[str]:
-    """What the attempts failed of: each reason once, with the brokers that gave it."""
+    """Yield each reason for failure once, with the brokers that gave it."""
     brokers: dict[str, list[str]] = {}
     for attempt in attempts:
         brokers.setdefault(str(attempt.error), []).append(attempt.queue.broker_name)

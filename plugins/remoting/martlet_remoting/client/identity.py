@@ -22,7 +22,7 @@ _instances: Final = count()
 
 
 def host_address() -> str:
-    """Return the IPv4 address this host would use to reach others; loopback when it has no other.
+    """Return the IPv4 address that this host uses to reach others; loopback if it has no other.
 
     No packet is sent: connecting a datagram socket only asks the routing table.
     """
@@ -58,7 +58,7 @@ class UniqueKeys:
 
 
 def _month(now_ms: int) -> tuple[int, int]:
-    """The local month of *now_ms*: its first millisecond and that of the next month."""
+    """Return the first millisecond of the local month of *now_ms*, and that of the next month."""
     now = time.localtime(now_ms / 1000)
     start = time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))
     end = time.mktime((now.tm_year, now.tm_mon + 1, 1, 0, 0, 0, 0, 0, -1))

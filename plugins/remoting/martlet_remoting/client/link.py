@@ -1,7 +1,7 @@
-"""One connection to a broker or name server: many requests at once, answers in any order.
+"""One connection to a broker or name server: many requests in flight, answers in any order.
 
-Requests are joined in one buffer that a single task writes, so that a cancelled caller
-never leaves half a frame behind. Requests *from* the peer have numbers of their own
+Callers append requests to one buffer and a single task writes it, so a cancelled caller
+never leaves half a frame. Requests *from* the other side have their own numbers
 and go to `Handle`, each in its own task.
 """
 
@@ -27,18 +27,18 @@ __all__ = ["Answer", "Handle", "Link"]
 log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 256 * 1024
-# Above this the callers wait: a peer that does not read must not cost memory.
+# Above this callers wait, so that a server that does not read costs no memory.
 OUTGOING_BYTES_MAX: Final = 16 * 1024 * 1024
-# The answer to a batch of 190,000 messages, the most that 4 MiB can hold, has as many ids in its header.
+# A batch of 4 MiB can hold 190,000 messages, and the header of the answer has an id for each.
 HEADER_BYTES_MAX: Final = 8 * 1024 * 1024
-# A broker asks a client little; more than this at once is a defect of the broker.
+# A broker sends few requests to a client; more than this at once is a defect of the broker.
 REQUESTS_MAX: Final = 64
-SHOWN_BYTES: Final = 16  # of what is not our protocol
+SHOWN_BYTES: Final = 16  # of data in another protocol, for the error text
 
 
 @final
 class Answer:
-    """What a client answers to a request of its broker."""
+    """A client's answer to a request from its broker."""
 
     __slots__ = ("body", "code", "remark")
 
@@ -86,7 +86,7 @@ class Link:
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
-        """Read and write until the connection ends; everybody who waits then gets `ConnectionLost`."""
+        """Read and write until the connection ends; all waiting callers then get `ConnectionLost`."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -99,7 +99,7 @@ class Link:
                 await trio.aclose_forcefully(self._stream)
 
     def close(self, why: str = "") -> None:
-        """End the connection: fail everybody who waits, and take no more requests."""
+        """End the connection: fail all waiting callers, and accept no more requests."""
         if not self.closed:
             self._why = why or self._why
         self.closed = True
@@ -111,7 +111,7 @@ class Link:
         self._writable.set()
 
     async def ask(self, code: int, ext: Mapping[str, object], body: bytes = b"", timeout_s: float = 3.0) -> Command:
-        """Return the peer's answer, whatever its code.
+        """Return the answer of the other side, whatever its code.
 
         Raises:
           ConnectionLost: the connection ended first.
@@ -136,7 +136,7 @@ class Link:
         """Send a request that gets no answer.
 
         Raises:
-          ConnectionLost: the connection has ended; that it still stands proves nothing.
+          ConnectionLost: the connection has ended. If it has not, the request may still be lost.
         """
         await self._post(self._request(code, ext, body, self._next_opaque(), FLAG_ONEWAY))
 
@@ -203,9 +203,9 @@ class Link:
                     self._answered = True
                     self._take(command, nursery)
             except RemoteProtocolError as error:
-                self._why = f"was given up: {error}"
+                self._why = f"was closed: {error}"
                 if not self._answered:
-                    self._why = f"is given up: the port speaks another protocol, its first bytes are {first!r}"
+                    self._why = f"was closed: the port speaks another protocol, its first bytes are {first!r}"
                 log.warning("connection to %s %s", self.address, self._why)
                 return
 
@@ -228,7 +228,7 @@ class Link:
 
     async def _answer(self, command: Command) -> None:
         if self._requests >= REQUESTS_MAX:
-            answer = Answer(ResponseCode.SYSTEM_BUSY, remark=f"client has {REQUESTS_MAX} requests in hand already")
+            answer = Answer(ResponseCode.SYSTEM_BUSY, remark=f"client already handles {REQUESTS_MAX} requests")
         else:
             self._requests += 1
             try:
@@ -243,7 +243,7 @@ class Link:
 
 
 def _tls_reason(error: Exception) -> str:
-    """Return what TLS says, for example that a certificate is required; trio hides it in the cause."""
+    """Return the TLS error, for example that a certificate is required; trio hides it in the cause."""
     cause = error.__cause__
     return f" ({cause.reason or cause})" if isinstance(cause, ssl.SSLError) else ""
 

@@ -1,8 +1,8 @@
-"""Calling the user's listener, whether it is a plain function or a coroutine function.
+"""Calls the user's listener, which is a plain function or a coroutine function.
 
-A listener that raises has failed on one message, which comes again. One that returns what no
-listener may return has failed altogether: nobody can tell whether its messages are done, so the
-consumer stops and says so, instead of turning message after message into a dead letter.
+If a listener raises, that message failed and is retried. If it returns an invalid value, the
+consumer cannot know whether any message is done, so it stops with an error instead of
+turning message after message into a dead letter.
 """
 
 import inspect
@@ -21,39 +21,39 @@ __all__ = ["Listener", "Listening", "Outcome", "check_listener", "is_coroutine_l
 
 log = logging.getLogger(__name__)
 
-# Far more than anybody needs, and few enough to start in a moment.
+# Far more than needed, and few enough to start quickly.
 CONCURRENCY_MAX: Final = 10_000
 
 
 @final
 @unique
 class Outcome(Enum):
-    """What a listener says became of a message.
+    """The result of a listener for a message.
 
-    ``SUCCESS``: it is done; to return None means the same. ``RETRY``: it comes again later; to raise means the same.
+    ``SUCCESS``, or None: the message is done. ``RETRY``, or an exception: it is delivered again later.
     """
 
     SUCCESS = "success"
     RETRY = "retry"
 
 
-# What a listener may be: a plain or a coroutine function of one message.
+# A listener is a plain or a coroutine function of one message.
 Listener: TypeAlias = (
     Callable[[ReceivedMessage], Outcome | None] | Callable[[ReceivedMessage], Awaitable[Outcome | None]]
 )
 
 
 def is_coroutine_listener(listener: Listener) -> bool:
-    """Whether *listener*, a function or an object, gives a coroutine when it is called."""
+    """Whether *listener*, a function or an object, returns a coroutine when it is called."""
     call = getattr(listener, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
 
 
 @final
 class Listening:
-    """Calls a listener, at most *concurrency* at a time; plain functions in threads, so that they may block.
+    """Calls a listener, at most *concurrency* times at once; plain functions in threads, so that they may block.
 
-    *broken* is told once the listener returned what no listener may return.
+    *broken* is called once if the listener returns an invalid value.
     """
 
     def __init__(self, listener: Listener, concurrency: int, broken: Callable[[Exception], None]) -> None:
@@ -69,7 +69,7 @@ class Listening:
         self.failed = 0
 
     async def call(self, message: ReceivedMessage) -> tuple[Outcome | None, str]:
-        """Return what became of *message*, and why it failed; None if the listener is broken and nobody can tell."""
+        """Return the outcome of *message*, and why it failed; None if the listener is broken."""
         self.running += 1
         text = ""
         outcome: Outcome | None
@@ -93,7 +93,7 @@ class Listening:
         return outcome, text
 
     async def wait_idle(self) -> None:
-        """Return when no call is running."""
+        """Wait until no call is running."""
         while self.running:
             await self._idle.wait()
 
@@ -115,12 +115,12 @@ class Listening:
 
 
 def check_listener(listener: object) -> None:
-    """Refuse what cannot be called with one message. Raises TypeError."""
+    """Raise TypeError if *listener* cannot be called with one message."""
     check_callable("listener", listener, "def listener(message): ...", 1)
 
 
 def _called(listener: Listener, message: ReceivedMessage) -> tuple[object]:
-    """What *listener* returns, packed: trio lets no thread return the coroutine that a plain function may give."""
+    """Return the listener's result in a tuple: trio refuses a coroutine as the result of a thread."""
     return (listener(message),)
 
 

@@ -1,4 +1,4 @@
-"""The brokers' locks on ordered queues: taken, renewed and let go for one member of a group."""
+"""Takes, renews and releases the brokers' locks on ordered queues for one member of a group."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,13 +31,13 @@ class Locks:
         self._held = held
 
     async def renew(self) -> None:
-        """Renew the locks of all queues for ever; a broker gives a lock away 60 s after the last time."""
+        """Renew the locks of all queues for ever; a broker expires a lock 60 s after it was last renewed."""
         while True:
             await trio.sleep(LOCK_INTERVAL_S)
             await self.take(list(self._held))
 
     async def take(self, queues: Sequence[MessageQueue]) -> None:
-        """Lock what can be locked of *queues*; their ``locked_until`` says what became of each."""
+        """Lock those of *queues* that are free, and set ``locked_until`` of each."""
         for name, mine in _by_broker(queues).items():
             start = trio.current_time()
             try:
@@ -53,7 +53,7 @@ class Locks:
                     consumed.locked_until = start + LOCK_LIVE_S if queue in locked else -1.0
 
     async def let_go(self, queues: Iterable[MessageQueue]) -> None:
-        """Unlock *queues*; failures are logged, the broker forgets by itself."""
+        """Unlock *queues*; failures are only logged, as locks expire on the broker."""
         for name, mine in _by_broker(queues).items():
             try:
                 address = await self.network.broker_address(mine[0].topic, name)

@@ -1,4 +1,4 @@
-"""What is sent, what came of it, and what is received."""
+"""Messages to send, results of sends, and received messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,18 +83,18 @@ _RESERVED: Final = frozenset(
 
 
 def check_topic(topic: object) -> None:
-    """Refuse a topic name that no broker takes.
+    """Refuse a topic name that no broker accepts.
 
     Raises:
       TypeError: it is not a str.
-      MessageRefused: it is empty, longer than 127 characters, or has others than letters, digits and ``%|-_``.
+      MessageRefused: it is empty, longer than 127 characters, or has characters except letters, digits and ``%|-_``.
     """
     is_retry = isinstance(topic, str) and topic.startswith(RETRY_PREFIX)
     _check_name("topic", topic, TOPIC_CHARACTERS_MAX + (128 if is_retry else 0))
 
 
 def check_group(group: object) -> None:
-    """Refuse a group name that no broker takes; raises as `check_topic` does."""
+    """Refuse a group name that no broker accepts; raises the same errors as `check_topic`."""
     _check_name("group", group, GROUP_CHARACTERS_MAX)
 
 
@@ -121,7 +121,7 @@ class Message:
       keys: one key or several, without spaces; `Admin.messages_by_key` finds the message by each of them.
       properties: your own names and values, all of them non-empty texts.
       delay_level: delivers the message later: 1 is 1 s, 18 is 2 h, as the broker configures its levels.
-      delay_ms: delivers the message so many milliseconds later; needs a broker with timers.
+      delay_ms: delivers the message this many milliseconds later; needs a broker with timers.
       deliver_at_ms: delivers the message at this time, in milliseconds since 1970; needs a broker with timers.
       flag: a number of your own; brokers ignore it.
       wait_stored: whether the broker answers only once the message is stored as safely as configured.
@@ -141,11 +141,11 @@ class Message:
     wait_stored: bool = True
 
     def check(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
-        """Refuse a message that a broker would refuse, or that no consumer would see as it was meant.
+        """Refuse a message that a broker would refuse, or that a consumer would receive changed.
 
         Raises:
           TypeError: a field has the wrong type.
-          MessageRefused: a field has a value that cannot be; the text says what is wrong and what to do.
+          MessageRefused: a field has an invalid value; the text says what is wrong and what to do.
         """
         check_topic(self.topic)
         check_type("body", self.body, bytes, "for example text.encode() or bytes(buffer)")
@@ -191,7 +191,7 @@ class Message:
         """Return the property string with *unique_key* in it.
 
         Raises:
-          MessageRefused: a name or value holds a separator, or all together exceed 32767 bytes.
+          MessageRefused: a name or value contains a separator, or the properties exceed 32767 bytes.
         """
         properties = dict(self.properties)
         properties[UNIQ_KEY] = unique_key
@@ -234,7 +234,7 @@ def encoded(properties: Mapping[str, str]) -> bytes:
 @final
 @unique
 class SendStatus(Enum):
-    """How safely a message was stored; all four mean that it was.
+    """How safely a message was stored; it was stored in all four cases.
 
     ``OK``: as safely as the broker is configured for. ``FLUSH_DISK_TIMEOUT``: the flush took too long.
     ``SLAVE_NOT_AVAILABLE``, ``FLUSH_SLAVE_TIMEOUT``: no replica has it yet.
@@ -251,8 +251,8 @@ class SendStatus(Enum):
 class SendResult:
     """Where a sent message was stored.
 
-    ``message_id`` is the unique key that the producer gave it, ``offset_message_id`` its place in the broker's
-    log. For a batch both join the messages' ids with commas, and ``queue_offset`` is the first one's.
+    ``message_id`` is the unique key from the producer, ``offset_message_id`` the message's place in the broker's
+    log. For a batch both are lists separated by commas, and ``queue_offset`` is that of the first message.
     """
 
     status: SendStatus
@@ -265,27 +265,27 @@ class SendResult:
 
 
 def offset_message_id(store_host: bytes, position: int) -> str:
-    """Return the id that names a broker's address and a position of its log."""
+    """Return the id that contains a broker's address and a position in its log."""
     return (store_host + position.to_bytes(8, "big")).hex().upper()
 
 
 def parse_message_id(message_id: str) -> tuple[str, int]:
-    """Return the broker address and the log position that an offset message id names.
+    """Return the broker address and the log position in an offset message id.
 
     Raises:
-      ValueError: it is no such id; a unique key looks alike but names no position.
+      ValueError: it is not such an id; a unique key looks similar but has no position.
     """
     if len(message_id) not in (32, 56):
-        raise ValueError(f"message id {message_id!r} is no offset message id; these have 32 or 56 characters")
+        raise ValueError(f"message id {message_id!r} is not an offset message id; these have 32 or 56 characters")
     data = bytes.fromhex(message_id)
     host = host_text(data[:-8])
     return host, int.from_bytes(data[-8:], "big", signed=True)
 
 
-# Nearly all records of a pull come from few hosts, and the text costs more than the look-up.
+# Nearly all records of a pull come from few hosts, and formatting costs more than a look-up.
 @lru_cache(maxsize=1024)
 def host_text(host: bytes) -> str:
-    """Return address:port of the 8 or 20 bytes that a record holds."""
+    """Return the 8 or 20 bytes of a record's host as address:port."""
     address = ip_address(host[:-4])
     port = int.from_bytes(host[-4:], "big")
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
@@ -298,7 +298,7 @@ class ReceivedMessage:
 
     ``body`` is decompressed. ``topic`` is the one it was sent to, while a retry is read from another ``queue``.
     ``message_id`` is the producer's unique key and stays the same in every delivery; ``reconsume_times`` counts
-    the failed ones. ``position`` and ``store_bytes`` say where and how large the record is in the broker's log.
+    failed deliveries. ``position`` and ``store_bytes`` are the place and the size of the record in the broker's log.
     Times ending in ``_ms`` are milliseconds since 1970.
     """
 
@@ -335,7 +335,7 @@ class DamagedMessage:
 
 
 def received(record: Record, broker_name: str) -> ReceivedMessage | DamagedMessage:
-    """Return *record* as a consumer sees it; damaged if its body is not what the producer sent."""
+    """Return *record* as a consumer sees it; a `DamagedMessage` if its body is not what the producer sent."""
     queue = MessageQueue(record.topic, broker_name, record.queue_id)
     properties = decode_properties(record.properties)
     text = ""

@@ -1,8 +1,8 @@
-"""What producers and consumers share: connections, routes, heartbeats, and opening and closing in order.
+"""The common part of producers and consumers: connections, routes, heartbeats, opening and closing.
 
-Every client object owns one `Network`. Its tasks live in a nursery of their own that
-outlives cancellation of the caller for a moment, so that offsets are still committed
-and the group still learns of the departure when a program is interrupted.
+Every client object owns one `Network`. Its tasks run in their own nursery, which
+outlives cancellation of the caller for a moment: so an interrupted program still
+commits its offsets and leaves its group.
 """
 
 import logging
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
-# The topic whose route tells where a topic that does not exist yet may be created.
+# The route of this topic names the brokers that may create new topics.
 TEMPLATE_TOPIC: Final = "TBW102"
 ADDRESS_EXAMPLE: Final = "write HOST:PORT, for example 127.0.0.1:9876"
 PORT_MAX: Final = 65535
@@ -63,15 +63,15 @@ class Settings:
     Args:
       name_server: ``host:port``, several separated by ``;``.
       client_id: how brokers list this client; it must be unique in a group. Generated when empty.
-      request_timeout_s: for the answer to one request.
-      connect_timeout_s: for opening one connection.
-      heartbeat_interval_s: how often brokers are told that this client is alive.
+      request_timeout_s: how long to wait for the answer to one request.
+      connect_timeout_s: how long opening one connection may take.
+      heartbeat_interval_s: how often the client sends heartbeats to brokers.
       route_interval_s: how often routes are fetched again.
       close_timeout_s: how long closing may take.
       tls: encrypts every connection, to name servers and to brokers.
-      signing_key: signs every request, as RocketMQ's AclClientRPCHook does, for brokers that know their users.
-      connect: how to open a connection; tests give one in memory.
-      clock: where the time of day comes from; tests give their own.
+      signing_key: signs every request, as RocketMQ's AclClientRPCHook does; for brokers with access control.
+      connect: opens a connection; tests pass one that works in memory.
+      clock: provides the time of day; tests pass their own.
 
     Raises:
       TypeError, ValueError: an argument is wrong.
@@ -105,7 +105,7 @@ class Settings:
 
     @classmethod
     def of(cls, name_server: "str | Settings") -> "Settings":
-        """Return settings as they are, or the default ones with this name server."""
+        """Return *name_server* if it is settings, else default settings with this name server."""
         return name_server if isinstance(name_server, Settings) else cls(name_server)
 
     def name_servers(self) -> list[str]:
@@ -124,13 +124,13 @@ def split_address(address: str) -> tuple[str, int]:
     if not separator or not host or "/" in host or not (port.isascii() and port.isdecimal()):
         raise ValueError(f"address {address!r} is not a host and a port; {ADDRESS_EXAMPLE}")
     if not 0 < int(port) <= PORT_MAX:
-        raise ValueError(f"address {address!r} has a port that cannot be; use 1 to {PORT_MAX}")
+        raise ValueError(f"address {address!r} has an invalid port; use 1 to {PORT_MAX}")
     return host.strip("[]"), int(port)
 
 
 @final
 class _Opening:
-    """An attempt to open a connection, which several may wait for; *why* it failed when there is no link then."""
+    """An attempt to open a connection, shared by all callers that wait for it; *why* is set if it failed."""
 
     def __init__(self) -> None:
         self.over = trio.Event()
@@ -140,7 +140,7 @@ class _Opening:
 
 @final
 class Network:
-    """Connections by address, routes by topic; `run_tasks` keeps both fresh."""
+    """Connections by address and routes by topic; `start` keeps both fresh."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -161,7 +161,7 @@ class Network:
         return self.identity.client_id
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Keep routes fresh and brokers informed until *nursery* ends."""
+        """Refresh routes and send heartbeats until *nursery* ends."""
         self._nursery = nursery
         nursery.start_soon(self._refresh_routes)
         nursery.start_soon(self._send_heartbeats)
@@ -177,7 +177,7 @@ class Network:
                 try:
                     await self.fetch_route(topic)
                 except ClientError as error:
-                    log.warning("route of topic %r stays as it was: %s", topic, error)
+                    log.warning("route of topic %r was not refreshed: %s", topic, error)
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -185,7 +185,7 @@ class Network:
             await self.send_heartbeats()
 
     async def send_heartbeats(self) -> None:
-        """Tell every broker of every known route who we are; failures are logged, the next beat comes soon."""
+        """Send a heartbeat to every broker of every known route; failures are logged, as the next beat comes soon."""
         body = self.heartbeat()
         if body is None:
             return
@@ -201,10 +201,10 @@ class Network:
             self._give_up_silent(address, error)
 
     def _give_up_silent(self, address: str, error: ClientError) -> None:
-        """Drop a connection on which nobody answers: its peer may be gone without a word."""
+        """Close a connection on which no answer comes: the other side may have died silently."""
         link = self._links.get(address)
         if link is not None and isinstance(error, RequestTimeout):
-            link.close("was given up: nobody answers")
+            link.close("was closed: the other side does not answer")
 
     def broker_addresses(self) -> list[str]:
         """Return the address of every broker of every known route, once each."""
@@ -217,7 +217,7 @@ class Network:
         ]
 
     async def link(self, address: str) -> Link:
-        """Return the connection to *address*, opened if need be; all who want it meanwhile share one attempt.
+        """Return the connection to *address*, opened if necessary; concurrent callers share one attempt.
 
         Raises:
           ConnectionLost: it cannot be opened in time.
@@ -248,7 +248,7 @@ class Network:
             opening.over.set()
 
     async def _introduce(self, link: Link) -> None:
-        """Tell a broker who we are before anything else: it forgot us when the last connection ended."""
+        """Send a heartbeat before any other request: the broker forgot this client when the last connection ended."""
         body = self.heartbeat()
         if body is None or link.address not in self.broker_addresses():
             return
@@ -279,7 +279,7 @@ class Network:
         try:
             return await handler(command)
         except MartletError as error:
-            # The broker's doing: it gets the sentence, nobody needs a traceback.
+            # The broker sent a bad request: it gets the error text, and no traceback is logged.
             return Answer(ResponseCode.SYSTEM_ERROR, remark=str(error))
         except Exception as error:
             log.exception("request %s of a broker failed", REQUEST_NAMES.get(command.code, str(command.code)))
@@ -313,10 +313,10 @@ class Network:
         body: bytes = b"",
         timeout_s: float | None = None,
     ) -> Command:
-        """Return the answer of *address*, which must be a success.
+        """Return the answer of *address* if it is a success.
 
         Raises:
-          BrokerError: it is not.
+          BrokerError: the answer has an error code.
         """
         answer = await self.ask_any(address, code, ext, body, timeout_s)
         if answer.code != ResponseCode.SUCCESS:
@@ -329,7 +329,7 @@ class Network:
         await link.tell(code, ext, body)
 
     async def ask_name_server(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Command:
-        """Return the answer of the first name server that answers, starting with the one that did last.
+        """Return the answer of the first name server that answers, starting with the one that answered last.
 
         Raises:
           NameServerUnreachable: none did.
@@ -349,11 +349,11 @@ class Network:
         raise NameServerUnreachable(f"no name server answered: {'; '.join(failures)}")
 
     async def fetch_route(self, topic: str) -> Route:
-        """Return the topic's route as the name server has it now, and remember it.
+        """Fetch the topic's current route from the name server, keep it, and return it.
 
         Raises:
-          RouteNotFound: it has none.
-          NameServerUnreachable: it is not to be asked.
+          RouteNotFound: the name server has no route for the topic.
+          NameServerUnreachable: no name server can be reached.
         """
         ext = {"topic": topic, "acceptStandardJsonOnly": True}
         try:
@@ -372,11 +372,11 @@ class Network:
         return route
 
     async def route(self, topic: str) -> Route:
-        """Return the topic's route, asking the name server only when it is not known yet."""
+        """Return the topic's route, fetching it only if it is not known yet."""
         return self.routes.get(topic) or await self.fetch_route(topic)
 
     async def broker_address(self, topic: str, broker_name: str) -> str:
-        """Return the address of that broker's master, looked up once more if it was not known.
+        """Return the address of that broker's master; fetch the route again if it is not known.
 
         Raises:
           RouteNotFound: the broker has no master in the topic's route.
@@ -390,7 +390,7 @@ class Network:
 
 
 class Client(ABC):
-    """The base of all clients: ``async with`` opens and closes; nothing is connected before."""
+    """The base of all clients. ``async with`` opens and closes a client; it does not connect before."""
 
     def __init__(self, settings: Settings) -> None:
         self.network = Network(settings)
@@ -409,10 +409,10 @@ class Client(ABC):
 
     @abstractmethod
     async def _close(self) -> None:
-        """Say farewell; bounded by ``Settings.close_timeout_s``, after which the tasks are cancelled."""
+        """Leave groups and brokers; after ``Settings.close_timeout_s`` the tasks are cancelled."""
 
     def _fail(self, failure: Exception) -> None:
-        """Close the client in order, then raise *failure* out of its ``async with`` block."""
+        """Close the client normally, then raise *failure* out of its ``async with`` block."""
         self._failure = self._failure or failure
         self._closing.set()
 
@@ -448,7 +448,7 @@ class Client(ABC):
             async with trio.open_nursery() as nursery:
                 self.network.start(nursery)
                 await self._open(nursery)
-                # From here on cancellation reaches the caller, whose departure closes us.
+                # From here on cancellation reaches the caller, and leaving its block closes this client.
                 scope.shield = True
                 task_status.started()
                 await self._closing.wait()
@@ -461,7 +461,7 @@ class Client(ABC):
 
 
 def _check_trio() -> None:
-    """Refuse to go on where trio does not run."""
+    """Raise RuntimeError if trio does not run here."""
     try:
         trio.lowlevel.current_trio_token()
     except RuntimeError:
@@ -470,7 +470,7 @@ def _check_trio() -> None:
 
 
 def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one exception in *group*, however deep; the group itself if it holds several."""
+    """Return the one exception in *group*, at any depth; the group itself if it holds several."""
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
         found = found.exceptions[0]

@@ -1,4 +1,4 @@
-"""Offsets of a group: asked of brokers, told to brokers, or kept in a file by broadcasting consumers."""
+"""Offsets of a group: read from and committed to brokers, or kept in a file by broadcasting consumers."""
 
 import logging
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ async def max_offset(network: Network, queue: MessageQueue) -> int:
 
 
 async def min_offset(network: Network, queue: MessageQueue) -> int:
-    """Return the offset of the oldest message that is left."""
+    """Return the offset of the oldest message in the queue."""
     return await _ask_offset(network, RequestCode.GET_MIN_OFFSET, queue, {})
 
 
@@ -64,12 +64,12 @@ class BrokerOffsets:
             raise
 
     async def write(self, queue: MessageQueue, offset: int) -> None:
-        """Commit *offset*, and return when the broker has it."""
+        """Commit *offset*, and return once the broker has stored it."""
         address = await self.network.broker_address(queue.topic, queue.broker_name)
         await self.network.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, self._ext(queue, offset))
 
     async def flush(self) -> None:
-        """Brokers persist by themselves."""
+        """Do nothing: brokers persist offsets themselves."""
 
     def _ext(self, queue: MessageQueue, offset: int) -> dict[str, object]:
         return {
@@ -104,16 +104,16 @@ class LocalOffsets:
             self._disk.close(fd)
 
     async def read(self, queue: MessageQueue) -> int | None:
-        """Return the offset this consumer reached, None when it never had the queue."""
+        """Return the offset that this consumer reached, None if it never consumed the queue."""
         return self._table.get(queue)
 
     async def write(self, queue: MessageQueue, offset: int) -> None:
-        """Remember *offset*; `flush` makes it last."""
+        """Remember *offset*; `flush` writes it to the file."""
         self._changed = self._changed or self._table.get(queue) != offset
         self._table[queue] = offset
 
     async def flush(self) -> None:
-        """Replace the file as a whole, so that a crash leaves the old one or the new one; failures are logged."""
+        """Replace the whole file, so that a crash leaves either the old or the new one; failures are logged."""
         if self.folder is None or not self._changed:
             return
         self._changed = False

@@ -27,20 +27,20 @@ from .sending import Sending, master_of
 
 __all__ = ["Producer", "ProducerOptions", "Selector", "select_by_hash"]
 
-# RocketMQ refuses a topic with more.
+# RocketMQ refuses a topic with more queues.
 QUEUES_MAX: Final = 16384
 
-# Chooses one of the queues for a message; the last argument is the one that was passed to `Producer.send`.
+# Chooses one of the queues for a message; the last argument is the *argument* of `Producer.send`.
 Selector: TypeAlias = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
 
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
-    """A `Selector`: the same *argument* gets the same queue while their number stays, which keeps an order per key."""
+    """A `Selector` that keeps order per key: the same *argument* gets the same queue while their number stays."""
     return queues[crc32(str(argument).encode()) % len(queues)]
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The keyword arguments of `Producer`, for its asyncio and blocking twins."""
+    """The keyword arguments of `Producer`, also for the asyncio and blocking classes."""
 
     retries: int
     send_timeout_s: float
@@ -60,11 +60,11 @@ class Producer(Client):
     Args:
       name_server: ``host:port``, several separated by ``;``, or `Settings`.
       group: the producer group, under which brokers list this client.
-      retries: how often a failed send is tried again, on another broker where there is one.
-      send_timeout_s: for one send with all its retries, once its route is known.
+      retries: how often a failed send is tried again, on another broker if there is one.
+      send_timeout_s: how long one send with all its retries may take, once its route is known.
       compress_over_bytes: larger bodies are compressed (ZLIB, level 5).
       body_bytes_max: larger bodies and batches are refused.
-      default_queues: how many queues a topic gets that the first message creates.
+      default_queues: the number of queues of a topic that its first message creates.
 
     Raises:
       TypeError, ValueError: an argument is wrong.
@@ -105,7 +105,7 @@ class Producer(Client):
         """Return the queues that *topic* can be sent to.
 
         Raises:
-          RouteNotFound: nobody knows the topic and no broker may create it.
+          RouteNotFound: the topic does not exist and no broker may create it.
         """
         check_topic(topic)
         return (await self._sending.publish_route(topic))[1]
@@ -251,7 +251,7 @@ def _check_choice(queue: object, selector: object, argument: object) -> None:
 
 
 async def unregister(network: Network, producer_group: str = "", consumer_group: str = "") -> None:
-    """Tell every connected broker that we leave; best effort, a broken connection says the same."""
+    """Tell every connected broker that this client leaves; best effort, as a broken connection has the same effect."""
     ext = {"clientID": network.client_id}
     if producer_group:
         ext["producerGroup"] = producer_group

@@ -73,9 +73,9 @@ class PullConsumer(Client):
         messages_max: int = PULL_MESSAGES,
         wait_s: float = 0.0,
     ) -> Pulled:
-        """Return up to *messages_max* messages of *queue* from *offset* on, and where to go on.
+        """Return up to *messages_max* messages of *queue* from *offset* on, and the offset to continue at.
 
-        When there are none the broker waits up to *wait_s* seconds, at most an hour, for one to arrive.
+        If there are none the broker waits up to *wait_s* seconds, at most an hour, for one to arrive.
 
         Raises:
           TypeError, ValueError: an argument is wrong.
@@ -113,7 +113,7 @@ class PullConsumer(Client):
     ) -> "Reading":
         """Return an iterator over the messages of *queue* from offset *start* on, by default from the oldest.
 
-        It ends with the last message there is now; with *follow* it never ends and yields each new message.
+        It ends with the last message that exists now; with *follow* it never ends and yields each new message.
 
         Raises:
           TypeError, ValueError: an argument is wrong.
@@ -233,6 +233,6 @@ class Reading:
         end = self._end or 0
         self._ready.extend(message for message in pulled.messages if self._follow or message.queue_offset < end)
         if pulled.next_offset == self._offset and not self._follow:
-            # Nothing more although the end was not reached: what was there is gone.
+            # No messages although the end was not reached: they were removed meanwhile.
             self._end = self._offset
         self._offset = pulled.next_offset

@@ -1,4 +1,4 @@
-"""One pull of a queue, and what a subscription selects of it."""
+"""One pull of a queue, and which messages a subscription selects."""
 
 import re
 from collections.abc import Mapping
@@ -20,24 +20,24 @@ from .network import Network
 
 __all__ = ["PullStatus", "Pulled", "Sql", "Subscription", "pull", "subscription_of"]
 
-# A tag may hold these characters, but hardly between spaces.
+# A tag may contain these characters, but hardly between spaces.
 COMPARISON: Final = re.compile(r"\s(?:=|<>|[<>]=?)\s")
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
-# RocketMQ's client asks for no more at once (pullBatchSize), and brokers give less.
+# RocketMQ's client asks for no more at once (pullBatchSize), and brokers return fewer.
 PULL_MESSAGES_MAX: Final = 1024
-# A broker may look every 5 s whether a held pull's time is up (PullRequestHoldService).
+# RocketMQ checks only every 5 s whether a waiting pull has timed out (PullRequestHoldService).
 ANSWER_MARGIN_S: Final = 10.0
 
 
 @final
 @unique
 class PullStatus(Enum):
-    """What a pull found.
+    """The result of a pull.
 
     ``FOUND``: messages. ``NO_NEW_MESSAGE``: the offset is the end of the queue. ``NO_MATCHED_MESSAGE``: none of
-    those that were looked at is selected; go on at ``next_offset``. ``OFFSET_MOVED``: the queue has no such
-    offset (any more); ``next_offset`` is the nearest it has.
+    the checked messages is selected; continue at ``next_offset``. ``OFFSET_MOVED``: the queue does not have this
+    offset (any more); ``next_offset`` is the nearest one.
     """
 
     FOUND = ResponseCode.SUCCESS
@@ -54,20 +54,20 @@ _STATUSES: Final[Mapping[int, PullStatus]] = {status.value: status for status in
 class Sql:
     """Selects messages by an SQL92 expression over their properties, for example ``Sql("price > 5")``.
 
-    The broker evaluates it; one that cannot refuses the subscription.
+    The broker evaluates it; a broker without SQL92 refuses the subscription.
     """
 
     expression: str
 
 
-# What selects messages: ``*`` for all, ``tag`` or ``tag || tag``, or an `Sql` expression.
+# Selects messages: ``*`` for all, ``tag`` or ``tag || tag``, or an `Sql` expression.
 Expression: TypeAlias = str | Sql
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a group wants of a topic; ``tags`` is empty when it wants all, or selects by SQL92."""
+    """Which messages of a topic a group wants; ``tags`` is empty if it wants all, or selects by SQL92."""
 
     topic: str
     expression: str
@@ -76,11 +76,11 @@ class Subscription:
     tags: frozenset[str]
 
     def selects(self, message: ReceivedMessage) -> bool:
-        """Whether the message is wanted: brokers compare only the hash of its tag."""
+        """Whether the message is selected; brokers compare only the hash of its tag."""
         return not self.tags or message.tags in self.tags
 
     def fields(self) -> dict[str, object]:
-        """Return it as a heartbeat has it."""
+        """Return its fields in a heartbeat."""
         return {
             "classFilterMode": False,
             "codeSet": sorted(tags_code(tag) for tag in self.tags),
@@ -124,7 +124,7 @@ def subscription_of(topic: str, expression: Expression, version: int) -> Subscri
 class Pulled:
     """The answer to one pull.
 
-    The next pull goes on at ``next_offset``. The queue holds the offsets from ``min_offset`` to below
+    The next pull continues at ``next_offset``. The queue has the offsets from ``min_offset`` to below
     ``max_offset``. ``damaged`` are the records that cannot be delivered.
     """
 
@@ -138,7 +138,7 @@ class Pulled:
 
 
 async def pull(network: Network, queue: MessageQueue, header: PullHeader, code: int, broker_id: int = 0) -> Pulled:
-    """Return what the broker of *queue* answers; messages that a tag hash let through wrongly are still in it.
+    """Return the answer of the queue's broker; it may contain messages whose tag only has the same hash.
 
     Raises:
       BrokerError: it refused.
@@ -172,10 +172,10 @@ def _pulled(answer: Command, status: PullStatus, broker_name: str) -> Pulled:
 
 
 def decode_messages(body: bytes, broker_name: str) -> list[ReceivedMessage | DamagedMessage]:
-    """Return the messages of *body*, records as a broker stores them.
+    """Return the messages in *body*, which has records as a broker stores them.
 
     Raises:
-      BadAnswer: the bytes are no records.
+      BadAnswer: the bytes are not records.
     """
     try:
         records = decode_records(body, check_body=False)

@@ -1,4 +1,4 @@
-"""Where the queues of a topic are, from the name server's answer."""
+"""The brokers and queues of a topic, from the name server's answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ WRITABLE: Final = 2
 @final
 @dataclass(frozen=True, slots=True)
 class TopicQueues:
-    """How many queues of a topic one broker has; ``perm`` allows reading (bit 4) and writing (bit 2)."""
+    """The number of queues of a topic on one broker; ``perm`` allows reading (bit 4) and writing (bit 2)."""
 
     broker_name: str
     read_queues: int
@@ -49,7 +49,7 @@ class Route:
     def write_queues(self, topic: str, queues_max: int = 1 << 30) -> list[MessageQueue]:
         """Return the queues to send to: those of writable brokers that have a master.
 
-        An ordered topic has exactly the queues that its configuration names (``brokerA:4;brokerB:4``).
+        An ordered topic has exactly the queues in its configuration (``brokerA:4;brokerB:4``).
         """
         if self.order_conf:
             return sorted(self._ordered_queues(topic))
@@ -69,11 +69,11 @@ class Route:
         return found
 
     def master(self, broker_name: str) -> str | None:
-        """Return the master's address, None when the broker has none at the moment."""
+        """Return the master's address, None if the broker has none at the moment."""
         return self.brokers.get(broker_name, {}).get(MASTER_ID)
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
-        """Return the address of that broker id, of any id when it is absent."""
+        """Return the address of that broker id, or of any other id if it is absent."""
         addresses = self.brokers.get(broker_name, {})
         return addresses.get(broker_id) or next(iter(addresses.values()), None)
 
@@ -83,10 +83,10 @@ class Route:
 
 
 def decode_route(body: bytes) -> Route:
-    """Return the route that a name server's answer describes, integer keys quoted or not.
+    """Return the route in a name server's answer, whose integer keys may be quoted or not.
 
     Raises:
-      BadAnswer: the body is no route.
+      BadAnswer: the body is not a route.
     """
     fields = bodies.load_object(body)
     brokers: dict[str, dict[int, str]] = {}
@@ -99,7 +99,7 @@ def decode_route(body: bytes) -> Route:
         try:
             brokers[name] = {int(key): str(value) for key, value in sorted(addresses.items())}
         except ValueError as error:
-            raise BadAnswer(f"route of broker {name!r} has a broker id that is no number") from error
+            raise BadAnswer(f"route of broker {name!r} has a broker id that is not a number") from error
         clusters[name] = bodies.text(item, "cluster", "")
     queues = tuple(
         TopicQueues(

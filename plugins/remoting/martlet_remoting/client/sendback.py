@@ -1,4 +1,4 @@
-"""Giving failed messages back: to the broker, or to the retry topic by ourselves when it will not take them."""
+"""Gives failed messages back to the broker, or sends them to the retry topic if the broker refuses them."""
 
 import logging
 from typing import Final, final
@@ -17,13 +17,13 @@ __all__ = ["GiveBack"]
 log = logging.getLogger(__name__)
 
 SEND_BACK_TIMEOUT_S: Final = 5.0
-# Delay level 3 is 10 s; each failure is one level more (RocketMQ DefaultMQPushConsumerImpl).
+# Delay level 3 is 10 s; each failure adds one level (RocketMQ DefaultMQPushConsumerImpl).
 FIRST_LEVEL: Final = 3
 
 
 @final
 class GiveBack:
-    """Returns messages of a group to be delivered later, at most *times_max* times before the dead letters."""
+    """Gives back messages of a group for later delivery, at most *times_max* times before they become dead letters."""
 
     def __init__(self, network: Network, group: str, times_max: int, delay_level: int) -> None:
         self.network = network
@@ -33,11 +33,13 @@ class GiveBack:
         self._sending = Sending(network, group, 2, SEND_BACK_TIMEOUT_S, default_queues=1)
 
     async def give_back(self, message: ReceivedMessage | DamagedMessage) -> bool:
-        """Whether the broker, or else the retry topic, has *message* now."""
+        """Give *message* back; return whether the broker or the retry topic has it now."""
         try:
             await self._send_back(message)
         except ClientError as error:
-            log.warning("message at offset %d of %s was not taken back: %s", message.queue_offset, message.queue, error)
+            log.warning(
+                "message at offset %d of %s could not be given back: %s", message.queue_offset, message.queue, error
+            )
             return isinstance(message, ReceivedMessage) and await self.send_to_retry_topic(message)
         return True
 
@@ -56,7 +58,7 @@ class GiveBack:
         await self.network.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext, b"", SEND_BACK_TIMEOUT_S)
 
     async def send_to_retry_topic(self, message: ReceivedMessage | DamagedMessage) -> bool:
-        """Send a copy to the retry topic as an ordinary message; the broker makes it a dead letter when it is time."""
+        """Send a copy to the retry topic as an ordinary message; the broker makes it a dead letter in time."""
         if isinstance(message, DamagedMessage):
             return await self.give_back(message)
         try:
@@ -81,7 +83,7 @@ class GiveBack:
             TEMPLATE_TOPIC,
             1,
             -1,
-            # The body was expanded on receipt and goes back as it is.
+            # The body was decompressed on receipt and goes back uncompressed.
             message.sys_flag & ~(COMPRESSED | COMPRESSION_BITS),
             self.network.clock.now_ms(),
             message.flag,

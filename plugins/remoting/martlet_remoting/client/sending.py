@@ -1,4 +1,4 @@
-"""Bringing one ready message to a broker: which queue, how often, and away from brokers that fail."""
+"""Sends one encoded message to a broker: chooses the queue, retries, and avoids brokers that fail."""
 
 import random
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from .routes import Route
 
 __all__ = ["BrokerFaults", "QueueChoice", "Sending", "Sent", "master_of"]
 
-# What RocketMQ's producer tries again (DefaultMQProducer.retryResponseCodes); everything else would fail again.
+# Codes that RocketMQ's producer retries (DefaultMQProducer.retryResponseCodes); all others would fail again.
 RETRIED_CODES: Final = frozenset(
     (
         ResponseCode.SYSTEM_ERROR,
@@ -40,7 +40,7 @@ RETRIED_CODES: Final = frozenset(
         ResponseCode.GO_AWAY,
     )
 )
-# Of these, what says no and not "not now": the same broker would say it again, another may not.
+# Those of them that are permanent for a broker: the same broker would refuse again, another may not.
 REFUSALS: Final = frozenset(
     (
         ResponseCode.NO_PERMISSION,
@@ -50,21 +50,21 @@ REFUSALS: Final = frozenset(
     )
 )
 _STORED: Final = {status.value: status for status in SendStatus}
-# How long a broker that failed once, twice, ... in a row is passed over, in seconds; one success forgives all.
+# How long to avoid a broker that failed once, twice, ... in a row, in seconds; one success resets it.
 _AVOIDED_S: Final = (0.5, 2.0, 5.0, 10.0, 30.0)
-# Before the same broker is tried again at once.
+# The pause before the same broker is tried again.
 _PAUSE_S: Final = 0.05
 
 
 @final
 class BrokerFaults:
-    """Which brokers failed lately, and until when to pass over them."""
+    """Which brokers failed recently, and until when to avoid them."""
 
     def __init__(self) -> None:
         self._failures: dict[str, tuple[int, float]] = {}
 
     def failed(self, broker_name: str) -> None:
-        """Pass over the broker for a while, longer each time in a row."""
+        """Avoid the broker for a while, longer with each failure in a row."""
         times = self._failures.get(broker_name, (0, 0.0))[0]
         pause = _AVOIDED_S[min(times, len(_AVOIDED_S) - 1)]
         self._failures[broker_name] = times + 1, trio.current_time() + pause
@@ -74,17 +74,17 @@ class BrokerFaults:
         self._failures.pop(broker_name, None)
 
     def avoids(self, broker_name: str) -> bool:
-        """Whether the broker should be passed over now."""
+        """Whether the broker should be avoided now."""
         return trio.current_time() < self._failures.get(broker_name, (0, 0.0))[1]
 
 
 @final
 class QueueChoice:
-    """Takes a topic's queues in turn, passing over brokers that failed while there are others."""
+    """Chooses a topic's queues in turn, avoiding brokers that failed while there are others."""
 
     def __init__(self, faults: BrokerFaults) -> None:
         self._faults = faults
-        # Many producers that start together should not all begin with queue 0.
+        # So that many producers that start together do not all begin with queue 0.
         self._turns = count(random.randrange(1 << 16))
 
     def next_queue(self, queues: Sequence[MessageQueue], last_broker: str) -> MessageQueue:
@@ -105,7 +105,7 @@ class QueueChoice:
 
 @final
 class Sending:
-    """Brings one ready request to a broker, with retries; shared by producers and consumers that send back."""
+    """Sends one encoded request to a broker, with retries; also used by consumers to give messages back."""
 
     def __init__(self, network: Network, group: str, retries: int, timeout_s: float, default_queues: int = 4) -> None:
         self.network = network
@@ -117,10 +117,10 @@ class Sending:
         self.choice = QueueChoice(self.faults)
 
     async def publish_route(self, topic: str) -> tuple[Route, list[MessageQueue]]:
-        """Return where *topic* can be sent to; a topic nobody knows goes where it may be created.
+        """Return where *topic* can be sent to; for an unknown topic, where it may be created.
 
         Raises:
-          RouteNotFound: nobody knows it and nobody may create it, or no broker takes writes.
+          RouteNotFound: it does not exist and no broker may create it, or no broker accepts writes.
         """
         route = self.network.routes.get(topic)
         queues = route.write_queues(topic) if route is not None else []
@@ -131,11 +131,11 @@ class Sending:
             except RouteNotFound as error:
                 route, queues = await self._template_route(topic, error)
         if not queues:
-            raise RouteNotFound(topic, "has no queue that takes messages; a broker is down or read-only")
+            raise RouteNotFound(topic, "has no writable queue; a broker is down or read-only")
         return route, queues
 
     async def _template_route(self, topic: str, error: RouteNotFound) -> tuple[Route, list[MessageQueue]]:
-        """The template's brokers create the topic with the first message; its own route is asked for again then."""
+        """Return the route of the template topic: its brokers create *topic* with the first message."""
         try:
             route = await self.network.fetch_route(TEMPLATE_TOPIC)
         except RouteNotFound:
@@ -146,7 +146,7 @@ class Sending:
         """Return the answer of the first broker that stored it.
 
         Raises:
-          SendFailed: none did within the retries and the time.
+          SendFailed: no broker stored it within the retries and the time limit.
           BrokerError: a broker refused it for a reason that another would share.
         """
         route, queues = await self.publish_route(header.topic)
@@ -177,7 +177,7 @@ class Sending:
     async def _next_queue(
         self, queues: Sequence[MessageQueue], attempts: Sequence[Attempt], deadline: float
     ) -> MessageQueue:
-        """Choose where to try next; wait a little if it can only be the broker that just failed."""
+        """Choose the next queue; pause first if only the broker that just failed is left."""
         last_broker = attempts[-1].queue.broker_name if attempts else ""
         queue = self.choice.next_queue(queues, last_broker)
         if queue.broker_name == last_broker:
@@ -187,7 +187,7 @@ class Sending:
     def _failed(self, topic: str, queue: MessageQueue, error: ClientError) -> None:
         self.faults.failed(queue.broker_name)
         if isinstance(error, ConnectionLost | RouteNotFound):
-            # The broker may have moved: ask again rather than try the old address.
+            # The broker may have moved: fetch the route again instead of trying the old address.
             self.network.routes.pop(topic, None)
 
     async def send_to(
@@ -205,7 +205,7 @@ class Sending:
 
 
 def _not_refused(queues: Sequence[MessageQueue], attempts: Sequence[Attempt]) -> list[MessageQueue]:
-    """Return *queues* without those of brokers that said no: they would say it again."""
+    """Return *queues* without those of brokers that refused, because they would refuse again."""
     refused = {
         attempt.queue.broker_name
         for attempt in attempts
@@ -215,14 +215,14 @@ def _not_refused(queues: Sequence[MessageQueue], attempts: Sequence[Attempt]) ->
 
 
 def _is_retried(error: ClientError) -> bool:
-    """Whether another attempt may go better."""
+    """Whether another attempt may succeed."""
     if isinstance(error, BrokerError):
         return error.code in RETRIED_CODES
     return not isinstance(error, ClientClosed)
 
 
 def master_of(route: Route, queue: MessageQueue) -> str:
-    """Return the address that messages for *queue* go to; raises RouteNotFound when there is none now."""
+    """Return the address of the queue's master; raises RouteNotFound if there is none now."""
     address = route.master(queue.broker_name)
     if address is None:
         raise RouteNotFound(queue.topic, f"has no master at broker {queue.broker_name!r}")
@@ -241,7 +241,7 @@ class Sent:
         self.queue = queue
 
     def result(self, message_id: str) -> SendResult:
-        """Return it as what a producer's caller gets."""
+        """Return the `SendResult` for the producer's caller."""
         answer = self.answer
         queue = MessageQueue(self.queue.topic, self.queue.broker_name, bodies.header_integer(answer, "queueId"))
         return SendResult(

@@ -1,4 +1,4 @@
-"""The rooms keep to themselves: codec and connection neither do input or output nor look at a clock."""
+"""Codec and connection do no input or output and read no clock."""
 
 import ast
 from pathlib import Path
