@@ -5,6 +5,7 @@ The rules are read from the sources that are installed, so they hold for the whe
 
 import ast
 import importlib.util
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 PACKAGES = ("martlet", "martlet_remoting")
 LINES_MAX = 70
 LINES_USUAL = 45
+ROOT = Path(__file__).parent.parent
+# Stilted phrases: say created, rebuilt or restarted; the path of a message; cannot be read or is unknown.
+BANNED = re.compile(r"made anew|begins? anew|begun anew|the way of a message|not to be had")
 BAD_NAMES = ("Manager", "Service", "Impl", "Util", "Utils", "Helper", "Helpers")
 
 # what -> (names, as they are written; the only modules and packages that may say them, and why)
@@ -162,6 +166,15 @@ def test_every_exception_is_needed(effect: str) -> None:
     names, modules = EFFECTS[effect]
     used = {name for name, tree in trees() for _, text in spoken(tree) if text in names}
     assert [module for module in modules if not any(name.startswith(module) for name in used)] == []
+
+
+def test_banned_phrases_do_not_return() -> None:
+    pages = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
+    texts = sources() + [(str(path.relative_to(ROOT)), path) for path in pages if path.exists()]
+    found = [
+        f"{name}: {phrase}" for name, path in texts for phrase in BANNED.findall(" ".join(path.read_text().split()))
+    ]
+    assert found == []
 
 
 def test_every_module_says_what_it_is() -> None:

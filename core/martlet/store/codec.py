@@ -169,7 +169,7 @@ def decode_record(
         raise CorruptRecord(where, f"has {len(data) - start} bytes; a record has at least {RECORD_BYTES_MIN}")
     size, magic, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms = START.unpack_from(data, start)
     if magic != MAGIC_V1 and magic != MAGIC_V2:
-        raise CorruptRecord(where, f"has magic 0x{magic:08X}; 0x{MAGIC_V1:08X} or 0x{MAGIC_V2:08X} would be right")
+        raise CorruptRecord(where, f"has magic 0x{magic:08X}; expected 0x{MAGIC_V1:08X} or 0x{MAGIC_V2:08X}")
     if size < RECORD_BYTES_MIN or start + size > len(data):
         raise CorruptRecord(where, f"says {size} bytes; {len(data) - start} are there")
     if position_check is not None and position != position_check:

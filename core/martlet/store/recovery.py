@@ -188,7 +188,7 @@ class Recovery:
         return True
 
     def _see_files(self, queue: Queue) -> None:
-        """A queue that is empty needs no file; it begins anew where the one of its next entry is missing."""
+        """An empty queue needs no file; if the file of its next entry is missing, start a new one."""
         files = self.queues.files
         at = queue.saved * ENTRY_BYTES
         queue.begins = files.files.disk.path_size(files.path_of(queue, at - at % files.file_bytes)) != files.file_bytes

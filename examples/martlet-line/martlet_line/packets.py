@@ -141,7 +141,7 @@ class Quit:
 @final
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A line that is no command; ``text`` says what would be right."""
+    """A line that is not a command; ``text`` says what is expected."""
 
     text: str
 

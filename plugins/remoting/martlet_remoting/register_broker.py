@@ -1,7 +1,7 @@
-"""The body and header of REGISTER_BROKER, read and written.
+"""Decodes and encodes REGISTER_BROKER requests.
 
-A broker says who it is in the header and what topics it has in the body: JSON, or, when
-the header says so, a deflated sequence of length-prefixed texts (RocketMQ RegisterBrokerBody).
+The header identifies the broker, the body has its topics: as JSON, or, if
+the header says so, as a deflated sequence of length-prefixed texts (RocketMQ RegisterBrokerBody).
 Brokers before 3.0.11 send the bare topic table.
 """
 
@@ -23,13 +23,13 @@ from .routes import TopicShape, Version, integer, load_object, read_object
 
 __all__ = ["Registration", "decode_registration", "encode_registration", "order_topics"]
 
-# 100,000 topics of the longest name inflate to 30 MiB; deflate makes 1000 times more of a frame than it holds. No
-# more than a piece of it is in memory at a time.
+# 100,000 topics with the longest names inflate to 30 MiB; deflate can expand a frame 1000 times. Only
+# one piece of it is in memory at a time.
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
 INFLATED_AT_ONCE: Final = 131_072
 FED_AT_ONCE: Final = 65_536
 CHECKED_AT_ONCE: Final = 1 << 20
-# The table of a topic has nine values in it; a broker of 100,000 topics takes about 100 MB while it is read.
+# A topic's table has nine values; a broker with 100,000 topics takes about 100 MB while it is decoded.
 VALUES_OF_A_TOPIC: Final = 16
 BYTES_OF_A_STEP: Final = 256
 NAME_CHARS_MAX: Final = 512  # RocketMQ's topics have at most 262, with %RETRY% before them
@@ -39,7 +39,7 @@ FILTER_SERVERS_MAX: Final = 256
 # RocketMQ TopicQueueMappingInfo, without currIdMap.
 MAPPING_FIELDS: Final = ("bname", "dirty", "epoch", "scope", "topic", "totalQueues")
 CRC_MASK: Final = 0x7FFFFFFF
-# How a deflated body begins (RFC 1950); 5.x brokers with compressedRegister say ``compressed=false`` and send one.
+# First byte of a deflated body (RFC 1950); 5.x brokers with compressedRegister send one with ``compressed=false``.
 ZLIB: Final = b"\x78"
 
 _LENGTH: Final = Struct(">i")
@@ -48,9 +48,9 @@ _LENGTH: Final = Struct(">i")
 @final
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One broker and its topics. ``acting_master`` is None from brokers that do not know of it (4.x).
+    """One broker and its topics. ``acting_master`` is None for brokers that do not support it (4.x).
 
-    ``complete`` says that ``topics`` are all it has; a broker may register a changed topic alone.
+    If ``complete``, ``topics`` are all it has; otherwise the broker registers only changed topics.
     """
 
     cluster: str
@@ -69,7 +69,7 @@ class Registration:
 
 
 def decode_registration(command: Command, topics_max: int) -> Steps[Registration]:
-    """Return what a REGISTER_BROKER says, in slices.
+    """Decode a REGISTER_BROKER request in slices.
 
     Raises:
       Refused: a header field is missing or wrong, the checksum does not match, or there are more than *topics_max*
@@ -126,7 +126,7 @@ def _short(what: str, text: str) -> str:
 
 @final
 class _Table:
-    """The body, in whichever of its three forms."""
+    """The body, in any of its three formats."""
 
     def __init__(self, topics_max: int) -> None:
         self.version = Version()
@@ -208,14 +208,14 @@ class _Table:
 
 
 def _shape_of_object(name: object, fields: dict[object, object]) -> object:
-    """A topic's configuration as its shape, which is much smaller; other objects as they are."""
+    """Convert a topic's configuration to its much smaller `TopicShape`; return other objects unchanged."""
     if "writeQueueNums" not in fields or not isinstance(name, str):
         return fields
     return TopicShape.from_json(name, fields)
 
 
 def _mapping_info(fields: Mapping[str, object]) -> Mapping[str, object]:
-    """What clients read of a static topic's mapping (RocketMQ TopicQueueMappingInfo)."""
+    """Return the fields of a static topic's mapping that clients read (RocketMQ TopicQueueMappingInfo)."""
     found: dict[str, object] = {}
     for name in MAPPING_FIELDS:
         value = fields.get(name)
@@ -229,20 +229,20 @@ def _mapping_info(fields: Mapping[str, object]) -> Mapping[str, object]:
 
 @final
 class _Texts:
-    """Reads i32 counts, and texts behind their i32 length, of a deflated body, of which it inflates what is read."""
+    """Reads i32 counts and texts with an i32 length from a deflated body; inflates only what is read."""
 
     __slots__ = ("_at", "_body", "_data", "_fed", "_inflated", "_inflater")
 
     def __init__(self, body: bytes) -> None:
         self._body = body
-        self._fed = 0  # of the body, to the inflater
+        self._fed = 0  # bytes of the body passed to the inflater
         self._inflater = zlib.decompressobj()
         self._inflated = 0
         self._data = b""
         self._at = 0
 
     def _inflate(self) -> bool:
-        """Inflate one piece more; false at the end."""
+        """Inflate the next piece; return False at the end."""
         inflater = self._inflater
         if inflater.eof:
             return False
@@ -279,7 +279,7 @@ class _Texts:
         return False
 
     def read_to_end(self) -> Steps[None]:
-        """Look at what follows, which newer brokers may add, as far as its checksum."""
+        """Inflate the rest, which newer brokers may add, to verify its checksum."""
         while self._inflate():
             self._at = len(self._data)
             yield
@@ -299,7 +299,7 @@ class _Texts:
 
 
 def _shape_of_text(text: str) -> TopicShape:
-    """The topic of ``name readQueues writeQueues perm filterType [attributes]`` (TopicConfig.encode)."""
+    """Parse ``name readQueues writeQueues perm filterType [attributes]`` (TopicConfig.encode)."""
     words = text.split(" ", 5)
     if len(words) < 4:
         raise RemoteProtocolError(f"topic {text!r:.200} is registered without its queues and permission")
@@ -317,7 +317,7 @@ def _mapping(value: object) -> Mapping[str, object]:
 def encode_registration(
     registration: Registration, topics: Iterable[tuple[str, Mapping[str, object]]]
 ) -> Steps[tuple[dict[str, object], list[bytes]]]:
-    """Return header fields, and the body in pieces; *topics*, TopicConfigs by name, replace ``registration.topics``."""
+    """Return header fields and the body in pieces; *topics*, TopicConfigs by name, replace ``registration.topics``."""
     version = registration.version.as_json()
     body = yield from dumps_in_steps(
         {
@@ -347,7 +347,7 @@ def encode_registration(
 
 
 def order_topics(body: bytes) -> Iterable[tuple[str, str]]:
-    """Return (topic, order configuration) from the answer to a registration; none when there is no body."""
+    """Yield (topic, order configuration) from the answer to a registration; nothing if it has no body."""
     if not body:
         return ()
     return [(topic, str(value)) for topic, value in _mapping(load_object(body).get("table")).items()]

@@ -1,9 +1,9 @@
-"""Our broker tells the name servers that it is here and which topics it has.
+"""Registers this broker and its topics with name servers.
 
-The name server in this process is told by a call, at once. Those elsewhere are told over
-TCP: all topics at first and every 30 seconds, a changed topic as soon as it changes, and
-goodbye at the end. Each has its own task and its own connection, so that one which is
-away does not keep the others waiting.
+It registers with the name server in this process by a function call, at once. With name servers
+elsewhere it registers over TCP: all topics at first and every 30 seconds, a changed topic as soon
+as it changes; at shutdown it unregisters. Each has its own task and connection, so that one that
+cannot be reached does not delay the others.
 """
 
 import itertools
@@ -41,7 +41,7 @@ RETRY_MOST_S: Final = 10.0
 RECEIVE_BYTES: Final = 65536
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 FULL: Final = READ | WRITE | INHERIT
-# A broker with more topics says most times only that it is alive, for its whole table takes milliseconds to write.
+# With more topics most rounds are only a heartbeat, because encoding the whole table takes milliseconds.
 FEW_TOPICS: Final = 1000
 WHOLE_EVERY: Final = 10
 
@@ -59,7 +59,7 @@ class StandardTopic:
 
 
 def standard_topics(broker: Broker) -> list[StandardTopic]:
-    """Return the topics of a fresh broker (RocketMQ TopicConfigManager.init), but for those of parts we have not."""
+    """Return the topics of a new broker (RocketMQ TopicConfigManager.init), except those of missing features."""
     config = broker.config
     found = [
         StandardTopic("SELF_TEST_TOPIC", 1),
@@ -77,7 +77,7 @@ def standard_topics(broker: Broker) -> list[StandardTopic]:
 
 
 def create_standard_topics(broker: Broker) -> None:
-    """Create the standard topics that do not exist; none is named after a broker or cluster that has a dot."""
+    """Create the missing standard topics, except those named after a broker or a cluster with a dot in its name."""
     for topic in standard_topics(broker):
         if "." not in topic.name:
             broker.topics.ensure(topic.name, topic.queues, topic.perm)
@@ -89,7 +89,7 @@ def _shape(topic: Topic) -> TopicShape:
 
 @final
 class Registrar:
-    """Keeps our broker registered. Call `bound` once the port is known, and run `run` beside the broker."""
+    """Keeps this broker registered. Call `bound` once the port is known; run `run` as long as the broker."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Registrar:
         broker.stats.add("registration", self.statistics)
 
     def bound(self, address: str) -> None:
-        """The broker's port is *address*: from here on it can be registered, and in this process it is."""
+        """Set the broker's *address* and register it with the name server in this process."""
         host, port = split_address(address)
         advertise = self._broker.config.advertise
         host = advertise or host
@@ -123,7 +123,7 @@ class Registrar:
 
     @property
     def address(self) -> str:
-        """What clients are told to connect to; empty until `bound`."""
+        """The address in routes, to which clients connect; empty until `bound`."""
         return self._address
 
     def nameservers(self) -> list[str]:
@@ -132,7 +132,7 @@ class Registrar:
         return inside + [remote.address for remote in self._remotes]
 
     def registration(self, *, complete: bool) -> Registration:
-        """What we are, without our topics."""
+        """Return the registration of this broker, without topics."""
         config = self._broker.config
         host, port = split_address(self._address)
         return Registration(
@@ -149,27 +149,27 @@ class Registrar:
         )
 
     def version(self) -> Version:
-        """How new our topic table is."""
+        """The version of the topic table."""
         held = self._broker.topics.version
         return Version(held.counter, held.state_version, held.timestamp)
 
     def tells_all(self, rounds: int) -> bool:
-        """Whether round number *rounds* tells all topics, even when none has changed."""
+        """Whether round number *rounds* sends all topics, even if none has changed."""
         return len(self._broker.topics) <= FEW_TOPICS or rounds % WHOLE_EVERY == 0
 
     def encode(self, topics: Iterable[Topic]) -> Steps[tuple[Command, list[bytes]]]:
-        """The request that registers us with *topics* at a name server elsewhere, and its body in pieces."""
+        """Return the request that registers this broker with *topics*, and its body in pieces."""
         table = ((topic.name, topic.as_json()) for topic in topics)
         ext, body = yield from encode_registration(self.registration(complete=False), table)
         return Command(RequestCode.REGISTER_BROKER, ext, language=ANSWER_LANGUAGE), body
 
     def question(self) -> Command:
-        """The request that asks whether our topics are known as they are; the name server hears that we are alive."""
+        """Return the request that asks whether our topic version is known; it also counts as a heartbeat."""
         body = orjson.dumps(self.version().as_json())
         return Command(RequestCode.QUERY_DATA_VERSION, self._names(), body, language=ANSWER_LANGUAGE)
 
     def goodbye(self) -> Command:
-        """The request that unregisters us."""
+        """Return the request that unregisters this broker."""
         return Command(RequestCode.UNREGISTER_BROKER, self._names(), language=ANSWER_LANGUAGE)
 
     def _names(self) -> dict[str, object]:
@@ -183,29 +183,29 @@ class Registrar:
 
     @property
     def asks_elsewhere(self) -> bool:
-        """Whether there are name servers in other processes."""
+        """Whether name servers in other processes are configured."""
         return bool(self._remotes)
 
     def queues_inside(self, topic: str) -> Sequence[TopicQueues]:
-        """The queues of *topic* on all brokers that the name server in this process knows."""
+        """Return the queues of *topic* on all brokers that the name server in this process knows."""
         route = self._inside.table.route(topic) if self._inside is not None else None
         return route.queues if route is not None else ()
 
     async def queues_elsewhere(self, topic: str) -> Sequence[TopicQueues]:
-        """The queues of *topic* on all brokers, as the first name server elsewhere that answers knows them.
+        """Return the queues of *topic* on all brokers, from the first name server elsewhere that answers.
 
         Raises:
-          OSError, MartletError, trio.BrokenResourceError: none of them answered as it should.
+          OSError, MartletError, trio.BrokenResourceError: none of them gave a valid answer.
         """
         for remote in self._remotes[:-1]:
             try:
                 return await remote.queues(topic)
             except (OSError, MartletError, trio.BrokenResourceError) as error:
-                log.info("name server %s did not say where topic[%s] is; %s", remote.address, topic, error)
+                log.info("name server %s gave no route for topic[%s]; %s", remote.address, topic, error)
         return await self._remotes[-1].queues(topic)
 
     def take_orders(self, orders: Iterable[tuple[str, str]]) -> None:
-        """Mark as ordered what a name server says is (TopicConfigManager.updateOrderTopicConfig)."""
+        """Mark topics as ordered that a name server lists as such (TopicConfigManager.updateOrderTopicConfig)."""
         topics = self._broker.topics
         for name, _ in orders:
             topic = topics.get(name)
@@ -225,13 +225,13 @@ class Registrar:
         return list(self._broker.topics)
 
     def _changed(self, topic: Topic | None) -> None:
-        """*topic* is new or other than before; None when one has gone."""
+        """Note that *topic* was created or changed; None means that a topic was deleted."""
         if not self._address or self._stopped:
             return
         for remote in self._remotes:
             remote.note(topic)
         if topic is None:
-            # The whole table is told once, however many topics go in this step.
+            # Send the whole table once, however many topics were deleted in this step.
             self._inside_stale = True
             self._wake.set()
         elif self._inside is not None:
@@ -245,7 +245,7 @@ class Registrar:
         self.take_orders((self._inside.kv.namespace(ORDER_TOPICS) or {}).items())
 
     def _shapes(self) -> Iterator[TopicShape]:
-        """All topics, each as it is when it is taken, for they change while they are told."""
+        """Yield all topics, each in its current state, because they may change between slices."""
         topics = self._broker.topics
         for topic in topics:
             held = topics.get(topic.name)
@@ -253,15 +253,15 @@ class Registrar:
                 yield _shape(held)
 
     def _tell_inside(self, server: NameServer, shapes: Iterable[TopicShape], *, complete: bool) -> Steps[None]:
-        """Register; a name server that is full keeps nobody from making a topic, and has room for all of ours."""
+        """Register with the name server in this process; log a refusal instead of failing the caller."""
         new = self.registration(complete=complete)
         try:
             yield from server.table.register(new, server.now(), None, shapes, limited=False)
         except Refused as error:
-            log.warning("the name server in this process refuses our registration; %s", error)
+            log.warning("the name server in this process refused the registration; %s", error)
 
     async def run(self) -> None:
-        """Register and keep registered until `stop` or cancelled; then say goodbye, for a short time at most."""
+        """Register and stay registered until `stop` or cancelled; then unregister, for a short time at most."""
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
             if self._stopped:
@@ -274,7 +274,7 @@ class Registrar:
                 self._leave_inside()
 
     def stop(self) -> None:
-        """Say goodbye now, so that clients go elsewhere while the rest of us finishes; `run` ends."""
+        """Unregister now, so that clients go elsewhere while the broker shuts down; `run` ends."""
         self._stopped = True
         self._leave_inside()
         if self._scope is not None:
@@ -289,7 +289,7 @@ class Registrar:
                 await self.turns.finish(self._register_inside())
 
     def _renewed_inside(self) -> bool:
-        """Say that we are alive; false when that is not enough, because our topics are not known as they are."""
+        """Send a heartbeat; return False if the name server does not have our current topics."""
         if self._inside is None:
             return True
         table, cluster = self._inside.table, self._broker.config.cluster
@@ -305,7 +305,7 @@ class Registrar:
 
     @property
     def turns(self) -> Turns:
-        """Where long work waits for its slices."""
+        """Runs long work in slices."""
         return self._broker.turns
 
     @property
@@ -334,14 +334,14 @@ class _Remote:
         self._pause_s = RETRY_FIRST_S
 
     def note(self, topic: Topic | None) -> None:
-        """*topic* goes out as soon as may be; that one has gone cannot be said, only left out of the whole."""
+        """Send *topic* soon; a deletion cannot be sent, so the whole table is sent without it."""
         if topic is not None:
             self._changed[topic.name] = topic
             if self._nap is not None:
                 self._nap.cancel()
 
     async def queues(self, topic: str) -> Sequence[TopicQueues]:
-        """Where *topic* is, asked on a connection of its own: the registration's may be busy."""
+        """Return the queues of *topic*; uses a separate connection, because that of the registration may be busy."""
         stream = await self._connect(self._host, self._port)
         try:
             ext = {"topic": topic, "acceptStandardJsonOnly": True}
@@ -357,7 +357,7 @@ class _Remote:
         return decode_queues(answer.body)
 
     async def run(self) -> None:
-        """Connect, stay registered, and begin anew when that fails; until cancelled."""
+        """Connect, stay registered, and reconnect after failures, until cancelled."""
         while True:
             try:
                 await self._stay()
@@ -396,16 +396,16 @@ class _Remote:
         self.state = "registered"
         self._pause_s = RETRY_FIRST_S
         if answer.remark:
-            log.warning("name server %s took our registration, but %s", self.address, answer.remark)
+            log.warning("name server %s accepted the registration, but %s", self.address, answer.remark)
         self._registrar.take_orders(order_topics(answer.body))
 
     async def _is_unknown(self, line: "_Line") -> bool:
-        """Whether the name server does not have our topics as they are."""
+        """Whether the name server does not have our current topics."""
         answer = await line.ask(self._registrar.question())
         return answer.text("changed", "true") != "false"
 
     async def _rest(self, line: "_Line") -> None:
-        """Return when it is time to register again, or a topic has changed."""
+        """Wait until it is time to register again or a topic has changed."""
         with trio.CancelScope() as self._nap:
             if not self._changed:
                 with trio.move_on_after(self._registrar.register_s):
@@ -417,12 +417,12 @@ class _Remote:
             try:
                 await line.ask(self._registrar.goodbye())
             except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
-                log.info("name server %s did not take our goodbye; %s", self.address, error)
+                log.info("cannot unregister from name server %s; %s", self.address, error)
 
 
 @final
 class _Line:
-    """A connection on which we ask, one request at a time."""
+    """A connection to a name server, with one request at a time."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.broken = False
@@ -431,7 +431,7 @@ class _Line:
         self._opaque = 0
 
     async def ask(self, command: Command, body: Sequence[bytes] = ()) -> Command:
-        """Return the answer to *command*, whose body is *body* where there is one.
+        """Send *command*, with *body* if given, and return the answer.
 
         Raises:
           RemoteProtocolError: it was refused, or the connection has closed.
@@ -442,14 +442,14 @@ class _Line:
         return answer
 
     async def exchange(self, command: Command, body: Sequence[bytes] = ()) -> Command:
-        """As `ask`, also where the answer is a refusal.
+        """Like `ask`, but also return an answer that is a refusal.
 
         Raises:
           RemoteProtocolError: the connection has closed.
         """
         self._opaque += 1
         command.opaque = self._opaque
-        self.broken = True  # a request that was cut off leaves the line of no more use
+        self.broken = True  # after half a request the connection is unusable
         with trio.fail_after(REQUEST_TIMEOUT_S):
             for piece in encode_command_in_pieces(command, body or [command.body]):
                 await self._stream.send_all(piece)
@@ -459,7 +459,7 @@ class _Line:
         return answer
 
     async def listen(self) -> None:
-        """Read what comes unasked and drop it, so that a closed connection is noticed."""
+        """Read and drop unexpected data, so that a closed connection is noticed."""
         while True:
             await self._next()
 

@@ -1,8 +1,8 @@
 """``martlet bench``: a short honest load against a running broker.
 
-Only acknowledged messages count, the first few are not measured (connections, the topic),
-and everything that was sent is read back and counted. The driver is one Python process:
-it is often what limits, and says so.
+It counts only acknowledged messages, does not measure the first few (which open connections
+and create the topic), and reads back and counts everything that it sent. The driver is one
+Python process, which is often the bottleneck; the output mentions it.
 """
 
 import argparse

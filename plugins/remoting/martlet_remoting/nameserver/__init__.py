@@ -1,1 +1,1 @@
-"""The name server: which brokers there are, and what topics they serve."""
+"""The name server: it knows the brokers and their topics."""

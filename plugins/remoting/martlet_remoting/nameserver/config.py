@@ -10,26 +10,29 @@ __all__ = ["NameServerConfig"]
 
 @dataclass(frozen=True, slots=True)
 class NameServerConfig:
-    """The name server: it tells clients where topics are."""
+    """The name server, which clients ask for the brokers of a topic."""
 
     listen: str = setting("127.0.0.1:9876", "where clients and brokers connect; port 0 is any free one")
-    scan_s: int = setting(5, "how often silent brokers are looked for", unit="s", low=1, high=600)
+    scan_s: int = setting(5, "how often to look for silent brokers", unit="s", low=1, high=600)
     broker_timeout_s: int = setting(
-        120, "a broker silent for so long is dropped, unless it registered with a time of its own", unit="s", low=1
+        120, "a broker that is silent for so long is removed, unless it registered with another time", unit="s", low=1
     )
     idle_s: int = setting(120, "a silent connection is closed", unit="s", low=1, high=86_400)
     frame_bytes_max: int = setting(
-        16_777_216, "a larger frame closes the peer; as in RocketMQ", unit="bytes", low=65_536, high=1 << 30
+        16_777_216, "a larger frame closes the connection; as in RocketMQ", unit="bytes", low=65_536, high=1 << 30
     )
     brokers_max: int = setting(10_000, "more brokers are refused", unit="brokers", low=1)
     topics_max: int = setting(
         1_000_000,
-        "topics of all brokers, each counted once a broker; new ones beyond get no route, known ones keep theirs",
+        "topics of all brokers, each counted once per broker; beyond it new ones get no route, known ones keep theirs",
         unit="topics",
         low=1,
     )
     broker_topics_max: int = setting(
-        100_000, "topics of one broker; a registration with more is refused, Martlet has 80,000", unit="topics", low=1
+        100_000,
+        "topics of one broker; a registration with more is refused; a Martlet broker has at most 80,000",
+        unit="topics",
+        low=1,
     )
     order_messages: bool = setting(False, "answer routes with the topic's ORDER_TOPIC_CONFIG (orderMessageEnable)")
     return_order_topics: bool = setting(
@@ -37,13 +40,13 @@ class NameServerConfig:
     )
     topic_lists: bool = setting(True, "answer lists of topics (enableAllTopicList, enableTopicList)")
     acting_master: bool = setting(
-        False, "the smallest slave stands in for a lost master, to be read from (supportActingMaster)"
+        False, "if a master is lost, its slave with the lowest id acts as master for reads (supportActingMaster)"
     )
     drop_missing_topics: bool = setting(
-        False, "a registration takes away topics it does not name (deleteTopicWithBrokerRegistration)"
+        False, "a registration removes the broker's other topics (deleteTopicWithBrokerRegistration)"
     )
     tls: Literal["disabled", "permissive", "enforcing"] = setting(
-        "permissive", "with a certificate: TLS refused, TLS beside plain on the same port, or TLS only"
+        "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"
     )
     tls_cert: str = setting("", "PEM file with the certificate chain; empty for no TLS")
     tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")

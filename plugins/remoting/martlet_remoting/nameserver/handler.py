@@ -1,4 +1,4 @@
-"""One peer of the name server: its requests, in order; a long one keeps those behind it waiting, and nobody else."""
+"""One connection to the name server: handles its requests in order; a long one delays only those after it."""
 
 from collections.abc import Awaitable
 from typing import final
@@ -17,7 +17,7 @@ __all__ = ["NameServerHandler"]
 
 @final
 class NameServerHandler:
-    """The peer is the key of the brokers that registered over it: they go when it goes."""
+    """Handles one connection. Brokers that registered over it are removed when it closes."""
 
     __slots__ = ("_peer", "_server")
 
@@ -26,7 +26,7 @@ class NameServerHandler:
         self._peer = peer
 
     def handle(self, event: Command) -> Awaitable[None] | None:
-        """Answer a request; what is an answer itself is nothing that we asked for."""
+        """Answer a request; ignore answers, as the name server sends no requests."""
         if event.flag & FLAG_RESPONSE:
             return None
         if event.code in SAVED:
@@ -50,12 +50,12 @@ class NameServerHandler:
             self._peer.send(*([frame] if isinstance(frame, bytes) else frame))
 
     def refuse(self, answer: Buffer, refused: Refused) -> None:
-        """A name server stores no messages."""
+        """Do nothing: a name server stores no messages."""
 
     def collect(self, budget_bytes: int) -> None:
-        """Nothing ever waits here."""
+        """Do nothing: a name server pushes no messages."""
 
     def closed(self, reason: str) -> None:
-        """The connection is gone, and with it the brokers that came by it."""
+        """Remove the brokers that registered over this connection."""
         self._server.table.drop_connection(self._peer)
         self._server.clients.discard(self._peer)

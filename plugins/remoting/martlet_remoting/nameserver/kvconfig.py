@@ -1,6 +1,6 @@
 """The name server's key-value table: texts by namespace and key, kept on disk (RocketMQ kvConfig.json).
 
-Namespace ORDER_TOPIC_CONFIG says which brokers hold the queues of an ordered topic.
+The namespace ORDER_TOPIC_CONFIG has the brokers and queues of each ordered topic.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,25 +15,25 @@ from martlet_remoting.routes import load_object
 __all__ = ["ORDER_TOPICS", "KVConfig"]
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
-# Of the whole table, which is rendered for each change: 20,000 ordered topics.
+# For the whole table, which is rendered at each change: 20,000 ordered topics.
 BYTES_MAX: Final = 2 * 1024 * 1024
 
 
 @final
 class KVConfig:
-    """Texts by namespace and key; *save* writes the whole file before a change counts."""
+    """Texts by namespace and key; *save* writes the whole file before a change takes effect."""
 
     def __init__(self, save: Callable[[bytes], Awaitable[None]], bytes_max: int = BYTES_MAX) -> None:
         self._save = save
         self._bytes_max = bytes_max
-        self._lock = trio.Lock()  # one change at a time, each on top of the one before
+        self._lock = trio.Lock()  # one change at a time
         self._table: dict[str, dict[str, str]] = {}
 
     def load(self, data: bytes) -> None:
-        """Take over what a file says.
+        """Load the table from the content of its file.
 
         Raises:
-          RemoteProtocolError: it is no such file.
+          RemoteProtocolError: the content is invalid.
         """
         table = load_object(data).get("configTable") or {}
         if not isinstance(table, Mapping):
@@ -44,22 +44,22 @@ class KVConfig:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, name: str) -> dict[str, str] | None:
-        """Return all of a namespace; None when nothing was ever put into it."""
+        """Return all texts of a namespace; None if nothing was ever put into it."""
         found = self._table.get(name)
         return dict(found) if found is not None else None
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value; returns when it is on the disk.
+        """Set a value; return once it is on disk.
 
         Raises:
-          Refused: the table would be larger than it may be (BUSY).
-          OSError: it cannot be saved, and does not count.
+          Refused: the table would exceed its size limit (BUSY).
+          OSError: it cannot be saved, and the change has no effect.
         """
         async with self._lock:
             await self._change(namespace, {**self._table.get(namespace, {}), key: value})
 
     async def delete(self, namespace: str, key: str) -> None:
-        """Forget a value; the namespace stays, also when it is empty. Returns when that is on the disk."""
+        """Delete a value and return once that is on disk; the namespace is kept even if it is empty."""
         async with self._lock:
             values = self._table.get(namespace)
             if values is not None and key in values:
@@ -69,7 +69,7 @@ class KVConfig:
         table = {**self._table, namespace: values}
         data = orjson.dumps({"configTable": table})
         if len(data) > self._bytes_max:
-            raise Refused(Reason.BUSY, f"the table would be {len(data)} bytes; it may be {self._bytes_max}")
+            raise Refused(Reason.BUSY, f"the table would have {len(data)} bytes; at most {self._bytes_max} are allowed")
         await self._save(data)
         self._table = table
 

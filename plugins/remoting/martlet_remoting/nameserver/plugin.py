@@ -1,4 +1,4 @@
-"""The plugin ``nameserver``: a port where clients ask for routes. It needs nothing of the broker but its name."""
+"""The plugin ``nameserver``: a port where clients ask for routes. It uses only the broker's name."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ class NameServerPlugin(Hooks):
         self._tls.reload()
 
     def _start(self, broker: Broker) -> NameServer:
-        """The one name server of this plugin, with what it kept of its key-value texts."""
+        """Return the name server of this plugin, with its stored key-value texts."""
         if self.server is None:
             self.server = NameServer(self.config, partial(_save, broker), broker.turns)
             broker.stats.add("nameserver", self.server.statistics)

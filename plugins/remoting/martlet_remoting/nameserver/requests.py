@@ -1,4 +1,4 @@
-"""What each request to the name server means: a table of functions by request code."""
+"""Handlers for requests to the name server, in a table by request code."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,7 +22,7 @@ __all__ = ["REQUESTS", "SAVED", "answer", "answer_when_saved"]
 
 log = logging.getLogger("martlet.nameserver")
 
-# (name server, the peer's connection, request): the frame of the answer, or a generator that returns it after slices
+# (name server, connection, request) -> the frame of the answer, or a generator that returns it after slices
 Answer: TypeAlias = bytes | Steps[Frame]
 Handle: TypeAlias = Callable[[NameServer, object, Command], Answer]
 
@@ -36,7 +36,7 @@ _CODES: Final = {
 
 
 def answer(server: NameServer, connection: object, command: Command) -> Steps[Frame]:
-    """Return the frame that answers *command*, also where it is refused; most take one slice."""
+    """Return the frame that answers or refuses *command*; most requests take one slice."""
     server.requests += 1
     handle = REQUESTS.get(command.code)
     if handle is None:
@@ -50,7 +50,7 @@ def answer(server: NameServer, connection: object, command: Command) -> Steps[Fr
 
 
 async def answer_when_saved(server: NameServer, command: Command) -> bytes:
-    """As `answer`, for a request of `SAVED`."""
+    """Like `answer`, for a request in `SAVED`."""
     server.requests += 1
     try:
         await SAVED[command.code](server, command)
@@ -60,7 +60,7 @@ async def answer_when_saved(server: NameServer, command: Command) -> bytes:
 
 
 def _refusal(command: Command, error: MartletError | OSError) -> bytes:
-    """Tell the peer that its body cannot be read, or the disk not be written; others do not notice."""
+    """Return the answer for a body that cannot be read or a disk that cannot be written."""
     code = _CODES.get(error.reason) if isinstance(error, Refused) else None
     return encode_response(command.opaque, code or ResponseCode.SYSTEM_ERROR, remark=str(error))
 
@@ -84,7 +84,7 @@ def _register(server: NameServer, connection: object, command: Command) -> Steps
         ext = {"haServerAddr": found.ha_address, "masterAddr": found.master_address}
     remark = None
     if found.left_out:
-        # No refusal: a broker that is refused may close the connection, and then all its routes would go.
+        # Not a refusal: a broker that is refused may close the connection and lose all its routes.
         remark = f"{found.left_out} new topics of broker {new.name!r} have no route"
         remark += f"; the table is full, nameserver.topics_max is {server.config.topics_max}"
         log.warning("%s", remark)
@@ -102,7 +102,7 @@ def _query_version(server: NameServer, connection: object, command: Command) -> 
     cluster, address = command.text("clusterName"), command.text("brokerAddr")
     held = server.table.version_of(cluster, address)
     if len(command.body) > VERSION_BYTES_MAX:
-        text = f"body of {len(command.body)} bytes is no version; it has at most {VERSION_BYTES_MAX}"
+        text = f"body of {len(command.body)} bytes is not a version; it has at most {VERSION_BYTES_MAX}"
         raise Refused(Reason.MALFORMED, text)
     changed = held is None or held != Version.from_json(load_object(command.body or b"{}"))
     if not changed:
@@ -166,7 +166,7 @@ def _route(server: NameServer, connection: object, command: Command) -> bytes:
 
 
 def _near(route: Route, zone: str) -> Route:
-    """*route* without the brokers of other zones; one that lost its master stays, for its slaves can be read."""
+    """Return *route* without brokers in other zones; keep a broker without a master, as its slaves can be read."""
     brokers = tuple(b for b in route.brokers if MASTER_ID not in b.addresses or b.zone == zone)
     far = {broker.name for broker in route.brokers} - {broker.name for broker in brokers}
     queues = tuple(entry for entry in route.queues if entry.broker_name not in far)
@@ -189,7 +189,7 @@ def _register_topic(server: NameServer, connection: object, command: Command) ->
 
 
 def _list(switch: str, find: Callable[[NameServer, Command], Steps[list[str]]]) -> Handle:
-    """A handler that answers a list of topics, where *switch* allows it."""
+    """Return a handler that answers a list of topics, if *switch* allows it."""
 
     def handle(server: NameServer, connection: object, command: Command) -> Steps[Frame]:
         if not server.switches[switch]:
@@ -249,7 +249,7 @@ def _update_config(server: NameServer, connection: object, command: Command) -> 
     return _reply(command)
 
 
-# These are answered when what they changed is on the disk.
+# These are answered once their change is on disk.
 SAVED: Final[dict[int, Callable[[NameServer, Command], Awaitable[None]]]] = {
     RequestCode.PUT_KV_CONFIG: _put_kv,
     RequestCode.DELETE_KV_CONFIG: _delete_kv,

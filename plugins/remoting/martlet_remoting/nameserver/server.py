@@ -1,4 +1,4 @@
-"""The name server's state: routes, texts, and the switches that can be moved while it runs."""
+"""The name server's state: routes, key-value texts, and the switches that can change at runtime."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, final, runtime_checkable
@@ -15,7 +15,7 @@ from .table import RouteTable
 
 __all__ = ["NameServer"]
 
-# What may be changed over the wire, under RocketMQ's names: none of it can lock anybody out.
+# Keys that a request may change, under RocketMQ's names: none of them can lock anybody out.
 SWITCHES: Final = (
     "orderMessageEnable",
     "returnOrderTopicConfigToBroker",
@@ -37,7 +37,7 @@ class Closable(Protocol):
 
 @final
 class NameServer:
-    """Everything that requests to the name server act on; needs no broker and no store."""
+    """The state that requests to the name server use; needs no broker and no store."""
 
     def __init__(
         self, config: NameServerConfig, save: Callable[[bytes], Awaitable[None]], turns: Turns | None = None
@@ -61,8 +61,8 @@ class NameServer:
             "deleteTopicWithBrokerRegistration": config.drop_missing_topics,
         }
         self.address = config.listen
-        # The broker in this process may make a topic that a client asks for; whether it did. Who was given
-        # another route before is a client; a tool that asks for a mistyped name alone must not make it.
+        # Lets the broker in this process create a topic that a client asks for; returns whether it did. Only a
+        # connection that already got another route is a client: a tool with a mistyped name must not create it.
         self.wanted: Callable[[str], bool] = lambda topic: False
         self.clients: set[object] = set()
         self.requests = 0
@@ -71,7 +71,7 @@ class NameServer:
         return trio.current_time()
 
     async def scan(self) -> None:
-        """Drop silent brokers, and the topics of those that have gone, until cancelled."""
+        """Remove silent brokers, and the topics of removed brokers, until cancelled."""
         while True:
             await trio.sleep(self.config.scan_s)
             for connection in self.table.expire(self.now()):
@@ -80,7 +80,7 @@ class NameServer:
             await self.turns.finish(self.table.sweep())
 
     def properties(self) -> bytes:
-        """The configuration as RocketMQ's tools read it."""
+        """Return the configuration in the format of RocketMQ's tools."""
         host, _, port = self.address.rpartition(":")
         values: dict[str, object] = {
             "bindAddress": host.strip("[]"),
@@ -92,10 +92,10 @@ class NameServer:
         return format_properties(values)
 
     def change(self, body: bytes) -> None:
-        """Move the switches that *body* names; they stay so until the name server stops.
+        """Set the switches in *body*; they keep their values until the name server stops.
 
         Raises:
-          Refused: a key cannot be changed while it runs (NO_PERMISSION), or a value is neither true nor false.
+          Refused: a key cannot change at runtime (NO_PERMISSION), or a value is neither true nor false.
         """
         wanted = parse_properties(body)
         for name, value in wanted.items():

@@ -1,8 +1,8 @@
-"""The route table: pure state, no sockets and no clock of its own.
+"""The route table: pure state, without sockets or a clock.
 
-A broker appears by registering, and goes when it says so, when its connection closes, or
-when it was silent for too long. Topics belong to brokers: with the last broker of a name
-go its topics. Rules: RocketMQ RouteInfoManager.
+A broker is added when it registers, and removed when it unregisters, when its connection
+closes, or when it is silent for too long. Topics belong to brokers and are removed with the
+last broker of a name. Rules: RocketMQ RouteInfoManager.
 """
 
 import sys
@@ -33,13 +33,13 @@ SYNC_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 @final
 @dataclass(slots=True)
 class _Live:
-    """When the broker at an address was last heard of, under which names, and over which connection."""
+    """When the broker at an address last sent something, its names, and its connection."""
 
     name: str
     seen: float
     timeout_ms: int
     state_version: int
-    version: Version | None  # None: its topics are not here as they are, so it is to register all of them again
+    version: Version | None  # None: its topics here are outdated, so it must register all of them again
     ha_address: str
     connection: object
     names: dict[str, None]
@@ -57,7 +57,7 @@ class _Brokers:
     zone: str | None = None
     topics: dict[str, TopicQueues] = field(default_factory=dict)
     mappings: dict[str, Mapping[str, object]] = field(default_factory=dict)
-    read_only: bool = False  # whatever its topics say: it lost its master
+    read_only: bool = False  # it lost its master; overrides the permissions of its topics
 
 
 @final
@@ -65,7 +65,7 @@ class _Brokers:
 class Registered:
     """The answer to a registration: a slave learns where its master is.
 
-    ``left_out`` topics found no room; what was here before stays.
+    ``left_out`` is the number of topics for which there was no room; known topics are kept.
     """
 
     master_address: str = ""
@@ -75,13 +75,13 @@ class Registered:
 
 @final
 class RouteTable:
-    """Brokers by name, topics by name, and who is alive; ``now`` is in seconds of any clock that never goes back.
+    """Brokers by name, topics by name, and live brokers; ``now`` is in seconds of any monotonic clock.
 
-    With *acting_master* the smallest slave stands in for a lost master, to be read from; with
-    *drop_missing_topics* a registration also takes topics away that it does not name.
+    With *acting_master* the slave with the lowest id acts as a lost master, for reads; with
+    *drop_missing_topics* a registration also removes topics that it does not contain.
 
-    A topic belongs to its `_Brokers`, so a name is forgotten at once, however many topics it has; `sweep` then
-    removes these from the index in slices.
+    A topic belongs to its `_Brokers`, so removing a name takes the same time for any number of topics; `sweep` then
+    removes its topics from the index in slices.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class RouteTable:
     ) -> None:
         self.acting_master = acting_master
         self.drop_missing_topics = drop_missing_topics
-        self.timeout_ms = timeout_ms  # of brokers that do not say theirs
+        self.timeout_ms = timeout_ms  # of brokers that register without a timeout
         self._brokers_max = brokers_max
         self._topics_max = topics_max
         self._brokers: dict[str, _Brokers] = {}
-        self._clusters: dict[str, dict[str, None]] = {}  # names in the order they came
+        self._clusters: dict[str, dict[str, None]] = {}  # names in order of registration
         self._index: dict[str, dict[str, _Brokers]] = {}  # topic -> broker name
-        self._kept = 0  # topics of all brokers, and queues of their mappings, also of those to be swept
-        self._gone: dict[_Brokers, str] = {}  # to be swept, with the names they had
+        self._kept = 0  # topics of all brokers and queues of their mappings, including those not swept yet
+        self._gone: dict[_Brokers, str] = {}  # removed but not swept yet, with their names
         self._live: dict[tuple[str, str], _Live] = {}  # by cluster and address
         self._of_connection: dict[object, dict[tuple[str, str], None]] = {}
 
-    # brokers come and go
+    # registration of brokers
 
     def register(
         self,
@@ -117,14 +117,14 @@ class RouteTable:
         *,
         limited: bool = True,
     ) -> Steps[Registered]:
-        """Take a broker in, or hear of it again, in slices. *topics* stand for those of *new*.
+        """Register a broker, or renew its registration, in slices. *topics* replace those of *new*.
 
-        When the table is full, topics that it has are kept and changed, and new ones are left out; not
-        those of a broker that is not *limited*.
+        If the table is full, known topics are kept and updated, and new ones are left out, except those of
+        a broker that is not *limited*.
 
         Raises:
-          Refused: it is new and has one topic only, so this is a change of it that came before the whole
-            (NOT_SUPPORTED); or there are too many brokers (BUSY).
+          Refused: a new broker registers a single topic, so this must be a change that came before its whole
+            table (NOT_SUPPORTED); or there are too many brokers (BUSY).
         """
         self._check_room(new, connection)
         brokers = self._brokers.get(new.name)
@@ -171,7 +171,7 @@ class RouteTable:
             raise Refused(Reason.BUSY, f"{text}; at most {BROKERS_OF_A_CONNECTION_MAX}")
 
     def _is_overtaken(self, brokers: _Brokers, new: Registration) -> bool:
-        """Whether the id is held by another live address of a newer state."""
+        """Whether another live address with a newer state has the id."""
         old = brokers.addresses.get(new.broker_id)
         if old is None or old == new.address:
             return False
@@ -179,7 +179,7 @@ class RouteTable:
         return live is not None and live.state_version > new.version.state_version
 
     def _place(self, brokers: _Brokers, new: Registration) -> None:
-        """Give the address its id; it can have no other, as when a slave becomes the master."""
+        """Give the address its id and remove its old one, as when a slave becomes the master."""
         for number in [n for n, address in brokers.addresses.items() if address == new.address]:
             del brokers.addresses[number]
         brokers.addresses[new.broker_id] = new.address
@@ -187,17 +187,17 @@ class RouteTable:
             brokers.read_only = False
 
     def _speaks_for_all(self, brokers: _Brokers, new: Registration) -> bool:
-        """Whether the topics of a name are what *new* says: the master does, or who stands in for it."""
+        """Whether *new* determines the topics of its name: it is the master, or the slave that acts as master."""
         stands_in = new.acting_master is not None and new.broker_id == min(brokers.addresses)
         return new.broker_id == MASTER_ID or stands_in
 
     def _take_topics(
         self, brokers: _Brokers, new: Registration, topics: Iterable[TopicShape], changed: bool, limit: int
     ) -> Steps[int]:
-        """Put *topics* in their places; return how many found no room."""
+        """Add or update *topics*; return how many had no room."""
         read_only = new.broker_id != MASTER_ID and new.acting_master is True
         dropping = changed and (new.complete or (self.drop_missing_topics and not new.mappings))
-        # What others add while this goes on is not missing.
+        # Topics that others add during the slices do not count as missing.
         missing = dict.fromkeys(brokers.topics) if dropping else {}
         left_out, pace = 0, Pace(TOPICS_AT_ONCE)
         for shape in topics:
@@ -222,7 +222,7 @@ class RouteTable:
         return left_out
 
     def _put(self, brokers: _Brokers, topic: str, queues: TopicQueues, limit: int) -> bool:
-        """Give *brokers* a topic, or change it; false when it is new and there is no room."""
+        """Add a topic to *brokers*, or update it; return False if it is new and there is no room."""
         if topic not in brokers.topics:
             if self._kept >= limit:
                 return False
@@ -277,7 +277,7 @@ class RouteTable:
         return Registered(master, live.ha_address, left_out)
 
     def unregister(self, cluster: str, name: str, address: str) -> None:
-        """Forget the broker at *address*, and with the last one of *name* its topics."""
+        """Remove the broker at *address*, and if it is the last one of *name*, also its topics."""
         self._forget_live((cluster, address))
         brokers = self._brokers.get(name)
         if brokers is None:
@@ -298,12 +298,12 @@ class RouteTable:
         self._gone[brokers] = name
 
     def sweep(self) -> Steps[None]:
-        """Remove the topics of brokers that have gone from the index."""
+        """Remove the topics of removed brokers from the index."""
         pace = Pace(TOPICS_AT_ONCE)
         while self._gone:
             brokers, name = next(iter(self._gone.items()))
-            # Of a copy: to find the first key of a dict again and again takes longer the more were removed before it.
-            # Emptied as it goes, for 90,000 names are not freed in a moment.
+            # Use a list: finding the first key of a dict gets slower with each key that was removed before it.
+            # Pop from it in each slice, because freeing 90,000 names at once would take too long.
             topics = list(brokers.topics)
             while topics:
                 self._take_away(topics.pop(), name, brokers)
@@ -312,7 +312,7 @@ class RouteTable:
             self._gone.pop(brokers, None)
 
     def heard(self, cluster: str, address: str, now: float) -> None:
-        """A broker is alive; one that is not registered stays unknown."""
+        """Note that a broker is alive; ignore one that is not registered."""
         live = self._live.get((cluster, address))
         if live is not None:
             live.seen = now
@@ -320,8 +320,8 @@ class RouteTable:
     def version_of(self, cluster: str, address: str) -> Version | None:
         """The version that the broker at *address* registered last.
 
-        None when it is not known, when some of its topics found no room, or when another of its name took its place:
-        then it has to register as a whole again.
+        None if it is not known, if there was no room for some of its topics, or if another broker took its place:
+        then it must register all its topics again.
         """
         live = self._live.get((cluster, address))
         brokers = self._brokers.get(live.name) if live is not None else None
@@ -330,14 +330,14 @@ class RouteTable:
         return live.version
 
     def expire(self, now: float) -> list[object]:
-        """Forget brokers that were silent for too long; return the connections of those."""
+        """Remove brokers that were silent for too long; return their connections."""
         late = [(key, live) for key, live in self._live.items() if live.seen + live.timeout_ms / 1000 < now]
         for key, _ in late:
             self._forget_address(key)
         return [live.connection for _, live in late if live.connection is not None]
 
     def drop_connection(self, connection: object) -> None:
-        """Forget every broker that registered over *connection*, which has closed."""
+        """Remove every broker that registered over *connection*, which has closed."""
         for key in list(self._of_connection.get(connection, ())):
             self._forget_address(key)
 
@@ -349,7 +349,7 @@ class RouteTable:
     # topics
 
     def route(self, topic: str) -> Route | None:
-        """Where *topic* is; None when no live broker has it."""
+        """Return the route of *topic*; None if no live broker has it."""
         found = self._brokers_of(topic)
         if not found:
             return None
@@ -362,12 +362,12 @@ class RouteTable:
         return Route(tuple(queues), tuple(groups), None, self._filter_servers(groups), mappings or None)
 
     def _brokers_of(self, topic: str) -> dict[str, _Brokers]:
-        """The brokers that have *topic*, by name; those that went and were not swept yet are not among them."""
+        """Return the brokers that have *topic*, by name, without those that are removed but not swept yet."""
         found = self._index.get(topic, {})
         return {name: brokers for name, brokers in found.items() if self._brokers.get(name) is brokers}
 
     def group(self, name: str) -> BrokerGroup:
-        """The brokers of *name*. Raises `KeyError` when there are none."""
+        """Return the brokers of *name*. Raises `KeyError` if there are none."""
         brokers = self._brokers[name]
         return BrokerGroup(brokers.cluster, name, dict(brokers.addresses), brokers.acting_master, brokers.zone)
 
@@ -381,7 +381,7 @@ class RouteTable:
         return found
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget *topic*, of all brokers or of those in *cluster*."""
+        """Remove *topic* from all brokers, or from those in *cluster*."""
         names = self._clusters.get(cluster, {}) if cluster is not None else self._brokers
         for name, brokers in self._brokers_of(topic).items():
             if name in names:
@@ -393,13 +393,13 @@ class RouteTable:
             return
         self._kept -= 1
         by_name = self._index.get(topic, {})
-        if by_name.get(name) is brokers:  # not another of that name, which came when this one had gone
+        if by_name.get(name) is brokers:  # not a later broker of the same name
             del by_name[name]
             if not by_name:
                 del self._index[topic]
 
     def register_topic(self, topic: str, queues: Iterable[TopicQueues]) -> None:
-        """Put *topic* on brokers that are known; the first unknown one ends it.
+        """Add *topic* to known brokers; stop at the first unknown one.
 
         Raises:
           Refused: the table is full (BUSY).
@@ -437,16 +437,16 @@ class RouteTable:
     # lists
 
     def topics(self) -> Steps[list[str]]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         return self._choose(lambda found: True)
 
     def topics_of_cluster(self, cluster: str) -> Steps[list[str]]:
-        """The topics that some broker of *cluster* has."""
+        """Return the topics that any broker of *cluster* has."""
         names = self._clusters.get(cluster, {}).keys()
         return self._choose(lambda found: not names.isdisjoint(queues.broker_name for queues in found))
 
     def topics_by_flag(self, wanted: int, unwanted: int = 0) -> Steps[list[str]]:
-        """The topics whose sysFlag has the bits *wanted* and none of *unwanted*, as their first broker says."""
+        """Return the topics whose sysFlag, on their first broker, has the bits *wanted* and none of *unwanted*."""
         return self._choose(lambda found: found[0].sys_flag & wanted == wanted and not found[0].sys_flag & unwanted)
 
     def _choose(self, is_wanted: Callable[[list[TopicQueues]], bool]) -> Steps[list[str]]:
@@ -478,7 +478,7 @@ class RouteTable:
 
 
 def _weight(mapping: Mapping[str, object]) -> int:
-    """What a mapping counts of the topics that the table holds: its queues."""
+    """Return how many topics a mapping counts as in the table: its number of queues."""
     ids = mapping.get("currIdMap")
     return 1 + (len(ids) if isinstance(ids, Mapping) else 0)
 
@@ -488,7 +488,7 @@ def _as_now(brokers: _Brokers, queues: TopicQueues) -> TopicQueues:
 
 
 def _standing_in(group: BrokerGroup, queues: TopicQueues) -> BrokerGroup:
-    """*group* with its smallest slave at id 0, where there is no master and nothing may be written."""
+    """Return *group* with its lowest slave at id 0 if there is no master and nothing may be written."""
     if not group.acting_master or MASTER_ID in group.addresses or queues.perm & WRITE or not group.addresses:
         return group
     smallest = min(group.addresses)
