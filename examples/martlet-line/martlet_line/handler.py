@@ -159,7 +159,7 @@ class LineHandler:
         return self._authenticate(Password(packet.user, packet.password))
 
     async def _authenticate(self, password: Password) -> None:
-        """Take the identity that *password* proves. A failed login closes the connection, so that each guess costs one."""
+        """Take the identity that *password* proves. A failed login closes the connection: each guess costs one."""
         try:
             identity = await self._parts.authenticate(password)
         except Refused as refused:
