@@ -1,4 +1,4 @@
-"""``martlet check``: whether a configuration would be accepted, without starting anything."""
+"""``martlet check``: validates a configuration file without starting a broker."""
 
 import argparse
 from pathlib import Path
@@ -15,7 +15,7 @@ examples:
   martlet check martlet.toml
   martlet check martlet.toml --set store.flush=async && systemctl reload martlet
 
-Exit codes: 0 it would be accepted; 2 it would not, and stderr says why.
+Exit codes: 0 valid; 2 invalid, with the reason on stderr.
 """
 
 
@@ -27,9 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECTION.KEY=VALUE",
         action="append",
         default=[],
-        help="as for `martlet run`; may be given often",
+        help="set one key, overriding the file; can be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="print an object for programs")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,15 +40,15 @@ def run(arguments: argparse.Namespace) -> int:
     for assignment in arguments.set:
         override(tables, assignment)
     config = read_config(tables)
-    # A section of a plugin that is not enabled is checked as well, for it will be one day.
+    # Also check the sections of plugins that are not enabled: they may be enabled later.
     load(list(dict.fromkeys([*config.plugins.enabled, *config.plugin_tables])), config.plugin_tables)
     given = [name for name in tables if name in SECTIONS or name in config.plugin_tables]
     if arguments.json:
         print_json({"file": str(arguments.file), "sections": given, "plugins": config.plugins.enabled})
     else:
         enabled = ", ".join(config.plugins.enabled)
-        print(f"{arguments.file}: fine; sections {', '.join(given) or 'none'}; plugins {enabled}")
+        print(f"{arguments.file}: valid; sections {', '.join(given) or 'none'}; plugins {enabled}")
     return Exit.OK
 
 
-COMMAND = Command("check", "check a configuration file without starting anything", configure, run)
+COMMAND = Command("check", "validate a configuration file without starting a broker", configure, run)

@@ -1,4 +1,4 @@
-"""``martlet config``: every key, its default and its reason, from the records that the broker itself reads."""
+"""``martlet config``: prints every key with its default and an explanation, read from the configuration classes."""
 
 import argparse
 import json
@@ -16,15 +16,15 @@ EPILOG = """\
 examples:
   martlet config > martlet.toml        a configuration file with every key at its default
   martlet config store remoting        only these sections
-  martlet run --config martlet.toml    and a broker that reads it
+  martlet run --config martlet.toml    a broker that uses it
 """
 
-HEAD = "# Martlet's configuration: every key with its default. Remove what you do not change.\n"
+HEAD = "# Martlet's configuration: every key with its default. Delete the keys that you do not change.\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One table of the configuration file; *plugin* is empty for the core's own."""
+    """One table of the configuration file; *plugin* is empty for a table of the core."""
 
     name: str
     plugin: str
@@ -33,7 +33,7 @@ class Section:
 
 
 def sections(plugins: Iterable[str] | None = None) -> Iterator[Section]:
-    """Yield the core's sections, then those of *plugins*, or of all that are installed."""
+    """Yield the core's sections, then those of *plugins* (default: of all installed plugins)."""
     from martlet.plugins.loader import available, load_class
     from martlet.run import SECTIONS
 
@@ -43,7 +43,7 @@ def sections(plugins: Iterable[str] | None = None) -> Iterator[Section]:
     for name in sorted(installed if plugins is None else plugins):
         try:
             plugin = load_class(name, installed[name])
-        except Exception as error:  # somebody else's package; the others are still worth showing
+        except Exception as error:  # foreign code may raise anything; still show the other plugins
             complain(f"plugin {name!r} cannot be imported; {type(error).__name__}: {error}")
             continue
         if plugin.config_class is not None:
@@ -73,7 +73,7 @@ def _kind(setting: Setting) -> str:
 
 
 def _value(value: object) -> str:
-    # JSON's strings, numbers, booleans and lists of strings are TOML's as well.
+    # Strings, numbers, booleans and lists of strings are written the same in JSON and TOML.
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -99,9 +99,12 @@ def as_markdown(found: list[Section]) -> str:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("section", nargs="*", help="only these sections; default: all")
+    parser.add_argument("section", nargs="*", help="sections to print; default: all")
     parser.add_argument(
-        "--format", choices=("toml", "markdown"), default="toml", help="a file to edit, or tables for documentation"
+        "--format",
+        choices=("toml", "markdown"),
+        default="toml",
+        help="a configuration file, or tables for documentation; default toml",
     )
 
 
@@ -118,4 +121,4 @@ def run(arguments: argparse.Namespace) -> int:
     return Exit.OK
 
 
-COMMAND = Command("config", "print every configuration key with its default and its reason", configure, run)
+COMMAND = Command("config", "print every configuration key with its default and purpose", configure, run)

@@ -1,8 +1,8 @@
-"""The ``martlet`` command: finds what is asked for, and imports no more than that.
+"""The ``martlet`` command: finds the requested subcommand and imports only that one.
 
-The core's own commands are named in a table here and live in `martlet.cli`;
-everything that talks to a broker speaks some protocol, so it comes from the plugins
-(hook ``martlet_commands``), which are loaded only when the core has no such command.
+The table `CORE` lists the core's commands, each a module of `martlet.cli`. Commands that
+talk to a broker need a protocol, so plugins provide them (hook ``martlet_commands``).
+Plugins are loaded only when the core has no command of the given name.
 """
 
 import argparse
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 __all__ = ["CORE", "commands", "main", "make_parser"]
 
-# name -> what it is for; the module of that name in martlet.cli holds its COMMAND
+# name -> summary; the module of that name in martlet.cli defines COMMAND
 CORE: Final = {
     "run": "run a broker",
-    "check": "check a configuration file without starting anything",
-    "config": "print every configuration key with its default and its reason",
-    "plugins": "list the plugins that are installed, and what they add",
-    "store": "look into a data directory while no broker runs on it",
+    "check": "validate a configuration file without starting a broker",
+    "config": "print every configuration key with its default and purpose",
+    "plugins": "list the installed plugins and the hooks they implement",
+    "store": "inspect, verify or repair a data directory that no broker uses",
 }
 
 EPILOG: Final = """\
-Start a broker here and now:       martlet run
-Ask what one command can do:       martlet COMMAND --help
+Start a broker:                  martlet run
+Show the options of a command:   martlet COMMAND --help
 
-Exit codes: 0 done; 1 the answer is no (refused, not found, not healthy); 2 wrong command line or configuration;
-3 nobody answers at the address, or the data directory cannot be used; 130 interrupted by Ctrl-C.
+Exit codes: 0 success; 1 failure (refused, not found, not healthy); 2 invalid command line or configuration;
+3 server unreachable, or data directory unusable; 130 interrupted by Ctrl-C.
 """
 
 
@@ -62,14 +62,14 @@ def _run(words: list[str]) -> int:
 
 
 def find(name: str) -> "Command | None":
-    """Return the command *name*: the core's, or a plugin's."""
+    """Return the command *name* of the core or of a plugin, None if there is none."""
     if name in CORE:
         return _core(name)
     return next((command for command in _of_plugins() if command.name == name), None)
 
 
 def commands(plugins: Iterable[str] | None = None) -> "list[Command]":
-    """Return every command, the core's first; of *plugins*, or of all that are installed."""
+    """Return the core's commands, then those of *plugins* (default: of all installed plugins)."""
     return [*map(_core, CORE), *_of_plugins(plugins)]
 
 
@@ -79,7 +79,7 @@ def _core(name: str) -> "Command":
 
 
 def _of_plugins(names: Iterable[str] | None = None) -> "list[Command]":
-    """What installed plugins bring; one that fails is named and left out."""
+    """Return the commands of the plugins *names*; complain about a plugin that fails, and skip it."""
     import trio
 
     from martlet.cli.outcome import complain
@@ -101,16 +101,16 @@ def _of_plugins(names: Iterable[str] | None = None) -> "list[Command]":
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with a command line."""
+    """Raises a `UsageError` of one line instead of printing the usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         from martlet.cli.outcome import UsageError
 
-        raise UsageError(f"{message}; `{self.prog} --help` shows how")
+        raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
 def make_parser(command: "Command") -> argparse.ArgumentParser:
-    """Return the parser of *command*'s arguments."""
+    """Return an argument parser for *command*."""
     parser = _Parser(
         prog=f"martlet {command.name}",
         description=f"{command.help[:1].upper()}{command.help[1:]}.",

@@ -31,10 +31,10 @@ __all__ = [
 CLI_HEAD = """\
 # The command line
 
-Made from the parsers by `python -m martlet.cli.manual cli`. `martlet COMMAND --help` says the same.
+Generated from the parsers by `python -m martlet.cli.manual cli`. `martlet COMMAND --help` shows the same text.
 
-`run`, `check`, `config`, `plugins` and `store` are the core's. All others come with plugins, through the hook
-`martlet_commands`: installing a plugin adds its commands.
+`run`, `check`, `config`, `plugins` and `store` belong to the core. Plugins provide all others through the hook
+`martlet_commands`: an installed plugin adds its commands.
 
 """
 
@@ -42,21 +42,21 @@ CONNECTION = "connection options"
 CONNECTION_HEAD = f"""
 ## {CONNECTION.capitalize()}
 
-Every command that talks to a broker asks a name server where the brokers are. All have these options. What no option
-says is taken from the environment, then from the section [`[client]`](config.md) of the configuration file, whose keys
-are named as the options: `MARTLET_CONFIG=/etc/martlet.toml` alone can hold everything.
+Every command that talks to a broker asks a name server for the brokers' addresses and has these options. The default
+of an option comes from the environment, else from the section [`[client]`](config.md) of the configuration file, where
+each option has a key of the same name. So one setting can be enough: `MARTLET_CONFIG=/etc/martlet.toml`.
 
 """
 
 CONFIG_HEAD = """\
 # Configuration
 
-Made from the records that the broker reads, by `python -m martlet.cli.manual config`.
+Generated from the configuration classes by `python -m martlet.cli.manual config`.
 
-A configuration is a TOML file (`martlet run --config FILE`); every key has a default, so no file is needed. Each key
-can also be set on the command line, over the file: `--set store.flush=async`. `martlet config` prints a file with
-every key at its default, and `martlet check FILE` says whether a file would be accepted, without starting anything; an
-unknown key is an error that names the nearest known one.
+The configuration is a TOML file (`martlet run --config FILE`). Every key has a default, so a file is optional. The
+command line can override each key: `--set store.flush=async`. `martlet config` prints a file with every key at its
+default. `martlet check FILE` validates a file without starting a broker. An unknown key is an error that names the
+most similar known key.
 
 """
 
@@ -81,7 +81,7 @@ PLUGIN_API_HEAD = """\
 Generated from the docstrings by `python -m martlet.cli.manual plugin-api`. [Writing a plugin](plugins.md) explains
 how to use it, and [Hooks](hooks.md) says when each hook is called.
 
-What is not on this page may change without notice.
+Anything that is not on this page may change without notice.
 
 """
 
@@ -263,7 +263,7 @@ PLUGIN_CHAPTERS: Final = (
 
 
 def own_plugins() -> list[str]:
-    """The plugins that come with Martlet; what else is installed here is not in its pages."""
+    """Return the names of the plugins that Martlet's own distribution contains; the pages describe only these."""
     return [name for name, entry in available().items() if entry.dist and entry.dist.name == "martlet"]
 
 

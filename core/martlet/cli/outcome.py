@@ -1,4 +1,4 @@
-"""Exit codes that mean something, and errors as one sentence."""
+"""Exit codes, and errors reported as one sentence."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,43 +12,43 @@ __all__ = ["Exit", "Unreachable", "UsageError", "complain", "flush_output", "gua
 
 @unique
 class Exit(IntEnum):
-    """What ``$?`` says after a command."""
+    """Exit codes of all commands."""
 
     OK = 0
-    FAILED = 1  # the answer is no: refused, not found, not healthy
-    USAGE = 2  # the command line or the configuration is wrong; argparse uses the same
-    UNUSABLE = 3  # nobody answers at the address; or the data directory is in use, has failed, or is damaged
-    INTERRUPTED = 130  # Ctrl-C, as shells say it
+    FAILED = 1  # refused, not found, not healthy
+    USAGE = 2  # invalid command line or configuration; the same as argparse's
+    UNUSABLE = 3  # the server is unreachable; or the data directory is in use, has failed, or is damaged
+    INTERRUPTED = 130  # Ctrl-C; shells use 128 + SIGINT
 
 
 class Unreachable(MartletError):
-    """Nobody answers at the address; the text names it and what would help."""
+    """The server at the address does not answer; the text names the address and suggests what to do."""
 
 
 class UsageError(MartletError):
-    """The command line cannot be used; the text names the argument and what to give instead."""
+    """The command line is invalid; the text names the argument and what to give instead."""
 
 
 def complain(text: object) -> None:
-    """Say on stderr, in one line, what went wrong."""
+    """Print *text* as an error on stderr."""
     if sys.stderr is not None:
         print(f"martlet: {text}", file=sys.stderr)
 
 
 def flush_output() -> None:
-    """Let everything printed so far leave this process. Raises OSError."""
-    if sys.stdout is not None:  # else closed by whoever started us: nobody wants it
+    """Flush stdout. Raises OSError."""
+    if sys.stdout is not None:  # None when the parent process closed it
         sys.stdout.flush()
 
 
 def guarded(work: Callable[[Any], int], arguments: Any) -> int:
-    """Run *work* and return its exit code; what it raises on purpose becomes one sentence and a code.
+    """Run *work* and return its exit code; turn an expected error into one sentence and a code.
 
-    A defect keeps its traceback: it is for whoever mends it.
+    An unexpected error keeps its traceback.
     """
     try:
         code = work(arguments)
-        flush_output()  # here, where a reader that has gone is no error
+        flush_output()  # inside the try block: a closed pipe is not an error
         return code
     except (KeyboardInterrupt, MartletError, OSError, BaseExceptionGroup) as error:
         outcome = _outcome(list(_leaves(error)))
@@ -58,13 +58,13 @@ def guarded(work: Callable[[Any], int], arguments: Any) -> int:
 
 
 def _outcome(causes: list[BaseException]) -> Exit | None:
-    """The exit code for *causes*; None when one of them is a defect."""
+    """Report *causes* and return the exit code; None if one of them is unexpected."""
     expected = all(isinstance(cause, KeyboardInterrupt | MartletError | OSError) for cause in causes)
     if expected and any(isinstance(cause, KeyboardInterrupt) for cause in causes):
-        # What else went wrong, such as a connection that closed, went wrong because of it.
+        # Other errors, such as a closed connection, are consequences of the interrupt.
         return Exit.INTERRUPTED
     if all(isinstance(cause, BrokenPipeError) for cause in causes):
-        # The reader of our output has enough (``martlet tail | head``); nothing more may be written, also not at exit.
+        # The reader closed the pipe (``martlet tail | head``); write nothing more, not even at exit.
         sys.stdout = None
         return Exit.OK
     if all(isinstance(cause, MartletError | OSError) for cause in causes):
@@ -82,7 +82,7 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         if error.filename is None:
             return f"input or output failed; {error.strerror}"
-        return f"{error.filename!r} cannot be used; {error.strerror}"
+        return f"cannot use {error.filename!r}; {error.strerror}"
     return str(error)
 
 

@@ -1,4 +1,4 @@
-"""``martlet plugins``: what is installed, what a configuration enables, and what each adds."""
+"""``martlet plugins``: lists the installed plugins, whether each is enabled, and its hooks."""
 
 import argparse
 import os
@@ -14,9 +14,9 @@ __all__ = ["COMMAND"]
 
 EPILOG = """\
 examples:
-  martlet plugins                          with the default configuration
-  martlet plugins --config martlet.toml    with that one
-A plugin is a Python package with an entry point in the group martlet.plugins; `[plugins] enabled` names those that run.
+  martlet plugins                          the plugins that the default configuration enables
+  martlet plugins --config martlet.toml    the plugins that this configuration enables
+A plugin is a Python package with an entry point in the group martlet.plugins; `[plugins] enabled` lists those to run.
 """
 
 
@@ -27,9 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         default=os.environ.get("MARTLET_CONFIG") or None,
-        help="the configuration that says which are enabled; default: $MARTLET_CONFIG, else none",
+        help="configuration file that enables plugins; default: $MARTLET_CONFIG, else none",
     )
-    parser.add_argument("--json", action="store_true", help="print a list of objects for programs")
+    parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,4 +72,4 @@ def _hooks(row: dict[str, object]) -> str:
     return ", ".join(hooks) if isinstance(hooks, list) else ""
 
 
-COMMAND = Command("plugins", "list the plugins that are installed, and what they add", configure, run)
+COMMAND = Command("plugins", "list the installed plugins and the hooks they implement", configure, run)

@@ -1,8 +1,8 @@
-"""API reference pages in Markdown: signatures as the source has them, and docstrings.
+"""API reference pages in Markdown: signatures as they are in the source, and docstrings.
 
-The source is parsed and not imported, so the pages are the same for compiled modules,
-and defaults and annotations read as somebody wrote them. A docstring is text with
-sections: ``Args:`` and ``Raises:`` with an item a line, ``Example:`` with code.
+The source is parsed, not imported, so the pages are the same for compiled modules, and
+defaults and annotations appear as written. A docstring is text with sections:
+``Args:`` and ``Raises:`` with an item per line, ``Example:`` with code.
 """
 
 import ast
@@ -24,7 +24,7 @@ SECTION: Final = re.compile(r"^(Args|Raises|Example):$")
 ITEM: Final = re.compile(r"^([\w., `]+): +(.*)$", re.DOTALL)
 # Base classes whose methods are not listed.
 NOT_CALLED: Final = ("Protocol", "TypingProtocol", "Enum", "ABC")
-# What callers must know of a function.
+# Decorators that a caller must know about.
 DECORATORS: Final = ("classmethod", "contextmanager", "asynccontextmanager")
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -33,10 +33,10 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 @final
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A heading with public names of one module under it.
+    """A heading and the public names of one module below it.
 
-    ``Class`` is a class with all its methods. ``Class(): method method`` has only these methods, and
-    ``Class: method method`` no constructor either, because readers get such objects and do not make them.
+    ``Class`` stands for a class with all its methods, ``Class(): method method`` for a class with only these methods.
+    ``Class: method method`` also omits the constructor, because users do not create such objects.
     """
 
     title: str
@@ -74,11 +74,11 @@ class Source:
         return None
 
     def text(self, node: ast.stmt) -> str:
-        """Return *node* as it is written here, without the comment behind it."""
+        """Return the source text of *node* without its trailing comment."""
         return "\n".join(self.lines[node.lineno - 1 : node.end_lineno]).partition("  # ")[0]
 
     def comment(self, node: ast.stmt) -> str:
-        """Return the comment behind *node*, or that of the lines right above it."""
+        """Return the trailing comment of *node*, or the comment lines right above it."""
         trailing = self.lines[(node.end_lineno or 1) - 1].partition("  # ")[2]
         above: list[str] = []
         at = node.lineno - 2
@@ -92,7 +92,7 @@ source = cache(Source)
 
 
 def _written(node: ast.expr) -> str:
-    """An expression as the project's formatter writes it, on one line."""
+    """Return an expression on one line, formatted as in the project."""
     return re.sub(r"""(?<!\w)(b?)'([^'"]*)'""", r'\1"\2"', ast.unparse(node))
 
 
@@ -104,7 +104,7 @@ def _defined(node: ast.stmt) -> list[str]:
 
 
 def _resolve(module: Source, name: str) -> tuple[Source, ast.stmt]:
-    """Return the statement that defines *name* as *module* knows it, and the module that has it."""
+    """Follow imports from *module*; return the module that defines *name*, and the defining statement."""
     node = module.find(name)
     if node is not None:
         return module, node
@@ -122,7 +122,7 @@ def exported(module: str) -> list[str]:
 
 
 def api_page(head: str, chapters: Sequence[Chapter]) -> str:
-    """Return a page: *head*, a list of the chapters' names, and what their docstrings say."""
+    """Return a page: *head*, a list of the names in each chapter, and their signatures and docstrings."""
     blocks = [head]
     anchor = _anchors(re.findall(r"(?m)^#+ (.*)$", head))
     found = [(anchor(chapter.title), *(anchor(_name(entry)) for entry in chapter.names)) for chapter in chapters]
@@ -138,9 +138,9 @@ def api_page(head: str, chapters: Sequence[Chapter]) -> str:
 
 
 def _anchors(taken: Iterable[str]) -> Callable[[str], str]:
-    """Return what makes the anchor of each heading of a page, given one after another, behind those of *taken*.
+    """Return a function that maps the headings of a page, called in order, to their anchors; *taken* come first.
 
-    GitHub's way: lower case, blanks as hyphens, no other punctuation, and a number where it is there already.
+    As GitHub does it: lower case, hyphens for blanks, no other punctuation, and a number for a repeated heading.
     """
     counts = Counter[str]()
 
@@ -241,7 +241,7 @@ def _attributes(module: Source, node: ast.ClassDef) -> Iterator[str]:
 
 
 def _parents(module: Source, node: ast.ClassDef) -> Iterator[tuple[Source, ast.ClassDef]]:
-    """The project's own base classes, whose methods a class has as well; of errors and protocols nobody asks."""
+    """Yield the project's own base classes, for their inherited methods; none for errors and protocols."""
     for base in _bases(node):
         if base not in NOT_CALLED and not _is_error(node):
             try:
@@ -277,13 +277,13 @@ def _is_property(node: Function) -> bool:
 
 
 def _annotation(node: ast.expr | None) -> str:
-    """An annotation without the quotes of names that are defined later."""
+    """Return an annotation without the quotes of forward references."""
     text = _written(node) if node is not None else "None"
     return text if "Literal[" in text else text.replace('"', "")
 
 
 def _parameters(module: Source, node: Function) -> list[str]:
-    """The parameters one by one, without self and cls."""
+    """Return the parameters in order, without self and cls."""
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
@@ -309,7 +309,7 @@ def _parameter(module: Source, argument: ast.arg, default: ast.expr | None) -> s
 
 
 def _default(module: Source, default: ast.expr) -> str:
-    """A default as it is written; a constant of the project by its value."""
+    """Return a default as written; for a constant of the project, its value."""
     text = _written(default)
     if text.isupper() and text.isidentifier():
         node = _resolve(module, text)[1]
@@ -319,7 +319,7 @@ def _default(module: Source, default: ast.expr) -> str:
 
 
 def _arranged(start: str, parts: Sequence[str], end: str) -> str:
-    """A signature on one line, or with a line for each part where it is long."""
+    """Return a signature on one line, or with one line for each part if it is too long."""
     line = f"{start}{', '.join(parts)}{end}"
     if len(line) <= SIGNATURE_CHARACTERS_MAX:
         return line
@@ -338,7 +338,7 @@ def _prose(text: str) -> str:
 
 
 def _text(docstring: str | None) -> str:
-    """A docstring as Markdown."""
+    """Return a docstring as Markdown."""
     blocks: list[str] = []
     for title, lines in _sections(inspect.cleandoc(docstring or "").splitlines()):
         body = textwrap.dedent("\n".join(lines)).strip("\n")
@@ -352,7 +352,7 @@ def _text(docstring: str | None) -> str:
 
 
 def _sections(lines: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    """Cut a docstring into (title, lines); a section ends where the indentation does."""
+    """Split a docstring into (title, lines); a section ends with its indentation."""
     title = ""
     found: list[str] = []
     for line in lines:
@@ -366,7 +366,7 @@ def _sections(lines: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _items(body: str) -> Iterator[str]:
-    """The items of a section, each on a line of its own or over several that are indented further."""
+    """Yield the items of a section; the continuation lines of an item are indented further."""
     for item in re.split(r"\n(?=\S)", body):
         found = ITEM.match(" ".join(item.split()))
         if found is None:

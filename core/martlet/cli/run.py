@@ -24,8 +24,9 @@ __all__ = ["COMMAND", "configure", "read", "serve"]
 log = logging.getLogger("martlet")
 
 EXTEND_US: Final = 60_000_000
-# Parameters of mallopt(3), glibc: larger blocks are mapped and unmapped one by one, and no more stays free at the end
-# of the heap. By default both grow with the largest block ever freed: one frame of 16 MiB would leave 32 MiB there.
+# Parameters of glibc's mallopt(3): blocks above M_MMAP_THRESHOLD are mapped one by one, and at most M_TRIM_THRESHOLD
+# stays free at the end of the heap. By default both grow with the largest block ever freed: after one frame of 16 MiB,
+# 32 MiB would stay allocated.
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 KEPT_FREE_BYTES: Final = 4 << 20
@@ -33,14 +34,14 @@ KEPT_FREE_BYTES: Final = 4 << 20
 EPILOG = """\
 examples:
   martlet run                                        a broker on loopback, data in ./martlet-data
-  martlet run --config martlet.toml                  as the file says; `martlet config` prints one with every key
-  martlet run --data /var/lib/martlet --log json     data elsewhere, log for machines
+  martlet run --config martlet.toml                  with this configuration; `martlet config` prints a template
+  martlet run --data /var/lib/martlet --log json     another data directory, and a log in JSON
   martlet run --set store.flush=async --set remoting.listen=0.0.0.0:10911 --set broker.advertise=mq.example.org
 
 Once it accepts connections it prints one line:
   martlet ready: remoting=127.0.0.1:10911 nameserver=127.0.0.1:9876 data=/home/me/martlet-data in 0.21 s
-SIGTERM and Ctrl-C end it in order, with exit code 0; SIGHUP reads certificates again.
-Exit codes: 0 stopped in order; 1 a failure; 2 command line or configuration; 3 data in use elsewhere, or failed.
+SIGTERM and Ctrl-C stop it cleanly; SIGHUP reloads certificates.
+Exit codes: 0 clean shutdown; 1 failure; 2 invalid command line or configuration; 3 data directory in use or failed.
 """
 
 
@@ -54,25 +55,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="read the configuration from this TOML file; default: $MARTLET_CONFIG, else none",
     )
     parser.add_argument(
-        "--data", metavar="DIR", help="keep everything in this directory; short for --set broker.data=DIR"
+        "--data", metavar="DIR", help="store all data in this directory; short for --set broker.data=DIR"
     )
     parser.add_argument(
         "--set",
         metavar="SECTION.KEY=VALUE",
         action="append",
         default=[],
-        help="set one key, over what the file says; may be given often",
+        help="set one key, overriding the file; can be repeated",
     )
-    parser.add_argument("--log", choices=("text", "json"), help="the log's form on stderr; short for --set log.format=")
+    parser.add_argument("--log", choices=("text", "json"), help="log format on stderr; short for --set log.format=")
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
-        help="the least to log; short for --set log.level=",
+        help="lowest level to log; short for --set log.level=",
     )
 
 
 def read(arguments: argparse.Namespace) -> "Config":
-    """Return the configuration that the command line asks for. Raises `ConfigError`."""
+    """Return the configuration from the command line and its file. Raises `ConfigError`."""
     from martlet.run import read_config
 
     tables = read_toml(arguments.config) if arguments.config else {}
@@ -95,19 +96,19 @@ def start(arguments: argparse.Namespace) -> int:
 
 
 def serve(config: "Config") -> int:
-    """Run what *config* says until a signal comes."""
+    """Run a broker with *config* until a signal stops it; return the exit code."""
     import trio
 
     from martlet.cli.version import installed_version
     from martlet.run import notify_systemd, run
 
     logs.configure(config.log)
-    os.umask(0o077)  # messages are nobody else's to read
+    os.umask(0o077)  # no other user may read messages
     bar = Bar("recovering", "B")
 
     def report(done: int, total: int, records: int) -> None:
         bar.update(done, total, f"{records:,} records")
-        # Recovery may take longer than systemd would wait otherwise; it is told that we are still at it.
+        # Recovery may outlast systemd's start timeout, so extend the timeout.
         notify_systemd(f"EXTEND_TIMEOUT_USEC={EXTEND_US}\nSTATUS=recovering, {records:,} records read", os.environ)
 
     def ready(addresses: dict[str, str]) -> None:
@@ -116,11 +117,11 @@ def serve(config: "Config") -> int:
         old.start()
         trio.lowlevel.spawn_system_task(old.run)
         _return_freed_memory()
-        # A protocol's second port ("remoting-vip") is no news for those who read the line.
+        # Leave a protocol's second port ("remoting-vip") out of the line that people read.
         where = " ".join(f"{name}={address}" for name, address in addresses.items() if "-" not in name)
         for name in addresses:
             if "-" in name:
-                log.info("listening as well: %s=%s", name, addresses[name])
+                log.info("also listening: %s=%s", name, addresses[name])
         data = shlex.quote(str(config.data.resolve()))
         print(f"martlet ready: {where}{where and ' '}data={data} in {process_age_s():.2f} s", flush=True)
         notify_systemd(f"READY=1\nSTATUS=accepting on {where}", os.environ)
@@ -137,12 +138,12 @@ def serve(config: "Config") -> int:
         ", ".join(config.plugins.enabled) or "none",
     )
     if trio.run(work):
-        log.info("stopped; everything is on the disk")
+        log.info("stopped; all data is on disk")
     return Exit.OK
 
 
 def _return_freed_memory() -> None:
-    """Let glibc give back to the kernel what large requests took; other allocators do as they do."""
+    """Make glibc return the memory of large requests to the kernel; does nothing with other allocators."""
     import ctypes
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,4 +1,4 @@
-"""``martlet store inspect|verify|repair``: a data directory, while no broker runs on it."""
+"""``martlet store inspect|verify|repair``: work on a data directory that no broker has open."""
 
 import argparse
 import os
@@ -27,15 +27,15 @@ T = TypeVar("T")
 
 EPILOG = """\
 examples:
-  martlet store inspect martlet-data                 segments, topics, first and last time
-  martlet store inspect martlet-data --at 4281       the record at that position of the log
-  martlet store verify martlet-data                  read everything, look every record up
-  martlet store repair martlet-data                  do now what the next start would do
+  martlet store inspect martlet-data                 list segments and queues, with the times of their records
+  martlet store inspect martlet-data --at 4281       show the record at that position of the log
+  martlet store verify martlet-data                  read all records and look each one up
+  martlet store repair martlet-data                  repair now what the next start would repair
   martlet store repair /var/lib/martlet --config /etc/martlet.toml --yes
-The broker must be stopped; a copy or a snapshot will do as well. inspect and verify change nothing. verify and repair
-need the broker's configuration if it sets any file size of [store].
-Exit codes: 0 a start would change nothing, and every record can be served; 1 not repaired, because you said no;
-3 something was found (verify) or is left (repair), or a broker has the directory open.
+The broker must be stopped, or DIR be a copy or a snapshot. inspect and verify change nothing. verify and repair need
+the broker's configuration if it sets any file size of [store].
+Exit codes: 0 no damage; 1 repair was declined; 3 damage was found (verify) or could not be repaired (repair), or a
+broker has the directory open.
 """
 
 
@@ -43,20 +43,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     choices = parser.add_subparsers(metavar="ACTION", required=True)
     for name, text, work in (
-        ("inspect", "show what a data directory holds", show),
-        ("verify", "say what a start would do, read the whole log, and look every record up", verify),
-        ("repair", "do what a start would do, after saying what and asking", repair),
+        ("inspect", "show the contents of a data directory", show),
+        ("verify", "report what a start would repair, read the whole log, and look up every record", verify),
+        ("repair", "list what a start would repair, ask, and repair it", repair),
     ):
         inner = choices.add_parser(name, help=text, description=f"{text[:1].upper()}{text[1:]}.", allow_abbrev=False)
         inner.add_argument("directory", metavar="DIR", help="the data directory")
-        inner.add_argument("--json", action="store_true", help="print an object for programs")
+        inner.add_argument("--json", action="store_true", help="print a JSON object")
         inner.set_defaults(work=work)
         if name == "inspect":
             inner.add_argument("--at", type=int, metavar="POSITION", help="show the record at this position instead")
             continue
         inner.add_argument("--config", metavar="FILE", type=Path, help="the broker's configuration file")
         inner.add_argument(
-            "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="set one key, over the file"
+            "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="set one key, overriding the file"
         )
         if name == "repair":
             inner.add_argument("--yes", action="store_true", help="repair without asking")
@@ -136,13 +136,13 @@ def _queue_rows(found: "Inspection") -> list[tuple[object, ...]]:
 
 
 def _summary(found: "Inspection") -> str:
-    state = "stopped in order" if found.stopped_in_order else "not stopped in order: the next start recovers"
+    state = "clean shutdown" if found.stopped_in_order else "no clean shutdown: the next start recovers"
     lines = [
         f"log       {found.log_start:,} to {found.log_end:,}, {found.records:,} records",
         f"state     {state}",
     ]
     if found.torn_bytes:
-        lines.append(f"torn end  {found.torn_bytes:,} bytes that are no record; the next start cuts them")
+        lines.append(f"torn end  {found.torn_bytes:,} bytes after the last valid record; the next start removes them")
     lines += [f"damage    {damage.start:,} to {damage.end:,}: {damage.text}" for damage in found.damage]
     return "\n".join(lines)
 
@@ -202,7 +202,7 @@ def repair(arguments: Any) -> int:
     if planned:
         if not _confirmed(arguments):
             return Exit.FAILED
-        os.umask(0o077)  # messages are nobody else's to read
+        os.umask(0o077)  # no other user may read messages
         done = _offline(arguments, offline.repair, "repairing", "indexing keys")
     left = _offline(arguments, offline.verify, "trying a start", "reading").findings
     if arguments.json:
@@ -211,18 +211,18 @@ def repair(arguments: Any) -> int:
     for text in done:
         print(f"done      {text}")
     if left:
-        print("left, because no start can repair it:")
+        print("left, because a start cannot repair it:")
         _print_findings(left)
     print("repaired  " + (SOUND if not left else _count(left) + " left"))
     return Exit.UNUSABLE if left else Exit.OK
 
 
 def _confirmed(arguments: Any) -> bool:
-    """Whether the directory may be changed: by `--yes`, or by whoever sits at the terminal."""
+    """Return whether to change the directory: the user gave `--yes`, or agreed at the terminal."""
     if arguments.yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"data directory {arguments.directory!r} is left as it is; add --yes to repair it unasked")
+        raise UsageError(f"data directory {arguments.directory!r} was not repaired; add --yes to repair without asking")
     print(f"repair {arguments.directory!r} now? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -267,7 +267,7 @@ def _record_fields(record: "Record") -> dict[str, object]:
 
 
 def _time(ms: int) -> str | None:
-    """Local time, with the offset of that day; a number where no calendar has one."""
+    """Return local time with the UTC offset of that day; the number itself when it is out of range."""
     if ms <= 0:
         return None
     try:
@@ -276,4 +276,4 @@ def _time(ms: int) -> str | None:
         return str(ms)
 
 
-COMMAND = Command("store", "look into a data directory while no broker runs on it", configure, run)
+COMMAND = Command("store", "inspect, verify or repair a data directory that no broker uses", configure, run)

@@ -1,4 +1,4 @@
-"""What commands show: tables and a progress bar for people, JSON for programs."""
+"""Output of commands: tables and a progress bar for people, JSON for programs."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ WIDTH_MIN: Final = 40
 
 
 def body_fields(body: bytes) -> dict[str, str]:
-    """Return *body* for JSON: as text where it is UTF-8, else as base64."""
+    """Return *body* for JSON: as text if it is UTF-8, else as base64."""
     try:
         return {"body": body.decode(), "body_encoding": "utf-8"}
     except UnicodeDecodeError:
@@ -28,12 +28,12 @@ def body_fields(body: bytes) -> dict[str, str]:
 
 
 def print_json(value: object) -> None:
-    """Print *value* for programs."""
+    """Print *value* as indented JSON."""
     print(json.dumps(value, indent=2, default=str))
 
 
 def print_json_line(value: object) -> None:
-    """Print *value* on one line, for programs that read one object after the other."""
+    """Print *value* as JSON on one line."""
     print(json.dumps(value, default=str))
 
 
@@ -47,7 +47,7 @@ def human_bytes(size: float) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return *rows* under *heads*: numbers to the right, the last column free."""
+    """Return *rows* under *heads* as aligned text; numbers are right-aligned."""
     lines = [[_cell(value) for value in row] for row in rows]
     numeric = [bool(lines) and all(_is_number(line[i]) for line in lines) for i in range(len(heads))]
     widths = [max(len(line[i]) for line in [list(heads), *lines]) for i in range(len(heads))]
@@ -82,9 +82,9 @@ def _is_number(text: str) -> bool:
 
 @final
 class Bar:
-    """A progress bar with a rate on a terminal, a log line now and then elsewhere.
+    """A progress bar with a rate on a terminal; a log line every few seconds elsewhere.
 
-    *unit* is "B" for bytes, else the plural of what is counted.
+    *unit* is "B" for bytes, else a plural noun such as "messages".
     """
 
     def __init__(self, label: str, unit: str, stream: TextIO | None = None) -> None:
@@ -93,11 +93,11 @@ class Bar:
         self._stream = stream or sys.stderr
         self._tty = self._stream.isatty()
         self._last = time.monotonic()
-        self._first: tuple[float, int] | None = None  # when the first was told, and what was done then
+        self._first: tuple[float, int] | None = None  # time and *done* of the first update
         self._shown = False
 
     def update(self, done: int, total: int, note: str = "") -> None:
-        """*done* of *total*; cheap enough to call often."""
+        """Show that *done* of *total* are done; cheap enough to call often."""
         now = time.monotonic()
         first_at, first_done = self._first = self._first or (now, done)
         if now - self._last < (REDRAW_S if self._tty else LOG_EVERY_S):
@@ -126,7 +126,7 @@ class Bar:
         return human_bytes(value) if self._unit == "B" else f"{value:,.0f} {self._unit}"
 
     def close(self) -> None:
-        """Leave the line to others."""
+        """Clear the line."""
         if self._shown and self._tty:
             self._stream.write("\r" + " " * max(shutil.get_terminal_size().columns - 1, WIDTH_MIN) + "\r")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""Which Martlet this is."""
+"""Martlet's version."""
 
 from importlib.metadata import PackageNotFoundError, version
 

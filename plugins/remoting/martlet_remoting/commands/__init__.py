@@ -1,4 +1,4 @@
-"""Subcommands of ``martlet`` that talk to brokers, Martlet's or RocketMQ's, over the client of this package."""
+"""Subcommands of ``martlet`` that talk to brokers of Martlet or RocketMQ through this package's client."""
 
 from martlet.contracts import Command
 

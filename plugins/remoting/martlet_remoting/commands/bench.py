@@ -1,8 +1,8 @@
-"""``martlet bench``: a short honest load against a running broker.
+"""``martlet bench``: puts a short load on a running broker and measures it.
 
-It counts only acknowledged messages, does not measure the first few (which open connections
-and create the topic), and reads back and counts everything that it sent. The driver is one
-Python process, which is often the bottleneck; the output mentions it.
+It counts only acknowledged messages, and reads them all back. The first messages, which open
+connections and create the topic, are not measured. The load comes from one Python process,
+which is often the bottleneck; the output says so.
 """
 
 import argparse
@@ -27,10 +27,10 @@ __all__ = ["COMMAND"]
 
 EPILOG = """\
 examples:
-  martlet bench                                    20,000 messages of 1 KiB, 64 under way
-  martlet bench --in-flight 1                      what one patient producer sees: latency
+  martlet bench                                    20,000 messages of 1 KiB, 64 in flight
+  martlet bench --in-flight 1                      latency of a producer that sends one at a time
   martlet bench --size 128 --messages 100000
-The topic is made if it is not there and stays; its messages go with the log's retention.
+The topic is created if it does not exist, and is not deleted; retention removes its messages.
 """
 
 TOPIC: Final = "MartletBench"
@@ -42,15 +42,15 @@ MIB: Final = 1024 * 1024
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     for option, default, metavar, text in (
-        ("--messages", 20_000, "N", "how many"),
-        ("--size", 1024, "BYTES", "of each body"),
-        ("--in-flight", 64, "N", "sends under way at once"),
-        ("--queues", 4, "N", "of the topic, if it is made"),
+        ("--messages", 20_000, "N", "number of messages"),
+        ("--size", 1024, "BYTES", "size of each body"),
+        ("--in-flight", 64, "N", "number of concurrent sends"),
+        ("--queues", 4, "N", "number of queues of the topic, if it is created"),
     ):
         parser.add_argument(
             option, type=whole(option, 1), default=default, metavar=metavar, help=f"{text}; default %(default)s"
         )
-    parser.add_argument("--topic", default=TOPIC, help="default %(default)s")
+    parser.add_argument("--topic", default=TOPIC, help="topic to use; default %(default)s")
     add_json(parser)
     add_connection(parser)
 

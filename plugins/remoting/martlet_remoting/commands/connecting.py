@@ -1,9 +1,9 @@
-"""How a command reaches its brokers: options over environment over configuration file; and what failures become.
+"""Connection settings of commands, and how their failures are reported.
 
-Every command that talks to a broker takes the same options. Each is also a key of the
-section ``[client]`` of a configuration file; the name server, TLS and the user can be set in
-the environment too. A secret is read from a file or from the environment: as an option
-everybody on the machine could read it.
+Every command that talks to a broker has the same connection options. An option overrides the
+environment, which overrides the section ``[client]`` of the configuration file. The environment
+can set the name server, TLS and the user. A secret comes from a file or from the environment,
+never from an option, because every user of the machine can read the command line.
 """
 
 import argparse
@@ -39,7 +39,7 @@ __all__ = ["CONNECTION", "TIMEOUT_S", "Work", "add_connection", "client_settings
 
 CONNECTION: Final = "connection options"
 CONFIG_VARIABLE: Final = "MARTLET_CONFIG"
-# NAMESRV_ADDR is what RocketMQ's own clients and tools read.
+# RocketMQ's own clients and tools read NAMESRV_ADDR too.
 VARIABLES: Final = {
     "name_server": "NAMESRV_ADDR",
     "tls": "MARTLET_TLS",
@@ -56,47 +56,55 @@ IMPLY_TLS: Final = ("tls_ca", "tls_cert", "tls_key", "tls_insecure")
 ON: Final = ("1", "true", "yes", "on")
 OFF: Final = ("0", "false", "no", "off")
 
-# Who waits for a command can end it. A machine that pauses for a moment must not fail it, nor make it send twice.
+# Long, because the user can press Ctrl-C: a short pause of a machine must not cause a failure or a second send.
 TIMEOUT_S: Final = 30.0
 
 Work: TypeAlias = Callable[[Any], Awaitable[int]]
 
 
 def add_connection(parser: argparse.ArgumentParser, timeout_s: float = TIMEOUT_S) -> None:
-    """Add the options that say where the brokers are and how to reach them."""
+    """Add the connection options to *parser*."""
     add = parser.add_argument_group(CONNECTION).add_argument
     add(
         "-n",
         "--name-server",
         metavar="HOST:PORT",
-        help="the name server to ask, several separated by ;. Default: $NAMESRV_ADDR, else 127.0.0.1:9876",
+        help="name server, or several separated by ;. Default: $NAMESRV_ADDR, else 127.0.0.1:9876",
     )
     add(
         "--timeout",
         type=seconds("--timeout"),
         metavar="SECONDS",
         default=timeout_s,
-        help="wait so long for each answer; default 30, for ping 3",
+        help="time limit of each request; default 30, for ping 3",
     )
     add(
         "--tls",
         action=argparse.BooleanOptionalAction,
-        help="encrypt every connection; implied by the options below. Default: $MARTLET_TLS, else no",
+        help="encrypt all connections; implied by the other TLS options. Default: $MARTLET_TLS, else no",
     )
-    add("--tls-ca", metavar="FILE", help="trust these authorities (PEM). Default: $MARTLET_TLS_CA, else the system's")
-    add("--tls-cert", metavar="FILE", help="present this certificate (PEM). Default: $MARTLET_TLS_CERT")
-    add("--tls-key", metavar="FILE", help="its private key (PEM). Default: $MARTLET_TLS_KEY, else in the same file")
+    add(
+        "--tls-ca",
+        metavar="FILE",
+        help="trusted certificate authorities (PEM). Default: $MARTLET_TLS_CA, else the system's",
+    )
+    add("--tls-cert", metavar="FILE", help="client certificate (PEM). Default: $MARTLET_TLS_CERT")
+    add(
+        "--tls-key",
+        metavar="FILE",
+        help="private key of the client certificate (PEM). Default: $MARTLET_TLS_KEY, else in the same file",
+    )
     add(
         "--tls-insecure",
         action="store_true",
         default=None,
-        help="accept any certificate. Default: $MARTLET_TLS_INSECURE",
+        help="accept any server certificate. Default: $MARTLET_TLS_INSECURE",
     )
-    add("--access-key", metavar="NAME", help="sign requests as this user. Default: $MARTLET_ACCESS_KEY, else nobody")
+    add("--access-key", metavar="NAME", help="sign requests as this user. Default: $MARTLET_ACCESS_KEY, else unsigned")
     add(
         "--secret-file",
         metavar="FILE",
-        help="sign with the secret in this file. Default: $MARTLET_SECRET_FILE, else the secret is $MARTLET_SECRET",
+        help="file with the user's secret. Default: $MARTLET_SECRET_FILE, else the secret itself is $MARTLET_SECRET",
     )
     add(
         "--config",
@@ -106,10 +114,10 @@ def add_connection(parser: argparse.ArgumentParser, timeout_s: float = TIMEOUT_S
 
 
 def client_settings(arguments: Any) -> Settings:
-    """Return what options, environment and configuration file say; the first that says something wins.
+    """Return the settings from options, environment and configuration file; the first that sets a value wins.
 
     Raises:
-      ConfigError: a value cannot be used.
+      ConfigError: a value is invalid.
     """
     values: dict[str, object] = {}
     for level in (_from_file(getattr(arguments, "config", None)), _from_environment(), _from_options(arguments)):
@@ -155,7 +163,7 @@ def _from_file(given: str | None) -> dict[str, object]:
     table = read_toml(Path(path)).get("client", {}) if path else {}
     if not isinstance(table, dict):
         raise ConfigError("config key 'client' is a value; it must be a section")
-    fill(ClientConfig, table, "client")  # what is overridden must be right as well
+    fill(ClientConfig, table, "client")  # an overridden value must be valid too
     return table
 
 
@@ -180,13 +188,13 @@ def _from_options(arguments: Any) -> dict[str, object]:
 
 
 def talking(work: Work | None = None) -> Callable[[Any], int]:
-    """Return what a `Command` runs: *work*, or the work of the chosen subcommand, in trio.
+    """Return the `run` of a `Command`: it runs *work*, or the chosen subcommand's work, in trio.
 
-    It finds the `Settings` in ``arguments.settings``.
+    It passes the `Settings` as ``arguments.settings``.
     """
 
     def run(arguments: Any) -> int:
-        # The error tells what failed: without a handler logging would print the client's warning beside it.
+        # The error is reported at the end; without a handler, logging would also print the client's warning.
         logging.getLogger("martlet_remoting").addHandler(logging.NullHandler())
         check_text(arguments)
         arguments.settings = client_settings(arguments)
@@ -204,9 +212,9 @@ def talking(work: Work | None = None) -> Callable[[Any], int]:
 
 
 def _told(error: BaseException, settings: Settings) -> BaseException:
-    """The error as the user of a command sees it."""
+    """Return the error to report to the user for *error*."""
     text = str(error)
-    hint = "`martlet run` starts a broker, --name-server says where one is"
+    hint = "start a broker with `martlet run`, or give the address with --name-server"
     if isinstance(error, NameServerUnreachable):
         return Unreachable(f"{text}; {hint}")
     if (
@@ -214,7 +222,7 @@ def _told(error: BaseException, settings: Settings) -> BaseException:
         and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         and error.address in settings.name_servers()
     ):
-        return Unreachable(f"{error.address} answers, but is no name server: it may be a broker's port; {hint}")
+        return Unreachable(f"server {error.address!r} is not a name server, perhaps a broker; {hint}")
     if _is_unreachable(error):
         return Unreachable(text)
     return error
@@ -235,14 +243,14 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 async def _until_interrupted(work: Work, arguments: Any) -> int:
-    """Do *work*; the first Ctrl-C cancels it, so that it ends between two steps, the second ends it at once.
+    """Run *work*; the first Ctrl-C cancels it, the second interrupts it immediately.
 
     Raises:
-      KeyboardInterrupt: it was interrupted, in a group with whatever failed because of it.
+      KeyboardInterrupt: it was interrupted. In a group if *work* failed because of the interrupt.
     """
     at_once = signal.getsignal(signal.SIGINT)
     if at_once == signal.SIG_IGN:
-        return await work(arguments)  # a script's background job, which the Ctrl-C of the script is not for
+        return await work(arguments)  # a background job of a script, which ignores the script's Ctrl-C
     token = trio.lowlevel.current_trio_token()
     scope = trio.CancelScope()
 
@@ -254,7 +262,7 @@ async def _until_interrupted(work: Work, arguments: Any) -> int:
     try:
         with scope:
             return await work(arguments)
-    except Exception as error:  # outside the scope, which takes its own cancellation out of a group
+    except Exception as error:  # outside the scope, which removes its own Cancelled from a group
         if scope.cancel_called:
             raise BaseExceptionGroup("interrupted", [KeyboardInterrupt(), error]) from None
         raise

@@ -1,8 +1,8 @@
-"""``martlet dlq``: messages that a group failed on too often: list, show, send again.
+"""``martlet dlq``: list, show and resend the dead letters of a group: messages that it failed on too often.
 
-A group's dead letters are the messages of its topic ``%DLQ%GROUP``. What was resent stays
-there, as everything in a log does; how far that went is kept as an offset of the tools' group,
-so that a second ``resend`` goes on where the first ended.
+A group's dead letters are the messages of its topic ``%DLQ%GROUP``. They stay there after a
+resend. The offset after the last resent message is committed for the tools' group, so the next
+``resend`` continues there.
 """
 
 import argparse
@@ -38,17 +38,17 @@ PREFIX: Final = "%DLQ%"
 PRODUCER_GROUP: Final = "martlet_resend"
 RETRIES: Final = 2
 BEGIN: Final = Where("begin")
-# What told the broker and the group about earlier deliveries; the next one begins afresh.
+# Properties that record earlier deliveries; a resent message starts without them.
 DROPPED: Final = ("DELAY", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID")
 
 EPILOG = """\
 examples:
-  martlet dlq list                               groups with dead letters, and how many were not resent yet
-  martlet dlq show billing                       one line each: when, offset, id, topic, body
+  martlet dlq list                               groups with dead letters, and how many were not resent
+  martlet dlq show billing                       one line each: time, offset, id, topic, body
   martlet dlq show billing --json | jq -r .id
-  martlet dlq resend billing                     all that were not resent yet, to this group alone
-  martlet dlq resend billing --from 12 --count 1 the one at offset 12, whether resent or not
-  martlet dlq resend billing --topic orders.bad  to this topic instead
+  martlet dlq resend billing                     resend all that were not resent yet, to this group only
+  martlet dlq resend billing --from 12 --count 1 resend the one at offset 12, even if it was resent already
+  martlet dlq resend billing --topic orders.bad  resend to this topic instead
 """
 
 
@@ -56,11 +56,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = subcommands(parser, EPILOG)
     add("list", "list groups that have dead letters", show_list)
     showing = add("show", "show the dead letters of a group", show_letters)
-    showing.add_argument("group", help="its name")
+    showing.add_argument("group", help="name of the group")
     showing.add_argument("--from", dest="start", default=BEGIN, type=where("--from"), metavar="WHERE", help=WHERE)
-    showing.add_argument("--count", type=whole("--count", 1), metavar="N", help="at most so many")
+    showing.add_argument("--count", type=whole("--count", 1), metavar="N", help="stop after this many")
     resend = add("resend", "send dead letters to their group again", do_resend)
-    resend.add_argument("group", help="its name")
+    resend.add_argument("group", help="name of the group")
     resend.add_argument(
         "--from",
         dest="start",
@@ -68,8 +68,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="WHERE",
         help=f"{WHERE}; default: where the last resend without --from ended",
     )
-    resend.add_argument("--count", type=whole("--count", 1), metavar="N", help="at most so many")
-    resend.add_argument("--topic", help="send them there, to all its groups, instead of to this group alone")
+    resend.add_argument("--count", type=whole("--count", 1), metavar="N", help="stop after this many")
+    resend.add_argument("--topic", help="send them to this topic, for all its groups, instead of to this group only")
 
 
 async def show_list(arguments: Any) -> int:
@@ -101,7 +101,7 @@ async def show_letters(arguments: Any) -> int:
 
 
 async def _queues(arguments: Any, consumer: PullConsumer) -> list[MessageQueue]:
-    """Return the queues of the group's dead letters; none when nothing ever failed."""
+    """Return the queues of the group's dead letters; none if it never had any."""
     group = arguments.group
     check_group(group)
     try:
@@ -110,11 +110,11 @@ async def _queues(arguments: Any, consumer: PullConsumer) -> list[MessageQueue]:
         async with Admin(arguments.settings) as admin:
             if group not in await admin.groups():
                 raise ClientError(
-                    f"group {group!r} is unknown; `martlet dlq list` shows those that have dead letters"
+                    f"group {group!r} is unknown; `martlet dlq list` lists groups with dead letters"
                 ) from None
         return []
     if not queues:
-        text = f"dead letters of group {group!r} cannot be read; allow it with `martlet topic create"
+        text = f"dead letters of group {group!r} are not readable; allow reading with `martlet topic create"
         raise ClientError(f"{text} '{PREFIX}{group}' --queues 1`")
     return queues
 
@@ -133,7 +133,7 @@ async def _letters(
 
 
 def _origin(message: ReceivedMessage) -> str:
-    """The topic that *message* was sent to first; empty if nothing tells."""
+    """Return the topic that *message* was first sent to; empty if unknown."""
     return message.properties.get("RETRY_TOPIC") or message.properties.get("DLQ_ORIGIN_TOPIC", "")
 
 
@@ -174,18 +174,18 @@ async def _begin(arguments: Any, consumer: PullConsumer, queue: MessageQueue) ->
 
 
 def _header(message: ReceivedMessage, arguments: Any, now_ms: int) -> SendHeader:
-    """The message as its group gets it again: same id, keys and properties, and all its retries."""
+    """Return the header for resending *message*: same id, keys and properties, and the full number of retries."""
     origin = _origin(message)
     properties = {name: text for name, text in message.properties.items() if name not in DROPPED}
     topic = arguments.topic
     if topic is None and "RETRY_TOPIC" in properties:
         topic = RETRY_PREFIX + arguments.group
     else:
-        # A group whose members compete in other protocols has no retry topic: it reads the topic itself.
+        # A group of another protocol has no retry topic and consumes the topic itself.
         properties.pop("RETRY_TOPIC", None)
         topic = topic or origin
     if not topic:
-        raise ClientError(f"message {message.message_id!r} does not say where it came from; give --topic")
+        raise ClientError(f"message {message.message_id!r} has no property with its original topic; give --topic")
     sys_flag = message.sys_flag & ~(COMPRESSED | COMPRESSION_BITS)  # the body was expanded on receipt
     return SendHeader(PRODUCER_GROUP, topic, TEMPLATE_TOPIC, 1, -1, sys_flag, now_ms, message.flag, encoded(properties))
 

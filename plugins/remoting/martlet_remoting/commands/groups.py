@@ -17,12 +17,12 @@ __all__ = ["COMMAND"]
 
 EPILOG = """\
 examples:
-  martlet group list                                   groups, their members and their lag
+  martlet group list                                   groups, number of members, total lag
   martlet group create billing --retries 5
-  martlet group delete billing                         asks first; --yes does not
-  martlet group lag billing                            where it is in every queue
-  martlet group reset billing --topic orders --to end  skip what is there
-  martlet group reset billing --topic orders --to 15m  read the last quarter of an hour again
+  martlet group delete billing                         asks first, unless --yes is given
+  martlet group lag billing                            offset and lag in every queue
+  martlet group reset billing --topic orders --to end  skip all stored messages
+  martlet group reset billing --topic orders --to 15m  consume the last 15 minutes again
   martlet group reset billing --topic orders --to 2026-03-01T12:00
   martlet group reset billing --topic orders --queue 3 --to 4711
 """
@@ -31,29 +31,31 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     add = subcommands(parser, EPILOG)
     listing = add("list", "list consumer groups", show_list)
-    listing.add_argument("--all", action="store_true", help="also those of the system")
-    create = add("create", "create a consumer group on every broker, or change it", do_create)
-    create.add_argument("group", help="its name: letters, digits and %%|-_")
+    listing.add_argument("--all", action="store_true", help="include system groups")
+    create = add("create", "create or change a consumer group on every broker", do_create)
+    create.add_argument("group", help="name of the group: letters, digits and %%|-_")
     create.add_argument(
         "--retries",
         type=whole("--retries"),
         default=16,
         metavar="N",
-        help="how often a failed message comes again before it is a dead letter; default %(default)s",
+        help="redeliveries of a failed message before it becomes a dead letter; default %(default)s",
     )
-    create.add_argument("--cluster", help="only on the brokers of this cluster")
+    create.add_argument("--cluster", help="use only the brokers of this cluster")
     delete = add("delete", "delete a consumer group and its offsets from every broker", do_delete)
-    delete.add_argument("group", help="its name")
-    delete.add_argument("--keep-offsets", action="store_true", help="a new group of this name goes on where it was")
+    delete.add_argument("group", help="name of the group")
+    delete.add_argument(
+        "--keep-offsets", action="store_true", help="keep its offsets: a new group of this name continues there"
+    )
     delete.add_argument("--yes", action="store_true", help="do not ask")
-    lag = add("lag", "show how far a group is in every queue", show_lag)
-    lag.add_argument("group", help="its name")
-    lag.add_argument("--topic", default="", help="only this topic")
-    reset = add("reset", "move a group's offsets of one topic", do_reset)
-    reset.add_argument("group", help="its name")
-    reset.add_argument("--topic", required=True, help="the topic")
+    lag = add("lag", "show the offset and the lag of a group in every queue", show_lag)
+    lag.add_argument("group", help="name of the group")
+    lag.add_argument("--topic", default="", help="show only this topic")
+    reset = add("reset", "reset the offsets of a group for one topic", do_reset)
+    reset.add_argument("group", help="name of the group")
+    reset.add_argument("--topic", required=True, help="reset its offsets for this topic")
     reset.add_argument("--to", required=True, type=where("--to"), metavar="WHERE", help=WHERE)
-    reset.add_argument("--queue", type=whole("--queue"), metavar="N", help="only this queue of each broker")
+    reset.add_argument("--queue", type=whole("--queue"), metavar="N", help="reset only this queue on each broker")
 
 
 async def show_list(arguments: Any) -> int:
@@ -88,10 +90,10 @@ async def do_delete(arguments: Any) -> int:
     async with Admin(arguments.settings) as admin:
         await _check_known(admin, group)
         if group in BUILT_IN:
-            raise ClientError(f"group {group!r} is the system's own; it cannot be deleted")
+            raise ClientError(f"group {group!r} is built in and cannot be deleted; choose another group")
         if members := await admin.group_members(group):
             text = f"group {group!r} has {plural(len(members), 'connected member')}"
-            raise ClientError(f"{text}; stop them first, for the next heartbeat would create it again")
+            raise ClientError(f"{text}; stop them first, or their next heartbeat creates the group again")
         if not arguments.yes and not await confirmed(f"delete group {group}?"):
             raise ClientError(f"group {group!r} was not deleted; answer yes, or give --yes")
         await admin.delete_group(group, offsets_too=not arguments.keep_offsets)
@@ -104,7 +106,7 @@ async def do_delete(arguments: Any) -> int:
 
 async def _check_known(admin: Admin, group: str) -> None:
     if group not in await admin.groups():
-        raise ClientError(f"group {group!r} is unknown; `martlet group list` shows all")
+        raise ClientError(f"group {group!r} is unknown; `martlet group list` lists all")
 
 
 async def show_lag(arguments: Any) -> int:
@@ -145,7 +147,7 @@ async def do_reset(arguments: Any) -> int:
 
 
 async def _reset_queues(admin: Admin, arguments: Any) -> dict[MessageQueue, int]:
-    """Reset one queue after the other, once it is known that all can be."""
+    """Compute all target offsets first, so that an error leaves every queue unchanged; then reset the queues."""
     stats = await admin.topic_stats(arguments.topic)
     chosen = [each for each in stats if arguments.queue in (None, each.queue.queue_id)]
     if not chosen:
@@ -162,8 +164,8 @@ async def _target(admin: Admin, stats: QueueStats, to: Where) -> int:
     if to.offset is not None:
         if not stats.min_offset <= to.offset <= stats.max_offset:
             where_ = f"queue {stats.queue.queue_id} of broker {stats.queue.broker_name}"
-            text = f"offset {to.offset} is outside of {where_}, which has {stats.min_offset} to {stats.max_offset}"
-            raise ClientError(f"{text}; nothing was reset, --queue chooses one queue")
+            text = f"offset {to.offset} is out of range in {where_}, which has {stats.min_offset} to {stats.max_offset}"
+            raise ClientError(f"{text}; nothing was reset, use --queue to reset one queue")
         return to.offset
     if to.time_ms is not None:
         return await admin.search_offset(stats.queue, to.time_ms)
@@ -171,5 +173,5 @@ async def _target(admin: Admin, stats: QueueStats, to: Where) -> int:
 
 
 COMMAND = Command(
-    "group", "list, create and delete consumer groups, show their lag, move their offsets", configure, talking()
+    "group", "list, create and delete consumer groups, show their lag, reset their offsets", configure, talking()
 )

@@ -1,4 +1,4 @@
-"""``martlet tail`` and ``martlet message``: messages, as they come or found again."""
+"""``martlet tail`` and ``martlet message``: show messages as they arrive, or by id or key."""
 
 import argparse
 from typing import Any, Final
@@ -18,25 +18,25 @@ from .values import WHERE, Where, tags, where, whole
 
 __all__ = ["SHOW", "TAIL", "TOOLS_GROUP", "choose_queues", "message_fields", "show"]
 
-# RocketMQ's group for tools, which every broker has (MixAll.TOOLS_CONSUMER_GROUP): reading leaves no group behind.
+# RocketMQ's group for tools, which every broker has (MixAll.TOOLS_CONSUMER_GROUP), so reading creates no group.
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
 TAIL_EPILOG = """\
 examples:
-  martlet tail orders                                  every message that comes from now on, until Ctrl-C
-  martlet tail orders --from begin --no-follow         what is there
+  martlet tail orders                                  new messages, until Ctrl-C
+  martlet tail orders --from begin --no-follow         all stored messages
   martlet tail orders --from 15m --tag 'books || pens'
   martlet tail orders --queue 3 --from 4711 --count 1  the message at offset 4711 of queue 3
-  martlet tail orders --json | jq -r .body             one JSON object on each line
-No group sees that it reads: nothing is committed, nobody's messages are taken away.
-In JSON a body that is not UTF-8 is base64, and body_encoding says which.
+  martlet tail orders --json | jq -r .body             one JSON object per line
+It does not affect consumer groups: it commits nothing and takes no messages from them.
+In JSON, a body that is not UTF-8 is in base64; body_encoding tells which.
 """
 
 SHOW_EPILOG = """\
 examples:
-  martlet message AC11000201AB3E25A3B2000000000001 --topic orders    by its id, as `martlet send` prints it
-  martlet message --key 4711 --topic orders                          by key
-  martlet message 7F00000100002A9F00000000000003E8                   by its offset_id, which needs no topic
+  martlet message AC11000201AB3E25A3B2000000000001 --topic orders    find by the id that `martlet send` prints
+  martlet message --key 4711 --topic orders                          find by key
+  martlet message 7F00000100002A9F00000000000003E8                   find by offset_id, which needs no topic
 """
 
 
@@ -45,16 +45,18 @@ examples:
 
 def configure_tail(parser: argparse.ArgumentParser) -> None:
     parser.epilog = TAIL_EPILOG
-    parser.add_argument("topic", help="which topic")
+    parser.add_argument("topic", help="topic to read")
     parser.add_argument(
         "--from", dest="start", default="end", type=where("--from"), metavar="WHERE", help=f"{WHERE}; default end"
     )
     parser.add_argument(
-        "--tag", default="*", type=tags("--tag"), help="only these, as a consumer says it: 'books || pens'"
+        "--tag", default="*", type=tags("--tag"), help="only messages with these tags, such as 'books || pens'"
     )
     parser.add_argument("--queue", type=whole("--queue"), metavar="N", help="only this queue of each broker")
-    parser.add_argument("--count", type=whole("--count", 1), metavar="N", help="end after so many messages")
-    parser.add_argument("--no-follow", action="store_true", help="end at what is there now")
+    parser.add_argument("--count", type=whole("--count", 1), metavar="N", help="stop after this many messages")
+    parser.add_argument(
+        "--no-follow", action="store_true", help="stop at the current end instead of waiting for new messages"
+    )
     add_json(parser)
     add_connection(parser)
 
@@ -85,7 +87,7 @@ async def tail(arguments: Any) -> int:
 
 
 async def _check_within(consumer: PullConsumer, offset: int, queues: list[MessageQueue]) -> None:
-    """Say so when *offset* is beyond the end of all *queues*: nothing would be shown."""
+    """Raise a `ClientError` if *offset* is beyond the end of all *queues*: nothing would be shown."""
     end = max([await consumer.max_offset(queue) for queue in queues])
     if offset > end:
         where = f"queue {queues[0].queue_id}" if len(queues) == 1 else "each queue"
@@ -94,10 +96,10 @@ async def _check_within(consumer: PullConsumer, offset: int, queues: list[Messag
 
 
 async def choose_queues(consumer: PullConsumer, topic: str, queue_id: int | None) -> list[MessageQueue]:
-    """Return the queues of *topic* that can be read, only those with that id where one is given."""
+    """Return the readable queues of *topic*; only those with *queue_id* unless it is None."""
     queues = await consumer.queues(topic)
     if not queues:
-        raise ClientError(f"topic {topic!r} has no queue that can be read; `martlet topic list --all` shows its perm")
+        raise ClientError(f"topic {topic!r} has no readable queue; `martlet topic list --all` shows its permissions")
     chosen = [queue for queue in queues if queue_id in (None, queue.queue_id)]
     if not chosen:
         last = max(queue.queue_id for queue in queues)
@@ -117,7 +119,7 @@ def show(message: ReceivedMessage, *, as_json: bool) -> None:
 
 
 def message_fields(message: ReceivedMessage) -> dict[str, object]:
-    """Return *message* for JSON."""
+    """Return the fields of *message* for JSON."""
     return {
         "topic": message.topic,
         "broker": message.queue.broker_name,
@@ -141,18 +143,20 @@ def message_fields(message: ReceivedMessage) -> dict[str, object]:
 
 def configure_show(parser: argparse.ArgumentParser) -> None:
     parser.epilog = SHOW_EPILOG
-    parser.add_argument("id", nargs="?", help="its id, which needs --topic, or its offset_id")
-    parser.add_argument("--key", help="find by key instead; needs --topic")
-    parser.add_argument("--topic", default="", help="the topic it is in")
+    parser.add_argument("id", nargs="?", help="id of the message, which requires --topic, or its offset_id")
+    parser.add_argument("--key", help="find by key instead; requires --topic")
+    parser.add_argument("--topic", default="", help="topic of the message")
     add_json(parser)
     add_connection(parser)
 
 
 async def show_found(arguments: Any) -> int:
     if (arguments.id is None) == (arguments.key is None):
-        raise UsageError("message needs either an id or --key; give one of both")
+        raise UsageError("command needs either a message id or --key; give exactly one of them")
     if arguments.key is not None and not arguments.topic:
-        raise UsageError(f"--key {arguments.key!r} needs a topic; give --topic, for keys are a topic's own")
+        raise UsageError(
+            f"--key {arguments.key!r} needs a topic; give --topic, because each topic has its own key index"
+        )
     async with Admin(arguments.settings) as admin:
         if arguments.key is None:
             found = [await _by_id(admin, arguments.id, arguments.topic)]
@@ -172,8 +176,8 @@ async def _by_id(admin: Admin, message_id: str, topic: str) -> ReceivedMessage:
         try:
             split_address(parse_message_id(message_id)[0])
         except ValueError as error:
-            text = f"message {message_id!r} was not found, for it is no offset_id"
-            raise MessageNotFound(f"{text}; --topic finds a message by its id") from error
+            text = f"message id {message_id!r} is not an offset_id"
+            raise MessageNotFound(f"{text}; give --topic to find a message by its id") from error
     return await admin.message(message_id, topic)
 
 
@@ -194,5 +198,5 @@ def _value(value: object) -> str:
     return one_line(text.encode("utf-8", "backslashreplace"))
 
 
-TAIL = Command("tail", "show messages of a topic as they come", configure_tail, talking(tail))
+TAIL = Command("tail", "show the messages of a topic as they arrive", configure_tail, talking(tail))
 SHOW = Command("message", "find messages by id or by key", configure_show, talking(show_found))

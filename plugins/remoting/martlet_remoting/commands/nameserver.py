@@ -1,4 +1,4 @@
-"""``martlet nameserver``: the name server alone, for brokers that run elsewhere."""
+"""``martlet nameserver``: a name server without a broker."""
 
 import argparse
 from dataclasses import replace
@@ -14,10 +14,10 @@ EPILOG = """\
 examples:
   martlet nameserver                                                   on 127.0.0.1:9876
   martlet nameserver --set nameserver.listen=0.0.0.0:9876 --data /var/lib/martlet-names
-  martlet run --set remoting.nameservers='["names:9876"]'              a broker elsewhere that registers with it
+  martlet run --set remoting.nameservers='["names:9876"]'              a broker on another host that registers with it
 
-It keeps its key-value texts in its data directory; routes come from the brokers, which tell them every 30 seconds.
-A broker of `martlet run` has a name server of its own; this is for several brokers that share one.
+Use it when several brokers share a name server; `martlet run` includes one. It stores key-value configuration in its
+data directory. Routes come from the brokers, which register every 30 seconds.
 """
 
 DATA = "martlet-nameserver"

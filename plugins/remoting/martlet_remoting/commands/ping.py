@@ -1,4 +1,4 @@
-"""``martlet ping``: whether the name server and every broker answer, as an exit code for a health check."""
+"""``martlet ping``: a health check whose exit code tells whether the name server and every broker answer."""
 
 import argparse
 import time
@@ -23,19 +23,19 @@ TIMEOUT_S: Final = 3.0
 
 EPILOG = """\
 examples:
-  martlet ping                                   the name server, and every broker that it knows
+  martlet ping                                   the name server and every registered broker
   martlet ping --broker 127.0.0.1:10911          one broker, without a name server
   martlet ping --quiet || systemctl restart martlet
 
-Exit codes: 0 all answer; 1 a broker does not answer, or there is none; 2 wrong command line or configuration;
-3 the name server, or the broker of --broker, does not answer.
+Exit codes: 0 all answer; 1 a broker does not answer, or none is registered; 2 invalid command line or configuration;
+3 the name server, or the broker given by --broker, does not answer.
 """
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """What became of one question; *error* is empty when it was answered."""
+    """The result of one request; *error* is empty if it was answered."""
 
     role: str
     name: str
@@ -50,9 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--broker",
         type=address("--broker"),
         metavar="HOST:PORT",
-        help="ask only the broker at this address, no name server",
+        help="ping only the broker at this address, without a name server",
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only errors")
     add_json(parser)
     add_connection(parser, timeout_s=TIMEOUT_S)
 
@@ -77,13 +77,13 @@ async def ping(arguments: Any) -> int:
                 for name, address in masters.items():
                     nursery.start_soon(one, name, address)
             if not masters:
-                complain("name server knows no broker; `martlet run` starts one")
+                complain("no broker is registered with the name server; `martlet run` starts one")
     _show(pongs, arguments)
     return Exit.OK if all(not pong.error for pong in pongs) and _has_broker(pongs) else Exit.FAILED
 
 
 async def _ask(admin: Admin, name: str, address: str) -> Pong:
-    """Ask the broker for its counters, which Martlet and RocketMQ both answer to anybody."""
+    """Request the broker's counters: Martlet and RocketMQ both answer that without authentication."""
     began = time.perf_counter()
     await admin.network.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
     return Pong("broker", name, address, _since_ms(began), "")
@@ -122,4 +122,4 @@ def _show(pongs: list[Pong], arguments: Any) -> None:
             print(f"{who} answers in {pong.ms} ms")
 
 
-COMMAND = Command("ping", "say whether the name server and every broker answer", configure, talking(ping))
+COMMAND = Command("ping", "check whether the name server and every broker answer", configure, talking(ping))

@@ -1,4 +1,4 @@
-"""``martlet send``: one message from the command line, one from each file, or one from each line of stdin."""
+"""``martlet send``: sends the command line's text, each file, or each line of stdin as a message."""
 
 import argparse
 import sys
@@ -27,9 +27,9 @@ EPILOG = """\
 examples:
   martlet send orders 'one book'                       one message
   martlet send orders 'one book' --tag books --key 4711 --property colour=red
-  seq 1 1000 | martlet send orders                     every line of stdin is a message
-  martlet send orders --key-separator : < lines        every line is KEY:BODY
-  martlet send photos --file a.jpg --file b.jpg        every file is a message, byte for byte
+  seq 1 1000 | martlet send orders                     each line of stdin is a message
+  martlet send orders --key-separator : < lines        each line is KEY:BODY
+  martlet send photos --file a.jpg --file b.jpg        each file is a message, byte for byte
   tar c src | martlet send backups --file -            all of stdin is one message
 """
 
@@ -37,7 +37,7 @@ examples:
 @final
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A message to be: its body, and the key that its line has."""
+    """The body of a message to send, and the key that its line contains."""
 
     body: bytes
     keys: tuple[str, ...] = ()
@@ -48,21 +48,25 @@ SendOne: TypeAlias = Callable[[Item], Awaitable[None]]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("topic", help="where to")
-    parser.add_argument("body", nargs="?", help="the text; without it and --file every line of stdin is a message")
+    parser.add_argument("topic", help="topic to send to")
+    parser.add_argument("body", nargs="?", help="text to send; without it and --file, each line of stdin is a message")
     parser.add_argument(
         "-f",
         "--file",
         action="append",
         default=[],
         metavar="FILE",
-        help="send the whole file as one message, - for stdin; may be given often",
+        help="send this whole file as one message, - for stdin; can be repeated",
     )
-    parser.add_argument("--tag", default="", help="consumers select by it")
-    parser.add_argument("--key", action="append", default=[], help="found again by it; may be given often")
-    parser.add_argument("--key-separator", metavar="TEXT", help="every line of stdin is a key, this text, and the body")
+    parser.add_argument("--tag", default="", help="tag, by which consumers can select messages")
     parser.add_argument(
-        "--property", action="append", default=[], metavar="NAME=VALUE", help="a property; may be given often"
+        "--key", action="append", default=[], help="key, by which `martlet message` finds the message; can be repeated"
+    )
+    parser.add_argument(
+        "--key-separator", metavar="TEXT", help="text between the key and the body in each line of stdin"
+    )
+    parser.add_argument(
+        "--property", action="append", default=[], metavar="NAME=VALUE", help="property of the message; can be repeated"
     )
     add_json(parser)
     add_connection(parser)
@@ -80,23 +84,25 @@ def _properties(pairs: list[str]) -> dict[str, str]:
 
 def _check(arguments: Any) -> None:
     if arguments.body is not None and arguments.file:
-        raise UsageError(f"body {arguments.body!r} comes with --file {arguments.file[0]!r}; give only one of both")
+        raise UsageError(
+            f"body {arguments.body!r} was given along with --file {arguments.file[0]!r}; give only one of them"
+        )
     if arguments.key_separator is not None and (arguments.body is not None or arguments.file):
-        raise UsageError("--key-separator is for the lines of stdin; give --key to a body or a file")
+        raise UsageError("--key-separator applies only to lines of stdin; use --key for a body or a file")
     if arguments.key_separator == "":
-        raise UsageError("--key-separator '' is empty; give what is between key and body, for example :")
+        raise UsageError("--key-separator '' is empty; give the text between key and body, for example :")
 
 
 @final
 class Source:
-    """What is to be sent, one item after the other; ``blank`` counts the lines that are no message."""
+    """The messages to send; ``blank`` counts the empty lines, which are not sent."""
 
     def __init__(self, arguments: Any) -> None:
         self.blank = 0
         self._arguments = arguments
 
     def items(self) -> Iterator[Item]:
-        """Yield what the command line asks for; blocks where stdin does."""
+        """Yield the messages from the command line, the files or stdin; blocks while it waits for stdin."""
         arguments = self._arguments
         if arguments.body is not None:
             yield Item(arguments.body.encode("utf-8", "surrogateescape"))
@@ -123,11 +129,11 @@ class Source:
 
 
 def _stdin() -> BinaryIO:
-    """Standard input, unbuffered: a thread that waits in a buffered reader holds its lock to the very end."""
+    """Return stdin, unbuffered: a thread that waits in a buffered reader would hold the reader's lock at exit."""
     if sys.stdin is None:
-        raise UsageError("body is missing and stdin is closed; give a body, or --file")
+        raise UsageError("body is missing and stdin is closed; give a body or --file")
     if sys.stdin.isatty():
-        complain("reading messages from the terminal, one a line; Ctrl-D ends")
+        complain("reading messages from the terminal, one per line; end with Ctrl-D")
     found: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
     return found
 
@@ -140,13 +146,13 @@ def _lines(source: BinaryIO) -> Iterator[bytes]:
         yield from whole
         number += len(whole)
         if len(rest) > BODY_BYTES_MAX:
-            raise ClientError(f"line {number} is over the limit of {BODY_BYTES_MAX} bytes; a body can have no more")
+            raise ClientError(f"line {number} is larger than {BODY_BYTES_MAX} bytes, the limit of a body; send less")
     if rest:
         yield rest
 
 
 def _content(path: str) -> bytes:
-    """All bytes of a file; somewhat more than fits a message is enough to be refused."""
+    """Return all bytes of a file; stop reading soon after the limit of a body."""
     try:
         if path == "-":
             body = _read_body(_stdin())
@@ -156,9 +162,9 @@ def _content(path: str) -> bytes:
     except OSError as error:
         raise UsageError(f"file {path!r} cannot be read; {error.strerror}") from error
     if not body:
-        raise ClientError(f"file {path!r} is empty; brokers take no empty message")
+        raise ClientError(f"file {path!r} is empty; brokers refuse empty messages")
     if len(body) > BODY_BYTES_MAX:
-        raise ClientError(f"file {path!r} is over the limit of {BODY_BYTES_MAX} bytes; a body can have no more")
+        raise ClientError(f"file {path!r} is larger than {BODY_BYTES_MAX} bytes, the limit of a body; send less")
     return body
 
 
@@ -193,10 +199,10 @@ async def send(arguments: Any) -> int:
             await send_each(source.items(), send_one)
         except BaseException:
             if summed_up and stored:
-                complain(f"{plural(stored, 'message')} stored before it ended")
+                complain(f"{plural(stored, 'message')} stored before the error")
             raise
     if source.blank:
-        complain(f"{plural(source.blank, 'blank line')} not sent; brokers take no empty message")
+        complain(f"{plural(source.blank, 'blank line')} not sent; brokers refuse empty messages")
     if summed_up:
         print(f"{plural(stored, 'message')} stored")
     return Exit.OK
@@ -222,9 +228,9 @@ def _show(result: SendResult, *, as_json: bool) -> None:
 
 
 async def send_each(items: Iterator[Item], send_one: SendOne) -> None:
-    """Send *items*, the first alone because it may create the topic, the others some at once.
+    """Send *items*: the first alone because it may create the topic, the others concurrently.
 
-    When *items* ends with an error, those before it are sent first: they may be stored already, and must be counted.
+    If *items* raises an error, wait for the sends under way first, so that they are counted; then raise the error.
     """
     failed: Exception | None = None
     first = await trio.to_thread.run_sync(next, items, None, abandon_on_cancel=True)

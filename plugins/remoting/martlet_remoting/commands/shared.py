@@ -1,4 +1,4 @@
-"""What commands have in common: subcommands, and how rows, times and bodies are shown."""
+"""Shared code of the commands: subcommands, and the output of rows, times and bodies."""
 
 import argparse
 import sys
@@ -15,11 +15,11 @@ __all__ = ["add_json", "confirmed", "day_time", "one_line", "plural", "print_row
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def subcommands(parser: argparse.ArgumentParser, examples: str) -> Callable[[str, str, Work], argparse.ArgumentParser]:
-    """Return what adds a subcommand (name, help, work) to *parser*; its help shows those *examples* that run it."""
+    """Return a function that adds a subcommand (name, help, work) to *parser*; its help shows its own *examples*."""
     choices = parser.add_subparsers(metavar="ACTION", required=True)
     parser.epilog = examples
 
@@ -42,7 +42,7 @@ def subcommands(parser: argparse.ArgumentParser, examples: str) -> Callable[[str
 
 
 def print_rows(heads: Sequence[str], rows: Iterable[Sequence[object]], *, as_json: bool) -> None:
-    """Print *rows* as a table, or as a JSON list of objects with *heads* as names."""
+    """Print *rows* as a table, or as a JSON list of objects with *heads* as keys."""
     if as_json:
         print_json([dict(zip(heads, row, strict=True)) for row in rows])
     else:
@@ -50,7 +50,7 @@ def print_rows(heads: Sequence[str], rows: Iterable[Sequence[object]], *, as_jso
 
 
 async def confirmed(question: str) -> bool:
-    """Ask on the terminal, or of stdin; only yes is a yes."""
+    """Ask *question* on stderr and read the answer from stdin; return whether it is y or yes."""
     print(f"{question} [yes/no] ", end="", file=sys.stderr, flush=True)
     answer = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True) if sys.stdin else ""
     return answer.strip().lower() in ("y", "yes")
@@ -62,13 +62,13 @@ def plural(number: int, noun: str) -> str:
 
 
 def one_line(body: bytes) -> str:
-    """Return *body* for people: on one line, with escapes for what cannot be printed."""
+    """Return *body* on one line, with escapes for unprintable characters."""
     text = body.decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def day_time(ms: int) -> str | None:
-    """Return *ms* as local date and time; None for never."""
+    """Return *ms* as local date and time; None if it is 0 or less."""
     if ms <= 0:
         return None
     try:

@@ -1,4 +1,4 @@
-"""``martlet stats``: the counters of every broker, and how fast they grow."""
+"""``martlet stats``: the counters of every broker, or their rates."""
 
 import argparse
 import re
@@ -26,12 +26,12 @@ NUMBER: Final = re.compile(r"-?\d{1,18}(\.\d+)?(e[+-]?\d{1,3})?", re.ASCII)
 EPILOG = """\
 examples:
   martlet stats                          every counter of every broker
-  martlet stats store. server.           only those that begin so
-  martlet stats --every 2 server.bytes   again every two seconds, until Ctrl-C
-  martlet stats --rates                  what changed within a second, per second
+  martlet stats store. server.           counters whose names begin with store. or server.
+  martlet stats --every 2 server.bytes   print every two seconds, until Ctrl-C
+  martlet stats --rates                  change per second, measured over one second
   martlet stats --rates --every 10 store.
   martlet stats --json | jq .martlet
-With --every and --json there is one object on each line.
+With --every, --json prints one object per line.
 """
 
 PREFIX: Final = "martlet."
@@ -42,14 +42,16 @@ Counters = Mapping[str, Mapping[str, str]]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("name", nargs="*", help="only counters whose names begin so")
-    parser.add_argument("--every", type=seconds("--every"), metavar="SECONDS", help="again and again, until Ctrl-C")
+    parser.add_argument("name", nargs="*", help="only counters whose names begin with this")
+    parser.add_argument(
+        "--every", type=seconds("--every"), metavar="SECONDS", help="repeat at this interval, until Ctrl-C"
+    )
     parser.add_argument(
         "--rates",
         action="store_true",
-        help=f"by how much each changes in a second, measured over {RATES_S:g} s or over --every; only what changes",
+        help=f"print changes per second, measured over {RATES_S:g} s or over --every; omit unchanged counters",
     )
-    parser.add_argument("--rocketmq", action="store_true", help="under the names of RocketMQ's tools instead")
+    parser.add_argument("--rocketmq", action="store_true", help="print RocketMQ's counters instead of Martlet's")
     add_json(parser)
     add_connection(parser)
 
@@ -70,23 +72,23 @@ async def show(arguments: Any) -> int:
 
 
 async def _read(admin: Admin, arguments: Any) -> Counters:
-    """Return the chosen counters by broker."""
+    """Return the selected counters of each broker."""
     starts = tuple(arguments.name)
     masters = (await admin.cluster()).masters()
     if not masters:
-        raise ClientError("name server knows no broker; `martlet run` starts one")
+        raise ClientError("no broker is registered with the name server; `martlet run` starts one")
     found: dict[str, dict[str, str]] = {}
     for name, address in masters.items():
         counters = await _counters(admin, address, rocketmq=arguments.rocketmq)
         found[name] = {key: counters[key] for key in sorted(counters) if not starts or key.startswith(starts)}
     for start in starts:
         if not any(key.startswith(start) for counters in found.values() for key in counters):
-            raise ClientError(f"counter {start!r} is unknown; `martlet stats` shows all")
+            raise ClientError(f"counter {start!r} is unknown; `martlet stats` lists all")
     return found
 
 
 async def _counters(admin: Admin, address: str, *, rocketmq: bool) -> dict[str, str]:
-    """Martlet's own counters where the broker has them, else what every RocketMQ broker tells."""
+    """Return Martlet's own counters if the broker has them and *rocketmq* is false, else RocketMQ's."""
     answer = await admin.network.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {"counters": "all"})
     told = {str(name): str(value) for name, value in mapping(load_object(answer.body), "table").items()}
     own = {name.removeprefix(PREFIX): value for name, value in told.items() if name.startswith(PREFIX)}
@@ -96,7 +98,7 @@ async def _counters(admin: Admin, address: str, *, rocketmq: bool) -> dict[str, 
 
 
 def _rates(before: Counters, now: Counters, spent_s: float) -> dict[str, dict[str, float]]:
-    """Return the change of each number per second, where there is one."""
+    """Return the change per second of each counter that changed."""
 
     def changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[tuple[str, float]]:
         for key, text in new.items():
@@ -108,7 +110,7 @@ def _rates(before: Counters, now: Counters, spent_s: float) -> dict[str, dict[st
 
 
 def _number(text: str) -> float:
-    """The number that *text* is; what is none never changes."""
+    """Return *text* as a number; 0 if it is not one, so that its rate is 0."""
     try:
         return float(text)
     except ValueError:
@@ -116,7 +118,7 @@ def _number(text: str) -> float:
 
 
 def _typed(value: object) -> object:
-    """A number where *value* is the text of one: on the wire all counters are text."""
+    """Return *value* as a number if it is the text of one: on the wire all counters are text."""
     if isinstance(value, str) and NUMBER.fullmatch(value):
         return float(value) if "." in value or "e" in value else int(value)
     return value

@@ -19,14 +19,14 @@ __all__ = ["COMMAND"]
 
 EPILOG = """\
 examples:
-  martlet topic list                          all but those of the system
+  martlet topic list                          all topics except system topics
   martlet topic list --all --json
   martlet topic create orders --queues 16
-  martlet topic stats orders                  how much each queue holds, and when it last got a message
-  martlet topic delete orders                 asks first; --yes does not
+  martlet topic stats orders                  messages in each queue, and the time of the last one
+  martlet topic delete orders                 asks first, unless --yes is given
 """
 
-QUEUES_MAX: Final = 16384  # of the broker, martlet.tables.topics
+QUEUES_MAX: Final = 16384  # the broker's limit, in martlet.tables.topics
 PERMS: Final = {"rw": 6, "r": 4, "w": 2}
 # RocketMQ's own topics (TopicValidator); retry and dead-letter topics belong to groups.
 SYSTEM: Final = frozenset({"TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX"})
@@ -36,29 +36,29 @@ SYSTEM_STARTS: Final = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%")
 def configure(parser: argparse.ArgumentParser) -> None:
     add = subcommands(parser, EPILOG)
     listing = add("list", "list topics with their queues", show_list)
-    listing.add_argument("--all", action="store_true", help="also those of the system, retries and dead letters")
-    create = add("create", "create a topic on every broker, or change it", do_create)
-    create.add_argument("topic", help="its name: letters, digits and %%|-_")
+    listing.add_argument("--all", action="store_true", help="include system, retry and dead-letter topics")
+    create = add("create", "create or change a topic on every broker", do_create)
+    create.add_argument("topic", help="name of the topic: letters, digits and %%|-_")
     create.add_argument(
         "--queues",
         type=whole("--queues", 1, QUEUES_MAX),
         default=8,
         metavar="N",
-        help="how many queues on each broker; default %(default)s",
+        help="number of queues on each broker; default %(default)s",
     )
     create.add_argument("--perm", choices=tuple(PERMS), default="rw", help="read, write or both; default %(default)s")
-    create.add_argument("--cluster", help="only on the brokers of this cluster")
+    create.add_argument("--cluster", help="use only the brokers of this cluster")
     delete = add("delete", "delete a topic from every broker and name server", do_delete)
-    delete.add_argument("topic", help="its name")
+    delete.add_argument("topic", help="name of the topic")
     delete.add_argument("--yes", action="store_true", help="do not ask")
-    stats = add("stats", "show what each queue of a topic holds", show_stats)
-    stats.add_argument("topic", help="its name")
+    stats = add("stats", "show the offsets and the last message of each queue of a topic", show_stats)
+    stats.add_argument("topic", help="name of the topic")
 
 
 @final
 @dataclass(slots=True)
 class Listed:
-    """A topic as the brokers hold it together."""
+    """A topic, added up over all brokers."""
 
     brokers: int
     queues: int
@@ -109,7 +109,7 @@ async def do_create(arguments: Any) -> int:
 async def do_delete(arguments: Any) -> int:
     async with Admin(arguments.settings) as admin:
         await admin.topic_route(arguments.topic)
-        if not arguments.yes and not await confirmed(f"delete topic {arguments.topic} and what is in it?"):
+        if not arguments.yes and not await confirmed(f"delete topic {arguments.topic} and all its messages?"):
             raise ClientError(f"topic {arguments.topic!r} was not deleted; answer yes, or give --yes")
         await admin.delete_topic(arguments.topic)
     if arguments.json:
@@ -142,4 +142,4 @@ async def show_stats(arguments: Any) -> int:
     return Exit.OK
 
 
-COMMAND = Command("topic", "list, create, delete and measure topics", configure, talking())
+COMMAND = Command("topic", "list, create and delete topics, show their queues", configure, talking())

@@ -1,4 +1,4 @@
-"""Values of arguments: numbers with bounds, and places in a queue. What cannot be used is a `UsageError`."""
+"""Parsers of argument values: bounded numbers and places in a queue. They raise `UsageError` for an invalid value."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ ANY_BYTES: Final = ("body", "file", "config", "secret_file", "tls_ca", "tls_cert
 
 
 def whole(option: str, low: int = 0, high: int = (1 << 31) - 1) -> Callable[[str], int]:
-    """Return what reads the whole number that *option* takes."""
+    """Return a parser for *option*, whose value is a whole number."""
 
     def read(text: str) -> int:
         digits = text.removeprefix("-")
@@ -35,7 +35,7 @@ def whole(option: str, low: int = 0, high: int = (1 << 31) - 1) -> Callable[[str
 
 
 def seconds(option: str) -> Callable[[str], float]:
-    """Return what reads the seconds that *option* takes."""
+    """Return a parser for *option*, whose value is a number of seconds."""
 
     def read(text: str) -> float:
         try:
@@ -43,7 +43,7 @@ def seconds(option: str) -> Callable[[str], float]:
         except ValueError:
             raise UsageError(f"{option} {text!r} is not a number of seconds; for example 2.5") from None
         if not 0 < value <= 86_400:
-            raise UsageError(f"{option} {text!r} is out of range; it must be more than 0, and at most a day")
+            raise UsageError(f"{option} {text!r} is out of range; it must be more than 0 and at most 86400")
         return value
 
     return read
@@ -91,14 +91,14 @@ def check_text(arguments: Any) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A place in any queue: its beginning, its end, an offset, or the first message stored at a time."""
+    """A place in any queue: its beginning, its end, an offset, or the first message stored at or after a time."""
 
     text: str
     offset: int | None = None
     time_ms: int | None = None
 
     async def offset_in(self, consumer: PullConsumer, queue: MessageQueue) -> int:
-        """Return the offset that this is in *queue*."""
+        """Return the offset of this place in *queue*."""
         if self.offset is not None:
             return self.offset
         if self.time_ms is not None:
@@ -107,7 +107,7 @@ class Where:
 
 
 def where(option: str) -> Callable[[str], Where]:
-    """Return what reads the place that *option* takes."""
+    """Return a parser for *option*, whose value is a place in a queue."""
 
     def read(text: str) -> Where:
         if text in ("begin", "end"):
