@@ -1,6 +1,6 @@
-"""The wall clock, for what is stored; intervals are measured with `trio.current_time`.
+"""The wall clock, for timestamps in records; intervals are measured with `trio.current_time`.
 
-The only module that reads the time of day: a simulation replaces it whole.
+This is the only module that reads the time of day, so that a simulation can replace it.
 """
 
 import os
@@ -13,7 +13,7 @@ _IMPORTED: Final = time.perf_counter()
 
 
 class Clock(Protocol):
-    """Tells the time that goes into records."""
+    """Provides the timestamps of records."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
@@ -21,7 +21,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock; it may jump, so nothing waits by it."""
+    """The system clock; it may jump, so it is not used for timeouts."""
 
     __slots__ = ()
 
@@ -30,10 +30,10 @@ class SystemClock:
 
 
 def process_age_s() -> float:
-    """How long ago this process was started; in whole clock ticks (10 ms) where the kernel tells."""
+    """Return the time since this process started; in clock ticks (10 ms) if the kernel provides it."""
     try:
         with open("/proc/self/stat", "rb") as stat:
-            # proc(5): the 22nd field, counted behind the parenthesised name; ticks since boot
+            # proc(5): field 22, start time in ticks since boot; field 3 is the first one after the name in parentheses
             ticks = int(stat.read().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return time.perf_counter() - _IMPORTED

@@ -1,9 +1,9 @@
-"""The configuration: records read from TOML, each key with its default, unit and reason.
+"""Configuration read from TOML: each key has a default, a unit and an explanation.
 
-Every part of Martlet declares its keys in a frozen dataclass whose fields are made
-by `setting`; this module fills such records from tables of a TOML file and from
-``--set KEY=VALUE``, and refuses unknown keys and wrong types with the nearest right
-one. ``docs/config.md`` is generated from the same records.
+Each part of Martlet declares its keys in a frozen dataclass whose fields come from
+`setting`. This module fills these records from tables of a TOML file and from
+``--set KEY=VALUE``. It refuses wrong types and unknown keys, and suggests the most
+similar known key. ``docs/config.md`` is generated from the same records.
 """
 
 import difflib
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key as documentation shows it."""
+    """One key, for documentation."""
 
     key: str
     type: str
@@ -35,11 +35,11 @@ def setting(default: T, reason: str, *, unit: str = "", low: int | None = None, 
     """Declare a field of a configuration record.
 
     Args:
-      default: a bool, an int, a float, a str or a list of str; the annotation may be a Literal of the choices.
-      reason: why the key exists; ``martlet config`` and the documentation print it.
-      unit: of a number.
-      low: the lowest number that is accepted.
-      high: the highest number that is accepted.
+      default: a bool, int, float, str or list of str; annotate the field with a Literal to allow only certain strings.
+      reason: what the key is for; ``martlet config`` and the documentation print it.
+      unit: the unit of a number.
+      low: the lowest accepted number.
+      high: the highest accepted number.
     """
     metadata = {"reason": reason, "unit": unit, "low": low, "high": high}
     if isinstance(default, list):
@@ -49,7 +49,7 @@ def setting(default: T, reason: str, *, unit: str = "", low: int | None = None, 
 
 
 def describe(record: type, prefix: str) -> list[Setting]:
-    """Return every key of *record*, in order, with ``prefix.`` before its name."""
+    """Return every key of *record* in order, named ``prefix.name``."""
     hints = get_type_hints(record)
     return [
         Setting(f"{prefix}.{f.name}", _type_name(hints[f.name]), _default(f), f.metadata["unit"], f.metadata["reason"])
@@ -77,10 +77,10 @@ def _wanted(hint: object) -> str:
 
 
 def fill(record: type[T], table: Mapping[str, object], prefix: str) -> T:
-    """Return a *record* filled from *table*, section *prefix* of a configuration; missing keys keep their defaults.
+    """Return a *record* filled from *table*, which is section *prefix*; missing keys keep their defaults.
 
     Raises:
-      ConfigError: an unknown key (the nearest known one is named) or a wrong value.
+      ConfigError: a key is unknown or a value is invalid.
     """
     hints = get_type_hints(record)
     known = {f.name: f for f in fields(record)}  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def fill(record: type[T], table: Mapping[str, object], prefix: str) -> T:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Say that *key* is unknown and which known key is nearest."""
+    """Return the text of an error for the unknown *key*, which suggests the most similar known key."""
     choices = {choice.rpartition(".")[2]: choice for choice in known}
     near = difflib.get_close_matches(key.rpartition(".")[2], choices, 1, 0.5)
     mend = f"did you mean {choices[near[0]]!r}?" if near else f"known: {', '.join(choices.values())}"
@@ -134,7 +134,7 @@ def read_toml(path: Path) -> dict[str, object]:
     """Return the tables of the TOML file at *path*.
 
     Raises:
-      ConfigError: it cannot be read, or is not TOML; the text says where.
+      ConfigError: the file cannot be read or is not TOML; the text names the line.
     """
     try:
         return tomllib.loads(path.read_text())
@@ -145,10 +145,10 @@ def read_toml(path: Path) -> dict[str, object]:
 
 
 def read_secret(path: str) -> str:
-    """Return the secret that is all that the file at *path* holds, without the line's end.
+    """Return the content of the file at *path* without trailing line breaks.
 
     Raises:
-      ConfigError: it cannot be read, or holds none.
+      ConfigError: the file cannot be read or is empty.
     """
     try:
         secret = Path(path).read_text().rstrip("\r\n")
@@ -162,10 +162,10 @@ def read_secret(path: str) -> str:
 
 
 def override(tables: dict[str, object], assignment: str) -> None:
-    """Put one ``--set section.key=value`` into *tables*, with the value's type as TOML reads it, else as text.
+    """Put one ``--set section.key=value`` into *tables*; a value that is not valid TOML counts as text.
 
     Raises:
-      ConfigError: there is no ``=`` or no section.
+      ConfigError: *assignment* has no ``=`` or no section.
     """
     key, equals, text = assignment.partition("=")
     path = key.strip().split(".")
@@ -175,7 +175,7 @@ def override(tables: dict[str, object], assignment: str) -> None:
     for name in path[:-1]:
         inner = table.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"--set {assignment!r} names {name!r} as a section, but it is a value")
+            raise ConfigError(f"--set {assignment!r} uses {name!r} as a section, but it is a value; correct the key")
         table = inner
     table[path[-1]] = _toml_value(text)
 

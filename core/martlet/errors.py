@@ -1,9 +1,8 @@
-"""Every error that a plugin or a caller may need to name.
+"""All errors that plugins and callers may need to catch.
 
-A peer that broke its protocol is `RemoteProtocolError`, ourselves breaking it is
-`LocalProtocolError`, and what we will not do is `Refused`. Everything else that
-Martlet raises on purpose is a `MartletError` as well, so one except clause
-catches all of it.
+If a client breaks the protocol, that is a `RemoteProtocolError`; if Martlet would break
+it, a `LocalProtocolError`; a request that the broker refuses is `Refused`. Every error
+that Martlet raises on purpose is a `MartletError`, so one except clause catches all.
 """
 
 from collections.abc import Awaitable, Callable
@@ -33,25 +32,25 @@ class MartletError(Exception):
 
 @final
 class ConfigError(MartletError):
-    """The configuration cannot be used; the text names the key and says what to write instead."""
+    """The configuration is invalid; the text names the key and says what to write instead."""
 
 
 @final
 class PluginError(MartletError):
-    """A plugin is missing, raised, or hung in a cold hook; the text names it."""
+    """A plugin is missing, raised an error, or exceeded the time limit of a hook; the text names it."""
 
 
 class RemoteProtocolError(MartletError):
-    """A peer broke its protocol; the server closes its connection and logs this text."""
+    """A client broke the protocol; the server closes the connection and logs this text."""
 
 
 class LocalProtocolError(MartletError):
-    """Martlet, or a plugin, was about to break the protocol: a defect."""
+    """Martlet or a plugin was about to break the protocol: a bug."""
 
 
 @unique
 class Reason(Enum):
-    """Why something is refused; each protocol translates it into its own error code."""
+    """Why a request is refused; each protocol translates it into its own error code."""
 
     BUSY = "busy"
     CREDENTIALS = "credentials"
@@ -68,7 +67,7 @@ class Reason(Enum):
 
 @final
 class Refused(MartletError):
-    """The broker, or a plugin, refuses a request: ``reason`` is for programs, the text for people.
+    """The broker or a plugin refuses a request; ``reason`` is for programs, the text for people.
 
     ``Refused(Reason.ILLEGAL, "what is wrong; what to do")``.
     """
@@ -80,9 +79,9 @@ class Refused(MartletError):
 
 @final
 class NotReady(MartletError):
-    """What the answer needs is damaged and is being rebuilt: await ``wait`` and ask again; nothing was changed.
+    """Data needed for the answer is damaged and being rebuilt; await ``wait()`` and repeat the request.
 
-    Nobody gets an answer with less than the log holds instead.
+    Nothing was changed. Without this error the answer would be incomplete.
     """
 
     def __init__(self, text: str, wait: Callable[[], Awaitable[None]]) -> None:
@@ -91,7 +90,7 @@ class NotReady(MartletError):
 
 
 class StoreError(MartletError):
-    """The store cannot do what was asked."""
+    """The store cannot perform an operation."""
 
 
 @final
@@ -101,12 +100,12 @@ class StoreLocked(StoreError):
 
 @final
 class StoreFailed(StoreError):
-    """A write or an fsync failed: the store is read-only from now on and the broker stops."""
+    """A write or an fsync failed: the store accepts no more writes and the broker stops."""
 
 
 @final
 class CorruptRecord(StoreError):
-    """The bytes at a position of the log are not an intact record; *position* says where."""
+    """The bytes at *position* of the log are not an intact record."""
 
     def __init__(self, position: int, text: str) -> None:
         super().__init__(f"record at position {position} {text}")
@@ -115,7 +114,7 @@ class CorruptRecord(StoreError):
 
 @final
 class OffsetGone(StoreError):
-    """The offset was removed by retention; *first* is the oldest left."""
+    """Retention removed the message at *offset*; *first* is the oldest offset left."""
 
     def __init__(self, offset: int, first: int) -> None:
         super().__init__(f"offset {offset} was removed by retention; the oldest left is {first}")

@@ -1,6 +1,6 @@
-"""Identifiers and choices that need chance, from one random source per broker.
+"""Random identifiers and choices, from one random source per broker.
 
-The only module that makes randomness: a simulation gives it a seed.
+This is the only module that uses randomness, so that a simulation can seed it.
 """
 
 import random
@@ -13,7 +13,7 @@ _UNIQUE_BYTES: Final = 16
 
 @final
 class Ids:
-    """Makes what must not repeat, or must be spread."""
+    """Generates unique identifiers and random numbers."""
 
     __slots__ = ("_random", "below")
 

@@ -1,7 +1,7 @@
-"""The log on stderr: a line for people, or an object for programs.
+"""The log on stderr, as text for people or as JSON for programs.
 
-Levels are the standard library's. One event is one line: what a peer sent us may stand
-in a message, so control characters in it are escaped. Only a defect carries a traceback.
+Levels are the standard library's. Each event is one line: a message may quote bytes from
+the network, so control characters are escaped. Only unexpected errors have a traceback.
 """
 
 import json
@@ -24,31 +24,31 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """``[log]``: what is written on stderr."""
+    """``[log]``: the log on stderr."""
 
-    format: Literal["text", "json"] = setting("text", "text: lines for people; json: one object a line")
+    format: Literal["text", "json"] = setting("text", "text: lines for people; json: one object per line")
     level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "the least that is written; debug tells every connection that comes and goes"
+        "info", "lowest level to write; debug includes every connection opened and closed"
     )
 
 
 def configure(config: LogConfig, stream: TextIO | None = None) -> None:
-    """Send everything that is logged from *config*'s level on to *stream* (stderr), in its format."""
+    """Write all log records of *config*'s level or above to *stream* (default stderr), in its format."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if config.format == "json" else TextLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.level.upper())
-    logging.raiseExceptions = False  # a full disk behind stderr shall not stop the broker
+    logging.raiseExceptions = False  # the broker must not stop because stderr goes to a full disk
 
 
 def _part(record: logging.LogRecord) -> str:
-    """The part that speaks: ``martlet.store`` is ``store``."""
+    """Return the part of Martlet that logged: ``martlet.store`` is ``store``."""
     return record.name.removeprefix("martlet.")
 
 
 class TextLines(logging.Formatter):
-    """``2026-03-01 12:00:00.123 WARNING server: text``, in local time; a traceback follows a defect."""
+    """``2026-03-01 12:00:00.123 WARNING server: text``, in local time; then the traceback of an unexpected error."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M:%S")
@@ -60,7 +60,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time (UTC, ISO 8601), level, part, message, and traceback for a defect."""
+    """One object per line: time (UTC, ISO 8601), level, part, message; traceback for an unexpected error."""
 
     def format(self, record: logging.LogRecord) -> str:
         event = {

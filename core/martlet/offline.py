@@ -1,8 +1,8 @@
-"""What a start would do to a data directory, tried without changing it, or done without serving anyone.
+"""Verify and repair a data directory while no broker uses it.
 
-Both run the code of a start: the store's recovery and the load of the tables. `verify` runs it on a disk that keeps
-all changes in memory, then reads the whole log and looks each record up as consumers and queries do. `repair`
-runs it on the directory itself and stops in order.
+Both run the code of a broker's start: the store's recovery and the loading of the tables. `verify` runs it on a
+disk that keeps all changes in memory, then reads the whole log and looks up each record as consumers and queries do.
+`repair` runs it on the directory itself and shuts down cleanly.
 """
 
 import logging
@@ -32,17 +32,18 @@ __all__ = ["Finding", "Plan", "Verification", "plan", "repair", "verify"]
 
 Report = Callable[[int, int, int], None]
 
-# What every start writes, whatever it finds; that one of them is damaged is found by reading it.
+# Files that every start writes. Changes to them are no findings; damage to them is found by reading them.
 OWN_NOTES: Final = ("abort", "checkpoint", "lock", "queues.", "space.probe")
 NAMED_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be, and what a start does about it.
+    """A problem, and what a start does about it.
 
-    Kinds: ``start`` is what a start says, ``change`` a file that it changes, ``damage`` a part of the log that holds
-    no record, ``queue`` messages that consumers are not given, ``keys`` such that queries do not find.
+    Kinds: ``start``: a warning that a start logs; ``change``: files that a start changes; ``damage``: a part of the
+    log without valid records; ``queue``: messages that consumers do not receive; ``keys``: messages that queries by
+    key do not find.
     """
 
     kind: Literal["start", "change", "damage", "queue", "keys"]
@@ -51,7 +52,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Plan:
-    """What a start would do; nothing when ``findings`` is empty."""
+    """What a start would do; nothing if ``findings`` is empty."""
 
     stopped_in_order: bool
     findings: list[Finding] = field(default_factory=list)
@@ -59,7 +60,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Verification:
-    """What the log holds, and everything that is wrong."""
+    """The contents of the log, and all problems found."""
 
     inspection: Inspection
     findings: list[Finding] = field(default_factory=list)
@@ -77,7 +78,7 @@ class _Messages(logging.Handler):
 
 @contextmanager
 def _heard() -> Generator[list[str]]:
-    """Collect what a start says, in place of the log."""
+    """Collect the warnings of a start instead of logging them."""
     messages = _Messages()
     loggers = [logging.getLogger(name) for name in ("martlet.store", "martlet.tables")]
     before = [(logger.propagate, logger.level) for logger in loggers]
@@ -95,7 +96,7 @@ def _heard() -> Generator[list[str]]:
 
 
 async def _start(directory: str, config: Config, disk: Disk, report: Report | None) -> Broker:
-    """Do what a broker does before it opens its ports."""
+    """Do everything that a broker does before it opens its ports."""
     clock = SystemClock()
     plugins = load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
     dispatchers = await dispatchers_of(plugins)
@@ -108,7 +109,7 @@ async def _start(directory: str, config: Config, disk: Disk, report: Report | No
 
 
 async def plan(directory: str, config: Config, disk: Disk, report: Report | None = None) -> Plan:
-    """Try a start of a broker with *config* on *directory*, which stays as it is.
+    """Report what a broker with *config* would do at its start on *directory*; change nothing.
 
     Raises:
       StoreError: there is no log, or a broker has the directory open.
@@ -143,7 +144,7 @@ def _was_orderly(directory: str, disk: Disk) -> bool:
 
 
 def _unusable_notes(directory: str, disk: Disk) -> Iterator[str]:
-    """Files of which a start uses an older generation, or none, without a word."""
+    """Report the files of which a start silently uses an older generation, or none."""
     names = disk.names(f"{directory}/config")
     for name in sorted({name.removesuffix(".bak").removesuffix(".tmp") for name in names}):
         if not read_file(disk, f"{directory}/config/{name}") and name.rpartition(".")[2] in ("json", "msgpack"):
@@ -151,7 +152,7 @@ def _unusable_notes(directory: str, disk: Disk) -> Iterator[str]:
 
 
 def _changes(directory: str, disk: DryDisk) -> Iterator[str]:
-    """What a start changed on *disk*, a sentence for each kind of change in a folder."""
+    """Report what a start changed on *disk*: one sentence per folder and kind of change."""
     groups: dict[tuple[str, str], list[str]] = {}
     for path, kind in disk.changes().items():
         name = path.removeprefix(f"{directory}/")
@@ -166,12 +167,12 @@ def _changes(directory: str, disk: DryDisk) -> Iterator[str]:
 async def verify(
     directory: str, config: Config, disk: Disk, trying: Report | None = None, reading: Report | None = None
 ) -> Verification:
-    """Try a start, then read the whole log and look every record up; *directory* stays as it is.
+    """Report what a start would do, then read the whole log and look up every record; change nothing.
 
-    There is no finding only if a start would change nothing, and every record that is not deleted can be served.
+    No findings mean that a start would change nothing and that every record that is not deleted can be served.
 
     Args:
-      trying, reading: called now and then with bytes done, bytes in all, and records so far.
+      trying, reading: called from time to time with bytes done, total bytes, and records so far.
 
     Raises:
       StoreError: there is no log, or a broker has the directory open.
@@ -200,7 +201,7 @@ async def verify(
     walk.found.stopped_in_order = tried.stopped_in_order
     found = Verification(walk.found, tried.findings)
     for damage in walk.found.damage:
-        text = f"position {damage.start:,} to {damage.end:,}: {damage.text}; a start skips it, what was there is lost"
+        text = f"position {damage.start:,} to {damage.end:,}: {damage.text}; a start skips it, its records are lost"
         found.findings.append(Finding("damage", text))
     found.findings += [Finding("queue", text) for text in served.findings()]
     if keyed is not None:
@@ -211,14 +212,14 @@ async def verify(
 async def repair(
     directory: str, config: Config, disk: Disk, starting: Report | None = None, indexing: Report | None = None
 ) -> list[str]:
-    """Do what a start does, complete the key index, stop in order; return what it said meanwhile.
+    """Do what a start does, complete the key index, and shut down cleanly; return the warnings.
 
     Args:
-      starting: called now and then with bytes done, bytes in all, and records so far.
+      starting: called from time to time with bytes done, total bytes, and records so far.
       indexing: the same with entries of the key index.
 
     Raises:
-      StoreError: there is no log, a broker has the directory open, or the disk is full; the next start goes on.
+      StoreError: there is no log, a broker has the directory open, or the disk is full (a later repair continues).
     """
     require_log(directory, disk)
     with _heard() as messages:
@@ -227,7 +228,7 @@ async def repair(
         try:
             await store.checkpointer.repair_all()
             if store.refusal or not store.indexer.complete(indexing):
-                raise StoreError(f"the disk of {directory!r} is full; free some space and repair again")
+                raise StoreError(f"disk of data directory {directory!r} is full; free some space and repair again")
             persistence.save(broker)
         finally:
             await store.close()

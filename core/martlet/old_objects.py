@@ -1,12 +1,12 @@
-"""When Python looks for reference cycles: young objects often and briefly, old ones while the broker is idle.
+"""Schedules Python's garbage collector: young objects often and briefly, old objects while the broker is idle.
 
-A collection walks all objects of its generations and nothing else runs meanwhile: 80 ms for 100,000 objects on a busy
-machine. But cycles are not how the broker frees memory: connections, requests and errors leave none behind
-(tests/remoting/test_no_garbage.py). So
+A collection traverses all objects of its generations and blocks everything else: 80 ms for 100,000 objects on a busy
+machine. The broker itself creates no cycles: connections, requests and errors leave none behind
+(tests/remoting/test_no_garbage.py). Therefore:
 
-- the two young generations are small, and what survives both is frozen (`gc.freeze`): nobody walks it again;
-- a full collection, for cycles that a plugin or a library made after all, waits until much was frozen since the last
-  one and the process is idle; after `LATEST_S` it waits no longer.
+- The two young generations are small. Objects that survive both are frozen (`gc.freeze`) and not traversed again.
+- A full collection finds cycles that a plugin or a library created. It waits until many objects were frozen since the
+  last one and the process is idle, but no longer than `LATEST_S`.
 
 docs/decisions/0019-old-objects-are-collected-when-idle.md has the reasons.
 """
@@ -20,17 +20,17 @@ import trio
 
 __all__ = ["OldObjects"]
 
-# New containers before a look for cycles; CPython begins with 700. Up to twice as many are walked at once.
+# New containers before a collection; CPython's default is 700. One collection traverses up to twice as many.
 YOUNG_OBJECTS: Final = 4000
 FREEZES_OF_A_COLLECTION: Final = 25  # each of 8,000 objects at most
 LOOK_S: Final = 5.0
-IDLE_S: Final = 0.05  # of processor time between two looks
+IDLE_S: Final = 0.05  # less CPU time than this between two looks means idle
 LATEST_S: Final = 3600.0
 
 
 @final
 class OldObjects:
-    """Keeps objects that survived out of the collector's way; a process has one of it."""
+    """Freezes objects that survive, and collects them all when the process is idle; one per process."""
 
     def __init__(self, used_s: Callable[[], float] = time.process_time) -> None:
         self._used_s = used_s
@@ -38,14 +38,14 @@ class OldObjects:
         self._thresholds = gc.get_threshold()
 
     def start(self) -> None:
-        """Freeze everything there is, and from now on what survives two collections."""
+        """Freeze all existing objects now, and later the objects that survive two collections."""
         gc.freeze()
         self._thresholds = gc.get_threshold()
         gc.set_threshold(YOUNG_OBJECTS, 0, 1 << 30)
         gc.callbacks.append(self._collected)
 
     def stop(self) -> None:
-        """Freeze nothing any more, and give back the thresholds that there were."""
+        """Stop freezing, unfreeze all objects, and restore the thresholds."""
         gc.callbacks.remove(self._collected)
         gc.set_threshold(*self._thresholds)
         gc.unfreeze()
@@ -56,20 +56,20 @@ class OldObjects:
             self.freezes += 1
 
     def collect_all(self) -> int:
-        """Walk all objects, also the frozen ones; return how many were garbage."""
+        """Traverse all objects, including frozen ones; return how many were garbage."""
         gc.unfreeze()
-        found = gc.collect()  # which freezes the rest
+        found = gc.collect()  # the callback freezes the rest
         self.freezes = 0
         return found
 
     async def run(self) -> None:
-        """Do a full collection now and then while the process is idle, until cancelled."""
+        """Do full collections while the process is idle, until cancelled."""
         while True:
             await self._wait_due()
             self.collect_all()
 
     async def _wait_due(self) -> None:
-        """Return when much was frozen and the process is idle, or when it has not been idle for `LATEST_S`."""
+        """Return when many objects were frozen and the process is idle, or after `LATEST_S` without an idle period."""
         waited_s = 0.0
         while True:
             before = self._used_s()

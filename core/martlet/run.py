@@ -1,8 +1,9 @@
-"""Start-up and shut-down order, nothing else.
+"""The order of startup and shutdown.
 
-Up: plugins, store (lock, recovery), tables, hooks, replay of projections, ports, services, the ready line.
-Down: no new peers, plugins say goodbye, what was answered leaves, snapshots, tables and log go
-to the disk, the lock is released. A second signal ends the wait.
+Startup: load plugins, open the store (lock, recovery), load tables, call hooks, replay projections, bind ports,
+start services, print the ready line.
+Shutdown: accept no new connections, let plugins say goodbye, send pending answers, write snapshots, tables and log
+to disk, release the lock. A second signal exits immediately.
 """
 
 import logging
@@ -43,7 +44,7 @@ __all__ = ["Config", "PluginsConfig", "build", "read_config", "run"]
 log = logging.getLogger("martlet")
 
 STOP_TIMEOUT_S: Final = 10.0
-GOODBYE_TIMEOUT_S: Final = 4.0  # of a plugin, so that answers still leave when one hangs
+GOODBYE_TIMEOUT_S: Final = 4.0  # for each plugin, so that pending answers are still sent if one hangs
 RESTART_FIRST_S: Final = 1.0
 RESTART_MOST_S: Final = 30.0
 # RFC 1123, and the underscore that container networks allow.
@@ -56,19 +57,17 @@ ROUTE_NAME: Final = re.compile(r"[%|.a-zA-Z0-9_-]{1,115}")
 
 @dataclass(frozen=True, slots=True)
 class PluginsConfig:
-    """``[plugins]``: what runs in this broker."""
+    """``[plugins]``: the plugins of this broker."""
 
-    enabled: list[str] = setting(
-        ["remoting", "nameserver"], "the plugins to load; their order is the order of their hooks"
-    )
+    enabled: list[str] = setting(["remoting", "nameserver"], "plugins to load; their hooks are called in this order")
     required: list[str] = setting(
-        [], "the broker stops when a projection of one of these fails while it runs; it goes on without any other"
+        [], "if a projection of one of these plugins fails, the broker stops; it continues without any other plugin"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A whole configuration; ``plugin_tables`` are the sections that belong to plugins."""
+    """A complete configuration; ``plugin_tables`` are the sections of plugins."""
 
     log: LogConfig = field(default_factory=LogConfig)
     broker: BrokerConfig = field(default_factory=BrokerConfig)
@@ -81,7 +80,7 @@ class Config:
 
     @property
     def data(self) -> Path:
-        """The folder that holds everything."""
+        """The data directory."""
         return Path(self.broker.data)
 
 
@@ -97,10 +96,10 @@ SECTIONS: Final[dict[str, type]] = {
 
 
 def read_config(tables: dict[str, object]) -> Config:
-    """Return the configuration that *tables* say.
+    """Return the configuration in *tables*, the content of a TOML file.
 
     Raises:
-      ConfigError: a section or key is unknown, or a value is wrong.
+      ConfigError: a section or key is unknown, or a value is invalid.
     """
     known: dict[str, Any] = {}
     rest: dict[str, object] = {}
@@ -115,7 +114,7 @@ def read_config(tables: dict[str, object]) -> Config:
     if config.broker.message_bytes_max > config.store.message_bytes_max:
         raise ConfigError(
             f"config key 'broker.message_bytes_max' is {config.broker.message_bytes_max}, "
-            f"more than 'store.message_bytes_max', which is {config.store.message_bytes_max}; set that one as high"
+            f"more than 'store.message_bytes_max', which is {config.store.message_bytes_max}; raise that one as well"
         )
     _check_broker(config.broker)
     installed = available()
@@ -137,7 +136,7 @@ def _check_broker(broker: BrokerConfig) -> None:
 
 
 def _check_advertise(host: str) -> None:
-    """Refuse what clients cannot connect to; the port is the listening one's."""
+    """Raise `ConfigError` unless *host* is a host name or an address, without a port."""
     if host and not HOST_NAME.fullmatch(host) and not _is_address(host):
         text = "it must be a host name or an address, without scheme and port"
         raise ConfigError(f"config key 'broker.advertise' is {host!r}; {text}")
@@ -160,13 +159,13 @@ async def run(
     disk: Disk | None = None,
     stop: trio.Event | None = None,
 ) -> bool:
-    """Run a broker until *stop* is set or a signal comes, then stop it in order.
+    """Run a broker until *stop* is set or a signal arrives, then shut it down cleanly.
 
-    *ready* is told the bound addresses by protocol name once everything accepts.
-    Returns False when the disk was too full for the last checkpoint; the log says so.
+    Once all ports accept connections, call *ready* with the bound addresses by protocol name.
+    Return False, and log a warning, if the disk was too full for the last checkpoint.
 
     Raises:
-      MartletError: it cannot start, or its store has failed.
+      MartletError: the broker cannot start, or its store failed.
     """
     clock = clock or SystemClock()
     plugins = load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
@@ -191,17 +190,17 @@ async def run(
 
 
 async def dispatchers_of(plugins: Plugins) -> dict[str, Dispatcher]:
-    """Return by topic what plugins supply for the codes of entries.
+    """Return the dispatchers of all plugins by topic; they compute the tag codes of queue entries.
 
     Raises:
-      PluginError: two supply it for one topic.
+      PluginError: two plugins have a dispatcher for the same topic.
     """
     found: dict[str, tuple[str, Dispatcher]] = {}
     for name, given in await plugins.call("martlet_dispatchers"):
         for topic, dispatch in given.items():
             if topic in found:
-                text = f"plugin {found[topic][0]!r} does so; enable one of them"
-                raise PluginError(f"plugin {name!r} cannot dispatch messages of topic {topic!r}; {text}")
+                text = f"plugin {found[topic][0]!r} already does; enable only one of them"
+                raise PluginError(f"plugin {name!r} cannot dispatch topic {topic!r}; {text}")
             found[topic] = name, guarded_dispatcher(name, topic, dispatch)
     return {topic: dispatch for topic, (_, dispatch) in found.items()}
 
@@ -219,11 +218,11 @@ async def _open_store(
         reason = error.strerror or str(error)
         if error.filename is not None and str(error.filename) != str(config.data):
             reason = f"{reason}: {str(error.filename)!r}"
-        raise StoreError(f"data directory {str(config.data)!r} cannot be used; {reason}") from error
+        raise StoreError(f"cannot use data directory {str(config.data)!r}; {reason}") from error
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What went wrong, without the nurseries around it; a group still where several things did."""
+    """Return the error inside nested groups of one error each; a group if there are several errors."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
@@ -254,7 +253,7 @@ async def _run_with_store(
         if await _replayed(broker, stop):
             live.check()
             bound = live.bind()
-            persistence.save(broker)  # topics that a hook created are there after a crash, with the same queues
+            persistence.save(broker)  # so that topics which a hook created survive a crash with the same queues
             await live.start_services(nursery, stop)
             await nursery.start(server.run, [*bound.items()])
             nursery.start_soon(broker.tails.run)
@@ -274,7 +273,7 @@ async def _run_with_store(
 
 
 async def _replayed(broker: Broker, stop: trio.Event) -> bool:
-    """Replay the projections; False if the broker was stopped before that was done."""
+    """Replay the projections; return False if the broker was stopped before the end."""
     async with trio.open_nursery() as nursery:
 
         async def give_up() -> None:
@@ -289,7 +288,7 @@ async def _replayed(broker: Broker, stop: trio.Event) -> bool:
 
 @final
 class _Live:
-    """What the plugins of a running broker gave, so that one of them can be stopped while the others go on."""
+    """The hook results of a running broker's plugins, so that one plugin can be stopped without the others."""
 
     def __init__(
         self, plugins: Plugins, broker: Broker, server: Server, found: dict[str, list[tuple[str, Any]]]
@@ -305,7 +304,7 @@ class _Live:
         broker.projections.on_failed = self.stop_plugin
 
     def bind(self) -> dict[Protocol, socket.socket]:
-        """Bind every protocol; return those that could be, with their sockets."""
+        """Bind every protocol; return the sockets of those that were bound."""
         for _, given in self._found["martlet_protocols"]:
             for protocol in given:
                 listener = _bind(self._server, protocol)
@@ -314,7 +313,7 @@ class _Live:
         return self._bound
 
     async def start_services(self, nursery: trio.Nursery, stop: trio.Event) -> None:
-        """Start all services; return once those are ready that say when they are, or the broker is to stop.
+        """Start all services; return when those that report readiness are ready, or when *stop* is set.
 
         Raises:
           PluginError: a service failed before it was ready.
@@ -332,9 +331,9 @@ class _Live:
             until_stop.cancel_scope.cancel()
 
     def stop_plugin(self, name: str, error: Exception) -> None:
-        """Take *name* out: its ports close, its services end, and whatever it gave is there no more.
+        """Stop plugin *name*: close its ports, cancel its services, remove its hooks' results.
 
-        A broker that does not start without the plugin does not go on without it either.
+        If the plugin is required, the broker stops.
         """
         guards = self._plugins.take_out(name)
         for protocol in self._given(name, "martlet_protocols"):
@@ -350,14 +349,14 @@ class _Live:
         except PluginError as needed:
             self._failed = needed
             self._has_failed.set()
-            return  # guards stay where they are until the broker has stopped
+            return  # the plugin's guards stay installed until the broker has stopped
         _install(self._broker, self._found)
 
     def _given(self, name: str, hook: str) -> list[Any]:
         return [each for plugin, given in self._found[hook] if plugin == name for each in given]
 
     async def wait_stop(self, stop: trio.Event) -> None:
-        """Return when the broker is to stop, by order or because of a plugin."""
+        """Return when *stop* is set or a required plugin has failed."""
         async with trio.open_nursery() as nursery:
 
             async def give_up() -> None:
@@ -375,18 +374,18 @@ class _Live:
 
 
 def _bind(server: Server, protocol: Protocol) -> socket.socket | None:
-    """Bind *protocol*; None when it cannot be and need not be."""
+    """Bind *protocol*; return None if it is optional and cannot be bound."""
     try:
         return server.bind(protocol)
     except ConfigError as error:
         if not protocol.optional:
             raise
-        log.warning("%s; the broker goes on without this port", error)
+        log.warning("%s; the broker continues without this port", error)
         return None
 
 
 def build(config: Config, store: Store, clock: Clock, stats: Stats, source: random.Random | None = None) -> Broker:
-    """Return a broker on *store* with its tables loaded, before any plugin adds to it; ids come from *source*."""
+    """Return a broker on *store* with its tables loaded and no plugins installed; *source* seeds its ids."""
     settings = config.broker
     topics = Topics(
         store, clock, auto_create=settings.auto_create_topics, auto_create_queues=settings.auto_create_queues
@@ -410,9 +409,9 @@ HOOKS_OF_A_BROKER: Final = (
 
 
 async def _resolve(plugins: Plugins, broker: Broker) -> dict[str, list[tuple[str, Any]]]:
-    """Ask every hook that gives plain callables; return what each plugin gave, in their order.
+    """Call every hook in `HOOKS_OF_A_BROKER` and install the results; return them by hook and plugin.
 
-    A plugin that fails in one hook counts for none: what it gave before is taken out again.
+    If a plugin fails in one hook, its results of earlier hooks are removed.
     """
     found: dict[str, list[tuple[str, Any]]] = {hook: [] for hook in HOOKS_OF_A_BROKER}
     for hook in HOOKS_OF_A_BROKER:
@@ -455,7 +454,7 @@ async def _run_services(plugin: str, services: Sequence[tuple[Service, trio.Even
 
 @final
 class _Status:
-    """What a service says it is ready with (trio.TaskStatus)."""
+    """A trio.TaskStatus with which a service reports that it is ready."""
 
     def __init__(self, is_ready: trio.Event) -> None:
         self._is_ready = is_ready
@@ -465,10 +464,10 @@ class _Status:
 
 
 async def _keep_running(plugin: str, service: Service, is_ready: trio.Event) -> None:
-    """Run a plugin's service; one that fails is named and started again, ever later.
+    """Run a plugin's service; if it fails, log the error and restart it after a pause that doubles each time.
 
     Raises:
-      PluginError: it failed before it was ready.
+      PluginError: the service failed before it was ready.
     """
     start: Callable[[], Awaitable[None]] = service
     if "task_status" in signature(service).parameters:
@@ -484,9 +483,9 @@ async def _keep_running(plugin: str, service: Service, is_ready: trio.Event) -> 
         except Exception as error:
             if not is_ready.is_set():
                 text = f"{type(error).__name__}: {error}"
-                raise PluginError(f"a service of plugin {plugin!r} failed before it was ready; {text}") from error
+                raise PluginError(f"service of plugin {plugin!r} failed before it was ready; {text}") from error
             expected = isinstance(error, MartletError)
-            text = "a service of plugin %r failed, again in %g s; %s"
+            text = "service of plugin %r failed and restarts in %g s; %s"
             log.error(text, plugin, pause_s, error, exc_info=None if expected else error)
         await trio.sleep(pause_s)
         pause_s = min(2 * pause_s, RESTART_MOST_S)
@@ -498,18 +497,18 @@ async def _heed_signals(
     plugins: Plugins,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """End the broker in order at the first SIGTERM or SIGINT, at once at the second; SIGHUP reloads."""
+    """Shut down cleanly at the first SIGTERM or SIGINT, exit immediately at the second; reload at SIGHUP."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         task_status.started()
         async for number in signals:
             if number == signal.SIGHUP:
-                log.info("SIGHUP; reading again what may change")
+                log.info("SIGHUP; reloading certificates and plugins")
                 await plugins.tell("martlet_reload")
                 for tell in plugins.reloaded:
                     tell()
                 continue
             if stop.is_set():
-                log.warning("second signal; exiting at once")
+                log.warning("second signal; exiting immediately")
                 os._exit(128 + number)
             log.info("%s; stopping", signal.Signals(number).name)
             stop.set()
@@ -519,7 +518,7 @@ async def _heed_signals(
 async def _say_goodbye(plugins: Plugins, server: Server) -> None:
     server.stop_accepting()
     await plugins.tell("martlet_stopping", GOODBYE_TIMEOUT_S)
-    server.close_peers("the broker stops")
+    server.close_peers("broker is shutting down")
     await server.wait_idle()
 
 
@@ -529,7 +528,7 @@ def _address(listener: socket.socket) -> str:
 
 
 def notify_systemd(state: str, environment: Mapping[str, str]) -> None:
-    """Tell systemd (sd_notify(3)) where it asked for it."""
+    """Send *state* to systemd (sd_notify(3)) if it supervises this process."""
     path = environment.get("NOTIFY_SOCKET")
     if not path:
         return

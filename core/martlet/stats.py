@@ -1,4 +1,4 @@
-"""Counters. Parts count in their own attributes and answer `statistics()`; this gathers them."""
+"""Collects the counters of all parts; each part provides them with `statistics()`."""
 
 from collections.abc import Callable, Mapping
 from typing import final
@@ -8,15 +8,15 @@ __all__ = ["Stats"]
 
 @final
 class Stats:
-    """Every part's counters by the part's name."""
+    """The counters of each part, by the part's name."""
 
     def __init__(self) -> None:
         self._parts: dict[str, Callable[[], Mapping[str, object]]] = {}
 
     def add(self, part: str, statistics: Callable[[], Mapping[str, object]]) -> None:
-        """Let *part* be heard under its name; a second one of a name replaces the first."""
+        """Add the counters of *part*; they replace those added before under the same name."""
         self._parts[part] = statistics
 
     def collect(self) -> dict[str, dict[str, object]]:
-        """Return what every part says now, ready for JSON."""
+        """Return the current counters of every part, ready for JSON."""
         return {part: dict(statistics()) for part, statistics in sorted(self._parts.items())}

@@ -1,13 +1,13 @@
-"""Sharing the event loop: long work is a generator of short slices, and of all long work one slice runs a turn.
+"""Runs long work on the event loop in short slices.
 
-Nothing may keep the event loop for more than 10 ms. What takes longer yields after about a
-millisecond of work, counted in items and not in time, so that a simulation runs it the same way each time.
-`Turns` is the one line in which all such work waits for its next slice: a hundred statistics at once cost a turn
-of the loop no more than one.
+Nothing may block the event loop for more than 10 ms. Longer work is a generator that yields after about a
+millisecond of work. It counts items instead of time, so that a simulation is reproducible. All such work
+waits in one queue, `Turns`, and each turn of the event loop runs at most one slice: a hundred concurrent
+requests for statistics delay a turn no more than one.
 
-A worker thread alone does not help work that computes in Python or in orjson. orjson.loads keeps the interpreter's lock
-to its end: 15 MB of empty arrays in a thread stopped the loop for 1.7 s. Threads are for what releases
-the lock: files, fdatasync, and slices with `finish_off_loop` between which it does so itself.
+A worker thread does not help if the work computes in Python or in orjson. orjson.loads holds the interpreter's lock
+to its end: 15 MB of empty arrays in a thread blocked the loop for 1.7 s. Use threads for work that releases
+the lock: file access, fdatasync, and slices with `finish_off_loop`, which releases it between slices.
 """
 
 import time
@@ -20,16 +20,16 @@ __all__ = ["Pace", "Steps", "Turns", "begin", "finish_now", "finish_off_loop"]
 
 T = TypeVar("T")
 
-# Yields at the end of each slice, and returns what the work has made.
+# Yields at the end of each slice, and returns the result of the work.
 Steps: TypeAlias = Generator[None, None, T]
 
-# A slice of steps that take a few microseconds each, such as the entries of a table: about a millisecond.
+# Steps in one slice, for steps of a few microseconds each, such as entries of a table: about a millisecond.
 STEPS_AT_ONCE: Final = 256
 
 
 @final
 class Pace:
-    """Counts the steps of long work, and says when a slice is over: ``if pace.is_over(): yield``."""
+    """Counts the steps of long work and tells when a slice is over: ``if pace.is_over(): yield``."""
 
     __slots__ = ("_left", "_steps_at_once")
 
@@ -38,11 +38,11 @@ class Pace:
         self._left = steps_at_once
 
     def spend(self, steps: int) -> None:
-        """*steps* more are done, where the slice cannot end."""
+        """Count *steps* more at a point where the slice cannot end."""
         self._left -= steps
 
     def is_over(self, steps: int = 1) -> bool:
-        """Whether *steps* more have used up this slice; the next one begins then."""
+        """Count *steps* more and return whether this slice is used up; if so, start the next one."""
         self._left -= steps
         if self._left > 0:
             return False
@@ -52,17 +52,17 @@ class Pace:
 
 @final
 class Turns:
-    """The line in which long work waits for its next slice; first come, first served."""
+    """The queue in which long work waits for its next slice; first come, first served."""
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
         self.slices = 0
 
     async def finish(self, steps: Steps[T]) -> T:
-        """Return what *steps* return in the end; others run between its slices. It is closed when this is cancelled."""
+        """Run *steps* to the end and return the result; other work runs between slices. Cancellation closes *steps*."""
         try:
             while True:
-                # Taking the lock passes through the event loop, whether or not anybody else wants it.
+                # Acquiring the lock is a checkpoint even when nobody else wants it.
                 async with self._lock:
                     self.slices += 1
                     next(steps)
@@ -78,7 +78,7 @@ class Turns:
 
 
 def begin(steps: Steps[T]) -> Steps[T]:
-    """Run the first slice of *steps* now, and return the others."""
+    """Run the first slice of *steps* now and return the rest."""
     try:
         next(steps)
     except StopIteration as done:
@@ -92,9 +92,9 @@ def _finished(result: T) -> Steps[T]:
 
 
 def finish_off_loop(steps: Steps[T]) -> T:
-    """Return what *steps* return in the end; for a worker thread, which lets the event loop run after each slice.
+    """Run *steps* to the end in a worker thread and return the result; let the event loop run after each slice.
 
-    A thread that computes keeps the interpreter's lock for 5 ms before another gets it, at every turn of the loop.
+    Without that, a computing thread holds the interpreter's lock for 5 ms each time the event loop wants it.
     """
     while True:
         try:
@@ -106,7 +106,7 @@ def finish_off_loop(steps: Steps[T]) -> T:
 
 
 def finish_now(steps: Steps[T]) -> T:
-    """Return what *steps* return in the end, without a pause; for the end of a broker, and for what has no loop."""
+    """Run *steps* to the end without a pause and return the result; for shutdown and code without an event loop."""
     while True:
         try:
             next(steps)

@@ -110,4 +110,4 @@ def test_it_runs_the_commands_that_it_prints(checkout: Path) -> None:
     assert "Order is kept within a queue" in output
     assert sum(output.count(f"greeting {number}\n") for number in range(1, 6)) == 5
     assert "6 messages" in output
-    assert "stopped in order" in output
+    assert "clean shutdown" in output

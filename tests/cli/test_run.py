@@ -55,7 +55,7 @@ def test_sighup_does_not_end_it(start: Start) -> None:
     process.child.send_signal(signal.SIGHUP)
     connect(addresses["remoting"]).close()
     assert process.stop() == 0
-    assert "SIGHUP; reading again what may change" in process.log.read_text()
+    assert "SIGHUP; reloading certificates and plugins" in process.log.read_text()
 
 
 def test_a_second_broker_on_the_same_data_is_refused_by_the_first_ones_pid(start: Start) -> None:
@@ -165,7 +165,7 @@ def test_data_that_cannot_be_kept_is_a_sentence(start: Start, tmp_path: Path) ->
     assert process.wait_ready() == ""
     assert process.wait() == 3
     last = process.log.read_text().splitlines()[-1]
-    assert last == f"martlet: data directory {str(tmp_path / 'data')!r} cannot be used; File exists"
+    assert last == f"martlet: cannot use data directory {str(tmp_path / 'data')!r}; File exists"
     assert "Traceback" not in process.log.read_text()
 
 

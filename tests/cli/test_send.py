@@ -78,7 +78,7 @@ def test_a_line_without_a_key_ends_it_and_what_was_stored_is_told(
     stdin(b"a:one\n" + line + b"\nb:two\n")
     code, out, err = to("send", "Unkeyed", "--key-separator", ":")
     assert (code, out) == (1, "")
-    assert "martlet: 1 message stored before it ended\n" in err
+    assert "martlet: 1 message stored before the error\n" in err
     assert f"martlet: line 2 is not KEY:BODY; its first bytes are {line!r}\n" in err
 
 
@@ -112,7 +112,7 @@ def test_blank_lines_are_told(to: Run, stdin: Callable[[bytes], None]) -> None:
     stdin(b"one\n\n\r\ntwo\r\n\n")
     code, out, err = to("send", "Blank")
     assert (code, out) == (0, "2 messages stored\n")
-    assert err == "martlet: 3 blank lines not sent; brokers take no empty message\n"
+    assert err == "martlet: 3 blank lines not sent; brokers refuse empty messages\n"
     assert [message["body"] for message in read(to, "Blank")] == ["one", "two"]
 
 
@@ -139,7 +139,7 @@ def test_an_id_without_a_topic_says_what_is_missing(to: Run) -> None:
     _, out, _ = to("send", "Ids", "one")
     code, _, err = to("message", out.rstrip().rpartition("id ")[2])
     assert code == 1
-    assert err.endswith("; --topic finds a message by its id\n")
+    assert err.endswith("; give --topic to find a message by its id\n")
 
 
 def test_what_no_body_can_hold_is_refused_before_it_is_in_memory(
@@ -147,17 +147,17 @@ def test_what_no_body_can_hold_is_refused_before_it_is_in_memory(
 ) -> None:
     stdin(b"a\n" + bytes(LIMIT + 70_000) + b"\n")
     assert to("send", "Large")[2].endswith(
-        f"martlet: line 2 is over the limit of {LIMIT} bytes; a body can have no more\n"
+        f"martlet: line 2 is larger than {LIMIT} bytes, the limit of a body; send less\n"
     )
     large, empty = tmp_path / "large", tmp_path / "empty"
     large.write_bytes(bytes(LIMIT + 1))
     empty.touch()
     code, out, err = to("send", "Large", "--file", str(large))
     assert (code, out) == (1, "")
-    assert f"file {str(large)!r} is over the limit of {LIMIT} bytes" in err
+    assert f"file {str(large)!r} is larger than {LIMIT} bytes" in err
     code, out, err = to("send", "Large", "--file", str(empty))
     assert (code, out) == (1, "")
-    assert f"file {str(empty)!r} is empty; brokers take no empty message" in err
+    assert f"file {str(empty)!r} is empty; brokers refuse empty messages" in err
 
 
 def test_a_refusal_is_said_once(to: Run, stdin: Callable[[bytes], None]) -> None:
@@ -176,7 +176,7 @@ def test_closed_stdin_is_a_wrong_command_line(broker: str) -> None:
     line = "exec 0<&-; exec " + " ".join(f"'{word}'" for word in command(broker, "send", "Closed"))
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "martlet: body is missing and stdin is closed; give a body, or --file\n"
+    assert done.stderr == "martlet: body is missing and stdin is closed; give a body or --file\n"
 
 
 @pytest.mark.parametrize("words", [("send", "Closed", "one"), ("topic", "list"), ("tail", "TBW102", "--no-follow")])

@@ -96,7 +96,7 @@ def test_inspect_is_a_table_for_people(martlet: Run, tmp_path: Path) -> None:
     assert code == 0
     assert f"{RECORDS} records" in out
     assert "Topic1" in out
-    assert "stopped in order" in out
+    assert "clean shutdown" in out
 
 
 def test_one_record_is_printed(martlet: Run, tmp_path: Path) -> None:

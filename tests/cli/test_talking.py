@@ -239,7 +239,7 @@ def test_nobody_at_the_address_has_a_code_of_its_own(martlet: Run) -> None:
     assert (code, out) == (3, "")
     assert "Connection refused" in err
     assert "127.0.0.1:1" in err
-    assert "`martlet run` starts a broker" in err
+    assert "start a broker with `martlet run`" in err
 
 
 WRONG = [
@@ -247,31 +247,31 @@ WRONG = [
     (1, ("topic", "create", "no/good"), "forbidden characters"),
     (1, ("group", "lag", "nobody"), "group 'nobody' is unknown"),
     (1, ("group", "delete", "nobody", "--yes"), "group 'nobody' is unknown"),
-    (1, ("group", "delete", "TOOLS_CONSUMER", "--yes"), "group 'TOOLS_CONSUMER' is the system's own"),
+    (1, ("group", "delete", "TOOLS_CONSUMER", "--yes"), "group 'TOOLS_CONSUMER' is built in and cannot be deleted"),
     (1, ("group", "reset", "nobody", "--topic", "TBW102", "--to", "end"), "group 'nobody' is unknown"),
     (1, ("dlq", "show", "nobody"), "group 'nobody' is unknown; `martlet dlq list`"),
     (1, ("send", "Orders", ""), "has no body"),
     (1, ("tail", "Nothing"), "topic 'Nothing'"),
     (1, ("tail", "TBW102", "--queue", "4711"), "topic 'TBW102' has no queue 4711; it has 0 to 7"),
     (1, ("message", "--key", "absent", "--topic", "TBW102"), "key 'absent' has no message in topic 'TBW102'"),
-    (1, ("message", "nonsense"), "message 'nonsense' was not found"),
+    (1, ("message", "nonsense"), "message id 'nonsense' is not an offset_id"),
     (1, ("stats", "zzz"), "counter 'zzz' is unknown; `martlet stats` lists all"),
     (1, ("stats", "server.", "zzz"), "counter 'zzz' is unknown"),
     (2, ("topic", "create", "T", "--queues", "0"), "--queues '0' is out of range; it must be 1 to"),
     (2, ("topic", "create", "T", "--queues", "many"), "--queues 'many' is not a whole number; for example 1"),
-    (2, ("topic", "create"), "the following arguments are required: topic; `martlet topic create --help` shows how"),
+    (2, ("topic", "create"), "the following arguments are required: topic; see `martlet topic create --help`"),
     (2, ("topic", "destroy", "T"), "invalid choice: 'destroy'"),
     (2, ("group", "create", "G", "--retries", "-1"), "--retries '-1' is out of range"),
     (2, ("group", "reset", "G", "--topic", "T", "--to", "noon"), "--to 'noon' is not a place in a queue; give begin"),
     (2, ("send", "Orders", "x", "--property", "novalue"), "--property 'novalue' is not NAME=VALUE; for example"),
-    (2, ("send", "Orders", "x", "--file", "y"), "body 'x' comes with --file 'y'"),
+    (2, ("send", "Orders", "x", "--file", "y"), "body 'x' was given along with --file 'y'"),
     (2, ("send", "Orders", "--file", "/nowhere/y"), "file '/nowhere/y' cannot be read; No such file or directory"),
-    (2, ("send", "Orders", "x", "--key-separator", ":"), "--key-separator is for the lines of stdin"),
+    (2, ("send", "Orders", "x", "--key-separator", ":"), "--key-separator applies only to lines of stdin"),
     (2, ("send", "Orders", "--key-separator", ""), "--key-separator '' is empty"),
     (2, ("tail", "Orders", "--from", "yesterday"), "--from 'yesterday' is not a place in a queue; give begin"),
     (2, ("tail", "Orders", "--count", "0"), "--count '0' is out of range; it must be 1 to"),
     (2, ("tail", "Orders", "--queue", "-1"), "--queue '-1' is out of range"),
-    (2, ("message",), "message needs either an id or --key"),
+    (2, ("message",), "command needs either a message id or --key"),
     (2, ("message", "--key", "4711"), "--key '4711' needs a topic"),
     (2, ("stats", "--every", "-1"), "--every '-1' is out of range; it must be more than 0"),
     (2, ("stats", "--every", "nan"), "--every 'nan' is out of range"),
@@ -293,16 +293,20 @@ WRONG = [
     (2, ("topic", "list", "--secret-file", "f"), "secret file 'f' has no access key; set client.access_key as well"),
     (2, ("topic", "list", "--access-key", "ann", "--secret-file", "/nowhere"), "secret file '/nowhere' cannot be read"),
     (2, ("topic", "list", "--access-key", "ann", "--secret-file", "/dev/null"), "secret file '/dev/null' is empty"),
-    (3, ("topic", "list", "-n", "127.0.0.1:1"), "Connection refused; `martlet run` starts a broker"),
+    (3, ("topic", "list", "-n", "127.0.0.1:1"), "Connection refused; start a broker with `martlet run`"),
     (1, ("dlq", "show", "no/good"), "group 'no/good' has forbidden characters"),
     (1, ("dlq", "resend", ""), "group is empty; it needs a name"),
-    (2, ("tail", "Orders", "--tag", ""), "--tag '' names no tags; give for example 'books || pens', or '*'"),
-    (2, ("tail", "Orders", "--tag", " || "), "--tag ' || ' names no tags"),
-    (2, ("tail", "Orders", "--tag", "* || a"), "--tag '* || a' names no tags"),
+    (2, ("tail", "Orders", "--tag", ""), "--tag '' is not a list of tags; give for example 'books || pens' or '*'"),
+    (2, ("tail", "Orders", "--tag", " || "), "--tag ' || ' is not a list of tags"),
+    (2, ("tail", "Orders", "--tag", "* || a"), "--tag '* || a' is not a list of tags"),
     (2, ("ping", "--broker", "127.0.0.1"), "--broker '127.0.0.1' is not a host and a port; write HOST:PORT"),
     (2, ("ping", "--broker", ""), "--broker '' is not a host and a port"),
-    (2, ("ping", "--broker", "127.0.0.1:99999"), "--broker '127.0.0.1:99999' has a port that cannot be; use 1 to"),
-    (2, ("tail", "Orders", "--tag", "\udcff"), "tag '\\udcff' is not UTF-8; only bodies and names of files may be"),
+    (2, ("ping", "--broker", "127.0.0.1:99999"), "--broker '127.0.0.1:99999' has an invalid port; use 1 to 65535"),
+    (
+        2,
+        ("tail", "Orders", "--tag", "\udcff"),
+        "tag '\\udcff' is not UTF-8; only bodies and file names may contain other bytes",
+    ),
     (2, ("message", "--key", "\udcff", "--topic", "T"), "key '\\udcff' is not UTF-8"),
     (2, ("message", "\udcff", "--topic", "T"), "id '\\udcff' is not UTF-8"),
     (2, ("send", "Orders", "x", "--property", "a=\udcff"), "property 'a=\\udcff' is not UTF-8"),
@@ -423,7 +427,7 @@ def test_a_group_is_reset_to_a_number(to: Run, monkeypatch: pytest.MonkeyPatch) 
 
     code, _, err = to(*words, "--to", "5")
     assert code == 1
-    assert "offset 5 is outside of queue 0 of broker martlet, which has 0 to 4; nothing was reset" in err
+    assert "offset 5 is out of range in queue 0 of broker martlet, which has 0 to 4; nothing was reset" in err
     code, _, err = to(*words, "--to", "0", "--queue", "2")
     assert (code, "topic 'Numbered' has no queue 2; it has 0 to 1" in err) == (1, True)
     found = {row["queue"]: row["consumed"] for row in from_json(to("group", "lag", "counting", "--json"))}
@@ -469,14 +473,14 @@ def test_ping_without_a_broker_is_a_no(martlet: Run, start: Callable[..., Any]) 
     code, out, err = martlet("ping", "-n", names)
     assert code == 1
     assert out.startswith("name server at ")
-    assert err == "martlet: name server knows no broker; `martlet run` starts one\n"
+    assert err == "martlet: no broker is registered with the name server; `martlet run` starts one\n"
 
 
 def test_a_brokers_port_is_no_name_server(to: Run) -> None:
     _, broker = from_json(to("ping", "--json"))
     code, out, err = to("topic", "list", "-n", broker["address"])
     assert (code, out) == (3, "")
-    assert f"{broker['address']} answers, but is no name server" in err
+    assert f"server '{broker['address']}' is not a name server" in err
 
 
 def test_a_port_of_another_protocol_is_told_once() -> None:

@@ -369,7 +369,7 @@ async def test_a_service_that_fails_before_it_is_ready_ends_the_start(
     slow: type[Slow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slow, "fails", True)
-    text = "a service of plugin 'full' failed before it was ready; OSError: no table of routes"
+    text = "service of plugin 'full' failed before it was ready; OSError: no table of routes"
     with pytest.raises(PluginError, match=text):
         await running("full")
 

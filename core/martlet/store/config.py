@@ -1,4 +1,4 @@
-"""The keys of the store's configuration, with RocketMQ's names beside ours where it has one."""
+"""The store's configuration, with the names of RocketMQ's corresponding keys."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -15,80 +15,105 @@ QUEUE_FILE_ENTRIES: Final = 300_000
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """How the log is kept; every size is bytes."""
+    """The log and its files."""
 
     flush: Literal["sync", "async"] = setting(
-        "sync", "sync: acknowledged is behind an fdatasync; async: written to the page cache, a power cut loses it"
+        "sync",
+        "sync: acknowledge after fdatasync; async: acknowledge after the write to the page cache (lost at a power cut)",
     )
-    flush_interval_ms: int = setting(500, "async only: how much a power cut can lose", unit="ms", low=1)
+    flush_interval_ms: int = setting(
+        500, "time between fdatasyncs with flush async: the most that a power cut can lose", unit="ms", low=1
+    )
     segment_bytes: int = setting(
         1024 * MIB,
-        "mappedFileSizeCommitLog: a file of the log; retention removes whole files",
+        "size of a log file; retention removes whole files (mappedFileSizeCommitLog)",
         unit="bytes",
         low=1024,
         high=2**31 - 1,
     )
     chunk_bytes: int = setting(
-        MIB, "the log is kept in memory and read from disk in pieces of this size", unit="bytes", low=256, high=64 * MIB
+        MIB, "size of the pages in which the log is cached and read from disk", unit="bytes", low=256, high=64 * MIB
     )
-    cache_bytes: int = setting(16 * MIB, "memory for pieces of the log that consumers read", unit="bytes", low=0)
+    cache_bytes: int = setting(16 * MIB, "cache for pages that consumers read from disk", unit="bytes", low=0)
     message_bytes_max: int = setting(
-        4 * MIB, "maxMessageSize: a larger body is refused", unit="bytes", low=1, high=512 * MIB
+        4 * MIB, "largest body of a message (maxMessageSize)", unit="bytes", low=1, high=512 * MIB
     )
     group_messages_max: int = setting(
         1000,
-        "messages and notes of an atomic group; its append keeps the event loop all the time",
+        "messages and notes of an atomic group; one append blocks the event loop from start to end",
         unit="messages",
         low=2,
     )
     group_bytes_max: int = setting(
         8 * MIB,
-        "records of an atomic group together; they also have to fit into a segment",
+        "total size of an atomic group's records, which must also fit into one segment",
         unit="bytes",
         low=1024,
         high=1024 * MIB,
     )
     queue_file_entries: int = setting(
-        QUEUE_FILE_ENTRIES, "entries in a consume-queue file; RocketMQ opens no other number", unit="entries", low=1
+        QUEUE_FILE_ENTRIES, "entries per consume queue file; RocketMQ accepts only the default", unit="entries", low=1
     )
     persist_interval_ms: int = setting(
         1000,
-        "how often consume queues and the key index go to their files; of more than 1,000 queues, only at checkpoints",
+        "how often consume queues and the key index are written; with more than 1,000 queues, only at checkpoints",
         unit="ms",
         low=1,
     )
     checkpoint_interval_ms: int = setting(
-        10_000, "how much of the log a start after a crash reads again", unit="ms", low=1
+        10_000,
+        "time between checkpoints; a start after a crash reads the log from the last one on",
+        unit="ms",
+        low=1,
     )
     checkpoint_bytes: int = setting(
         128 * MIB,
-        "the same by the log's growth, whichever comes first; with more than 1,000 changed queues time alone counts",
+        "growth of the log that causes an earlier checkpoint; ignored with more than 1,000 changed queues",
         unit="bytes",
         low=1,
     )
-    keys_index: bool = setting(True, "messageIndexEnable: find messages by key and unique key")
-    index_slots: int = setting(5_000_000, "maxHashSlotNum: RocketMQ opens no other number", unit="slots", low=1)
-    index_entries: int = setting(20_000_000, "maxIndexNum: RocketMQ opens no other number", unit="entries", low=2)
+    keys_index: bool = setting(True, "index messages by key and unique key (messageIndexEnable)")
+    index_slots: int = setting(
+        5_000_000,
+        "hash slots per file of the key index (maxHashSlotNum); RocketMQ accepts only the default",
+        unit="slots",
+        low=1,
+    )
+    index_entries: int = setting(
+        20_000_000,
+        "entries per file of the key index (maxIndexNum); RocketMQ accepts only the default",
+        unit="entries",
+        low=2,
+    )
     verify_reads: bool = setting(
-        True, "check the CRC of records read back from disk that this process did not write itself"
+        True, "check the CRC of records that are read from disk, except those that this process wrote"
     )
     seal_records: bool = setting(
         False,
-        "enabledAppendPropCRC: add a CRC over all of a record, as the property __CRC32#; "
-        "without it a flipped bit outside of the body that leaves all lengths right is not noticed",
+        "add a CRC of the whole record as property __CRC32# (enabledAppendPropCRC); "
+        "the CRC that every record has covers only its body",
     )
-    open_files_max: int = setting(256, "file descriptors of the store; the least used are closed", unit="files", low=4)
-    file_reserved_hours: int = setting(72, "fileReservedTime: older segments are removed", unit="h", low=1)
-    delete_when: str = setting("04", "deleteWhen: the hours of the day at which old segments go, separated by ;")
+    open_files_max: int = setting(
+        256, "open files of the store; the least recently used are closed", unit="files", low=4
+    )
+    file_reserved_hours: int = setting(
+        72, "age at which retention removes a segment (fileReservedTime)", unit="h", low=1
+    )
+    delete_when: str = setting(
+        "04", "hours of the day at which retention removes segments, separated by ; (deleteWhen)"
+    )
     disk_used_ratio_max: float = setting(
-        0.75, "diskMaxUsedSpaceRatio: above it old segments go at any hour", low=0, high=1
+        0.75, "disk usage above which old segments are removed at any hour (diskMaxUsedSpaceRatio)", low=0, high=1
     )
     disk_clean_ratio: float = setting(
-        0.85, "diskSpaceCleanForciblyRatio: above it the oldest segments go whatever their age", low=0, high=1
+        0.85,
+        "disk usage above which the oldest segments are removed whatever their age (diskSpaceCleanForciblyRatio)",
+        low=0,
+        high=1,
     )
     disk_full_ratio: float = setting(
-        0.90, "diskSpaceWarningLevelRatio: above it writes are refused until there is space", low=0, high=1
+        0.90, "disk usage above which writes are refused (diskSpaceWarningLevelRatio)", low=0, high=1
     )
     retention_interval_ms: int = setting(
-        10_000, "cleanResourceInterval: how often age and disk use are looked at", unit="ms", low=1
+        10_000, "how often retention checks age and disk usage (cleanResourceInterval)", unit="ms", low=1
     )

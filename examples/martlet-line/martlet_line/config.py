@@ -35,8 +35,8 @@ class LineConfig:
     tls: Literal["disabled", "permissive", "enforcing"] = setting(
         "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"
     )
-    tls_cert: str = setting("", "PEM file with the certificate chain; empty for no TLS")
-    tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")
+    tls_cert: str = setting("", "PEM file with the certificate chain; empty disables TLS")
+    tls_key: str = setting("", "PEM file with the private key; empty if tls_cert contains it")
     tls_client_ca: str = setting(
-        "", "PEM file with the authorities that client certificates must come from; empty asks none"
+        "", "PEM file with the certificate authorities for client certificates; empty: clients need no certificate"
     )

@@ -1,4 +1,4 @@
-"""The keys of ``[remoting]``: the port, TLS and the limits."""
+"""The configuration section ``[remoting]``."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,98 +10,110 @@ __all__ = ["RemotingConfig"]
 
 @dataclass(frozen=True, slots=True)
 class RemotingConfig:
-    """How RocketMQ remoting clients are served."""
+    """The protocol of RocketMQ's clients (remoting)."""
 
-    listen: str = setting("127.0.0.1:10911", "where clients connect; port 0 is any free one")
+    listen: str = setting("127.0.0.1:10911", "address to listen on; port 0 chooses a free one")
     vip: bool = setting(
-        True, "also listen on the port two below, where clients up to 4.4 send all but pulls; not with port 0"
+        True,
+        "also listen two ports below, where clients up to 4.4 send everything except pulls; ignored with port 0",
     )
-    region: str = setting("DefaultRegion", "MSG_REGION of every message; trace data is grouped by it")
-    trace: bool = setting(True, "tell producers and consumers that they may send trace messages")
+    region: str = setting("DefaultRegion", "property MSG_REGION of every message, which groups trace data")
+    trace: bool = setting(True, "allow producers and consumers to send trace messages")
     nameservers: list[str] = setting(
-        [], "name servers elsewhere to register with, HOST:PORT each; the one in this process is told anyway"
+        [], "remote name servers to register with, each HOST:PORT; the one in this process is always included"
     )
-    nameservers_tls: bool = setting(
-        False, "encrypt connections to name servers elsewhere; implied by the four keys below"
-    )
-    nameservers_tls_ca: str = setting("", "PEM file of the authorities to trust; empty for those of the system")
+    nameservers_tls: bool = setting(False, "encrypt connections to remote name servers; implied by the four keys below")
+    nameservers_tls_ca: str = setting("", "PEM file with the trusted certificate authorities; empty for the system's")
     nameservers_tls_cert: str = setting(
-        "", "PEM file with the certificate chain to present, where a name server asks for one"
+        "", "PEM file with the client's certificate chain, if a name server requires one"
     )
-    nameservers_tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")
-    nameservers_tls_insecure: bool = setting(False, "accept any certificate: nobody can listen, but anybody can answer")
-    register_s: int = setting(30, "how often name servers are told that we are alive", unit="s", low=1, high=60)
+    nameservers_tls_key: str = setting("", "PEM file with the private key; empty if nameservers_tls_cert contains it")
+    nameservers_tls_insecure: bool = setting(
+        False, "accept any server certificate: protects against eavesdropping, not against an impostor"
+    )
+    register_s: int = setting(30, "how often to register with the name servers", unit="s", low=1, high=60)
     register_timeout_s: int = setting(
-        120, "name servers drop us when we are silent for so long", unit="s", low=2, high=3600
+        120, "name servers remove this broker after this time without registration", unit="s", low=2, high=3600
     )
     idle_s: int = setting(
-        120, "a silent connection is closed; clients heartbeat every 30", unit="s", low=1, high=86_400
+        120,
+        "a connection is closed after this time without requests; clients send a heartbeat every 30 s",
+        unit="s",
+        low=1,
+        high=86_400,
     )
     client_expiry_s: int = setting(
-        120, "a client without a heartbeat for so long leaves its groups", unit="s", low=1, high=86_400
+        120, "a client is removed from its groups after this time without a heartbeat", unit="s", low=1, high=86_400
     )
     frame_bytes_max: int = setting(
-        16_777_216, "a larger frame closes the peer; as in RocketMQ", unit="bytes", low=65_536, high=1 << 30
+        16_777_216,
+        "largest frame, as in RocketMQ; a larger one closes the connection",
+        unit="bytes",
+        low=65_536,
+        high=1 << 30,
     )
     pull_messages_max: int = setting(
-        1024, "one pull answer holds no more; Java clients ask for 32 to 1024", unit="messages", low=1, high=4096
+        1024, "messages in one pull answer; Java clients request 32 to 1024", unit="messages", low=1, high=4096
     )
     pull_bytes_max: int = setting(
         262_144,
-        "one pull answer stops before the message that crosses it, unless the pull names another size",
+        "size of one pull answer, unless the request specifies another size",
         unit="bytes",
         low=1,
         high=8_388_608,
     )
     pull_bytes_asked_max: int = setting(
         4_194_304,
-        "the largest size that a pull may name; four answers of a connection may wait for their reader",
+        "largest size that a pull request can specify; a connection can have four unsent answers",
         unit="bytes",
         low=1,
         high=8_388_608,
     )
     suspend_ms_max: int = setting(
-        60_000, "no pull is held longer; clients give up after 30 s", unit="ms", low=1, high=3_600_000
+        60_000, "longest wait of a pull; clients give up after 30 s", unit="ms", low=1, high=3_600_000
     )
     parked_max: int = setting(
         100_000,
-        "pulls that wait, of all connections, where an expression counts as one for 64 characters; "
-        "for more, those with the largest share are answered SYSTEM_BUSY",
+        "waiting pulls of all connections; each 64 characters of an expression count as one more; "
+        "above, those of the connection with the most are answered SYSTEM_BUSY",
         unit="pulls",
         low=1,
     )
     parked_peer_max: int = setting(
-        4096, "the same of one connection; more are answered SYSTEM_BUSY", unit="pulls", low=1
+        4096, "waiting pulls per connection; more are answered SYSTEM_BUSY", unit="pulls", low=1
     )
     unflushed_bytes_max: int = setting(
-        134_217_728, "bytes that wait for the disk; more sends are answered SYSTEM_BUSY", unit="bytes", low=1_048_576
+        134_217_728,
+        "bytes waiting to be flushed; above, sends are answered SYSTEM_BUSY",
+        unit="bytes",
+        low=1_048_576,
     )
     groups_peer_max: int = setting(
-        1024, "groups one connection may belong to; a heartbeat with more is refused", unit="groups", low=1
+        1024, "groups per connection; a heartbeat with more is refused", unit="groups", low=1
     )
     subscribed_chars_peer_max: int = setting(
         1_048_576,
-        "topics and expressions of the groups one connection may belong to; a heartbeat with more is refused",
+        "total length of the topics and expressions that a connection subscribes to; a heartbeat with more is refused",
         unit="characters",
         low=65_536,
     )
     requests_peer_max: int = setting(
-        256, "requests to one client that wait for its answer; more fail at once", unit="requests", low=1
+        256, "requests to a client without an answer yet, per connection; more fail immediately", unit="requests", low=1
     )
     relay_timeout_ms: int = setting(
-        10_000, "a relayed request to a client is given up after this", unit="ms", low=100, high=600_000
+        10_000, "time limit of a request relayed to a client", unit="ms", low=100, high=600_000
     )
     lock_s: int = setting(
-        60, "an ordered consumer's queue lock ends so long after its last renewal", unit="s", low=1, high=3600
+        60, "an ordered consumer's lock on a queue expires this long after its last renewal", unit="s", low=1, high=3600
     )
     locks_peer_max: int = setting(
-        16_384, "queues that the ordered consumers of one connection hold; more are refused", unit="queues", low=1
+        16_384, "queues locked by the ordered consumers of one connection; more are refused", unit="queues", low=1
     )
     tls: Literal["disabled", "permissive", "enforcing"] = setting(
-        "permissive", "with a certificate: TLS refused, TLS beside plain on the same port, or TLS only"
+        "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"
     )
-    tls_cert: str = setting("", "PEM file with the certificate chain; empty for no TLS")
-    tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")
+    tls_cert: str = setting("", "PEM file with the certificate chain; empty disables TLS")
+    tls_key: str = setting("", "PEM file with the private key; empty if tls_cert contains it")
     tls_client_ca: str = setting(
-        "", "PEM file with the authorities that client certificates must come from; empty asks none"
+        "", "PEM file with the certificate authorities for client certificates; empty: clients need no certificate"
     )

@@ -50,7 +50,7 @@ def seconds(option: str) -> Callable[[str], float]:
 
 
 def address(option: str) -> Callable[[str], str]:
-    """Return what reads the ``HOST:PORT`` that *option* takes."""
+    """Return a parser for *option*, whose value is ``HOST:PORT``."""
 
     def read(text: str) -> str:
         try:
@@ -63,20 +63,22 @@ def address(option: str) -> Callable[[str], str]:
 
 
 def tags(option: str) -> Callable[[str], str]:
-    """Return what reads the tags that *option* takes, as a consumer writes them."""
+    """Return a parser for *option*, whose value is tags as a consumer writes them."""
 
     def read(text: str) -> str:
         try:
-            subscription_of("", text.encode("utf-8", "replace").decode(), 0)  # `check_text` tells of what is not UTF-8
+            subscription_of("", text.encode("utf-8", "replace").decode(), 0)  # `check_text` reports invalid UTF-8
         except ValueError as error:
-            raise UsageError(f"{option} {text!r} names no tags; give for example 'books || pens', or '*'") from error
+            raise UsageError(
+                f"{option} {text!r} is not a list of tags; give for example 'books || pens' or '*'"
+            ) from error
         return text
 
     return read
 
 
 def check_text(arguments: Any) -> None:
-    """Refuse text that is not UTF-8, except names of files and bodies."""
+    """Raise `UsageError` for text that is not UTF-8, except in file names and bodies."""
     for name, value in vars(arguments).items():
         for text in value if isinstance(value, list) else [value]:
             if name in ANY_BYTES or not isinstance(text, str):
@@ -85,7 +87,9 @@ def check_text(arguments: Any) -> None:
                 check_utf8(name, text)
             except ValueError as error:
                 what = name.replace("_", " ")
-                raise UsageError(f"{what} {text!r} is not UTF-8; only bodies and names of files may be") from error
+                raise UsageError(
+                    f"{what} {text!r} is not UTF-8; only bodies and file names may contain other bytes"
+                ) from error
 
 
 @final

@@ -1,4 +1,4 @@
-"""The keys of ``[nameserver]``."""
+"""The configuration section ``[nameserver]``."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,25 +12,32 @@ __all__ = ["NameServerConfig"]
 class NameServerConfig:
     """The name server, which clients ask for the brokers of a topic."""
 
-    listen: str = setting("127.0.0.1:9876", "where clients and brokers connect; port 0 is any free one")
+    listen: str = setting("127.0.0.1:9876", "address to listen on; port 0 chooses a free one")
     scan_s: int = setting(5, "how often to look for silent brokers", unit="s", low=1, high=600)
     broker_timeout_s: int = setting(
-        120, "a broker that is silent for so long is removed, unless it registered with another time", unit="s", low=1
+        120,
+        "a broker is removed after this time without registration, unless it registered with its own time limit",
+        unit="s",
+        low=1,
     )
-    idle_s: int = setting(120, "a silent connection is closed", unit="s", low=1, high=86_400)
+    idle_s: int = setting(120, "a connection is closed after this time without requests", unit="s", low=1, high=86_400)
     frame_bytes_max: int = setting(
-        16_777_216, "a larger frame closes the connection; as in RocketMQ", unit="bytes", low=65_536, high=1 << 30
+        16_777_216,
+        "largest frame, as in RocketMQ; a larger one closes the connection",
+        unit="bytes",
+        low=65_536,
+        high=1 << 30,
     )
     brokers_max: int = setting(10_000, "more brokers are refused", unit="brokers", low=1)
     topics_max: int = setting(
         1_000_000,
-        "topics of all brokers, each counted once per broker; beyond it new ones get no route, known ones keep theirs",
+        "topics of all brokers, each counted once per broker; above, new topics get no route",
         unit="topics",
         low=1,
     )
     broker_topics_max: int = setting(
         100_000,
-        "topics of one broker; a registration with more is refused; a Martlet broker has at most 80,000",
+        "topics per broker; a registration with more is refused; a Martlet broker has at most 80,000",
         unit="topics",
         low=1,
     )
@@ -48,8 +55,8 @@ class NameServerConfig:
     tls: Literal["disabled", "permissive", "enforcing"] = setting(
         "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"
     )
-    tls_cert: str = setting("", "PEM file with the certificate chain; empty for no TLS")
-    tls_key: str = setting("", "PEM file with its private key; empty if the chain's file holds it")
+    tls_cert: str = setting("", "PEM file with the certificate chain; empty disables TLS")
+    tls_key: str = setting("", "PEM file with the private key; empty if tls_cert contains it")
     tls_client_ca: str = setting(
-        "", "PEM file with the authorities that client certificates must come from; empty asks none"
+        "", "PEM file with the certificate authorities for client certificates; empty: clients need no certificate"
     )
