@@ -20,16 +20,12 @@ REMOTING: Final = "plugins/remoting/martlet_remoting/"
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Puts the shared parts together; request handlers get none of these from it.
     f"{REMOTING}context.py": frozenset(("groups", "store", "topics")),
-    # Creates the retry topic that a name server is asked for, on behalf of the broker.
-    f"{REMOTING}plugin.py": frozenset(("groups", "topics")),
     # Tells name servers about the topics of this broker, and creates the standard ones.
     f"{REMOTING}registrar.py": frozenset(("topics",)),
     # Held by `context.py`'s shared parts: members of groups, rates, and pulls that wait.
     f"{REMOTING}members.py": frozenset(("Groups",)),
     f"{REMOTING}rates.py": frozenset(("Store", "Topics")),
     f"{REMOTING}long_poll.py": frozenset(("Store", "Topics")),
-    # The type of an argument.
-    f"{REMOTING}handlers/groups.py": frozenset(("Topics",)),
     # Keeps state, and appends again what retention is about to remove.
     "examples/martlet-latest/martlet_latest/__init__.py": frozenset(("publish", "store")),
     # Creates its topic, and the feed that all gates follow, on behalf of the broker.

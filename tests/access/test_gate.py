@@ -201,12 +201,13 @@ async def test_a_record_is_shown_to_those_who_may_read_its_topic() -> None:
         placed = gate.publish(Message("t", b"x"))
         broker.store.commit()
         await broker.store.wait_flushed(placed.end)
-        assert gate.record_at(placed.position) is not None
-        assert gate.record_at(-1) is None
-        assert gate.record_at(placed.position + 1) is None
+        assert await gate.record_at(placed.position) is not None
+        assert await gate.record_at(-1) is None
+        assert await gate.record_at(placed.position + 1) is None
         ledger.denied = {("read", "t")}
         broker.rules.changed()
-        refused(lambda: gate.record_at(placed.position))
+        with pytest.raises(Refused, match="may not read"):
+            await gate.record_at(placed.position)
 
 
 async def test_a_session_belongs_to_the_identity_that_opened_it() -> None:

@@ -195,9 +195,9 @@ class Harness:
 
     async def step(self) -> None:
         """What the server does after a socket read: commit, flush, collect, let answers leave."""
-        self.store.commit()
-        await self.store.wait_flushed(self.store.written)
         for _ in range(3):
+            self.store.commit()
+            await self.store.wait_flushed(self.store.written)
             await trio.testing.wait_all_tasks_blocked()
             self.collect()
         for client in self.clients:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import orjson
 import pytest
+import trio
 
 from martlet.contracts import Identity
 from martlet_remoting.codes import RequestCode, ResponseCode
@@ -154,6 +155,7 @@ async def test_authorizers_are_asked_for_what_a_request_touches(
 
     harness.broker.authorizers = (allow,)
     harness.client().send(code, ext, encoded(body))
+    await trio.testing.wait_all_tasks_blocked()
     assert list(dict.fromkeys(asked)) == wanted
 
 

@@ -120,6 +120,7 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(open_harness: OpenH
     record = await sent(harness)
     client = harness.client()
     client.send(BACK, {"offset": str(record.position), "group": "G", "delayLevel": "0"})
+    await trio.testing.wait_all_tasks_blocked()
     assert client.peer.held_until == harness.store.appended > harness.store.readable
 
 

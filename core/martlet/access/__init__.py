@@ -2,7 +2,31 @@
 
 from martlet.access.authentication import ANONYMOUS, Authentication
 from martlet.access.gate import Gate
-from martlet.access.grant import Grant, PublishGrant
+from martlet.access.grant import (
+    BrokerAdminGrant,
+    BrokerGrant,
+    ConsumeGrant,
+    GroupAdminGrant,
+    GroupGrant,
+    PublishGrant,
+    TopicAdminGrant,
+    TopicFigures,
+    TopicGrant,
+)
 from martlet.access.rules import Rules
 
-__all__ = ["ANONYMOUS", "Authentication", "Gate", "Grant", "PublishGrant", "Rules"]
+__all__ = [
+    "ANONYMOUS",
+    "Authentication",
+    "BrokerAdminGrant",
+    "BrokerGrant",
+    "ConsumeGrant",
+    "Gate",
+    "GroupAdminGrant",
+    "GroupGrant",
+    "PublishGrant",
+    "Rules",
+    "TopicAdminGrant",
+    "TopicFigures",
+    "TopicGrant",
+]

@@ -12,7 +12,17 @@ topic ``%RETRY%<group>``, and the broker as a whole by the empty name.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Protocol, final
 
-from martlet.access.grant import Grant, PublishGrant
+from martlet.access.grant import (
+    BrokerAdminGrant,
+    BrokerGrant,
+    ConsumeGrant,
+    GroupAdminGrant,
+    GroupGrant,
+    PublishGrant,
+    TopicAdminGrant,
+    TopicGrant,
+    is_closed,
+)
 from martlet.access.rules import Decisions
 from martlet.contracts import Identity, Peer
 from martlet.delivery.cursor import Cursor, Feed
@@ -21,16 +31,16 @@ from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.sessions import Session, Sessions
 from martlet.delivery.shared_groups import Member, Shares
 from martlet.delivery.subscriptions import Start, Subscription, Subscriptions, from_tail
-from martlet.errors import CorruptRecord, Reason, Refused
+from martlet.errors import Reason, Refused
 from martlet.message import Message, Placed
 from martlet.state.journal import Journal
-from martlet.store import Store
-from martlet.store.codec import decode_record
-from martlet.store.notes import OWN_PREFIX
+from martlet.store import Found, Store
+from martlet.store.layout import RecordView
 from martlet.store.queues import Queue
 from martlet.store.writer import RunItem, RunResult
 from martlet.tables.groups import Groups
-from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
+from martlet.turns import Steps
 
 __all__ = ["Gate"]
 
@@ -70,9 +80,8 @@ class Gate:
     __slots__ = (
         "_behind",
         "_decisions",
-        "_grant",
         "_publish",
-        "_publish_grant",
+        "_tables",
         "identity",
         "publishable",
     )
@@ -83,8 +92,7 @@ class Gate:
         self._publish = behind.publish
         # By topic what `check_publish` returned; for the hot path of a protocol.
         self.publishable: Mapping[str, PublishGrant] = decisions.publishable
-        self._grant = Grant(behind.store, behind.topics, behind.groups)
-        self._publish_grant = PublishGrant(behind.store, behind.topics, behind.groups, behind.publish)
+        self._tables = behind.store, behind.topics, behind.groups
         self.identity: Identity = decisions.identity
 
     def allows(self, action: str, name: str) -> bool:
@@ -159,15 +167,17 @@ class Gate:
 
     def check_publish(self, topic: str) -> PublishGrant:
         """Return what is needed to find *topic*, or to create it, before messages are published to it."""
-        if topic in self.publishable:
-            return self._publish_grant
-        if _is_closed(topic):
+        grant = self.publishable.get(topic)
+        if grant is not None:
+            return grant
+        if is_closed(topic):
             raise Refused(
                 Reason.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden; only the broker writes it"
             )
         self.check("publish", topic)
-        self._decisions.remember_publishable(topic, self._publish_grant)
-        return self._publish_grant
+        grant = PublishGrant(*self._tables, topic)
+        self._decisions.remember_publishable(grant)
+        return grant
 
     # consuming
 
@@ -182,7 +192,7 @@ class Gate:
         else:
             self._check_open(name)
             self.check(action, name)
-        topics, groups = self._grant.topics, self._grant.groups
+        _, topics, groups = self._tables
         found = topics.get(name)
         if found is not None or not topics.auto_create_enabled:
             return found
@@ -255,15 +265,19 @@ class Gate:
             permit=permit,
         )
 
-    def consume(self, group: str, topic: str) -> Grant:
-        """Return what a pull by *group* reads; asks for ``read`` on both, so call it before each answer."""
-        self.check("read", RETRY_PREFIX + group)
-        self._check_open(topic)
-        self.check("read", topic)
-        return self._grant
+    def consume(self, group: str, topic: str) -> ConsumeGrant:
+        """Return what a pull by *group* needs; asks for ``read`` on both, so call it before each answer."""
+        grant = self._decisions.consumable.get((group, topic))
+        if grant is None:
+            self.check("read", RETRY_PREFIX + group)
+            self._check_open(topic)
+            self.check("read", topic)
+            grant = ConsumeGrant(*self._tables, group, topic)
+            self._decisions.remember_consumable(grant)
+        return grant
 
     def _check_open(self, topic: str) -> None:
-        if _is_closed(topic):
+        if is_closed(topic):
             raise Refused(Reason.NO_PERMISSION, f"Reading topic[{topic}] is forbidden; it is for the broker itself")
 
     # sessions
@@ -300,56 +314,59 @@ class Gate:
 
     # looking things up
 
-    def query(self, topic: str) -> Grant:
+    def query(self, topic: str) -> TopicGrant:
         """Return what requests about *topic* read; asks for ``read``."""
         self.check("read", topic)
-        return self._grant
+        return TopicGrant(*self._tables, topic)
 
-    def query_group(self, group: str, *topics: str) -> Grant:
-        """Return what requests about *group*, and how far it is in *topics*, read; asks for ``read`` on each."""
+    def query_group(self, group: str) -> GroupGrant:
+        """Return what requests about *group*, and its members, need; asks for ``read`` on it."""
         self.check("read", RETRY_PREFIX + group)
-        for topic in topics:
-            self.check("read", topic)
-        return self._grant
+        return GroupGrant(*self._tables, group)
 
-    def record_at(self, position: int) -> bytes | None:
-        """Return the record at *position* of the log, None when no intact one starts there.
-
-        Asks for ``read`` on the record's topic.
-        """
-        data = self._grant.store.record_at(position) if position >= 0 else None
-        if data is None or not self._decisions.asks:
-            return data
-        try:
-            record = decode_record(data, 0, position)
-        except CorruptRecord:
-            return None
-        self.check("read", record.topic)
-        return data
-
-    def query_broker(self) -> Grant:
+    def query_broker(self) -> BrokerGrant:
         """Return what requests about the broker as a whole read; asks for ``read`` on the empty name."""
         self.check("read", "")
-        return self._grant
+        return BrokerGrant(*self._tables)
+
+    def query_keys(
+        self, topic: str, key: bytes, count_max: int, begin_ms: int, end_ms: int, bytes_max: int
+    ) -> Steps[Found]:
+        """Return the records of *topic* that carry *key*, as `Store.query_keys` does; asks for ``read``.
+
+        What is in the broker's own topics is shown to those who may ``manage`` the broker.
+        """
+        self._check_shown(topic)
+        return self._behind.store.query_keys(topic, key, count_max, begin_ms, end_ms, bytes_max)
+
+    async def record_at(self, position: int) -> bytes | None:
+        """Return the record at *position* of the log, None when no intact one starts there.
+
+        Asks as `query_keys` does. The disk is waited for in a worker thread.
+        """
+        data = await self._behind.store.record_far(position)
+        if data is not None:
+            self._check_shown(RecordView(data).topic)
+        return data
+
+    def _check_shown(self, topic: str) -> None:
+        self.check("read", topic)
+        if is_closed(topic):
+            self.check("manage", "")
 
     # administration
 
-    def manage(self, topic: str) -> Grant:
+    def manage(self, topic: str) -> TopicAdminGrant:
         """Return what is needed to create, change or delete *topic*; asks for ``manage``."""
         self.check("manage", topic)
-        return self._grant
+        return TopicAdminGrant(*self._tables, topic)
 
-    def manage_group(self, group: str) -> Grant:
+    def manage_group(self, group: str) -> GroupAdminGrant:
         """Return what is needed to create, change, reset or delete *group*; asks for ``manage``."""
         self.check("manage", RETRY_PREFIX + group)
-        return self._grant
+        return GroupAdminGrant(*self._tables, group)
 
-    def manage_broker(self) -> Grant:
+    def manage_broker(self) -> BrokerAdminGrant:
         """Return what is needed to change the broker as a whole; asks for ``manage`` on the empty name."""
         self.check("manage", "")
-        return self._grant
-
-
-def _is_closed(topic: str) -> bool:
-    """Whether *topic* is for the broker itself: an internal topic of RocketMQ's, or one of ours such as a journal."""
-    return topic in BROKER_TOPICS or topic.startswith(OWN_PREFIX)
+        return BrokerAdminGrant(*self._tables)

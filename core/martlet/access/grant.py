@@ -1,33 +1,427 @@
-"""What a request may use once it was allowed."""
+"""What a request may use once it was allowed: grants, each bound to the topic, the group or the broker it is for.
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import final
+A grant has no method that takes the name of another topic or group to read or change. Keep one no longer than its
+request: it does not ask again.
+"""
 
-from martlet.message import Message, Placed
-from martlet.store import Store
-from martlet.tables.groups import Groups
-from martlet.tables.topics import Topics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, final
 
-__all__ = ["Grant", "PublishGrant"]
+from martlet.errors import Reason, Refused
+from martlet.store import Queue, Store, StoreConfig, StoreStatistics, Usage
+from martlet.store.layout import RecordView
+from martlet.store.notes import OWN_PREFIX
+from martlet.store.segments import Segment
+from martlet.tables.groups import Group, Groups
+from martlet.tables.rocketmq_json import DataVersion
+from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, READ, RETRY_PREFIX, WRITE, Topic, Topics
+from martlet.turns import Steps
+
+__all__ = [
+    "BrokerAdminGrant",
+    "BrokerGrant",
+    "ConsumeGrant",
+    "GroupAdminGrant",
+    "GroupGrant",
+    "PublishGrant",
+    "TopicAdminGrant",
+    "TopicFigures",
+    "TopicGrant",
+    "is_closed",
+]
+
+
+def is_closed(topic: str) -> bool:
+    """Whether *topic* is for the broker itself: an internal topic of RocketMQ's, or one of ours such as a journal."""
+    return topic in BROKER_TOPICS or topic.startswith(OWN_PREFIX)
+
+
+class TopicFigures:
+    """One topic: its configuration, and offsets and times of its queues, but no messages."""
+
+    __slots__ = ("_groups", "_store", "_topics", "name")
+
+    def __init__(self, store: Store, topics: Topics, groups: Groups, name: str) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self.name: Final = name
+
+    def get(self) -> Topic | None:
+        """Return the topic; None if there is none."""
+        return self._topics.get(self.name)
+
+    def has_used(self, queue_id: int) -> bool:
+        """Whether anything was ever stored in this queue, or asked of it."""
+        return self._queue(queue_id) is not None
+
+    def first_offset(self, queue_id: int) -> int:
+        """The oldest offset that is kept; 0 for a queue that was never used."""
+        queue = self._queue(queue_id)
+        return queue.first_offset if queue is not None else 0
+
+    def end_offset(self, queue_id: int) -> int:
+        """The offset after the newest readable message; 0 for a queue that was never used."""
+        queue = self._queue(queue_id)
+        return self._store.end_offset(queue) if queue is not None else 0
+
+    def store_ms_at(self, queue_id: int, offset: int) -> int:
+        """When message *offset* was stored; -1 if it is not readable or damaged. Raises `NotReady`."""
+        queue = self._queue(queue_id)
+        return self._store.store_ms_at(queue, offset) if queue is not None else -1
+
+    def earliest_store_ms(self, queue_id: int) -> int:
+        """When the oldest message was stored; -1 for an empty queue. Raises `NotReady`."""
+        queue = self._queue(queue_id)
+        return self._store.earliest_store_ms(queue) if queue is not None else -1
+
+    def offset_by_time(self, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> int:
+        """As `Store.offset_by_time`; 0 for a queue that was never used. Raises `NotReady`."""
+        queue = self._queue(queue_id)
+        return self._store.offset_by_time(queue, timestamp_ms, upper) if queue is not None else 0
+
+    def bytes_since(self, queue_id: int, offset: int) -> int:
+        """How much the log has grown since message *offset*; -1 if that is not readable. Raises `NotReady`."""
+        queue = self._queue(queue_id)
+        position = self._store.position_at(queue, offset) if queue is not None else -1
+        return self._store.readable - position if position >= 0 else -1
+
+    def _queue(self, queue_id: int) -> Queue | None:
+        return self._store.find_queue(self.name, queue_id)
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """The log and the tables, for a request that was allowed; keep it no longer than that request."""
+class TopicGrant(TopicFigures):
+    """One topic, for requests that look at it; `Gate.query` returns it."""
 
-    store: Store
-    topics: Topics
-    groups: Groups
+    __slots__ = ()
+
+    def entries(self, queue_id: int, offset: int, count: int) -> bytes:
+        """The consume-queue entries from *offset* on, up to *count* of them and to the end of one file."""
+        queue = self._queue(queue_id)
+        return self._store.queues.entries(queue, offset, count) if queue is not None else b""
+
+    def groups(self) -> list[str]:
+        """The groups that have committed offsets of the topic."""
+        return self._groups.groups_of(self.name)
+
+    def committed(self, group: str) -> Mapping[int, int]:
+        """What *group* has committed on the topic: queue id -> offset; not to be changed or kept."""
+        return self._groups.committed(group, self.name)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+class TopicAdminGrant(TopicFigures):
+    """One topic, for requests that change it; `Gate.manage` returns it."""
+
+    __slots__ = ()
+
+    def update(
+        self,
+        read_queues: int = 8,
+        write_queues: int = 8,
+        perm: int = READ | WRITE,
+        sys_flag: int = 0,
+        order: bool = False,
+        attributes: dict[str, str] | None = None,
+        filter_type: str = "SINGLE_TAG",
+    ) -> Topic:
+        """Create or change the topic, and return it. Raises `Refused` as `Topics.update`, or if it is internal."""
+        self._check_open()
+        return self._topics.update(self.name, read_queues, write_queues, perm, sys_flag, order, attributes, filter_type)
+
+    def delete(self) -> bool:
+        """Delete the topic, its messages and what groups have committed on it; False if there was none.
+
+        Raises:
+          Refused: it is internal, or the disk is full; the topic is still there.
+        """
+        self._check_open()
+        if not self._topics.delete(self.name):
+            return False
+        self._groups.forget_topic(self.name)
+        return True
+
+    def _check_open(self) -> None:
+        if is_closed(self.name):
+            raise Refused(
+                Reason.NO_PERMISSION, f"Changing topic[{self.name}] is forbidden; it is for the broker itself"
+            )
+
+
+class GroupGrant:
+    """One consumer group, for requests that look at it, and for its members; `Gate.query_group` returns it."""
+
+    __slots__ = ("_groups", "_store", "_topics", "name")
+
+    def __init__(self, store: Store, topics: Topics, groups: Groups, name: str) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self.name: Final = name
+
+    def get(self) -> Group | None:
+        """Return the group; None if there is none."""
+        return self._groups.get(self.name)
+
+    def ensure(self) -> Group | None:
+        """Return the group, created if the configuration allows that; None otherwise. Raises `Refused`."""
+        return self._groups.ensure(self.name)
+
+    def topics(self) -> list[str]:
+        """The topics on which the group has committed."""
+        return self._groups.topics_of(self.name)
+
+    def committed(self, topic: str) -> Mapping[int, int]:
+        """What the group has committed on *topic*: queue id -> offset; not to be changed or kept."""
+        return self._groups.committed(self.name, topic)
+
+    def offset(self, topic: str, queue_id: int) -> int:
+        """The offset that the group has committed in that queue; -1 if it never did."""
+        return self._groups.offset(self.name, topic, queue_id)
+
+    def is_forbidden(self, topic: str) -> bool:
+        """Whether an administrator has forbidden the group to read *topic*."""
+        return self._groups.is_forbidden(self.name, topic)
+
+    def figures(self, topic: str) -> TopicFigures:
+        """The offsets of *topic*, which say how far the group is in it."""
+        return TopicFigures(self._store, self._topics, self._groups, topic)
+
+    def make_retry_topic(self, queues: int, sys_flag: int = 0) -> Topic:
+        """Return the group's retry topic, created with so many queues if there is none. Raises `Refused`."""
+        return self._topics.ensure(RETRY_PREFIX + self.name, queues, sys_flag=sys_flag)
+
+    def make_dead_letter_topic(self) -> Topic:
+        """Return the group's dead-letter topic, created if there is none. Raises `Refused`."""
+        return self._topics.ensure(DLQ_PREFIX + self.name, 1)
+
+
+@final
+class GroupAdminGrant(GroupGrant):
+    """One consumer group, for requests that change it; `Gate.manage_group` returns it."""
+
+    __slots__ = ()
+
+    def update(self, group: Group) -> Group:
+        """Create or change the group. Raises `Refused`: *group* is another one, or as `Groups.update`."""
+        if group.name != self.name:
+            text = f"group {group.name!r} may not be changed; the permission is for group {self.name!r}"
+            raise Refused(Reason.NO_PERMISSION, text)
+        return self._groups.update(group)
+
+    def delete(self, *, clean_offsets: bool) -> bool:
+        """Delete the group, with *clean_offsets* also what it has committed; False if there was none."""
+        return self._groups.delete(self.name, clean_offsets=clean_offsets)
+
+    def set_forbidden(self, topic: str, *, readable: bool) -> None:
+        """Allow or forbid the group to read *topic*. Raises `Refused` (BUSY)."""
+        self._groups.set_forbidden(self.name, topic, readable=readable)
+
+    def commit(self, topic: str, offsets: Mapping[int, int]) -> None:
+        """Note what the group has consumed of *topic*: queue id -> offset. Raises `Refused` (BUSY): too many."""
+        self._groups.check_may_commit(self.name, topic, offsets)
+        for queue_id, offset in offsets.items():
+            self._groups.commit(self.name, topic, queue_id, offset)
+
+    def reset(self, topic: str, offsets: Mapping[int, int]) -> None:
+        """Make the next pull of each queue start at its new offset. Raises `Refused` (BUSY): too many."""
+        self._groups.check_may_commit(self.name, topic, offsets)
+        self._groups.reset(self.name, topic, offsets)
+
+
+@final
+class ConsumeGrant:
+    """One group as a consumer of one topic; `Gate.consume` returns it."""
+
+    __slots__ = ("_groups", "_store", "_topics", "group", "topic")
+
+    def __init__(self, store: Store, topics: Topics, groups: Groups, group: str, topic: str) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self.group: Final = group
+        self.topic: Final = topic
+
+    def get_topic(self) -> Topic | None:
+        """Return the topic; None if there is none."""
+        return self._topics.get(self.topic)
+
+    def get_group(self) -> Group | None:
+        """Return the group; None if there is none."""
+        return self._groups.get(self.group)
+
+    def ensure_group(self) -> Group | None:
+        """Return the group, created if the configuration allows that; None otherwise. Raises `Refused`."""
+        return self._groups.ensure(self.group)
+
+    def is_forbidden(self) -> bool:
+        """Whether an administrator has forbidden the group to read the topic."""
+        return self._groups.is_forbidden(self.group, self.topic)
+
+    def figures(self) -> TopicFigures:
+        """The offsets of the topic."""
+        return TopicFigures(self._store, self._topics, self._groups, self.topic)
+
+    def end_offset(self, queue_id: int) -> int:
+        """The offset after the newest readable message; 0 for a queue that was never used."""
+        queue = self._store.find_queue(self.topic, queue_id)
+        return self._store.end_offset(queue) if queue is not None else 0
+
+    def offset(self, queue_id: int) -> int:
+        """The offset that the group has committed in that queue; -1 if it never did."""
+        return self._groups.offset(self.group, self.topic, queue_id)
+
+    def commit(self, queue_id: int, offset: int) -> None:
+        """Note that the group has consumed everything below *offset*. Raises `Refused` (BUSY): too many are kept."""
+        self._groups.check_may_commit(self.group, self.topic, (queue_id,))
+        self._groups.commit(self.group, self.topic, queue_id, offset)
+
+    def pending_reset(self, queue_id: int) -> int:
+        """The offset that a reset wants; -1 when none waits."""
+        return self._groups.pending_reset(self.group, self.topic, queue_id)
+
+    def take_reset(self, queue_id: int) -> int:
+        """As `pending_reset`, and the reset is done with."""
+        return self._groups.take_reset(self.group, self.topic, queue_id)
+
+
+@final
 class PublishGrant:
-    """The log and the tables, for messages to one topic; ``publish`` stores one, without another look-up."""
+    """One topic, to find or create it before messages are published to it; `Gate.check_publish` returns it."""
 
-    store: Store
-    topics: Topics
-    groups: Groups
-    publish: Callable[[Message], Placed]
+    __slots__ = ("_groups", "_store", "_topics", "code_of", "name")
+
+    def __init__(self, store: Store, topics: Topics, groups: Groups, name: str) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self.name: Final = name
+        self.code_of: Final = store.writer.code_of  # the tag code of encoded properties, for `Gate.publish_run`
+
+    def get(self) -> Topic | None:
+        """Return the topic; None if there is none."""
+        return self._topics.get(self.name)
+
+    def auto_create(self, template: str, queues_wanted: int) -> Topic | None:
+        """Create the topic as *template* says; None where the configuration forbids it. Raises `Refused`."""
+        return self._topics.auto_create(self.name, template, queues_wanted)
+
+    def retry_group(self) -> GroupGrant | None:
+        """The group whose retry topic this is; None for any other topic."""
+        group = self.name.removeprefix(RETRY_PREFIX)
+        return GroupGrant(self._store, self._topics, self._groups, group) if group != self.name else None
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """How much of the log is appended and not readable yet."""
+        return self._store.appended - self._store.readable
+
+    @property
+    def segment(self) -> Segment:
+        """The last segment of the log; what is in an earlier one is committed already."""
+        return self._store.tail.segment
+
+
+class BrokerGrant:
+    """The whole broker, for requests that look at it; `Gate.query_broker` returns it."""
+
+    __slots__ = ("_groups", "_store", "_topics")
+
+    def __init__(self, store: Store, topics: Topics, groups: Groups) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+
+    @property
+    def config(self) -> StoreConfig:
+        """The store's configuration."""
+        return self._store.config
+
+    @property
+    def directory(self) -> str:
+        """Where the store is."""
+        return self._store.directory
+
+    @property
+    def readable(self) -> int:
+        """The log position before which everything is readable."""
+        return self._store.readable
+
+    @property
+    def auto_create_topics(self) -> bool:
+        return self._topics.auto_create_enabled
+
+    @property
+    def auto_create_groups(self) -> bool:
+        return self._groups.auto_create
+
+    @property
+    def topics_version(self) -> DataVersion:
+        return self._topics.version
+
+    @property
+    def groups_version(self) -> DataVersion:
+        return self._groups.version
+
+    def topics(self) -> Iterator[Topic]:
+        """All topics, in the order in which the table grew."""
+        return iter(self._topics)
+
+    def groups(self) -> Sequence[str]:
+        """The names of all groups, in the order in which the table grew."""
+        return self._groups.names()
+
+    def group(self, name: str) -> GroupGrant:
+        """One of the groups."""
+        return GroupGrant(self._store, self._topics, self._groups, name)
+
+    def forbidden(self) -> Mapping[str, Mapping[str, int]]:
+        """What groups may not read: group -> topic -> bits; not to be changed or kept."""
+        return self._groups.forbidden()
+
+    def offsets_in_steps(self) -> Steps[list[bytes]]:
+        """Everything that all groups have committed, as JSON."""
+        return self._groups.offsets_in_steps()
+
+    def statistics(self) -> StoreStatistics:
+        """What the store counts."""
+        return self._store.statistics()
+
+    def disk_usage(self) -> Usage:
+        """How full the disk of the store is."""
+        return self._store.disk.usage(self._store.directory)
+
+    def earliest_store_ms(self) -> int:
+        """When the first record of the log was stored; -1 when there is none, or it is damaged."""
+        data = self._store.record_at(self._store.first_position)
+        return RecordView(data).store_ms if data is not None else -1
+
+
+@final
+class BrokerAdminGrant(BrokerGrant):
+    """The whole broker, for requests that change it; `Gate.manage_broker` returns it."""
+
+    __slots__ = ()
+
+    def set_config(self, config: StoreConfig) -> None:
+        """Replace the store's configuration, of which it follows how long messages are kept."""
+        self._store.config = config
+
+    def set_auto_create(self, *, topics: bool | None = None, groups: bool | None = None) -> None:
+        """Switch the creation of topics or groups by their first use on or off; None leaves it."""
+        if topics is not None:
+            self._topics.auto_create_enabled = topics
+        if groups is not None:
+            self._groups.auto_create = groups
+
+    def clean(self) -> None:
+        """Look for old segments now instead of at the next interval."""
+        self._store.retention.look()
+
+    def delete_unused_topics(self) -> Steps[None]:
+        """Remove what is stored of topics that are in no table, in slices."""
+        for name in self._store.topics_on_disk():
+            if self._topics.get(name) is None:
+                self._store.delete_topic(name)
+                yield

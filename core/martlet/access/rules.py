@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final, final
 from weakref import WeakValueDictionary
 
-from martlet.access.grant import PublishGrant
+from martlet.access.grant import ConsumeGrant, PublishGrant
 from martlet.contracts import Authorizer, Identity
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
@@ -61,7 +61,7 @@ class Rules:
 class Decisions:
     """What the authorizers said about one identity, each asked once per action and name until the rules change."""
 
-    __slots__ = ("__weakref__", "_known", "_rules", "identity", "publishable")
+    __slots__ = ("__weakref__", "_known", "_rules", "consumable", "identity", "publishable")
 
     def __init__(self, rules: Rules, identity: Identity) -> None:
         self._rules = rules
@@ -69,11 +69,8 @@ class Decisions:
         self._known: dict[tuple[str, str], bool] = {}
         # Topics that may be published to: looked up once per message. It is never replaced, gates hold it.
         self.publishable: dict[str, PublishGrant] = {}
-
-    @property
-    def asks(self) -> bool:
-        """Whether there are authorizers; without any everything is allowed."""
-        return bool(self._rules.authorizers)
+        # By group and topic, looked up once per pull.
+        self.consumable: dict[tuple[str, str], ConsumeGrant] = {}
 
     def allows(self, action: str, name: str) -> bool:
         """Whether the identity may do *action* (``publish``, ``read`` or ``manage``) on *name*."""
@@ -95,16 +92,23 @@ class Decisions:
             verb = "publish to" if action == "publish" else action
             raise Refused(Reason.NO_PERMISSION, f"{self.identity.name!r} may not {verb} {_shown(name)}")
 
-    def remember_publishable(self, topic: str, grant: PublishGrant) -> None:
-        """Let further messages for *topic* pass with one look-up."""
+    def remember_publishable(self, grant: PublishGrant) -> None:
+        """Let further messages for its topic pass with one look-up."""
         if len(self.publishable) >= DECISIONS_MAX:
             self.publishable.clear()
-        self.publishable[topic] = grant
+        self.publishable[grant.name] = grant
+
+    def remember_consumable(self, grant: ConsumeGrant) -> None:
+        """Let further pulls of its group and topic pass with one look-up."""
+        if len(self.consumable) >= DECISIONS_MAX:
+            self.consumable.clear()
+        self.consumable[grant.group, grant.topic] = grant
 
     def forget(self) -> None:
         """Ask again for everything."""
         self._known.clear()
         self.publishable.clear()
+        self.consumable.clear()
 
     def reading(self, *names: str) -> Callable[[], None]:
         """Return what raises `Refused` once the identity may not read one of *names* any more."""

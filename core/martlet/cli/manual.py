@@ -156,19 +156,30 @@ PLUGIN_CHAPTERS: Final = (
         "The broker",
         "martlet.broker",
         (
-            "Broker: gate publish publish_many publish_batch publish_atomic journal capability selection "
-            "filter_compiler when_saved",
+            "Broker: gate publish publish_many publish_batch publish_atomic find_queue publish_run journal capability "
+            "selection filter_compiler when_saved",
         ),
     ),
     Chapter(
         "The gate",
         "martlet.access",
         (
-            "Gate: publish publish_many publish_batch publish_atomic give_back check_publish find_topic subscribe join "
-            "consume open_session subscribe_session commit_session unsubscribe_session leave_session query "
-            "query_group query_broker record_at manage manage_group manage_broker allows check",
-            "Grant",
-            "PublishGrant",
+            "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run give_back check_publish "
+            "find_topic subscribe follow join consume open_session subscribe_session commit_session "
+            "unsubscribe_session leave_session query query_group query_broker query_keys record_at manage "
+            "manage_group manage_broker allows check",
+            "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
+            "bytes_since",
+            "TopicGrant: entries groups committed",
+            "TopicAdminGrant: update delete",
+            "GroupGrant: get ensure topics committed offset is_forbidden figures make_retry_topic "
+            "make_dead_letter_topic",
+            "GroupAdminGrant: update delete set_forbidden commit reset",
+            "ConsumeGrant: get_topic get_group ensure_group is_forbidden figures end_offset offset commit "
+            "pending_reset take_reset",
+            "PublishGrant: get auto_create retry_group",
+            "BrokerGrant: topics groups group forbidden offsets_in_steps statistics disk_usage earliest_store_ms",
+            "BrokerAdminGrant: set_config set_auto_create clean delete_unused_topics",
             "Authentication: authenticate authenticate_password",
             "Rules: changed",
         ),

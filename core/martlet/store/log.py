@@ -131,7 +131,7 @@ class Store:
             self.disk, self.chunks, queues, self.readable_end, self.repairs, verify=config.verify_reads
         )
         self.lookup = Lookup(
-            segments, self.chunks, tail, queues, self.readable_end, self.readers, self.indexer, self.repairs
+            self.disk, segments, self.chunks, tail, queues, self.readable_end, self.readers, self.indexer, self.repairs
         )
         self.first_offsets = FirstOffsets(queues, segments)
         self.checkpointer = Checkpointer(
@@ -551,6 +551,17 @@ class Store:
         Records of Martlet's own are none.
         """
         return self.lookup.record_at(position, size_hint)
+
+    async def record_far(self, position: int) -> bytes | None:
+        """As `record_at`, for a *position* that a client names: waits for the disk in a worker thread.
+
+        Bytes in the middle of a record that look like one are none: the entry of a record is in its queue.
+
+        Raises:
+          Refused: the entry is in a damaged block, which cannot be rebuilt: the disk is full.
+          StoreFailed: the disk failed.
+        """
+        return await self.lookup.record_far(position)
 
     def position_at(self, queue: Queue, offset: int) -> int:
         """The log position of message *offset*; -1 if it is not readable or lost.

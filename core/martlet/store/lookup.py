@@ -5,6 +5,7 @@ from typing import Final, final
 
 from martlet.errors import NotReady
 from martlet.store.codec import check_record
+from martlet.store.files import Disk
 from martlet.store.indexer import Indexer
 from martlet.store.layout import FRONT_BYTES, MAGICS, RECORD_BYTES_MIN, RecordView
 from martlet.store.notes import OWN_PREFIX
@@ -21,6 +22,8 @@ __all__ = ["Found", "Lookup"]
 OWN_BYTES: Final = OWN_PREFIX.encode()
 # Of the records that a query by key finds.
 QUERY_BYTES_MAX: Final = 1 << 30
+# No client takes a frame over 16 MiB; what a client names a position of may lie about its size.
+RECORD_BYTES_MAX: Final = 16 << 20
 QUERY_PAUSE_BYTES: Final = 524_288  # read in one slice; a read counts at least QUERY_STEP_BYTES
 QUERY_STEP_BYTES: Final = 32_768
 
@@ -41,10 +44,11 @@ class Found:
 class Lookup:
     """Finds readable records."""
 
-    __slots__ = ("_chunks", "_indexer", "_queues", "_readable", "_readers", "_repairs", "_segments", "_tail")
+    __slots__ = ("_chunks", "_disk", "_indexer", "_queues", "_readable", "_readers", "_repairs", "_segments", "_tail")
 
     def __init__(
         self,
+        disk: Disk,
         segments: Segments,
         chunks: Chunks,
         tail: LogWriter,
@@ -54,6 +58,7 @@ class Lookup:
         indexer: Indexer,
         repairs: Repairs,
     ) -> None:
+        self._disk = disk
         self._segments = segments
         self._chunks = chunks
         self._tail = tail
@@ -63,24 +68,61 @@ class Lookup:
         self._indexer = indexer
         self._repairs = repairs
 
-    def record_at(self, position: int, size_hint: int = 0) -> bytes | None:
+    def record_at(self, position: int, size_hint: int = 0, bytes_max: int = QUERY_BYTES_MAX) -> bytes | None:
         """The record that begins at *position*; None when none does, it is damaged, or not readable yet.
 
-        Records of Martlet's own are none.
+        So it is for one that is longer than *bytes_max*. Records of Martlet's own are none.
         """
-        if position < self._segments.start or position + RECORD_BYTES_MIN > self._readable.position:
+        if not self._may_begin(position):
             return None
         head = self._chunks.read(position, max(size_hint, 4))
         if len(head) < 4:
             return None
         size = RecordView(head).size
         segment = self._segments.find(position)
-        if segment is None or size < RECORD_BYTES_MIN or position + size > min(segment.end, self._readable.position):
+        if segment is None or not RECORD_BYTES_MIN <= size <= bytes_max:
+            return None
+        if position + size > min(segment.end, self._readable.position):
             return None
         data = head[:size] if len(head) >= size else self._chunks.read(position, size)
         if not check_record(data, 0, size, position) or RecordView(data).topic_bytes.startswith(OWN_BYTES):
             return None
         return data
+
+    async def record_far(self, position: int) -> bytes | None:
+        """As `Store.record_far`."""
+
+        def read() -> bytes | None:
+            return self.record_at(position, bytes_max=RECORD_BYTES_MAX)
+
+        data = read() if self._is_near(position) else await self._disk.off_loop(read)
+        if data is None:
+            return None
+        record = RecordView(data)
+        queue = self._queues.find(record.topic, record.queue_id)
+        if queue is None or not queue.first_offset <= record.queue_offset < queue.next_offset:
+            return None
+        try:
+            entry = self._queues.checked_position(queue, record.queue_offset)
+        except BlockDamaged:
+            await self._repairs.repair(queue)
+            entry = self._queues.position_at(queue, record.queue_offset)
+        return data if entry == position else None
+
+    def _is_near(self, position: int) -> bool:
+        """Whether the record at *position* is in memory or in the page cache, or there is none."""
+        if not self._may_begin(position):
+            return True
+        chunk = self._chunks.load_now(position)
+        if chunk is None or position + 4 > chunk.end:
+            return False
+        at = position - chunk.base
+        size = RecordView(bytes(chunk.view[at : at + 4])).size
+        return position + size <= chunk.end or not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX
+
+    def _may_begin(self, position: int) -> bool:
+        """Whether a readable record may begin at *position*."""
+        return self._segments.start <= position and position + RECORD_BYTES_MIN <= self._readable.position
 
     def position_at(self, queue: Queue, offset: int) -> int:
         """The log position of message *offset*; -1 if it is not readable or lost.

@@ -189,7 +189,7 @@ class LineHandler:
 
     def _end_of(self, topic: str) -> str:
         try:
-            there = self._gate.query(topic).topics.get(topic) is not None
+            there = self._gate.query(topic).get() is not None
         except Refused as refused:
             return str(refused)
         return f"topic[{topic}] may not be read any more" if there else "the topic was deleted"

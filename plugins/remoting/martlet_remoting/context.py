@@ -4,13 +4,13 @@ A request handler is a function ``(context, command) -> Answer``: it returns the
 the answer, or None when the answer has left or will leave by `Context.answer` (a held
 pull, a relayed request). One that may take more than a few milliseconds is a generator, which yields at the end of each
 slice of its work and returns the same; further requests of its connection wait for it, unless it
-is given as `Beside`. It raises `Refused` for what it will
+is given as `Beside`. One that waits for the disk returns `Later`. It raises `Refused` for what it will
 not do, which becomes the code of `REASON_CODES`, or `Declined` where RocketMQ has a code
 of its own for that. `NotReady`, raised before it changed anything, has it called
 again once what it needs is rebuilt. It never looks at the oneway bit: the caller drops the answer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias, final
 
 import trio
@@ -46,6 +46,7 @@ __all__ = [
     "Context",
     "Declined",
     "Handle",
+    "Later",
     "Parts",
     "refusal",
     "refuse",
@@ -314,5 +315,15 @@ class Beside:
         self.steps = steps
 
 
-Answer: TypeAlias = Frame | Steps[Frame | None] | Beside | None
+@final
+class Later:
+    """A request that waits for the disk: further requests of its connection wait for it, as for slices."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Awaitable[Frame | None]) -> None:
+        self.work = work
+
+
+Answer: TypeAlias = Frame | Steps[Frame | None] | Beside | Later | None
 Handle: TypeAlias = Callable[[Context, Command], Answer]

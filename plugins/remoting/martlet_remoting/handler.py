@@ -17,7 +17,7 @@ from martlet.turns import Steps
 from .codec import FrameBuffer
 from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from .connection import RemotingConnection
-from .context import Beside, Context, Declined, Handle, Parts, refusal
+from .context import Beside, Context, Declined, Handle, Later, Parts, refusal
 from .handlers import admin, assignments, groups, offsets, pull, query, replies, send, sendback
 from .headers import SendRun
 from .packets import NO_EXT, Command, Frame
@@ -91,8 +91,10 @@ class RemotingHandler:
             context.send(answer)
         return None
 
-    def _begin(self, command: Command, answer: Beside | Steps[Frame | None]) -> Awaitable[None] | None:
+    def _begin(self, command: Command, answer: Beside | Later | Steps[Frame | None]) -> Awaitable[None] | None:
         """Run the first slice, which is all there is of most requests; return what waits for the others."""
+        if isinstance(answer, Later):
+            return self._finish(command, answer.work)
         beside = isinstance(answer, Beside)
         steps = answer.steps if isinstance(answer, Beside) else answer
         try:
@@ -107,13 +109,16 @@ class RemotingHandler:
             self.context.peer.start(self._finish_later, command, error)
             return None
         if beside:
-            self.context.peer.start(self._finish, command, steps)
+            self.context.peer.start(self._finish_steps, command, steps)
             return None
-        return self._finish(command, steps)
+        return self._finish_steps(command, steps)
 
-    async def _finish(self, command: Command, steps: Steps[Frame | None]) -> None:
+    async def _finish_steps(self, command: Command, steps: Steps[Frame | None]) -> None:
+        await self._finish(command, self.context.parts.broker.turns.finish(steps))
+
+    async def _finish(self, command: Command, work: Awaitable[Frame | None]) -> None:
         try:
-            frame = await self.context.parts.broker.turns.finish(steps)
+            frame = await work
         except NotReady as error:
             await self._finish_later(command, error)
             return
@@ -140,6 +145,8 @@ class RemotingHandler:
                 raise error
             try:
                 answer = self._table[command.code](self.context, command)
+                if isinstance(answer, Later):
+                    return await answer.work
                 steps = answer.steps if isinstance(answer, Beside) else answer
                 if steps is None or isinstance(steps, bytes | list):
                     return steps

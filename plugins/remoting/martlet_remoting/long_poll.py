@@ -16,7 +16,7 @@ from collections.abc import Hashable
 from heapq import nlargest
 from typing import Final, final
 
-from martlet.access import Gate, Grant
+from martlet.access import ConsumeGrant, Gate
 from martlet.contracts import Peer
 from martlet.delivery.selection import Selection
 from martlet.delivery.tail_reader import codes_between, unwatch, watch
@@ -76,7 +76,7 @@ class Pull:
         max_bytes: int,
         wanted: Selection,
         gate: Gate,
-        grant: Grant,
+        grant: ConsumeGrant,
     ) -> None:
         self.bucket = -1
         self.counted = False  # it waits, and is one of those that `ParkedPulls` counts

@@ -112,16 +112,16 @@ class RemotingPlugin(Hooks):
         Knowing it by then spares a new group's first retry that time. A name server does not know who asks, so
         with access rules it must be a topic that everybody may read.
         """
-        groups = self.parts.broker.groups
         name = topic.removeprefix(RETRY_PREFIX)
-        if name == topic or self.parts.stopping or not self.parts.broker.gate(ANONYMOUS).allows("read", topic):
+        if name == topic or self.parts.stopping:
             return False
         try:
-            policy = groups.ensure(name)
+            group = self.parts.broker.gate(ANONYMOUS).query_group(name)
+            policy = group.ensure()
         except Refused:
             return False
         if policy is not None:
-            make_retry_topic(self.parts.broker.topics, policy)
+            make_retry_topic(group, policy)
         return policy is not None
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:

@@ -10,7 +10,7 @@ from typing import Final, final
 
 import orjson
 
-from martlet.access import Grant
+from martlet.access import ConsumeGrant
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import QUEUES_MAX, READ, RETRY_PREFIX
 from martlet.turns import Pace, Steps
@@ -50,7 +50,7 @@ def query_assignment(context: Context, command: Command) -> Beside:
 
 def _query_assignment(context: Context, command: Command) -> Steps[Frame | None]:
     question = yield from _question(command)
-    grant = context.gate(command).query_group(question.group, question.topic)
+    grant = context.gate(command).consume(question.group, question.topic)
     others = context.parts.others
     known = others.known(question.topic) if others is not None else ()
     if known is not None:
@@ -70,7 +70,7 @@ def _question(command: Command) -> Steps[Question]:
     return Question(group, topic, text(body, "clientId"), model, text(body, "strategyName"))
 
 
-async def _ask_and_answer(context: Context, grant: Grant, command: Command, question: Question) -> None:
+async def _ask_and_answer(context: Context, grant: ConsumeGrant, command: Command, question: Question) -> None:
     parts = context.parts
     assert parts.others is not None
     try:
@@ -84,9 +84,9 @@ async def _ask_and_answer(context: Context, grant: Grant, command: Command, ques
 
 
 def _answer(
-    parts: Parts, grant: Grant, command: Command, question: Question, elsewhere: Sequence[TopicQueues]
+    parts: Parts, grant: ConsumeGrant, command: Command, question: Question, elsewhere: Sequence[TopicQueues]
 ) -> Steps[bytes]:
-    counts = _read_queues(parts, grant, question.topic, elsewhere)
+    counts = _read_queues(parts, grant, elsewhere)
     total = sum(counts.values())
     if total > QUEUES_MAX:
         text_ = f"topic[{question.topic}] has {total} queues on {len(counts)} brokers"
@@ -105,13 +105,13 @@ def _answer(
     return reply(command, body=orjson.dumps({"messageQueueAssignments": assignments}))
 
 
-def _read_queues(parts: Parts, grant: Grant, topic: str, elsewhere: Sequence[TopicQueues]) -> dict[str, int]:
-    """How many queues of *topic* can be read, by broker; of this broker the name servers may not know yet."""
+def _read_queues(parts: Parts, grant: ConsumeGrant, elsewhere: Sequence[TopicQueues]) -> dict[str, int]:
+    """How many queues of the topic can be read, by broker; of this broker the name servers may not know yet."""
     counts = {
         queues.broker_name: queues.read_queues for queues in elsewhere if queues.perm & READ and queues.read_queues > 0
     }
     counts.pop(parts.broker.config.name, None)
-    own = grant.topics.get(topic)
+    own = grant.get_topic()
     if own is not None and own.perm & READ and own.read_queues:
         counts[parts.broker.config.name] = own.read_queues
     return counts
@@ -136,9 +136,9 @@ def set_request_mode(context: Context, command: Command) -> Steps[bytes]:
     grant = context.gate(command).manage_group(group)
     if topic.startswith(RETRY_PREFIX):
         raise Refused(Reason.NO_PERMISSION, "retry topic is not allowed to set mode")
-    if grant.topics.get(topic) is None:
+    if grant.figures(topic).get() is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{topic}] not exist")
-    if grant.groups.ensure(group) is None:
+    if grant.ensure() is None:
         raise Refused(Reason.NO_GROUP, f"subscription group [{group}] does not exist")
     mode = enum_name(body, "mode", MODES, PULL)
     if mode != PULL:

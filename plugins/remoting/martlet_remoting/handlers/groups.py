@@ -8,11 +8,10 @@ from typing import Final
 
 import orjson
 
-from martlet.access import Gate, Grant
+from martlet.access import Gate, GroupGrant
 from martlet.delivery.selection import EXPRESSION_CHARS_MAX, TAG, Selection
 from martlet.errors import Reason, Refused
 from martlet.tables.groups import Group
-from martlet.tables.topics import RETRY_PREFIX, Topics
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, enum_name, integer, items, queues, read_body, text
 from martlet_remoting.codes import RequestCode, ResponseCode
@@ -97,7 +96,7 @@ def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], pace: Pa
 
 def _consume(
     parts: Parts,
-    grant: Grant,
+    grant: GroupGrant,
     channel: Channel,
     data: dict[object, object],
     fingerprint: int,
@@ -108,10 +107,10 @@ def _consume(
     *subscriptions* are None in a heartbeat that leaves them as they were.
     """
     name = text(data, "groupName")
-    policy = _policy(grant, name)
+    policy = _policy(grant)
     if policy is None:
         return False
-    make_retry_topic(grant.topics, policy, unit=boolean(data, "unitMode"))
+    make_retry_topic(grant, policy, unit=boolean(data, "unitMode"))
     # What cannot be taken is refused before there is a group, for one without members would stay for ever.
     group = parts.members.join(name, channel, subscriptions)
     held = group.fingerprint
@@ -131,19 +130,18 @@ def _consume(
     return held is not None and held != fingerprint
 
 
-def _policy(grant: Grant, name: str) -> Group | None:
-    """The policy of group *name*; None for one that cannot be created: it is passed over, as RocketMQ does."""
+def _policy(grant: GroupGrant) -> Group | None:
+    """The policy of the group; None for one that cannot be created: it is passed over, as RocketMQ does."""
     try:
-        return grant.groups.ensure(name)
+        return grant.ensure()
     except Refused:
         return None
 
 
-def make_retry_topic(topics: Topics, policy: Group, *, unit: bool = False) -> None:
+def make_retry_topic(grant: GroupGrant, policy: Group, *, unit: bool = False) -> None:
     """Create the retry topic of a group, so that its route is known before the group first asks for it."""
-    name = RETRY_PREFIX + policy.name
-    if policy.retry_queue_nums > 0 and topics.get(name) is None:
-        topics.ensure(name, policy.retry_queue_nums, sys_flag=HAS_UNIT_SUBSCRIPTION if unit else 0)
+    if policy.retry_queue_nums > 0:
+        grant.make_retry_topic(policy.retry_queue_nums, HAS_UNIT_SUBSCRIPTION if unit else 0)
 
 
 def _subscriptions(parts: Parts, data: dict[object, object], pace: Pace) -> Steps[list[Subscription]]:

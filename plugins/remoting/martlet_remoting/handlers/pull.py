@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from martlet.access import Grant
+from martlet.access import ConsumeGrant
 from martlet.delivery.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.store import ReadResult, ReadStatus
@@ -71,7 +71,7 @@ def _pull(context: Context, command: Command, header: PullHeader) -> None:
     parts = context.parts
     gate = context.gate(command)
     grant = gate.consume(header.group, header.topic)
-    topic = _readable_topic(context, grant, header.group, header.topic, header.queue_id)
+    topic = _readable_topic(context, grant, header.queue_id)
     wanted = _wanted(parts, grant, header)
     pending = context.pulls
     queue = topic.queue(header.queue_id)
@@ -83,8 +83,7 @@ def _pull(context: Context, command: Command, header: PullHeader) -> None:
         pull.bring_filter(header.expression)
     pending.check_room(pull)
     if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
-        grant.groups.check_may_commit(header.group, header.topic, (header.queue_id,))
-        grant.groups.commit(header.group, header.topic, header.queue_id, header.commit_offset)
+        grant.commit(header.queue_id, header.commit_offset)
     if header.sys_flag & PULL_SUSPEND:
         suspend_ms = min(header.suspend_ms, parts.config.suspend_ms_max)
         if suspend_ms > 0 and not parts.parked.stopping:
@@ -103,15 +102,15 @@ def _bytes_max(parts: Parts, asked: int) -> int:
 # checks
 
 
-def _readable_topic(context: Context, grant: Grant, group: str, name: str, queue_id: int) -> Topic:
+def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Topic:
     """The topic of a pull; the group is created if the configuration allows that."""
-    policy = grant.groups.ensure(group)
+    policy, group, name = grant.ensure_group(), grant.group, grant.topic
     if policy is None:
         text = f"subscription group [{group}] does not exist; create it with updateSubGroup, or turn on"
         raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
     if not policy.consume_enable:
         raise _forbidden(FORBIDDEN_GROUP, f"subscription group no permission, {group}: consumeEnable is false")
-    topic = grant.topics.get(name)
+    topic = grant.get_topic()
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{name}] not exist, apply first please! Send to it or create it")
     if not topic.perm & READ:
@@ -123,7 +122,7 @@ def _readable_topic(context: Context, grant: Grant, group: str, name: str, queue
     return topic
 
 
-def _wanted(parts: Parts, grant: Grant, header: PullHeader) -> Selection:
+def _wanted(parts: Parts, grant: ConsumeGrant, header: PullHeader) -> Selection:
     """The filter of a pull: its own, or what its group said in heartbeats."""
     if header.sys_flag & PULL_SUBSCRIPTION:
         return _own_filter(parts, header)
@@ -131,11 +130,11 @@ def _wanted(parts: Parts, grant: Grant, header: PullHeader) -> Selection:
     if live is None:
         text = f"the consumer's group info not exist, group [{header.group}]; it must send a heartbeat first"
         raise Declined(ResponseCode.SUBSCRIPTION_NOT_EXIST, text)
-    policy = grant.groups.get(header.group)
+    policy = grant.get_group()
     if policy is not None and not policy.consume_broadcast_enable and live.model == BROADCASTING:
         text = f"the consumer group[{header.group}] can not consume by broadcast way"
         raise _forbidden(FORBIDDEN_BROADCAST, text)
-    _check_allowed(grant, header.group, header.topic)
+    _check_allowed(grant)
     subscription = live.subscriptions.get(header.topic)
     if subscription is None:
         text = f"the consumer's subscription not exist, group [{header.group}] topic [{header.topic}]"
@@ -151,9 +150,10 @@ def _wanted(parts: Parts, grant: Grant, header: PullHeader) -> Selection:
     return _for_topic(header.topic, subscription.selection)
 
 
-def _check_allowed(grant: Grant, group: str, topic: str) -> None:
-    if grant.groups.is_forbidden(group, topic):
-        raise _forbidden(FORBIDDEN_SUBSCRIPTION, f"the consumer group[{group}] is forbidden for topic[{topic}]")
+def _check_allowed(grant: ConsumeGrant) -> None:
+    if grant.is_forbidden():
+        text = f"the consumer group[{grant.group}] is forbidden for topic[{grant.topic}]"
+        raise _forbidden(FORBIDDEN_SUBSCRIPTION, text)
 
 
 def _own_filter(parts: Parts, header: PullHeader) -> Selection:
@@ -239,18 +239,17 @@ def _drop(parts: Parts, pull: Pull, error: Refused | Declined | StoreError) -> N
 def _run(context: Context, pull: Pull) -> int:
     """Read for *pull*, and answer or hold it; return the bytes of the answer's body."""
     queue = pull.queue
-    topic = pull.grant.topics.get(queue.topic)
+    topic = pull.grant.get_topic()
     if topic is None or topic.queue(queue.queue_id) is not queue:  # one of the same name may be there since
         raise Refused(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, apply first please! It was deleted")
     if pull.bucket >= 0:  # it was held, and what was allowed then may not be any more
         pull.grant = pull.gate.consume(pull.group, queue.topic)
-        _readable_topic(context, pull.grant, pull.group, queue.topic, queue.queue_id)
+        _readable_topic(context, pull.grant, queue.queue_id)
         if not pull.own_filter:
-            _check_allowed(pull.grant, pull.group, queue.topic)
-    groups = pull.grant.groups
-    reset = groups.pending_reset(pull.group, queue.topic, queue.queue_id)
+            _check_allowed(pull.grant)
+    reset = pull.grant.pending_reset(queue.queue_id)
     if reset >= 0:
-        groups.take_reset(pull.group, queue.topic, queue.queue_id)
+        pull.grant.take_reset(queue.queue_id)
         return _answer_reset(context, pull, reset)
     wanted, pending = pull.selection, context.pulls
     result = pending.reader.read(
@@ -330,7 +329,7 @@ def _hold(context: Context, pull: Pull) -> None:
     """Hold *pull*, unless more came since a thread read for it: nobody would wake it for that."""
     parts = context.parts
     _admit(parts, pull)
-    if pull.grant.store.end_offset(pull.queue) > pull.offset:
+    if pull.grant.end_offset(pull.queue.queue_id) > pull.offset:
         pull.pending.queue_up(pull)
     else:
         parts.parked.park(pull)
@@ -359,7 +358,7 @@ def _answer_nothing(context: Context, pull: Pull) -> None:
     parts = context.parts
     parts.parked.done(pull)
     parts.rates.missed += 1
-    first, end = pull.queue.first_offset, pull.grant.store.end_offset(pull.queue)
+    first, end = pull.queue.first_offset, pull.grant.end_offset(pull.queue.queue_id)
     moved = pull.offset != pull.asked_offset
     code, remark = STATUS[ReadStatus.NO_MATCH if moved else ReadStatus.AT_END]
     context.peer.send(encode_pull_prefix(parts.pull_template, pull.opaque, code, pull.offset, first, end, remark))
@@ -368,7 +367,7 @@ def _answer_nothing(context: Context, pull: Pull) -> None:
 def _answer_reset(context: Context, pull: Pull, offset: int) -> int:
     parts = context.parts
     parts.parked.done(pull)
-    first, end = pull.queue.first_offset, pull.grant.store.end_offset(pull.queue)
+    first, end = pull.queue.first_offset, pull.grant.end_offset(pull.queue.queue_id)
     code = ResponseCode.PULL_OFFSET_MOVED
     context.peer.send(encode_pull_prefix(parts.pull_template, pull.opaque, code, offset, first, end, OFFSET_RESET))
     return 0

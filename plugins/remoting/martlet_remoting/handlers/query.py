@@ -2,9 +2,10 @@
 
 from typing import Final
 
+from martlet.access import Gate
 from martlet.turns import Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Beside, Context, Declined, Handle, reply, reply_in_pieces
+from martlet_remoting.context import Beside, Context, Declined, Handle, Later, reply, reply_in_pieces
 from martlet_remoting.packets import Command, Frame
 
 __all__ = ["TABLE"]
@@ -20,10 +21,10 @@ def query_message(context: Context, command: Command) -> Steps[Frame]:
     count_max = command.integer("maxNum")
     if command.boolean("_UNIQUE_KEY_QUERY"):
         count_max = FOUND_UNIQUE_MAX
-    grant = context.gate(command).query(topic)
+    gate = context.gate(command)
     count_max = min(max(count_max, 1), FOUND_MAX)
     begin_ms, end_ms = command.integer("beginTimestamp"), command.integer("endTimestamp")
-    found = yield from grant.store.query_keys(topic, key.encode(), count_max, begin_ms, end_ms, ANSWER_BYTES_MAX)
+    found = yield from gate.query_keys(topic, key.encode(), count_max, begin_ms, end_ms, ANSWER_BYTES_MAX)
     records = found.records
     if not records:
         text = f"can not find message, maybe time range not correct; no key {key!r:.80} in topic[{topic}]"
@@ -32,10 +33,13 @@ def query_message(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, records, ext)
 
 
-def view_message(context: Context, command: Command) -> bytes:
+def view_message(context: Context, command: Command) -> Later:
     """Answer the record at a position of the log."""
-    position = command.integer("offset")
-    data = context.gate(command).record_at(position)
+    return Later(_view(context.gate(command), command, command.integer("offset")))
+
+
+async def _view(gate: Gate, command: Command, position: int) -> bytes:
+    data = await gate.record_at(position)
     if data is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {position}")
     return reply(command, body=data)

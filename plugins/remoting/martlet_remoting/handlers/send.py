@@ -10,10 +10,9 @@ from typing import Final
 from martlet.access import Gate, PublishGrant
 from martlet.errors import MartletError, Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_property, remove_property
-from martlet.store.page_cache import LogWriter
 from martlet.store.queues import Queue
 from martlet.store.writer import RunItem
-from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, check_name
+from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
 from martlet_remoting.batches import split_batch
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
@@ -57,20 +56,20 @@ def send_usual(context: Context, command: Command) -> bytes | None:
             grant = gate.check_publish(name)
         except Refused:
             return send_message(context, command)
-    topic = grant.topics.get(name)
+    topic = grant.get()
     stored = fields.i.encode()
     unique = usual_key(fields, stored)
     if (
         not unique
         or not is_usual(topic)
         or not command.body
-        or grant.store.tail.position - grant.store.readable > parts.config.unflushed_bytes_max
+        or grant.unflushed_bytes > parts.config.unflushed_bytes_max
     ):
         return send_message(context, command)
     peer = context.peer
     stored += parts.stamp if stored[-1] == 2 else parts.stamp_after
     message = Message(name, command.body, stored, fields.e, fields.h, fields.f, fields.g, peer.host)
-    placed = grant.publish(message)
+    placed = gate.publish(message)
     peer.hold_until(placed.end)
     header = parts.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
     return LENGTHS.pack(4 + len(header), len(header)) + header
@@ -120,9 +119,9 @@ def send_run(context: Context, sends: Sequence[Send]) -> int:
     grant = gate.publishable.get(sends[0][0].extFields.b)
     if grant is None:
         return 0
-    store, stamp, stamp_after = grant.store, parts.stamp, parts.stamp_after
-    unflushed, unflushed_max = store.tail.position - store.readable, parts.config.unflushed_bytes_max
-    body_bytes_max, code_of = parts.broker.config.message_bytes_max, store.writer.code_of
+    stamp, stamp_after = parts.stamp, parts.stamp_after
+    unflushed, unflushed_max = grant.unflushed_bytes, parts.config.unflushed_bytes_max
+    body_bytes_max, code_of = parts.broker.config.message_bytes_max, grant.code_of
     queues: dict[tuple[str, int], Queue] = {}
     run: list[RunItem] = []
     keys: list[bytes] = []
@@ -145,14 +144,14 @@ def send_run(context: Context, sends: Sequence[Send]) -> int:
         run.append((queue, body, stored, code_of(stored), fields.h, fields.f, fields.g, host, 0, 0))
         keys.append(unique)
     if run:
-        _publish_run(context, gate, store.tail, sends, run, keys)
+        _publish_run(context, gate, grant, sends, run, keys)
     return len(run)
 
 
 def _find_queue(gate: Gate, queues: dict[tuple[str, int], Queue], fields: SendFields) -> Queue | None:
     """The queue of a usual send, kept in *queues* for the others of its run."""
     grant = gate.publishable.get(fields.b)
-    if grant is None or not is_usual(grant.topics.get(fields.b)):
+    if grant is None or not is_usual(grant.get()):
         return None
     queue = gate.find_queue(fields.b, fields.e)
     if queue is not None:
@@ -163,7 +162,7 @@ def _find_queue(gate: Gate, queues: dict[tuple[str, int], Queue], fields: SendFi
 def _publish_run(
     context: Context,
     gate: Gate,
-    tail: LogWriter,
+    grant: PublishGrant,
     sends: Sequence[Send],
     run: Sequence[RunItem],
     keys: Sequence[bytes],
@@ -171,7 +170,7 @@ def _publish_run(
     """Store *run*, and answer the first of *sends*, from which it was made."""
     parts, peer = context.parts, context.peer
     parts.requests += len(run)
-    segment = tail.segment
+    segment = grant.segment
     try:
         result = gate.publish_run(run)
     except MartletError as error:
@@ -184,7 +183,7 @@ def _publish_run(
     ):
         header = template % (item[0].queue_id, unique, position, offset, head.opaque)
         answers.append(LENGTHS.pack(4 + len(header), len(header)) + header)
-    if not result.refused and tail.segment is segment:
+    if not result.refused and grant.segment is segment:
         peer.hold_until(result.end)
         peer.send(b"".join(answers))
         return
@@ -267,8 +266,7 @@ def _no_body() -> Declined:
 
 
 def _check_load(parts: Parts, grant: PublishGrant) -> None:
-    store = grant.store
-    waiting = store.appended - store.readable
+    waiting = grant.unflushed_bytes
     if waiting > parts.config.unflushed_bytes_max:
         limit = parts.config.unflushed_bytes_max
         text = f"{waiting} bytes wait for the disk; remoting.unflushed_bytes_max is {limit}"
@@ -280,8 +278,7 @@ def _check_load(parts: Parts, grant: PublishGrant) -> None:
 
 def open_topic(context: Context, grant: PublishGrant, header: SendHeader) -> Topic:
     """The topic of a send, created if the configuration allows that."""
-    name = header.topic
-    topic = grant.topics.get(name)
+    topic = grant.get()
     if topic is None:
         topic = _make_topic(grant, header)
     topic.check_queue(header.queue_id)
@@ -291,9 +288,9 @@ def open_topic(context: Context, grant: PublishGrant, header: SendHeader) -> Top
 def _make_topic(grant: PublishGrant, header: SendHeader) -> Topic:
     name = header.topic
     check_name(name)
-    if name.startswith(RETRY_PREFIX):
-        return grant.topics.ensure(name, 1)
-    topic = grant.topics.auto_create(name, header.default_topic, header.default_queues)
+    if (group := grant.retry_group()) is not None:
+        return group.make_retry_topic(1)
+    topic = grant.auto_create(header.default_topic, header.default_queues)
     if topic is None:
         text = f"topic[{name}] not exist, apply first please! Create it with updateTopic, or turn on"
         raise Refused(Reason.NO_TOPIC, f"{text} broker.auto_create_topics and send with the default topic TBW102")
@@ -305,8 +302,9 @@ def _retry(
 ) -> tuple[Topic, bytes]:
     """Where a consumer's own retry goes: to its retry topic, or, given up, to its dead letters."""
     parts = context.parts
-    group = header.topic.removeprefix(RETRY_PREFIX)
-    policy = grant.groups.ensure(group)
+    of_group = grant.retry_group()
+    assert of_group is not None
+    policy, group = of_group.ensure(), of_group.name
     if policy is None:
         text = f"subscription group [{group}] does not exist; create it with updateSubGroup, or turn on"
         raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
@@ -317,8 +315,7 @@ def _retry(
     if header.reconsume_times <= times_max and not parts.locks.any_held(group, parts.now()):
         return topic, header.properties
     header.queue_id = -1
-    dead = grant.topics.ensure(DLQ_PREFIX + group, 1)
-    return dead, put_property(header.properties, b"DELAY", b"-1")
+    return of_group.make_dead_letter_topic(), put_property(header.properties, b"DELAY", b"-1")
 
 
 # the properties

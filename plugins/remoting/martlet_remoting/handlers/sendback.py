@@ -7,14 +7,14 @@ that is written into it.
 
 from typing import Final
 
-from martlet.access import Grant
+from martlet.access import Gate, GroupGrant
 from martlet.errors import CorruptRecord, Reason, Refused
 from martlet.message import Message, Record, find_property, put_property
 from martlet.store.codec import decode_record
 from martlet.tables.groups import Group
-from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
+from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts, reply
+from martlet_remoting.context import Context, Declined, Handle, Later, Parts, reply
 from martlet_remoting.handlers.groups import make_retry_topic
 from martlet_remoting.packets import Command
 
@@ -24,22 +24,25 @@ RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may beg
 FIRST_LEVEL: Final = 3  # 10 s; the first two levels are for the sender's own use
 
 
-def send_back(context: Context, command: Command) -> bytes:
+def send_back(context: Context, command: Command) -> Later:
     """Store a copy of the record for its group, and answer when it is durable."""
-    parts = context.parts
-    name = command.text("group")
     gate = context.gate(command)
-    grant = gate.query_group(name)
-    position = command.integer("offset")
-    data = gate.record_at(position)
-    policy = grant.groups.ensure(name)
+    grant = gate.query_group(command.text("group"))
+    return Later(_send_back(context, command, gate, grant, command.integer("offset")))
+
+
+async def _send_back(context: Context, command: Command, gate: Gate, grant: GroupGrant, position: int) -> bytes:
+    parts, name = context.parts, grant.name
+    data = await gate.record_at(position)
+    policy = grant.ensure()
     if policy is None:
         text = f"subscription group [{name}] does not exist; create it with updateSubGroup, or turn on"
         raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
     if policy.retry_queue_nums <= 0:
         return reply(command)
-    make_retry_topic(grant.topics, policy, unit=command.boolean("unitMode"))
+    make_retry_topic(grant, policy, unit=command.boolean("unitMode"))
     record = found_record(data, position)
+    gate.consume(name, record.topic)
     placed = gate.give_back(name, _copy(parts, grant, command, record, policy))
     parts.rates.came_back(record.topic, name)
     context.peer.hold_until(placed.end)
@@ -56,14 +59,14 @@ def found_record(data: bytes | None, position: int) -> Record:
     raise Declined(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {position}; no record starts there")
 
 
-def _copy(parts: Parts, grant: Grant, command: Command, record: Record, policy: Group) -> Message:
+def _copy(parts: Parts, grant: GroupGrant, command: Command, record: Record, policy: Group) -> Message:
     """The message that the group gets again; its body stays as compressed as it was."""
     times_max = policy.retry_max_times
     if command.version >= VERSION_3_4_9:
         times_max = command.integer("maxReconsumeTimes", times_max)
     level = command.integer("delayLevel", 0)
     if record.reconsume_times >= times_max or level < 0:
-        topic = grant.topics.ensure(DLQ_PREFIX + policy.name, 1).name
+        topic = grant.make_dead_letter_topic().name
         level = 0
     else:
         topic = RETRY_PREFIX + policy.name

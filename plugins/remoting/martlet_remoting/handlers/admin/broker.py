@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
 
-from martlet.access import Grant
+from martlet.access import BrokerAdminGrant, BrokerGrant
 from martlet.config import fill
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.net.addresses import split_address
 from martlet.store import StoreConfig
-from martlet.store.layout import RecordView
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Handle, Parts, reply
 from martlet_remoting.fastjson import dumps
@@ -39,9 +38,9 @@ PUT_TIMES: Final = (
 )
 
 
-def broker_config(parts: Parts, grant: Grant) -> dict[str, object]:
+def broker_config(parts: Parts, grant: BrokerGrant) -> dict[str, object]:
     """The configuration under RocketMQ's names, as far as it has one for it."""
-    broker, store, remoting = parts.broker.config, grant.store.config, parts.config
+    broker, store, remoting = parts.broker.config, grant.config, parts.config
     address = parts.registrar.address if parts.registrar else ""
     host, port = split_address(address) if address else ("", 0)
     return {
@@ -74,17 +73,17 @@ def broker_config(parts: Parts, grant: Grant) -> dict[str, object]:
         "registerNameServerPeriod": remoting.register_s * 1000,
         "rejectTransactionMessage": not parts.transactions,
         "defaultTopicQueueNums": broker.auto_create_queues,
-        "storePathRootDir": grant.store.directory,
+        "storePathRootDir": grant.directory,
         "traceTopicEnable": remoting.trace,
         **_switches(parts, grant),
     }
 
 
-def _switches(parts: Parts, grant: Grant) -> dict[str, bool]:
+def _switches(parts: Parts, grant: BrokerGrant) -> dict[str, bool]:
     """What can be changed over the wire: none of it can lock anybody out or lose anything."""
     return {
-        "autoCreateSubscriptionGroup": grant.groups.auto_create,
-        "autoCreateTopicEnable": grant.topics.auto_create_enabled,
+        "autoCreateSubscriptionGroup": grant.auto_create_groups,
+        "autoCreateTopicEnable": grant.auto_create_topics,
         **parts.switches,
     }
 
@@ -94,7 +93,7 @@ def get_config(context: Context, command: Command) -> bytes:
     parts, grant = context.parts, context.gate(command).query_broker()
     return reply(
         command,
-        {"version": dumps(grant.topics.version.as_json()).decode()},
+        {"version": dumps(grant.topics_version.as_json()).decode()},
         format_properties(broker_config(parts, grant)),
     )
 
@@ -130,22 +129,21 @@ def _typed(name: str, value: str) -> object:
     return int(value) if name == "fileReservedTime" and value.isdecimal() and len(value) < 10 else value
 
 
-def _keep(grant: Grant, changes: Mapping[str, object]) -> None:
+def _keep(grant: BrokerAdminGrant, changes: Mapping[str, object]) -> None:
     """Change how long messages are kept; the store looks at its configuration each time."""
     if changes:
-        held = grant.store.config
         try:
-            grant.store.config = fill(StoreConfig, {**asdict(held), **changes}, "store")
+            grant.set_config(fill(StoreConfig, {**asdict(grant.config), **changes}, "store"))
         except ConfigError as error:
             raise Refused(Reason.PARAMETER, str(error)) from error
 
 
-def _switch(parts: Parts, grant: Grant, changes: Mapping[str, bool]) -> None:
+def _switch(parts: Parts, grant: BrokerAdminGrant, changes: Mapping[str, bool]) -> None:
     for name, value in changes.items():
         if name == "autoCreateSubscriptionGroup":
-            grant.groups.auto_create = value
+            grant.set_auto_create(groups=value)
         elif name == "autoCreateTopicEnable":
-            grant.topics.auto_create_enabled = value
+            grant.set_auto_create(topics=value)
         else:
             parts.switches[name] = value
 
@@ -171,22 +169,20 @@ def _counters(parts: Parts) -> dict[str, str]:
     return found
 
 
-def _store_info(parts: Parts, grant: Grant) -> dict[str, str]:
-    store = grant.store
-    statistics = store.statistics()
-    usage = store.disk.usage(store.directory)
+def _store_info(parts: Parts, grant: BrokerGrant) -> dict[str, str]:
+    statistics, usage = grant.statistics(), grant.disk_usage()
     count, size = statistics.appended_messages, statistics.readable - parts.started_position
     ratio = str(round(usage.ratio, 4))
     return {
         "commitLogDirCapacity": f"Total : {_human(usage.total_bytes)}, Free : {_human(usage.free_bytes)}.",
         "commitLogDiskRatio": ratio,
-        f"commitLogDiskRatio_{store.directory}/commitlog": ratio,
+        f"commitLogDiskRatio_{grant.directory}/commitlog": ratio,
         "commitLogMaxOffset": str(statistics.readable),
         "commitLogMinOffset": str(statistics.log_start),
         "consumeQueueDiskRatio": ratio,
         "dispatchBehindBytes": "0",
         "dispatchMaxBuffer": "0",
-        "earliestMessageTimeStamp": str(_earliest_ms(grant)),
+        "earliestMessageTimeStamp": str(grant.earliest_store_ms()),
         "pageCacheLockTimeMills": "0",
         "putMessageAverageSize": str(size / count if count else 0.0),
         "putMessageDistributeTime": PUT_TIMES.format(count),
@@ -197,12 +193,6 @@ def _store_info(parts: Parts, grant: Grant) -> dict[str, str]:
         "remainHowManyDataToFlush": f"{statistics.written - statistics.durable} B",
         "remainTransientStoreBufferNumbs": NO_BUFFER_POOL,
     }
-
-
-def _earliest_ms(grant: Grant) -> int:
-    """When the first record of the log was stored; -1 when there is none, or it is damaged."""
-    data = grant.store.record_at(grant.store.first_position)
-    return RecordView(data).store_ms if data is not None else -1
 
 
 def _human(size: float) -> str:
@@ -278,14 +268,14 @@ def ha_status(context: Context, command: Command) -> bytes:
         "haConnectionInfo": [],
         "inSyncSlaveNums": 0,
         "master": True,
-        "masterCommitLogMaxOffset": grant.store.readable,
+        "masterCommitLogMaxOffset": grant.readable,
     }
     return reply(command, body=dumps(body))
 
 
 def clean_old(context: Context, command: Command) -> bytes:
     """Look for old segments now instead of at the next interval."""
-    context.gate(command).manage_broker().store.retention.look()
+    context.gate(command).manage_broker().clean()
     return reply(command)
 
 

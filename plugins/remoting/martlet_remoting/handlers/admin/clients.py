@@ -7,7 +7,7 @@ from martlet.errors import Refused
 from martlet.turns import Pace, Steps
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, refuse, reply, reply_in_pieces
+from martlet_remoting.context import Context, Declined, Handle, Later, refuse, reply, reply_in_pieces
 from martlet_remoting.fastjson import Lazy, LazyList, dumps, dumps_in_steps, read
 from martlet_remoting.handlers.sendback import found_record
 from martlet_remoting.members import Channel
@@ -119,16 +119,19 @@ def running_info(context: Context, command: Command) -> None:
     _pass_on(context, command, dict(command.ext), command.body)
 
 
-def consume_directly(context: Context, command: Command) -> None:
+def consume_directly(context: Context, command: Command) -> Later | None:
     """Let one consumer consume one stored message, and answer what came of it."""
     context.gate(command).manage_group(command.text("consumerGroup"))
     message_id = command.text("msgId", "")
     ext = {**command.ext, "brokerName": context.parts.broker.config.name}
     if not message_id:
         _pass_on(context, command, ext, command.body)
-        return
-    position = _position(message_id)
-    data = context.gate(command).record_at(position)
+        return None
+    return Later(_pass_on_stored(context, command, ext, _position(message_id)))
+
+
+async def _pass_on_stored(context: Context, command: Command, ext: dict[str, object], position: int) -> None:
+    data = await context.gate(command).record_at(position)
     record = found_record(data, position)
     assert data is not None
     _pass_on(context, command, ext, data[: record.size])

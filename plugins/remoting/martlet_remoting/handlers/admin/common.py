@@ -3,25 +3,22 @@
 from collections.abc import Callable
 from typing import Final
 
-from martlet.access import Grant
+from martlet.access import TopicFigures
 from martlet.errors import Reason, Refused, RemoteProtocolError
-from martlet.store import Queue
 from martlet.tables.topics import Topic
 from martlet.turns import Steps
 from martlet_remoting import fastjson
 from martlet_remoting.codes import ResponseCode
-from martlet_remoting.context import Beside, Context, Handle, Parts, refuse
+from martlet_remoting.context import Beside, Context, Handle, Later, Parts, refuse
 from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.routes import Version
 
 __all__ = [
     "QUEUES_AT_ONCE",
-    "end_of",
     "existing_topic",
     "message_queue",
     "saved",
     "slow",
-    "stored_ms",
     "version_of",
 ]
 
@@ -30,27 +27,17 @@ QUEUES_AT_ONCE: Final = 16
 VERSION_CHARS_MAX: Final = 1024  # of three numbers and their names
 
 
-def existing_topic(grant: Grant, name: str) -> Topic:
-    """Return the topic *name*. Raises `Refused` (NO_TOPIC) when there is none."""
-    topic = grant.topics.get(name)
+def existing_topic(grant: TopicFigures) -> Topic:
+    """Return the topic of *grant*. Raises `Refused` (NO_TOPIC) when there is none."""
+    topic = grant.get()
     if topic is None:
-        raise Refused(Reason.NO_TOPIC, f"No topic in this broker. topic: {name}; create it with updateTopic")
+        raise Refused(Reason.NO_TOPIC, f"No topic in this broker. topic: {grant.name}; create it with updateTopic")
     return topic
 
 
 def message_queue(parts: Parts, topic: str, queue_id: int) -> MessageQueue:
     """The queue as clients name it."""
     return MessageQueue(topic, parts.broker.config.name, queue_id)
-
-
-def end_of(grant: Grant, queue: Queue | None) -> int:
-    """The offset behind the newest message that may be read; 0 for a queue that nobody used."""
-    return grant.store.end_offset(queue) if queue is not None else 0
-
-
-def stored_ms(grant: Grant, queue: Queue | None, offset: int) -> int:
-    """When the message at *offset* was stored, in ms; 0 when there is none."""
-    return max(grant.store.store_ms_at(queue, offset), 0) if queue is not None else 0
 
 
 def version_of(text: str) -> Version:
@@ -71,7 +58,7 @@ def saved(handle: Handle) -> Handle:
 
     def answer_when_saved(context: Context, command: Command) -> Steps[Frame | None]:
         answer = handle(context, command)
-        assert not isinstance(answer, Beside)
+        assert not isinstance(answer, Beside | Later)
         done = answer if answer is None or isinstance(answer, bytes | list) else (yield from answer)
         if done is None:
             return None

@@ -6,7 +6,7 @@ from typing import Final
 
 import orjson
 
-from martlet.access import Gate, Grant
+from martlet.access import Gate, GroupAdminGrant
 from martlet.errors import Reason, Refused
 from martlet.tables.groups import Group, check_group_name
 from martlet.tables.topics import check_name
@@ -28,7 +28,7 @@ GROUPS_AT_ONCE: Final = 32
 ATTRIBUTES: Final[Mapping[str, Allowed]] = {"priority.factor": range(101)}
 
 
-def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[Grant, Group]:
+def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[GroupAdminGrant, Group]:
     """The group that *fields* describe, and what is needed to change it.
 
     Its attributes are changes of those that it has.
@@ -38,7 +38,7 @@ def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[Grant, Group]:
     group = Group.from_json(table)
     grant = gate.manage_group(group.name)
     check_group_name(group.name)
-    held = grant.groups.get(group.name)
+    held = grant.get()
     changes = {str(key): str(value) for key, value in wanted.items()} if isinstance(wanted, dict) else {}
     attributes = alter_attributes(held.attributes if held else {}, changes, new=held is None, known=ATTRIBUTES)
     return grant, replace(group, attributes=attributes)
@@ -47,20 +47,20 @@ def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[Grant, Group]:
 def update_group(context: Context, command: Command) -> Steps[bytes]:
     """Create a group or change it."""
     grant, group = _group(context.gate(command), (yield from read_body(command)))
-    grant.groups.update(group)
+    grant.update(group)
     return reply(command)
 
 
 def update_groups(context: Context, command: Command) -> Steps[bytes]:
     """Create or change many groups: all, or none when one of them cannot be."""
-    wanted: list[tuple[Grant, Group]] = []
+    wanted: list[tuple[GroupAdminGrant, Group]] = []
     pace = Pace(GROUPS_AT_ONCE)
     for fields in items((yield from read_body(command)), "groupConfigList"):
         wanted.append(_group(context.gate(command), fields))
         if pace.is_over():
             yield
     for grant, group in wanted:
-        grant.groups.update(group)
+        grant.update(group)
         if pace.is_over():
             yield
     return reply(command)
@@ -71,32 +71,31 @@ def delete_group(context: Context, command: Command) -> bytes:
     name = command.text("groupName")
     grant = context.gate(command).manage_group(name)
     clean = command.boolean("cleanOffset") or command.boolean("removeOffset")
-    grant.groups.delete(name, clean_offsets=clean)
+    grant.delete(clean_offsets=clean)
     return reply(command)
 
 
 def all_groups(context: Context, command: Command) -> Steps[Frame]:
     """Answer the whole table of groups, or one page of it."""
-    groups = context.gate(command).query_broker().groups
-    held = groups.version
+    grant = context.gate(command).query_broker()
+    held, all_names = grant.groups_version, grant.groups()
     version = Version(held.counter, held.state_version, held.timestamp)
-    names = page(command, "groupSeq", "maxGroupNum", version, groups.names())
-    total = len(groups.names())
-    found = filter(None, map(groups.get, names))
+    names = page(command, "groupSeq", "maxGroupNum", version, all_names)
+    found = filter(None, (grant.group(name).get() for name in names))
     body = yield from dumps_in_steps(
         {
             "dataVersion": version.as_json(),
-            "forbiddenTable": groups.forbidden(),
+            "forbiddenTable": grant.forbidden(),
             "subscriptionGroupTable": Lazy((group.name, orjson.dumps(group.as_json())) for group in found),
         }
     )
-    return reply_in_pieces(command, body, {"totalGroupNum": total})
+    return reply_in_pieces(command, body, {"totalGroupNum": len(all_names)})
 
 
 def one_group(context: Context, command: Command) -> bytes:
     """Answer one group's configuration; asking makes it, where groups are made by themselves (as on a real broker)."""
     name = command.text("group")
-    group = context.gate(command).query_group(name).groups.ensure(name)
+    group = context.gate(command).query_group(name).ensure()
     if group is None:
         raise Refused(Reason.NO_GROUP, f"No group in this broker. group: {name}; create it with updateSubGroup")
     return reply(command, body=dumps(group.as_json()))
@@ -105,13 +104,13 @@ def one_group(context: Context, command: Command) -> bytes:
 def forbid(context: Context, command: Command) -> bytes:
     """Say whether a group may read a topic, after changing it where the request says so."""
     group, topic, gate = command.text("group"), command.text("topic"), context.gate(command)
-    groups = gate.query_group(group).groups
+    grant = gate.query_group(group)
     if command.ext.get("readable") is not None:
-        groups = gate.manage_group(group).groups
+        admin = gate.manage_group(group)
         check_group_name(group)
         check_name(topic)
-        groups.set_forbidden(group, topic, readable=command.boolean("readable"))
-    readable = not groups.is_forbidden(group, topic)
+        admin.set_forbidden(topic, readable=command.boolean("readable"))
+    readable = not grant.is_forbidden(topic)
     return reply(command, body=dumps({"group": group, "readable": readable, "topic": topic}))
 
 

@@ -2,10 +2,9 @@
 
 from typing import Final
 
-from martlet.access import Grant
+from martlet.access import GroupAdminGrant, TopicFigures
 from martlet.errors import Reason, Refused
 from martlet.tables.groups import check_group_name
-from martlet.tables.topics import Topic
 from martlet.turns import Pace, Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Parts, reply, reply_in_pieces
@@ -13,7 +12,7 @@ from martlet_remoting.fastjson import dumps_in_steps
 from martlet_remoting.packets import Command, Frame, MessageQueue
 
 from .clients import VERSION_3_0_7
-from .common import QUEUES_AT_ONCE, end_of, message_queue
+from .common import QUEUES_AT_ONCE, message_queue
 
 __all__ = ["TABLE"]
 
@@ -34,22 +33,23 @@ def reset(context: Context, command: Command) -> Steps[Frame]:
     return (yield from _reset_clients(parts, grant, command))
 
 
-def _reset_here(parts: Parts, grant: Grant, command: Command) -> Steps[Frame]:
+def _reset_here(parts: Parts, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
     name, group = command.text("topic"), command.text("group")
-    topic = grant.topics.get(name)
+    figures = grant.figures(name)
+    topic = figures.get()
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"Topic {name} does not exist")
-    if grant.groups.get(group) is None:
+    if grant.get() is None:
         raise Refused(Reason.NO_GROUP, f"Group {group} does not exist")
     queue_id, timestamp = command.integer("queueId", -1), command.integer("timestamp", -1)
     topic.check_queue(queue_id)
     offsets: dict[int, int] = {}
     pace = Pace(QUEUES_AT_ONCE)
     if queue_id >= 0 and (offset := command.integer("offset", -1)) != -1:
-        offsets[queue_id] = _checked(grant, topic, queue_id, offset)
+        offsets[queue_id] = _checked(figures, queue_id, offset)
     else:
         for number in [queue_id] if queue_id >= 0 else range(topic.read_queues):
-            offsets[number] = _offset_at(grant, topic, number, timestamp)
+            offsets[number] = _offset_at(figures, number, timestamp)
             if pace.is_over():
                 yield
     table: dict[MessageQueue, int] = {}
@@ -57,52 +57,50 @@ def _reset_here(parts: Parts, grant: Grant, command: Command) -> Steps[Frame]:
         table[message_queue(parts, name, number)] = to
         if pace.is_over():
             yield
-    if grant.topics.get(name) is None:
+    if figures.get() is None:
         raise Refused(Reason.NO_TOPIC, f"Topic {name} was deleted meanwhile")
     if not offsets:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No queues to reset.; topic[{name}] has none to read")
-    grant.groups.check_may_commit(group, name, offsets)
-    grant.groups.reset(group, name, offsets)
+    grant.reset(name, offsets)
     parts.parked.wake_topic(name)
     return (yield from _answer(command, table))
 
 
-def _checked(grant: Grant, topic: Topic, queue_id: int, offset: int) -> int:
-    queue = grant.store.find_queue(topic.name, queue_id)
-    first, end = queue.first_offset if queue is not None else 0, end_of(grant, queue)
+def _checked(figures: TopicFigures, queue_id: int, offset: int) -> int:
+    first, end = figures.first_offset(queue_id), figures.end_offset(queue_id)
     if not first <= offset <= end:
         text = f"Target offset {offset} not in consume queue range [{first}-{end}]"
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
     return offset
 
 
-def _offset_at(grant: Grant, topic: Topic, queue_id: int, timestamp: int) -> int:
+def _offset_at(figures: TopicFigures, queue_id: int, timestamp: int) -> int:
     """The offset of *timestamp*; the end for a negative one."""
-    queue = grant.store.find_queue(topic.name, queue_id)
-    if queue is None or timestamp < 0:
-        return end_of(grant, queue)
-    return grant.store.offset_by_time(queue, timestamp)
+    if timestamp < 0:
+        return figures.end_offset(queue_id)
+    return figures.offset_by_time(queue_id, timestamp)
 
 
 def _answer(command: Command, table: dict[MessageQueue, int]) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table})))
 
 
-def _reset_clients(parts: Parts, grant: Grant, command: Command) -> Steps[Frame]:
+def _reset_clients(parts: Parts, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
     """Tell every live member where to go on; unless forced, only backwards."""
     name, group = command.text("topic"), command.text("group")
     timestamp, forced = command.integer("timestamp", -1), command.boolean("isForce")
-    topic = grant.topics.get(name)
+    figures = grant.figures(name)
+    topic = figures.get()
     if topic is None:
         text = f"[reset-offset] reset offset failed, no topic in this broker. topic={name}"
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
     table: dict[MessageQueue, int] = {}
     pace = Pace(QUEUES_AT_ONCE)
     for number in range(topic.write_queues):
-        committed = grant.groups.offset(group, name, number)
+        committed = grant.offset(name, number)
         if committed < 0:
             raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
-        target = _offset_at(grant, topic, number, timestamp)
+        target = _offset_at(figures, number, timestamp)
         table[message_queue(parts, name, number)] = target if forced else min(target, committed)
         if pace.is_over():
             yield
@@ -143,19 +141,16 @@ def clone(context: Context, command: Command) -> Steps[bytes]:
     """Let one group begin where another stands."""
     parts, gate = context.parts, context.gate(command)
     source, target, topic = command.text("srcGroup"), command.text("destGroup"), command.text("topic", "")
-    grant = gate.manage_group(target)
-    groups, topics = grant.groups, grant.topics
-    gate.query_group(source)
+    copy = gate.manage_group(target)
+    original = gate.query_group(source)
     check_group_name(target)
     live = parts.members.group(source)
     subscribed = live.subscriptions if live is not None and not command.boolean("offline") else {}
     pace = Pace()
-    for name in [topic] if topic.strip() else groups.topics_of(source):
-        offsets = groups.committed(source, name)
-        if topics.get(name) is not None and (not subscribed or name in subscribed):
-            groups.check_may_commit(target, name, offsets)
-            for queue_id, offset in offsets.items():
-                groups.commit(target, name, queue_id, offset)
+    for name in [topic] if topic.strip() else original.topics():
+        offsets = original.committed(name)
+        if copy.figures(name).get() is not None and (not subscribed or name in subscribed):
+            copy.commit(name, offsets)
         if pace.is_over(1 + len(offsets)):
             yield
     return reply(command)

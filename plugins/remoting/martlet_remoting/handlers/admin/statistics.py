@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from martlet.access import Grant
+from martlet.access import GroupGrant, TopicFigures, TopicGrant
 from martlet.store.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from martlet.tables.topics import Topic
 from martlet.turns import Pace, Steps
@@ -13,7 +13,7 @@ from martlet_remoting.fastjson import dumps, dumps_in_steps
 from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.subscriptions import Subscription
 
-from .common import QUEUES_AT_ONCE, end_of, existing_topic, message_queue, slow, stored_ms
+from .common import QUEUES_AT_ONCE, existing_topic, message_queue, slow
 
 __all__ = ["TABLE", "consume_stats"]
 
@@ -27,16 +27,15 @@ def topic_stats(context: Context, command: Command) -> Steps[Frame]:
     """Answer begin, end and last time of every queue of a topic."""
     parts, name = context.parts, command.text("topic")
     grant = context.gate(command).query(name)
-    topic = existing_topic(grant, name)
+    topic = existing_topic(grant)
     table: dict[MessageQueue, object] = {}
     pace = Pace(QUEUES_AT_ONCE)
     for queue_id in range(max(topic.read_queues, topic.write_queues)):
-        queue = grant.store.find_queue(topic.name, queue_id)
-        end = end_of(grant, queue)
+        end = grant.end_offset(queue_id)
         table[message_queue(parts, topic.name, queue_id)] = {
-            "lastUpdateTimestamp": stored_ms(grant, queue, end - 1),
+            "lastUpdateTimestamp": _stored_ms(grant, queue_id, end - 1),
             "maxOffset": end,
-            "minOffset": queue.first_offset if queue is not None else 0,
+            "minOffset": grant.first_offset(queue_id),
         }
         if pace.is_over():
             yield
@@ -44,27 +43,32 @@ def topic_stats(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table, "topicPutTps": tps})))
 
 
-def _topics_of(parts: Parts, grant: Grant, group: str, wanted: list[str]) -> list[Topic]:
-    """The topics of *group* that are there, without those that its live members no longer subscribe to."""
-    live = parts.members.group(group)
+def _stored_ms(figures: TopicFigures, queue_id: int, offset: int) -> int:
+    """When the message at *offset* was stored, in ms; 0 when there is none."""
+    return max(figures.store_ms_at(queue_id, offset), 0)
+
+
+def _topics_of(parts: Parts, grant: GroupGrant, wanted: list[str]) -> list[Topic]:
+    """The topics of the group that are there, without those that its live members no longer subscribe to."""
+    live = parts.members.group(grant.name)
     subscribed = live.subscriptions if live is not None else {}
-    names = wanted or grant.groups.topics_of(group)
-    found = (grant.topics.get(name) for name in names)
+    names = wanted or grant.topics()
+    found = (grant.figures(name).get() for name in names)
     return [topic for topic in found if topic is not None and (not subscribed or topic.name in subscribed)]
 
 
 def consume_stats(
-    parts: Parts, grant: Grant, group: str, topic: Topic, queues: int, pace: Pace
+    parts: Parts, grant: GroupGrant, topic: Topic, queues: int, pace: Pace
 ) -> Steps[dict[MessageQueue, dict[str, int]]]:
-    """Return how far *group* is in the first *queues* queues of *topic* (OffsetWrapper)."""
+    """Return how far the group is in the first *queues* queues of *topic* (OffsetWrapper)."""
+    figures = grant.figures(topic.name)
     table: dict[MessageQueue, dict[str, int]] = {}
     for queue_id in range(queues):
-        queue = grant.store.find_queue(topic.name, queue_id)
-        committed = max(grant.groups.offset(group, topic.name, queue_id), 0)
+        committed = max(grant.offset(topic.name, queue_id), 0)
         table[message_queue(parts, topic.name, queue_id)] = {
-            "brokerOffset": end_of(grant, queue),
+            "brokerOffset": figures.end_offset(queue_id),
             "consumerOffset": committed,
-            "lastTimestamp": stored_ms(grant, queue, committed - 1),
+            "lastTimestamp": _stored_ms(figures, queue_id, committed - 1),
             # How far clients have pulled is known to them alone; what they have consumed is the least of it.
             "pullOffset": committed,
         }
@@ -82,8 +86,8 @@ def group_stats(context: Context, command: Command) -> Steps[Frame]:
         wanted = [topic]
     table: dict[MessageQueue, dict[str, int]] = {}
     tps, pace = 0.0, Pace(QUEUES_AT_ONCE)
-    for found in _topics_of(parts, grant, group, wanted):
-        table |= yield from consume_stats(parts, grant, group, found, found.read_queues, pace)
+    for found in _topics_of(parts, grant, wanted):
+        table |= yield from consume_stats(parts, grant, found, found.read_queues, pace)
         tps += parts.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
     return reply_in_pieces(command, (yield from dumps_in_steps({"consumeTps": tps, "offsetTable": table})))
 
@@ -94,12 +98,13 @@ def all_group_stats(context: Context, command: Command) -> Steps[Frame]:
     grant = context.gate(command).query_broker()
     found: list[dict[str, object]] = []
     total, pace = 0, Pace(QUEUES_AT_ONCE)
-    for group in grant.groups.names():
+    for group in grant.groups():
         stats: list[object] = []
-        for topic in _topics_of(parts, grant, group, []):
+        of_group = grant.group(group)
+        for topic in _topics_of(parts, of_group, []):
             if ordered and not topic.order:
                 continue
-            table = yield from consume_stats(parts, grant, group, topic, topic.write_queues, pace)
+            table = yield from consume_stats(parts, of_group, topic, topic.write_queues, pace)
             total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
             tps = parts.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
@@ -128,20 +133,19 @@ def time_span(context: Context, command: Command) -> Steps[Frame]:
     """Answer the times between which a group's messages lie, queue by queue, and how late it is."""
     parts, name, group = context.parts, command.text("topic"), command.text("group")
     grant = context.gate(command).query(name)
-    topic = existing_topic(grant, name)
+    topic = existing_topic(grant)
     spans: list[object] = []
     pace = Pace(QUEUES_AT_ONCE)
     for queue_id in range(topic.write_queues):
-        queue = grant.store.find_queue(topic.name, queue_id)
-        end = end_of(grant, queue)
-        first_ms = grant.store.earliest_store_ms(queue) if queue is not None else -1
-        committed = grant.groups.offset(group, topic.name, queue_id)
-        next_ms = stored_ms(grant, queue, committed) if 0 <= committed < end else 0
+        end = grant.end_offset(queue_id)
+        first_ms = grant.earliest_store_ms(queue_id)
+        committed = grant.committed(group).get(queue_id, -1)
+        next_ms = _stored_ms(grant, queue_id, committed) if 0 <= committed < end else 0
         spans.append(
             {
-                "consumeTimeStamp": stored_ms(grant, queue, committed - 1) if committed > 0 else first_ms,
+                "consumeTimeStamp": _stored_ms(grant, queue_id, committed - 1) if committed > 0 else first_ms,
                 "delayTime": max(parts.clock.now_ms() - next_ms, 0) if next_ms else 0,
-                "maxTimeStamp": stored_ms(grant, queue, end - 1) or -1,
+                "maxTimeStamp": _stored_ms(grant, queue_id, end - 1) or -1,
                 "messageQueue": {"brokerName": parts.broker.config.name, "queueId": queue_id, "topic": topic.name},
                 "minTimeStamp": first_ms,
             }
@@ -157,7 +161,7 @@ def consumers_of_topic(context: Context, command: Command) -> Steps[Frame]:
     grant = context.gate(command).query(topic)
     alive = [name for name, group in parts.members.consumers.items() if topic in group.subscriptions]
     yield
-    names = list(dict.fromkeys(alive + grant.groups.groups_of(topic)))
+    names = list(dict.fromkeys(alive + grant.groups()))
     return reply_in_pieces(command, (yield from dumps_in_steps({"groupList": names})))
 
 
@@ -166,7 +170,7 @@ def topics_of_group(context: Context, command: Command) -> Steps[Frame]:
     parts, group = context.parts, command.text("group")
     grant = context.gate(command).query_group(group)
     address = parts.registrar.address if parts.registrar else ""
-    names = grant.groups.topics_of(group)
+    names = grant.topics()
     return reply_in_pieces(command, (yield from dumps_in_steps({"brokerAddr": address, "topicList": names})))
 
 
@@ -183,7 +187,7 @@ def subscription_of_group(context: Context, command: Command) -> bytes:
 def all_offsets(context: Context, command: Command) -> Steps[Frame]:
     """Answer everything that all groups have committed."""
     grant = context.gate(command).query_broker()
-    return reply_in_pieces(command, (yield from grant.groups.offsets_in_steps()))
+    return reply_in_pieces(command, (yield from grant.offsets_in_steps()))
 
 
 def correction_offsets(context: Context, command: Command) -> Steps[bytes]:
@@ -196,15 +200,14 @@ def correction_offsets(context: Context, command: Command) -> Steps[bytes]:
     left_out = {name for name in command.text("filterGroups", "").split(",") if name}
     slowest: dict[int, int] = {}
     pace = Pace()
-    for group in grant.groups.groups_of(topic):
-        committed = grant.groups.committed(group, topic) if group not in left_out else {}
+    for group in grant.groups():
+        committed = grant.committed(group) if group not in left_out else {}
         for queue_id, offset in committed.items():
-            queue = grant.store.find_queue(topic, queue_id)
-            if offset >= (queue.first_offset if queue is not None else 0):
+            if offset >= grant.first_offset(queue_id):
                 slowest[queue_id] = min(slowest.get(queue_id, offset), offset)
         if pace.is_over(1 + len(committed)):
             yield
-    compared = grant.groups.committed(command.text("compareGroup"), topic)
+    compared = grant.committed(command.text("compareGroup"))
     for queue_id, offset in compared.items():
         if slowest.get(queue_id, -1) > offset:
             slowest[queue_id] = LONG_MAX
@@ -217,15 +220,14 @@ def consume_queue(context: Context, command: Command) -> bytes:
     topic, queue_id, index = command.text("topic"), command.integer("queueId"), command.integer("index")
     count = min(max(command.integer("count"), 0), QUEUE_ENTRIES_MAX)
     grant = context.gate(command).query(topic)
-    queue = grant.store.find_queue(topic, queue_id)
-    if queue is None:
-        return _no_queue(grant, command, topic, queue_id)
+    if not grant.has_used(queue_id):
+        return _no_queue(grant, command, queue_id)
     live = parts.members.group(command.text("consumerGroup", ""))
     held = live.subscriptions.get(topic) if live is not None else None
     entries: list[dict[str, object]] = []
-    end = end_of(grant, queue)
-    offset, stop = max(index, queue.first_offset), min(index + count, end)
-    while offset < stop and (data := grant.store.queues.entries(queue, offset, stop - offset)):
+    first, end = grant.first_offset(queue_id), grant.end_offset(queue_id)
+    offset, stop = max(index, first), min(index + count, end)
+    while offset < stop and (data := grant.entries(queue_id, offset, stop - offset)):
         for position, size, code in ENTRY.iter_unpack(data):
             if size > 0 and size != BLANK_SIZE:
                 wanted = held is not None and _wants(held, code)
@@ -233,19 +235,19 @@ def consume_queue(context: Context, command: Command) -> bytes:
         offset += len(data) // ENTRY_BYTES
     body = {
         "maxQueueIndex": end,
-        "minQueueIndex": queue.first_offset,
+        "minQueueIndex": first,
         "queueData": entries,
         "subscriptionData": held.as_json() if held is not None else None,
     }
     return reply(command, body=dumps(body))
 
 
-def _no_queue(grant: Grant, command: Command, topic: str, queue_id: int) -> bytes:
+def _no_queue(grant: TopicGrant, command: Command, queue_id: int) -> bytes:
     """A queue that was never written to is empty; one that the topic has not is an error."""
-    found = grant.topics.get(topic)
+    found = grant.get()
     if found is None or not 0 <= queue_id < max(found.read_queues, found.write_queues):
-        raise Declined(ResponseCode.SYSTEM_ERROR, f"{queue_id}-{topic} not exists.")
-    remark = f"Index {command.integer('index')} of {queue_id}@{topic} is not exist!"
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"{queue_id}-{grant.name} not exists.")
+    remark = f"Index {command.integer('index')} of {queue_id}@{grant.name} is not exist!"
     return encode_response(command.opaque, ResponseCode.SUCCESS, remark=remark)
 
 

@@ -1,11 +1,11 @@
 """Topics: create, change, delete, list (RocketMQ AdminBrokerProcessor)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar
 
 import orjson
 
-from martlet.access import Grant
+from martlet.access import TopicAdminGrant
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, Topic, check_name
 from martlet.turns import Pace, Steps
@@ -51,7 +51,7 @@ def is_system(parts: Parts, name: str) -> bool:
     return name.startswith(SYSTEM_PREFIX) or name in system_topics(parts)
 
 
-def _changeable(context: Context, command: Command, name: str) -> Grant:
+def _changeable(context: Context, command: Command, name: str) -> TopicAdminGrant:
     """What is needed to change topic *name*. Raises `Refused` for a system topic."""
     grant = context.gate(command).manage(name)
     check_name(name)
@@ -132,13 +132,12 @@ def parse_attributes(text: str) -> dict[str, str]:
 def update_topic(context: Context, command: Command) -> bytes:
     """Create a topic or change it; name servers are told by whoever listens to the topic table."""
     name = command.text("topic")
-    topics = _changeable(context, command, name).topics
-    held = topics.get(name)
+    grant = _changeable(context, command, name)
+    held = grant.get()
     attributes = alter_attributes(
         held.attributes if held else {}, parse_attributes(command.text("attributes", "")), new=held is None
     )
-    topics.update(
-        name,
+    grant.update(
         command.integer("readQueueNums"),
         command.integer("writeQueueNums"),
         command.integer("perm"),
@@ -154,7 +153,7 @@ def update_topics(context: Context, command: Command) -> Steps[bytes]:
     """Create or change many topics: all, or none when one of the names cannot be."""
     wanted = items((yield from read_body(command)), "topicConfigList")
     pace = Pace(TOPICS_AT_ONCE)
-    grants: list[Grant] = []
+    grants: list[TopicAdminGrant] = []
     for fields in wanted:
         grants.append(_changeable(context, command, str(fields.get("topicName") or "")))
         if pace.is_over():
@@ -166,13 +165,11 @@ def update_topics(context: Context, command: Command) -> Steps[bytes]:
     return reply(command)
 
 
-def _update_from_json(grant: Grant, fields: dict[object, object]) -> Topic:
-    name = str(fields["topicName"])
-    held = grant.topics.get(name)
+def _update_from_json(grant: TopicAdminGrant, fields: dict[object, object]) -> Topic:
+    held = grant.get()
     given = fields.get("attributes")
     wanted = {str(key): str(value) for key, value in given.items()} if isinstance(given, dict) else {}
-    return grant.topics.update(
-        name,
+    return grant.update(
         integer(fields, "readQueueNums", 16),
         integer(fields, "writeQueueNums", 16),
         integer(fields, "perm", 6),
@@ -191,18 +188,16 @@ def delete_topic(context: Context, command: Command) -> bytes:
     grant = context.gate(command).manage(name)
     if is_system(parts, name):
         raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
-    if grant.topics.delete(name):
-        grant.groups.forget_topic(name)
+    grant.delete()
     return reply(command)
 
 
 def all_topics(context: Context, command: Command) -> Steps[Frame]:
     """Answer the whole topic table, or one page of it."""
-    topics = context.gate(command).query_broker().topics
-    held = topics.version
+    grant = context.gate(command).query_broker()
+    held, topics = grant.topics_version, list(grant.topics())
     version = Version(held.counter, held.state_version, held.timestamp)
-    found = page(command, "topicSeq", "maxTopicNum", version, list(topics))
-    total = len(topics)
+    found = page(command, "topicSeq", "maxTopicNum", version, topics)
     body = yield from dumps_in_steps(
         {
             "dataVersion": version.as_json(),
@@ -212,10 +207,10 @@ def all_topics(context: Context, command: Command) -> Steps[Frame]:
             "topicQueueMappingInfoMap": {},
         }
     )
-    return reply_in_pieces(command, body, {"totalTopicNum": total})
+    return reply_in_pieces(command, body, {"totalTopicNum": len(topics)})
 
 
-def page(command: Command, start_field: str, count_field: str, version: Version, found: list[T]) -> list[T]:
+def page(command: Command, start_field: str, count_field: str, version: Version, found: Sequence[T]) -> Sequence[T]:
     """The page of *found* that the request names; it begins at 0 when the table has changed since the last one.
 
     *found* is in the order in which the table grew, which stays as it is between changes.
@@ -230,7 +225,7 @@ def page(command: Command, start_field: str, count_field: str, version: Version,
 def one_topic(context: Context, command: Command) -> bytes:
     """Answer one topic's configuration."""
     name = command.text("topic")
-    return reply(command, body=dumps(existing_topic(context.gate(command).query(name), name).as_json()))
+    return reply(command, body=dumps(existing_topic(context.gate(command).query(name)).as_json()))
 
 
 def system_topic_list(context: Context, command: Command) -> bytes:
@@ -241,11 +236,7 @@ def system_topic_list(context: Context, command: Command) -> bytes:
 
 def clean_unused_topics(context: Context, command: Command) -> Steps[bytes]:
     """Remove what is stored of topics that are in no table."""
-    grant = context.gate(command).manage_broker()
-    for name in grant.store.topics_on_disk():
-        if grant.topics.get(name) is None:
-            grant.store.delete_topic(name)
-            yield
+    yield from context.gate(command).manage_broker().delete_unused_topics()
     return reply(command)
 
 
