@@ -13,10 +13,14 @@ from martlet.broker import Broker
 from martlet.contracts import Buffer, Connection, Handler, Peer, Protocol
 from martlet.errors import MartletError, Refused
 from martlet.message import Message
+from martlet.net.deadlines import PASSED_A_TURN
+from martlet.net.read_turns import READS_A_TURN
+from martlet.net.rounds import COLLECT_S, COLLECTS_A_ROUND, RELEASES_A_ROUND
+from martlet.settings import ServerConfig
 from martlet.store import StoreConfig
 from martlet.testing.peers import MemoryPeer, Serving, serving
 
-from .toys import Lines, toy_server
+from .toys import Lines, World, toy_server
 
 
 class Publisher:
@@ -141,3 +145,96 @@ async def test_a_commit_that_fails_outside_of_a_read_is_logged(
         assert "were not stored; the disk is full" in caplog.text
         await caller.send(b"echo unharmed\n")
         assert await caller.receive_line() == b"unharmed"
+
+
+async def test_what_woken_peers_append_in_one_round_is_one_commit(autojump_clock: MockClock) -> None:
+    world = World()
+    world.on_collect = lambda toy: world.store.append()
+    async with toy_server(world=world):
+        for _ in range(20):
+            world.dial()
+        await trio.testing.wait_all_tasks_blocked()
+        for toy in world.toys:
+            toy.peer.wake()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (world.collects, world.store.commits) == (20, 1)
+
+
+class Turns(trio.abc.Instrument):
+    """How far *count* moved in each turn of the loop."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        self._last = count()
+        self.steps: list[int] = []
+
+    def before_io_wait(self, timeout: float) -> None:
+        last, self._last = self._last, self._count()
+        self.steps.append(self._last - last)
+
+
+async def all_done(wanted: int, count: Callable[[], int]) -> int:
+    """Let *count* come to *wanted*; return how far it moved in one turn of the loop at most."""
+    turns = Turns(count)
+    trio.lowlevel.add_instrument(turns)
+    await trio.testing.wait_all_tasks_blocked()
+    trio.lowlevel.remove_instrument(turns)
+    assert count() == wanted
+    return max(turns.steps)
+
+
+@pytest.mark.parametrize(("each_s", "most"), [(1.0, 1), (COLLECT_S / 3.5, 4), (0.0, COLLECTS_A_ROUND)])
+async def test_a_round_collects_from_few_peers_where_these_take_long(
+    each_s: float, most: int, autojump_clock: MockClock
+) -> None:
+    world = World()
+    world.clock = lambda: world.collects * each_s
+    async with toy_server(world=world):
+        for _ in range(200):
+            world.dial()
+        await trio.testing.wait_all_tasks_blocked()
+        for toy in world.toys:
+            toy.peer.wake()
+        assert await all_done(200, lambda: world.collects) == most
+
+
+async def test_held_answers_of_hundreds_of_peers_leave_over_several_rounds(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        callers = [world.dial()[0] for _ in range(3 * RELEASES_A_ROUND)]
+        for number, caller in enumerate(callers):
+            await caller.send(b"hold %d a\n" % (10 if number else 20))
+        await trio.testing.wait_all_tasks_blocked()
+        held = world.server.pending.held
+        world.store.flush_to(10)
+        assert len(held) == 2 * RELEASES_A_ROUND, "the first of them leave at once"
+        left = await all_done(-1, lambda: -len(held))
+        assert left == RELEASES_A_ROUND
+        assert [await caller.receive_line() for caller in callers[1:]] == [b"a"] * (len(callers) - 1)
+        world.store.flush_to(20)
+        assert await callers[0].receive_line() == b"a"
+
+
+async def test_peers_that_go_together_end_over_several_turns(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        callers = [world.dial()[0] for _ in range(100)]
+        await trio.testing.wait_all_tasks_blocked()
+        world.server.close_peers("bye")
+        assert await all_done(len(callers), lambda: len(world.reasons)) <= READS_A_TURN
+
+
+async def test_deadlines_that_pass_together_are_handled_over_several_turns(autojump_clock: MockClock) -> None:
+    made: list[Lines] = []
+
+    def connect() -> Connection:
+        made.append(Lines(10.0))
+        return made[-1]
+
+    async with toy_server(ServerConfig(), world=World(connect=connect)) as world:
+        for _ in range(300):
+            world.dial()
+        await trio.testing.wait_all_tasks_blocked()
+        turns = Turns(lambda: sum(each.timeouts for each in made))
+        trio.lowlevel.add_instrument(turns)
+        await trio.sleep(11)
+        trio.lowlevel.remove_instrument(turns)
+        assert (sum(turns.steps), max(turns.steps)) == (300, PASSED_A_TURN)

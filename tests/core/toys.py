@@ -196,6 +196,7 @@ class World:
     work: Callable[[Toy, str], Awaitable[None]] = answer_later
     connect: Callable[[], Connection] = Lines
     addresses: list[str] = field(default_factory=list)
+    clock: Callable[[], float] = lambda: 0.0
     server: Server = field(init=False)
 
     def protocol(self, **options: object) -> Protocol:
@@ -221,7 +222,7 @@ async def toy_server(
 ) -> AsyncGenerator[World]:
     """A running server; with *protocol* it listens on a loopback port."""
     world = world or World()
-    world.server = Server(config or ServerConfig(), cast(Store, world.store), Stats())
+    world.server = Server(config or ServerConfig(), cast(Store, world.store), Stats(), clock=world.clock)
     bound = [(protocol, world.server.bind(protocol))] if protocol else []
     with trio.fail_after(1000):
         async with trio.open_nursery() as nursery:

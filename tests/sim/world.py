@@ -120,7 +120,7 @@ class Life:
         groups = Groups(world.clock, auto_create=True)
         self.broker = Broker(settings, store, topics, groups, world.clock, Ids(world.chance), stats)
         persistence.load(self.broker)
-        self.server = Server(world.server_config, store, stats)
+        self.server = Server(world.server_config, store, stats, clock=lambda: 0.0)
         self.plugin = RemotingPlugin(RemotingConfig(listen=ADDRESS, vip=False))
         self.protocol = self.plugin.martlet_protocols(self.broker)[0]
         self.protocol.bound(ADDRESS)

@@ -262,6 +262,11 @@ class ServerPeer:
         """Up to where the log must be flushed before what was sent in this round may leave."""
         return self._hold_position
 
+    @property
+    def held_position(self) -> int:
+        """Up to where the log must be flushed before anything that is held may leave; -1 if nothing is."""
+        return self._held[0][0] if self._held else -1
+
     def queue_output(self, readable: int, committed: int) -> None:
         """Close what was sent in this round into a unit that leaves or is held, and send what may leave.
 

@@ -19,7 +19,17 @@ class Pending(Generic[T]):
     that comes up at any other time, in a task of a plugin for example, sets `due`.
     """
 
-    __slots__ = ("bytes_out", "commit_wanted", "due", "held", "in_round", "touched", "unsent_bytes", "woken")
+    __slots__ = (
+        "bytes_out",
+        "commit_wanted",
+        "due",
+        "held",
+        "in_round",
+        "releasing",
+        "touched",
+        "unsent_bytes",
+        "woken",
+    )
 
     def __init__(self) -> None:
         self.in_round = False
@@ -28,6 +38,7 @@ class Pending(Generic[T]):
         self.touched: list[T] = []  # something was sent to them, or they were told to hold
         self.woken: deque[T] = deque()  # they asked for a call of `Handler.collect`
         self.held: dict[T, None] = {}  # something of theirs waits until the log is flushed
+        self.releasing = False  # so many of those wait no longer that the next round releases more of them
         self.unsent_bytes = 0
         self.bytes_out = 0
 

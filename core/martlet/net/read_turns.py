@@ -1,8 +1,9 @@
-"""How many tasks that each read from a peer of their own go on in one turn of the event loop.
+"""How many tasks that each read from a peer of their own, or end one, go on in one turn of the event loop.
 
 When thousands of sockets become readable at the same moment trio wakes all their tasks in one turn, and nobody else
 runs before the last of them is done. The event pump bounds this for plain sockets. All other peers (TLS, WebSocket,
-platforms without epoll) pass through here before each read: first come, first served, a few a turn.
+platforms without epoll) pass through here before each read: first come, first served, a few a turn. So does every peer
+before its end, as all clients of a machine may go at once.
 """
 
 from typing import Final, final
@@ -11,7 +12,7 @@ import trio
 
 __all__ = ["READS_A_TURN", "ReadTurns"]
 
-READS_A_TURN: Final = 8  # a TLS handshake takes up to a millisecond, any other read a tenth of that
+READS_A_TURN: Final = 8  # a TLS handshake takes up to a millisecond, any other read and an end a tenth of that
 
 
 @final
@@ -28,7 +29,7 @@ class ReadTurns(trio.abc.Instrument):
         self._left = READS_A_TURN
 
     async def wait(self) -> None:
-        """Return when it is the caller's turn to read: at once unless many read."""
+        """Return when it is the caller's turn: at once unless many wait."""
         if self._left > 0 and not self._line:
             self._left -= 1
             return

@@ -1,11 +1,13 @@
 """The end of a round: one commit, one flush request, the answers of all peers, and one pass over the woken ones.
 
 The order matters: what a round appended is committed first, and only then its answers are queued or held, so that
-without the first there is no second. Held answers leave in the step in which the flusher moves on, without
-waking a task for each peer.
+without the first there is no second. What woken peers collect and note is committed in the same way, once for all of
+them. Held answers leave in the step in which the flusher moves on, without waking a task for each peer; if thousands of
+peers wait, the next rounds release the rest.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Final, final
 from typing import Protocol as TypingProtocol
@@ -23,6 +25,8 @@ __all__ = ["Log", "Rounds"]
 log = logging.getLogger("martlet.server")
 
 COLLECTS_A_ROUND: Final = 64
+COLLECT_S: Final = 0.004  # a round that has collected for so long collects no more; one peer may take a few ms
+RELEASES_A_ROUND: Final = 128  # peers whose held answers leave; a send takes 10 to 20 us
 # While too much waits over all peers, one that reads well is given so much less at once, in case it stops reading.
 COLLECT_LESS: Final = 16
 # Others may send a peer that is not read from any more so often its `unsent_bytes_max`; then it is given up.
@@ -54,7 +58,14 @@ class Log(TypingProtocol):
 class Rounds:
     """Ends rounds; `run` ends those that nobody else does."""
 
-    def __init__(self, config: ServerConfig, store: Log | None, pending: Pending[ServerPeer]) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        store: Log | None,
+        pending: Pending[ServerPeer],
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._clock = clock
         self._config = config
         self._store = store
         self._pending = pending
@@ -85,9 +96,11 @@ class Rounds:
             self._queue_output()
             if pending.woken:
                 self._collect_woken()
+            if pending.releasing:
+                self._release()
         finally:
             pending.in_round = False
-        if pending.woken or pending.touched or pending.commit_wanted:
+        if pending.woken or pending.touched or pending.commit_wanted or pending.releasing:
             pending.due.set()
 
     def _commit(self) -> None:
@@ -137,6 +150,7 @@ class Rounds:
     def _collect_woken(self) -> None:
         """Collect from woken peers, a bounded number at a time; one without room collects once it has some."""
         woken = self._pending.woken
+        ends, collected = self._clock() + COLLECT_S, 0
         for _ in range(min(COLLECTS_A_ROUND, len(woken))):
             peer = woken.popleft()
             if peer.state >= CLOSING:
@@ -144,31 +158,54 @@ class Rounds:
             elif peer.draining or peer.over:
                 peer.set_delivery(NO_ROOM)
             else:
-                self._collect(peer)
+                before = peer.batch_bytes
+                self._collect(peer, collected)
+                collected += peer.batch_bytes - before
+                if self._clock() >= ends:
+                    break
+        self._commit()
+        self._queue_output()
 
-    def _collect(self, peer: ServerPeer) -> None:
+    def _collect(self, peer: ServerPeer, collected: int) -> None:
+        """Have *peer* collect, after others have collected so many bytes in this round."""
         peer.set_delivery(IDLE)
         config = self._config
-        full = self._pending.unsent_bytes > config.unsent_total_bytes_max
+        full = self._pending.unsent_bytes + collected > config.unsent_total_bytes_max
         try:
             peer.handler.collect(config.collect_bytes // COLLECT_LESS if full else config.collect_bytes)
         except MartletError as error:
             peer.close(str(error))
         except Exception as error:
             peer.fail(error)
-        self._commit()
-        self._queue_output()
+
+    # held answers
 
     def _flushed(self) -> None:
         """The log is flushed further than before: what waited for that leaves now."""
         pending = self._pending
         if pending.held:
-            readable = self.readable
-            for peer in list(pending.held):
-                if peer.release(readable):
-                    pending.held.pop(peer, None)
-        if pending.woken and not pending.in_round:
+            self._release()
+        if pending.in_round:
+            return
+        if pending.woken:
             self.end()
+        elif pending.releasing:
+            pending.due.set()
+
+    def _release(self) -> None:
+        """Let held answers leave that wait no longer for the log, of a bounded number of peers."""
+        pending, readable = self._pending, self.readable
+        pending.releasing = False
+        left = RELEASES_A_ROUND
+        for peer in list(pending.held):
+            if peer.held_position > readable:
+                continue
+            if not left:
+                pending.releasing = True
+                return
+            left -= 1
+            if peer.release(readable):
+                pending.held.pop(peer, None)
 
     async def run(self) -> None:
         """End the rounds of what happens outside of socket reads, and those with too many woken peers for one."""

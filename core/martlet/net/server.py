@@ -7,7 +7,8 @@ leave in one send, or are held until the log is flushed (`rounds`, `peer`).
 
 import logging
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
 import trio
@@ -43,11 +44,17 @@ class Server:
         store: Log | None,
         stats: Stats,
         authenticate: Authenticate = lambda credentials: Identity(),
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
+        """Prepare to serve.
+
+        Args:
+          clock: measures how long a round works, in seconds of processor time; a simulation must not depend on that.
+        """
         self.config = config
         self.pending: Pending[ServerPeer] = Pending()
         self._complaints = Complaints(log)
-        self._rounds = Rounds(config, store, self.pending)
+        self._rounds = Rounds(config, store, self.pending, clock)
         self._reader = Reader(config, self._rounds, self._complaints, authenticate)
         self._accepted = 0
         self._turned_away = 0
@@ -186,6 +193,7 @@ class Server:
         """Everything one peer does, from its first byte to its end."""
         try:
             await self._reader.read(peer)
+            await self._reader.turns.wait()  # thousands may go at the same moment
         finally:
             await self._end(peer)
 
