@@ -96,7 +96,7 @@ def all_group_stats(context: Context, command: Command) -> Steps[Frame]:
     """Answer how far every group of this broker is."""
     parts, ordered = context.parts, command.boolean("isOrder")
     grant = context.gate(command).query_broker()
-    found: list[dict[str, object]] = []
+    found: list[object] = []
     total, pace = 0, Pace(QUEUES_AT_ONCE)
     for group in grant.groups():
         stats: list[object] = []
@@ -108,7 +108,8 @@ def all_group_stats(context: Context, command: Command) -> Steps[Frame]:
             total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
             tps = parts.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
-        found.append({group: stats})
+        # As text: to free the objects of 20,000 groups together would take 10 ms.
+        found.append(b"".join((yield from dumps_in_steps({group: stats}))))
         if pace.is_over():
             yield
     address = parts.registrar.address if parts.registrar else ""
