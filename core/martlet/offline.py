@@ -227,9 +227,8 @@ async def repair(
         store = broker.store
         try:
             await store.checkpointer.repair_all()
-            if store.refusal or not store.indexer.complete(indexing):
+            if store.refusal or not store.indexer.complete(indexing) or persistence.save(broker):
                 raise StoreError(f"disk of data directory {directory!r} is full; free some space and repair again")
-            persistence.save(broker)
         finally:
             await store.close()
     return messages

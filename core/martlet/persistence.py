@@ -18,6 +18,7 @@ import trio
 from martlet.broker import Broker
 from martlet.errors import StoreError
 from martlet.store import Store
+from martlet.store.files import is_full
 from martlet.tables.saved import Table
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, is_reserved
 from martlet.turns import finish_now, finish_off_loop
@@ -73,21 +74,27 @@ def _make_topics_of_records(broker: Broker, closed: set[str]) -> None:
             )
 
 
-def save(broker: Broker) -> None:
-    """Write what has changed, at once; for the end of a broker.
+def save(broker: Broker) -> str:
+    """Write what has changed, at once; for the start and the end of a broker.
+
+    Returns why the disk was too full for some tables, which are still marked as changed; empty when all were written.
 
     Raises:
-      OSError: a table could not be written; the others were.
+      OSError: a table could not be written for another reason; the others were.
     """
     failed: OSError | None = None
+    problems: list[str] = []
     for table in _changed(broker, offsets=True):
         try:
             _write(broker.store, table, finish_now(table.freeze(broker.store.durable)), removed=table.removed)
             table.dirty = table.removed = False
         except OSError as error:
-            failed = failed or error
+            problems.append(f"{table.path} cannot be written; {error}")
+            if not is_full(error):
+                failed = failed or error
     if failed is not None:
         raise failed
+    return ", and ".join(problems)
 
 
 def _changed(broker: Broker, *, offsets: bool) -> list[Table]:

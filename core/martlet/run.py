@@ -179,10 +179,10 @@ async def run(
                 store = await _open_store(config, await dispatchers_of(plugins), clock, disk or RealDisk(), report)
             if not opening.cancelled_caught:
                 try:
-                    await _run_with_store(config, plugins, store, clock, ready, stop)
+                    in_order = await _run_with_store(config, plugins, store, clock, ready, stop)
                 finally:
                     with trio.CancelScope(shield=True):
-                        in_order = await store.close()
+                        in_order = await store.close() and in_order
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise _cause(group) from None
@@ -236,7 +236,8 @@ async def _run_with_store(
     clock: Clock,
     ready: Callable[[dict[str, str]], None],
     stop: trio.Event,
-) -> None:
+) -> bool:
+    """Run until *stop*; False if the disk was too full for the last changes of a table."""
     stats = Stats()
     broker = build(config, store, clock, stats)
     stats.add("store", lambda: store.statistics().as_dict())
@@ -253,7 +254,9 @@ async def _run_with_store(
         if await _replayed(broker, stop):
             live.check()
             bound = live.bind()
-            persistence.save(broker)  # so that topics which a hook created survive a crash with the same queues
+            # So that topics which a hook created survive a crash with the same queues.
+            if problem := persistence.save(broker):
+                log.error("%s; tried again", problem)
             await live.start_services(nursery, stop)
             await nursery.start(server.run, [*bound.items()])
             nursery.start_soon(broker.tails.run)
@@ -268,8 +271,11 @@ async def _run_with_store(
                 await _say_goodbye(plugins, server)
         nursery.cancel_scope.cancel()
     broker.projections.save()
-    persistence.save(broker)
+    lost = persistence.save(broker)
+    if lost:
+        log.error("the last changes are lost: %s", lost)
     live.check()
+    return not lost
 
 
 async def _replayed(broker: Broker, stop: trio.Event) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from martlet.run import Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
 from martlet.store import Store, StoreConfig
 from martlet.store.checkpointer import Checkpointer
-from martlet.store.files import Files
+from martlet.store.files import Files, read_file
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 from martlet.turns import finish_now
@@ -400,6 +401,56 @@ async def test_a_broker_says_whether_everything_is_on_the_disk(full: bool, monke
     monkeypatch.setattr(Checkpointer, "write_checkpoint", write)
     settings = Config(broker=BrokerConfig(data=str(DIRECTORY)), store=small_config(), plugins=PluginsConfig(enabled=[]))
     assert await run(settings, ready=lambda addresses: stop.set(), disk=FakeDisk(), stop=stop) is not full
+
+
+def without_plugins() -> Config:
+    return Config(broker=BrokerConfig(data=str(DIRECTORY)), store=small_config(), plugins=PluginsConfig(enabled=[]))
+
+
+async def test_a_broker_starts_on_a_full_disk_with_a_table_to_write(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    assert send(store, b"x")  # of a topic that no table lists
+    assert await store.close()
+    disk.free_bytes = 0
+    ready, stop = trio.Event(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(run, without_plugins(), ready=lambda addresses: ready.set(), disk=disk, stop=stop))
+        await ready.wait()
+        assert "config/topics.json cannot be written; [Errno 28]" in caplog.text
+        assert "writes are refused: the disk of " in caplog.text
+        disk.free_bytes = None
+        await trio.sleep(10)
+        assert b'"T"' in (read_file(disk, f"{DIRECTORY}/config/topics.json") or b"")
+        stop.set()
+
+
+async def test_a_stop_on_a_full_disk_says_which_changes_are_lost(caplog: pytest.LogCaptureFixture) -> None:
+    disk, stop = FakeDisk(), trio.Event()
+    store = await open_on(disk)
+    assert send(store, b"x")
+    assert await store.close()
+    disk.free_bytes = 0
+    assert not await run(without_plugins(), ready=lambda addresses: stop.set(), disk=disk, stop=stop)
+    assert "the last changes are lost: config/topics.json cannot be written; [Errno 28]" in caplog.text
+
+
+async def test_a_full_disk_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk, small_config(disk_full_ratio=0.9))
+    for ratio in (0.91, 0.95):
+        disk.used_ratio = ratio
+        store.retention.look()
+    assert caplog.text.count("writes are refused: the disk of ") == 1
+    disk.used_ratio = 0.5
+    store.retention.look()
+    disk.free_bytes = 0
+    for _ in range(2):
+        assert not send(store, b"x")
+    assert caplog.text.count("writes are refused: the disk of ") == 2
+    store.crash()
 
 
 async def test_what_is_written_during_a_flush_is_not_durable_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

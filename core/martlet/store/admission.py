@@ -1,5 +1,6 @@
 """Whether the store takes appends, and why not."""
 
+import logging
 from typing import final
 
 from martlet.errors import Reason, Refused, StoreFailed
@@ -7,6 +8,8 @@ from martlet.store.files import is_full
 from martlet.store.flusher import Flusher
 
 __all__ = ["Admission"]
+
+logger = logging.getLogger("martlet.store")
 
 
 @final
@@ -42,7 +45,13 @@ class Admission:
     def refuse_full(self, error: OSError) -> None:
         """Take no appends before there is space again."""
         self.disk_full = True
-        self.refusal = (
+        self.close(
             f"the disk of {self._directory!r} is full ({error.strerror}); "
             "writes go on by themselves when there is space: free some, or lower store.file_reserved_hours"
         )
+
+    def close(self, reason: str) -> None:
+        """Take no appends because of *reason*, and log that once."""
+        if not self.refusal:
+            logger.warning("writes are refused: %s", reason)
+        self.refusal = reason

@@ -352,7 +352,7 @@ class Retention:
             return
         limit = self._config.disk_full_ratio
         if self.used_ratio > limit:
-            self._admission.refusal = (
+            self._admission.close(
                 f"the disk of {self._directory!r} is {self.used_ratio:.0%} full, above the limit of {limit:.0%} "
                 "(store.disk_full_ratio); writes go on by themselves when there is space"
             )
