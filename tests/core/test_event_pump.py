@@ -5,6 +5,7 @@ import select
 import socket
 import sys
 import termios
+from collections.abc import Awaitable
 from contextlib import closing
 from types import SimpleNamespace
 from typing import cast, final
@@ -19,7 +20,7 @@ from martlet.net.event_pump import TURN_S, EventPump, trio_epoll_fd
 from martlet.net.reader import Reading
 from martlet.settings import ServerConfig
 
-from .toys import Toy, World, toy_server
+from .toys import Toy, World, answer_later, toy_server
 
 pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="the platform has no epoll")
 
@@ -327,3 +328,21 @@ async def test_trios_epoll_is_where_we_look_for_it() -> None:
             theirs.send(b"x")
             looked.append(bool(select.select([fd], [], [], 0)[0]))
         assert looked == [False, True]
+
+
+async def test_nothing_is_read_while_a_request_is_unfinished(world: World, autojump_clock: MockClock) -> None:
+    """The next request of a peer is there before its task has begun to wait for the rest of the one before."""
+    rounds = 20  # trio runs tasks that are runnable at once in either order
+
+    def work(toy: Toy, text: str) -> Awaitable[None]:
+        if int(text) + 1 < rounds:
+            send(client, b"long %d\n" % (int(text) + 1))
+        return answer_later(toy, text)
+
+    world.work = work
+    async with toy_server(protocol=world.protocol(), world=world):
+        with connect(world) as client:
+            assert await ask(client, b"echo x") == b"x"
+            send(client, b"long 0\n")
+            expected = b"".join(b"%d\n" % number for number in range(rounds))
+            assert await receive_exactly(client, len(expected)) == expected

@@ -65,11 +65,15 @@ class Reading:
         finally:
             self._pump.unwatch(self._fd, self)
 
+    def stop(self) -> None:
+        """Read no more, not even before the peer's own task runs, and have that act."""
+        self._pump.unwatch(self._fd, self)
+        self.attention.set()
+
     def close(self) -> None:
         """The socket is about to close."""
         self.closed = True
-        self._pump.unwatch(self._fd, self)
-        self.attention.set()
+        self.stop()
 
 
 @final
@@ -237,12 +241,12 @@ class Reader:
                 self._take_now(reading, data)
             else:
                 reading.first = data
-                reading.attention.set()
+                reading.stop()
         except Exception as error:
             self._ended_by(peer, error)
             reading.ended = True
         if reading.ended or reading.events is not None or peer.state >= CLOSING or peer.over:
-            reading.attention.set()
+            reading.stop()
 
     def _take_now(self, reading: "Reading", data: bytes) -> None:
         peer = reading.peer
