@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from typing import Protocol as TypingProtocol
 
 from martlet.errors import Refused
-from martlet.message import Message
+from martlet.message import Message, Record
 from martlet.store.layout import Buffer, Predicate, RecordView
 from martlet.store.tags import Dispatcher
 
@@ -33,6 +33,7 @@ __all__ = [
     "Password",
     "Peer",
     "Predicate",
+    "Producers",
     "Protocol",
     "RecordView",
     "Service",
@@ -65,6 +66,22 @@ class Timers:
 
 class Transactions:
     """A capability: half messages are held until their transaction ends. Offer one with the stage that holds them."""
+
+
+class Producers:
+    """A capability: asks connected producers about their transactions. Offer one with the protocol that they speak."""
+
+    def check_transaction(self, group: str, half: Record, topic: str, queue_id: int) -> bool:
+        """Ask a live producer of *group* whether it committed the transaction of *half*; False when none is connected.
+
+        The producers of a group are asked in turn. The answer is a request of the producer's own, which may never come.
+
+        Args:
+          half: the half message as it is stored.
+          topic: where the producer sent it to, and
+          queue_id: the queue there.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

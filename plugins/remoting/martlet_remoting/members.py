@@ -317,6 +317,15 @@ class Members:
                 return False
         return bool(self._untold or self._changed)
 
+    def next_producer(self, name: str) -> Channel | None:
+        """A connection of producer group *name*, each in its turn; None when nobody is there."""
+        channels = self.producers.get(name)
+        if channels is None:
+            return None
+        line = next(iter(channels))
+        channel = channels[line] = channels.pop(line)
+        return channel
+
     def find_producer(self, client_id: str) -> Channel | None:
         """The connection of the producer *client_id*, in whatever group; None when it is not here."""
         for channels in self.producers.values():

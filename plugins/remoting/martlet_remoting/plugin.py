@@ -8,7 +8,7 @@ import trio
 
 from martlet.access import ANONYMOUS
 from martlet.broker import Broker
-from martlet.contracts import Command, Dispatcher, Handler, Peer, Protocol, Service
+from martlet.contracts import Command, Dispatcher, Handler, Peer, Producers, Protocol, Service
 from martlet.errors import Refused
 from martlet.net.addresses import check_address, pack_host, split_address
 from martlet.net.tls import Tls
@@ -25,6 +25,7 @@ from .handlers.groups import make_retry_topic
 from .handlers.pull import finish
 from .nameserver.server import NameServer
 from .other_brokers import OtherBrokers
+from .producers import RemotingProducers
 from .registrar import Registrar, create_standard_topics
 
 __all__ = ["RemotingPlugin"]
@@ -61,6 +62,9 @@ class RemotingPlugin(Hooks):
 
     def martlet_dispatchers(self) -> Mapping[str, Dispatcher]:
         return {SCHEDULE_TOPIC: due_ms}
+
+    def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
+        return {Producers: RemotingProducers(lambda: self._parts)}
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         config = self._config
