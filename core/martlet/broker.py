@@ -86,7 +86,9 @@ class Broker:
         self.tails = Tails(store, topics, delivery.encoded_bytes)
         self.cursors = Cursors(store, topics, self.tails)
         self.subscriptions = Subscriptions(store, topics, self.tails, delivery)
-        self.shares = Shares(store, topics, groups, delivery)
+        journal = self.journal("shared-groups")
+        self.shares = Shares(store, topics, groups, self.tails, journal, clock, delivery)
+        self.projections.add("martlet", self.shares.state)
         self.sessions = Sessions(groups, clock, delivery)
         for table in (topics.table, groups.table, groups.offsets_table, self.sessions.table):
             self.tables.register(table)

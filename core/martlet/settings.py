@@ -99,17 +99,17 @@ class DeliveryConfig:
     subscriptions_max: int = setting(100_000, "subscriptions of all connections", low=1)
     shares_max: int = setting(1000, "shared groups, counted once per topic", low=1)
     share_members_max: int = setting(1000, "members of one shared group on one topic", low=1)
+    share_queues_max: int = setting(
+        50_000, "shared groups, counted once per queue, whose state is kept, with members or without", low=1
+    )
     lease_window: int = setting(
-        1000,
+        20_000,
         "leased messages per queue and shared group, plus those acknowledged after the oldest leased one",
         low=1,
     )
     leases_max: int = setting(200_000, "the same for all queues and groups together", low=1)
     share_memory_s: int = setting(
-        600,
-        "how long a group without members keeps acknowledgements above its committed offset in memory",
-        unit="s",
-        low=0,
+        600, "how long a group without members stays in memory; its state in the log stays", unit="s", low=0
     )
     sessions_max: int = setting(10_000, "named sessions, which outlive their connections", low=1)
     session_subscriptions_max: int = setting(100, "durable subscriptions per session", low=1)

@@ -200,9 +200,9 @@ async def test_what_arrives_while_the_disk_is_waited_for_is_routed_in_its_order(
             await gates.pop().wait()
         return work()
 
-    monkeypatch.setattr(FakeDisk, "off_loop", off_loop)
-    monkeypatch.setattr(Store, "read_near", lambda *arguments: None)
     async with broker_in_memory() as broker:
+        monkeypatch.setattr(FakeDisk, "off_loop", off_loop)
+        monkeypatch.setattr(Store, "read_near", lambda *arguments: None)
         _, trie = follow(broker, 3)
         receiver = Listening()
         trie.add("a", receiver)

@@ -29,7 +29,7 @@ from martlet.delivery.cursor import Cursor, Feed
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.sessions import Session, Sessions
-from martlet.delivery.shared_groups import Member, Shares
+from martlet.delivery.shared_groups import GroupPolicy, Member, Share, Shares
 from martlet.delivery.subscriptions import Start, Subscription, Subscriptions, from_tail
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Placed
@@ -245,14 +245,15 @@ class Gate:
         credit: int = 0,
         selection: Selection = EVERYTHING,
         start: Start = from_tail,
+        policy: GroupPolicy | None = None,
+        holder: Hashable = None,
     ) -> Member:
         """Return a new member of a shared group, as `Shares.join` does; asks for ``read`` on *topic* and *group*.
 
-        It asks again at each `Member.collect`, which raises `Refused` once the answer is no.
+        For a group that is no consumer group, one with a *policy*, it asks for the topic only. It asks again at each
+        `Member.collect`, which raises `Refused` once the answer is no.
         """
-        self._check_open(topic)
-        permit = self._decisions.reading(topic, RETRY_PREFIX + group)
-        permit()
+        permit = self._may_share(topic, group, policy)
         return self._behind.shares.join(
             peer,
             topic,
@@ -263,7 +264,21 @@ class Gate:
             selection=selection,
             start=start,
             permit=permit,
+            policy=policy,
+            holder=holder,
         )
+
+    def share(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
+        """Return a shared group to settle messages by their handles, as `Shares.find`; asks as `join` does."""
+        self._may_share(topic, group, policy)
+        return self._behind.shares.find(topic, group, policy)
+
+    def _may_share(self, topic: str, group: str, policy: GroupPolicy | None) -> Callable[[], None]:
+        self._check_open(topic)
+        names = (topic,) if policy is not None else (topic, RETRY_PREFIX + group)
+        permit = self._decisions.reading(*names)
+        permit()
+        return permit
 
     def consume(self, group: str, topic: str) -> ConsumeGrant:
         """Return what a pull by *group* needs; asks for ``read`` on both, so call it before each answer."""

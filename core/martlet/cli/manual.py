@@ -252,7 +252,11 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "Shared groups",
         "martlet.delivery.shared_groups",
-        ("Member: add_credit collect ack nack extend touch leave",),
+        (
+            "GroupPolicy",
+            "Member: add_credit collect ack nack extend touch leave",
+            "Share: ack nack renew acknowledgement withdraw",
+        ),
     ),
     Chapter(
         "Sessions",

@@ -4,8 +4,12 @@ Pure logic over numbers; it reads nothing and sees no clock. A message is, at an
 one of five places: never handed out (from `Leases.next` on), held by one holder until a
 deadline, waiting to be handed out again (at once, or not before a time), dead (its
 deliveries are used up and somebody must bury it), or settled. All below `Leases.low` is
-settled: that is the offset a group commits. What is settled above it is known only here,
-so a restart hands those messages out once more.
+settled: that is the offset a group commits. What is settled above it is known here, and
+`group_state.py` keeps it through a restart.
+
+Each hand-out has a *generation*, the time of it in ms. Offset and generation are a handle by which
+anyone may settle the message, over any connection; a counter instead of a time would give the same
+handles again after a restart.
 
 Precedents: the visibility timeout of SQS, the reserve and touch of beanstalkd, RocketMQ's
 POP check points. Redelivery does not wait for the messages before it; order is not kept.
@@ -28,13 +32,16 @@ STALE_TIMERS_MIN: Final = 64
 class _Lease:
     """One message that is handed out and not settled; ``holder`` None: it waits, or is dead."""
 
-    __slots__ = ("dead", "deliveries", "holder", "until")
+    __slots__ = ("dead", "deliveries", "generation", "holder", "settling", "until")
 
-    def __init__(self, holder: Hashable, until: float) -> None:
+    def __init__(self, holder: Hashable, until: float, generation: int) -> None:
         self.holder: Hashable | None = holder
         self.until = until
+        self.generation = generation
         self.deliveries = 1
         self.dead = False
+        # An acknowledgement is in the commit under way: only its outcome or its deadline changes anything now.
+        self.settling = False
 
 
 @final
@@ -71,6 +78,17 @@ class Leases:
         self._timers: list[tuple[float, int]] = []  # a heap; an entry may be stale
         self._waiting: list[int] = []  # a heap
         self._dead: dict[int, None] = {}
+
+    def restore(self, holder: Hashable, offset: int, until: float, deliveries: int, generation: int) -> None:
+        """Let *holder* hold what was handed out in an earlier run; call it ascending, before anything else."""
+        lease = self._slots[offset] = _Lease(holder, until, generation)
+        lease.deliveries = deliveries
+        self._held.setdefault(holder, {})[offset] = None
+        self._order.append(offset)
+        if until < math.inf:
+            heapq.heappush(self._timers, (until, offset))
+        self.next = max(self.next, offset + 1)
+        self.low = self._order[0]
 
     # sizes
 
@@ -116,12 +134,33 @@ class Leases:
         lease = self._slots.get(offset)
         return lease.deliveries if lease is not None else 0
 
+    def generation(self, offset: int) -> int:
+        """The generation of the newest hand-out of the message at *offset*; 0 when it is settled or never was."""
+        lease = self._slots.get(offset)
+        return lease.generation if lease is not None else 0
+
+    def holder(self, offset: int, generation: int) -> Hashable | None:
+        """Who holds the message at *offset* since *generation*; None when that handle is no longer valid."""
+        lease = self._slots.get(offset)
+        return lease.holder if lease is not None and lease.generation == generation else None
+
+    def unsettled_leases(self) -> list[tuple[int, float, int, int]]:
+        """Of each unsettled message, ascending: offset, deadline, deliveries, generation."""
+        slots = self._slots
+        return [(o, slots[o].until, slots[o].deliveries, slots[o].generation) for o in self._order if o in slots]
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the outcome of an acknowledgement is not known yet."""
+        return any(lease.settling for lease in self._slots.values())
+
     # handing out
 
-    def hand_out(self, holder: Hashable, offsets: Sequence[int], until: float) -> None:
-        """Give *holder* messages that nobody had before: ascending, from `next` on, at most `room`.
+    def hand_out(self, holder: Hashable, offsets: Sequence[int], until: float, generation: int = 0) -> None:
+        """Lease messages that nobody had before to *holder*: ascending, all >= `next`, at most `room`.
 
-        Offsets that are left out between them hold nothing for anybody and count as settled.
+        *until* is infinity for a lease that never ends by itself. Offsets that are left out between them hold
+        nothing for anybody and count as settled.
 
         Raises:
           LocalProtocolError: an offset is below `next`, or there are more than `room`.
@@ -135,9 +174,10 @@ class Leases:
             if offset < self.next:
                 raise LocalProtocolError(f"offset {offset} was handed out before; the next is {self.next}")
             self.next = offset + 1
-            self._slots[offset] = _Lease(holder, until)
+            self._slots[offset] = _Lease(holder, until, generation)
             held[offset] = None
-            heapq.heappush(self._timers, (until, offset))
+            if until < math.inf:
+                heapq.heappush(self._timers, (until, offset))
         self._order.extend(offsets)
         self._trim()
 
@@ -147,8 +187,11 @@ class Leases:
             self.next = offset
             self._trim()
 
-    def hand_again(self, holder: Hashable, count: int, until: float) -> list[tuple[int, int]]:
-        """Give *holder* up to *count* messages that came back, oldest first: (offset, which delivery this is)."""
+    def hand_again(self, holder: Hashable, count: int, until: float, generation: int = 0) -> list[tuple[int, int]]:
+        """Lease up to *count* messages that came back to *holder*, oldest first: (offset, which delivery this is).
+
+        A message whose last hand-out has that *generation* or a later one gets the next.
+        """
         given: list[tuple[int, int]] = []
         held = self._held.setdefault(holder, {})
         while self._waiting and len(given) < count:
@@ -156,9 +199,11 @@ class Leases:
             lease = self._slots[offset]
             lease.holder = holder
             lease.until = until
+            lease.generation = max(generation, lease.generation + 1)
             lease.deliveries += 1
             held[offset] = None
-            heapq.heappush(self._timers, (until, offset))
+            if until < math.inf:
+                heapq.heappush(self._timers, (until, offset))
             given.append((offset, lease.deliveries))
         if not held:
             del self._held[holder]
@@ -168,25 +213,72 @@ class Leases:
 
     def ack(self, holder: Hashable, offset: int) -> bool:
         """Settle the message at *offset*; False when *holder* does not hold it (any more)."""
-        lease = self._slots.get(offset)
-        if lease is None or lease.holder is None or lease.holder != holder:
+        lease = self._find(holder, offset)
+        if lease is None:
             return False
         self._let_go(lease, offset)
         self._settle(offset)
         return True
 
-    def extend(self, holder: Hashable, offset: int, until: float) -> bool:
-        """Let *holder* keep the message longer, never shorter; False when it does not hold it."""
-        lease = self._slots.get(offset)
-        if lease is None or lease.holder is None or lease.holder != holder:
+    def renew(self, holder: Hashable, offset: int, until: float, generation: int = 0) -> bool:
+        """Let the lease end at *until*, earlier or later than before; False when *holder* does not hold it.
+
+        Its generation becomes *generation*, or the next one.
+        """
+        lease = self._find(holder, offset)
+        if lease is None:
             return False
-        lease.until = max(lease.until, until)
+        shorter, lease.until = until < lease.until, until
+        lease.generation = max(generation, lease.generation + 1)
+        if shorter:
+            heapq.heappush(self._timers, (until, offset))
+            self._forget_stale_timers()
         return True
+
+    def begin_settling(self, holder: Hashable, offset: int, until: float) -> bool:
+        """An acknowledgement of the message is in the commit under way; False when *holder* does not hold it.
+
+        It takes effect with `end_settling`; if that does not come, the message comes back at *until*.
+        """
+        lease = self._find(holder, offset)
+        if lease is None:
+            return False
+        if until < lease.until:
+            lease.until = until
+            heapq.heappush(self._timers, (until, offset))
+        lease.settling = True
+        return True
+
+    def end_settling(self, offset: int, *, done: bool) -> Hashable | None:
+        """Settle the message at *offset* if *done*, else leave it with its holder; return that, None for none."""
+        lease = self._slots.get(offset)
+        if lease is None or not lease.settling:
+            return None
+        holder = lease.holder
+        lease.settling = False
+        if done:
+            self._let_go(lease, offset)
+            self._settle(offset)
+        return holder
+
+    def settle_below(self, offset: int) -> None:
+        """Settle everything below *offset*."""
+        for each in [each for each in self._slots if each < offset]:
+            lease = self._slots[each]
+            if lease.holder is not None:
+                self._let_go(lease, each)
+            self._dead.pop(each, None)
+            del self._slots[each]
+        self._waiting = [each for each in self._waiting if each >= offset]
+        heapq.heapify(self._waiting)
+        self._forget_stale_timers()
+        self.next = max(self.next, offset)
+        self._trim()
 
     def give_back(self, holder: Hashable, offset: int, at: float = -math.inf) -> bool:
         """Let the message at *offset* be handed out again, not before *at*; False when *holder* does not hold it."""
-        lease = self._slots.get(offset)
-        if lease is None or lease.holder is None or lease.holder != holder:
+        lease = self._find(holder, offset)
+        if lease is None:
             return False
         self._let_go(lease, offset)
         self._return(lease, offset, at)
@@ -206,8 +298,10 @@ class Leases:
             if lease is None or lease.dead or lease.until == -math.inf:
                 continue
             if lease.until > now:
-                heapq.heappush(self._timers, (lease.until, offset))
+                if lease.until < math.inf:
+                    heapq.heappush(self._timers, (lease.until, offset))
             elif lease.holder is not None:
+                lease.settling = False
                 if lost is not None:
                     lost.append(lease.holder)
                 self._let_go(lease, offset)
@@ -232,6 +326,13 @@ class Leases:
         self._settle(offset)
 
     # inside
+
+    def _find(self, holder: Hashable, offset: int) -> _Lease | None:
+        """The lease of the message at *offset* if *holder* holds it and nothing is being done with it."""
+        lease = self._slots.get(offset)
+        if lease is None or lease.holder is None or lease.settling or lease.holder != holder:
+            return None
+        return lease
 
     def _let_go(self, lease: _Lease, offset: int) -> None:
         held = self._held[lease.holder]
@@ -269,5 +370,7 @@ class Leases:
     def _forget_stale_timers(self) -> None:
         """Settled messages leave their timers behind; rebuild before these outnumber the live ones."""
         if len(self._timers) > STALE_TIMERS_MIN + 2 * len(self._slots):
-            self._timers = [(lease.until, offset) for offset, lease in self._slots.items() if lease.until > -math.inf]
+            self._timers = [
+                (lease.until, offset) for offset, lease in self._slots.items() if abs(lease.until) < math.inf
+            ]
             heapq.heapify(self._timers)

@@ -5,41 +5,56 @@ have credit, commits the group's offsets as messages are settled, takes back wha
 silent members held, and buries in ``%DLQ%<group>`` what was delivered in vain as often as
 the group's ``retryMaxTimes`` allows. What fails again and again waits longer each time.
 
-Members may speak different protocols. What a group has settled above its committed
-offset is forgotten by a restart: those messages are delivered once more.
+A holder is any hashable: by default the member itself, else a name that outlives its connection.
+Whoever knows a message's handle (queue, offset, generation) may settle it over any connection.
+Every change is noted in the log (`group_state.py`), so a restart forgets neither acknowledgements
+nor how often a message was delivered.
+
+When messages arrive one member with credit is woken, and wakes the next one if it leaves some. One
+that was woken and does not collect, since its client reads slowly, is passed over after `STALL_S`.
 """
 
 import logging
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Final, final
 
 import trio
 
+from martlet.clock import Clock
 from martlet.contracts import Peer
 from martlet.delivery.fanout import Encoding, encode_result
+from martlet.delivery.group_state import GroupNotes, GroupState, Lane
+from martlet.delivery.lease_notes import ACK, AGAIN, BACK, NEW, RENEW, Change, Key, LeaseState
 from martlet.delivery.leases import Leases
 from martlet.delivery.redelivery import pause_ms
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Delivery, Start, from_tail, is_readable, readable
-from martlet.delivery.tail_reader import unwatch, watch
+from martlet.delivery.tail_reader import Tails
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError, StoreFailed
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
 from martlet.settings import DeliveryConfig
+from martlet.state.journal import Journal
 from martlet.store import Queue, QueueReader, ReadResult, Store
 from martlet.store.codec import decode_record
 from martlet.tables.groups import Groups
 from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
 
-__all__ = ["Member", "Share", "Shares"]
+__all__ = ["GroupPolicy", "Member", "Share", "Shares"]
 
 log = logging.getLogger("martlet.shares")
 
 MESSAGES_A_READ: Final = 256
 RETURNED_AHEAD: Final = 8  # of those that came back and are far behind the tail
-NEW: Final = "new"  # the place of a lane's reader for messages that nobody had; others are offsets that came back
+UNREAD: Final = "unread"  # the place of a lane's reader for messages that nobody had; others are offsets that came back
 DEAD_A_TURN: Final = 64  # far ones that are read before the clock is looked at again
 RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may begin there
+STALL_S: Final = 0.1
+SETTLING_S: Final = 60.0  # so long the outcome of an acknowledgement in an atomic group is waited for
+RESTORED: Final = "an earlier run"  # the holder of what was handed out before the broker started
+UNNOTED_MAX: Final = 4096  # messages that nobody selects and that are read again after a restart
+REMEMBERED_TIMES: Final = 4  # delivery.leases_max, for the leases of groups that are not in memory
 BURY_AGAIN_S: Final = 5.0  # when the dead letter topic refuses a message
 # Why a dead letter is refused each time: the record, or a group name too long for a dead letter topic,
 # which a table that RocketMQ wrote may hold.
@@ -47,24 +62,39 @@ NEVER: Final = frozenset((Reason.ILLEGAL, Reason.PARAMETER))
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class GroupPolicy:
+    """How a group that is no consumer group retries; its name may be any text, within *scope*.
+
+    Args:
+      scope: whose names these are, such as that of the protocol.
+      retries_max: after so many deliveries in vain, and the first, a message is dead; -1 for no limit.
+      dead_letters: the topic for dead messages; where it is empty they are dropped.
+    """
+
+    scope: str
+    retries_max: int = -1
+    dead_letters: str = ""
+
+
+@final
 class _Lane:
     """One queue as one group shares it."""
 
-    __slots__ = ("due", "failure", "graves", "leases", "queue", "reader", "share")
+    __slots__ = ("began", "due", "failure", "graves", "key", "leases", "noted_next", "queue", "reader", "share")
 
-    def __init__(self, share: "Share", queue: Queue, leases: Leases) -> None:
+    def __init__(self, share: "Share", queue: Queue, key: Key, leases: Leases) -> None:
         self.share = share
         self.queue = queue
+        self.key = key
         self.leases = leases
+        self.noted_next = leases.next
+        self.began = leases.low
         self.due = True
         self.reader = QueueReader(share.store, self._was_read, RETURNED_AHEAD + 1)
         self.failure: Refused | None = None  # for the next member that collects
         # Offset -> log position behind its dead letter, which is not flushed yet; positions ascend.
         self.graves: dict[int, int] = {}
-
-    def arrived(self, queue: Queue) -> None:
-        self.due = True
-        self.share.wake()
 
     def _was_read(self, place: Hashable) -> None:
         self.share.wake()
@@ -74,16 +104,30 @@ class _Lane:
         self.failure = None
         self.reader.forget_all()
 
+    @property
+    def is_settling(self) -> bool:
+        return self.leases.is_settling
+
+    def state(self) -> tuple[int, list[tuple[int, LeaseState]]]:
+        """The offset that comes next, and every unsettled message, as notes have them."""
+        now, now_ms = self.share.times()
+        found: list[tuple[int, LeaseState]] = []
+        for offset, until, deliveries, generation in self.leases.unsettled_leases():
+            ends_ms = now_ms + round((until - now) * 1000) if abs(until) < math.inf else 0
+            found.append((offset, LeaseState(generation, max(ends_ms - generation, 0), deliveries)))
+        self.noted_next = self.leases.next
+        return self.leases.next, found
+
 
 @final
 class Member:
     """One peer in a shared group; ``credit`` is how many more messages it may hold.
 
     A message whose lease ends goes to another member. Its credit comes back only when this member is heard of
-    again, because until then it may be dead.
+    again, because until then it may be dead. ``holder`` is who holds what this member gets.
     """
 
-    __slots__ = ("_permit", "credit", "encoding", "lapsed", "lease_s", "peer", "share")
+    __slots__ = ("_permit", "credit", "encoding", "holder", "lapsed", "lease_s", "peer", "share", "woken")
 
     def __init__(
         self,
@@ -93,6 +137,7 @@ class Member:
         lease_s: float,
         credit: int,
         permit: Callable[[], None] | None,
+        holder: Hashable = None,
     ) -> None:
         self._permit = permit
         self.share = share
@@ -100,11 +145,17 @@ class Member:
         self.encoding = encoding
         self.lease_s = lease_s
         self.credit = credit
+        self.holder: Hashable = self if holder is None else holder
         self.lapsed = 0  # messages that it lost since it was last heard of
+        self.woken = False  # and has not collected since
 
     def add_credit(self, count: int) -> None:
         """Allow this member to hold *count* more messages, and wake its peer."""
         self.credit += count
+        self.wake()
+
+    def wake(self) -> None:
+        self.woken = True
         self.peer.wake()
 
     def collect(self, budget_bytes: int) -> list[Delivery]:
@@ -113,6 +164,7 @@ class Member:
         Raises:
           Refused: the filter failed, or reading is not allowed any more; leave the group.
         """
+        self.woken = False
         if self._permit is not None:
             self._permit()
         return self.share.hand_out(self, budget_bytes) if self.credit > 0 else []
@@ -126,7 +178,7 @@ class Member:
     def ack(self, queue_id: int, offset: int) -> bool:
         """Settle a message and give its credit back; False when this member does not hold it, or no longer."""
         self.touch()
-        return self.share.ack(self, queue_id, offset)
+        return self.share.ack_held(self.holder, queue_id, offset)
 
     def nack(self, queue_id: int, offset: int, delay_s: float = 0) -> bool:
         """Return a message that failed to the group; False when this member does not hold it.
@@ -134,16 +186,19 @@ class Member:
         It is delivered again after *delay_s* or later: the more often it failed, the longer it waits.
         """
         self.touch()
-        return self.share.nack(self, queue_id, offset, delay_s)
+        return self.share.nack_held(self.holder, queue_id, offset, delay_s)
 
     def extend(self, queue_id: int, offset: int) -> bool:
         """Start the lease of a message again; False when this member does not hold it."""
         self.touch()
-        return self.share.extend(self, queue_id, offset)
+        return self.share.renew_held(self.holder, queue_id, offset, self.lease_s) > 0
 
-    def leave(self) -> None:
-        """What this member holds goes to others: at once what it was the first to get, the rest after a pause."""
-        self.share.leave(self)
+    def leave(self, *, keep: bool = False) -> None:
+        """What this member holds goes to others: at once what it was the first to get, the rest after a pause.
+
+        With *keep* it stays with its ``holder`` until the leases end, or somebody settles it.
+        """
+        self.share.leave(self, keep=keep)
 
 
 @final
@@ -151,43 +206,70 @@ class Share:
     """One group on one topic.
 
     ``gone`` is set when the topic was deleted, or may not be read by this group any more, and all members
-    are woken; their handlers then tell the peers and leave.
+    are woken; their handlers then tell the peers and leave. ``ack``, ``nack``, ``renew`` and ``acknowledgement`` take a
+    message's handle, whoever holds it: queue, offset and `Delivery.generation`.
     """
 
     __slots__ = (
+        "_by_holder",
         "_forget_at",
         "_lanes",
         "_members",
         "_owner",
+        "_stalled_at",
+        "_tail",
         "_turn",
         "gone",
         "group",
+        "policy",
         "selection",
         "start",
         "store",
         "topic",
     )
 
-    def __init__(self, owner: "Shares", topic: Topic, group: str, selection: Selection, start: Start) -> None:
+    def __init__(
+        self,
+        owner: "Shares",
+        topic: Topic,
+        group: str,
+        selection: Selection,
+        start: Start,
+        policy: GroupPolicy | None = None,
+    ) -> None:
         self._owner = owner
         self.store = owner.store
         self.topic = topic
         self.group = group
+        self.policy = policy
         self.selection = selection
         self.start = start
         self.gone = False
         self._members: dict[Member, None] = {}
+        self._by_holder: dict[Hashable, Member] = {}
         self._lanes: dict[int, _Lane] = {}
         self._turn = 0
-        self._forget_at = math.inf
+        self._stalled_at = math.inf
+        self._forget_at = owner.now() + owner.config.share_memory_s
         # A queue that came while the group was away begins at its beginning, as for one that stayed.
-        self.follow(topic, new=not owner.groups.committed(group, topic.name))
+        known = any(owner.state.get(self.key(queue_id)) for queue_id in range(topic.read_queues))
+        self.follow(topic, new=not (known or (policy is None and owner.groups.committed(group, topic.name))))
+        self._tail = owner.tails.of(topic)
+        self._tail.listen(self)
 
     def __len__(self) -> int:
         return len(self._members)
 
+    def key(self, queue_id: int) -> Key:
+        """How what is remembered of a queue is found."""
+        return Key(self.policy.scope if self.policy is not None else "", self.group, self.topic.name, queue_id)
+
+    def times(self) -> tuple[float, int]:
+        """Now, as deadlines count, and as the wall clock says, in ms."""
+        return self._owner.now(), self._owner.clock.now_ms()
+
     def idle(self, now: float) -> bool:
-        """Whether this object may be forgotten: no members, and nothing to remember or nobody who came back for it."""
+        """Whether this object may be dropped: no members, and nothing to remember or nobody who came back for it."""
         if self._members:
             return False
         return now >= self._forget_at or not any(lane.leases.size for lane in self._lanes.values())
@@ -197,40 +279,86 @@ class Share:
         self.topic = topic
         for queue_id in range(topic.read_queues):
             if queue_id not in self._lanes:
-                lane = _Lane(self, topic.queue(queue_id), self._make_leases(topic.queue(queue_id), new))
-                self._lanes[queue_id] = lane
-                watch(lane.queue, lane.arrived)
+                queue, key = topic.queue(queue_id), self.key(queue_id)
+                lane = self._lanes[queue_id] = _Lane(self, queue, key, self._make_leases(queue, key, new))
+                self._owner.notes.open(key, lane)
                 self.wake()
 
-    def _make_leases(self, queue: Queue, new: bool) -> Leases:
+    def _make_leases(self, queue: Queue, key: Key, new: bool) -> Leases:
         owner = self._owner
-        groups, topic = owner.groups, self.topic.name
-        groups.take_reset(self.group, topic, queue.queue_id)
-        offset = groups.offset(self.group, topic, queue.queue_id)
-        if offset < 0:
+        known = owner.state.get(key)
+        offset = -1
+        if self.policy is None:
+            groups = owner.groups
+            if groups.take_reset(self.group, key.topic, queue.queue_id) >= 0:
+                known = None
+            offset = groups.offset(self.group, key.topic, queue.queue_id)
+        if known is not None and known.next > queue.next_offset:
+            known = None  # it is about a topic that was deleted
+        if known is not None:
+            offset = max(offset, known.low)
+        elif offset < 0:
             offset = self.start(queue) if new else queue.first_offset
         # A power cut can take messages that were committed, never what comes after them.
         offset = min(offset, queue.next_offset)
-        groups.commit(self.group, topic, queue.queue_id, offset)
-        group = groups.get(self.group)
-        retries = group.retry_max_times if group is not None else 16
+        retries = self._retries_max()
         # The first delivery is no retry.
-        return Leases(offset, window=owner.config.lease_window, deliveries_max=retries + 1 if retries >= 0 else 0)
+        leases = Leases(offset, window=owner.config.lease_window, deliveries_max=retries + 1 if retries >= 0 else 0)
+        if known is not None:
+            self._restore(leases, known, offset)
+        else:
+            owner.notes.begin(key, offset)
+        self._commit_offset(queue.queue_id, leases.low)
+        return leases
+
+    def _restore(self, leases: Leases, known: Lane, offset: int) -> None:
+        """Give *leases* what is remembered from *offset* on."""
+        now, now_ms = self.times()
+        for each, state in sorted(known.leases.items()):
+            if each >= offset:
+                # A clock that was set back meanwhile makes no lease longer.
+                left_ms = min(max(state.generation + state.duration_ms - now_ms, 0), state.duration_ms)
+                leases.restore(RESTORED, each, now + left_ms / 1000, state.deliveries, state.generation)
+        leases.skip_to(known.next)
+        self._owner.unsettled += leases.size
+        leases.lapse(now)
+        self._owner.alarm(-math.inf)
+
+    def _retries_max(self) -> int:
+        if self.policy is not None:
+            return self.policy.retries_max
+        group = self._owner.groups.get(self.group)
+        return group.retry_max_times if group is not None else 16
+
+    def arrived_at(self, queue: Queue) -> None:
+        """Records that may be wanted became readable."""
+        lane = self._lanes.get(queue.queue_id)
+        if lane is not None and lane.queue is queue:
+            lane.due = True
+            self.wake()
 
     def select(self, selection: Selection) -> None:
         """Hand out what *selection* wants from now on."""
+        self._tail.leave(self)
         self.selection = selection
+        self._tail = self._owner.tails.of(self.topic)
+        self._tail.listen(self)
         for lane in self._lanes.values():
             lane.forget_read()
 
     def join(self, member: Member) -> None:
         self._members[member] = None
-        member.peer.wake()
+        self._by_holder[member.holder] = member
+        member.wake()
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: Member, *, keep: bool) -> None:
         if self._members.pop(member, self) is None:
+            last = self._by_holder.get(member.holder) is member
+            if last:
+                del self._by_holder[member.holder]
             for lane in self._lanes.values():
-                self._give_back(lane.leases, member)
+                if last and not keep:
+                    self._give_back(lane, member)
                 if not self._members:
                     lane.forget_read()
             self._forget_at = self._owner.now() + self._owner.config.share_memory_s
@@ -238,31 +366,51 @@ class Share:
             self.wake()
             self._owner.forget_idle(self)
 
-    def _give_back(self, leases: Leases, member: Member) -> None:
+    def _give_back(self, lane: _Lane, member: Member) -> None:
         """Take back what *member* held. That it leaves is no failure of a message, that others left before may be."""
-        for offset in leases.held(member):
-            leases.give_back(member, offset, self._not_before(leases.deliveries(offset) - 1))
+        leases = lane.leases
+        for offset in leases.held(member.holder):
+            self._return(lane, member.holder, offset, leases.deliveries(offset) - 1)
 
-    def _not_before(self, failures: int, delay_s: float = 0) -> float:
-        """When a message that failed so often may be delivered again, in *delay_s* at the earliest."""
+    def _return(self, lane: _Lane, holder: Hashable, offset: int, failures: int, delay_s: float = 0) -> bool:
+        """Let a message be delivered again, after *delay_s* and later the more often it failed."""
         wait_s = max(delay_s, pause_ms(failures) / 1000)
-        return self._owner.now() + wait_s if wait_s > 0 else -math.inf
+        now, now_ms = self.times()
+        at = now + wait_s if wait_s > 0 else -math.inf
+        if not lane.leases.give_back(holder, offset, at):
+            return False
+        self._owner.notes.note(lane.key, Change(BACK, now_ms, round(wait_s * 1000), offsets=(offset,)))
+        self._owner.alarm(-math.inf if lane.leases.is_dead(offset) else at)
+        return True
 
     def wake(self) -> None:
-        """Wake every member that has credit, another one first each time."""
+        """Wake a member that has credit and was not woken yet, another one each time; all of them once it is over."""
+        if self.gone:
+            for member in list(self._members):
+                member.wake()
+            return
         members = list(self._members)
         self._turn = (self._turn + 1) % (len(members) or 1)
-        for member in members[self._turn :] + members[: self._turn]:
-            if member.credit > 0 or self.gone:
-                member.peer.wake()
+        ready = [each for each in members[self._turn :] + members[: self._turn] if each.credit > 0 and not each.woken]
+        if not ready:
+            return
+        # Who lost a lease and was not heard of since may be dead.
+        next((each for each in ready if not each.lapsed), ready[0]).wake()
+        if self._stalled_at == math.inf and len(members) > 1:
+            self._stalled_at = self._owner.now() + STALL_S
+            self._owner.alarm(self._stalled_at)
 
-    def close(self) -> None:
-        """Forget everything; members stay without messages."""
+    def close(self, *, forget: bool = False) -> None:
+        """End it; members stay without messages. With *forget* nothing is remembered."""
+        self._tail.leave(self)
         for lane in self._lanes.values():
-            unwatch(lane.queue, lane.arrived)
             lane.reader.close()
             self._owner.settled(lane.leases.size)
             self._owner.mourned.pop(lane, None)
+            if forget:
+                self._owner.notes.drop(lane.key)
+            else:
+                self._owner.notes.close(lane.key)
         self._lanes.clear()
 
     # messages to members
@@ -309,12 +457,17 @@ class Share:
             result = self._read_again(lane, member, budget_bytes)
             if result is None:
                 break
-            offset, deliveries = leases.hand_again(member, 1, until)[0]
+            offset, deliveries = leases.hand_again(member.holder, 1, until, self._owner.clock.now_ms())[0]
             if not result.count or result.next_offset != offset + 1:
-                self._settle(lane, member, offset)  # retention removed it
+                member.credit -= 1
+                self._settle(lane, member.holder, offset)  # retention removed it
                 continue
+            generation = leases.generation(offset)
+            self._owner.notes.note(lane.key, Change(AGAIN, generation, _in_ms(member.lease_s), offsets=(offset,)))
             batch = encode_result(result, offset, member.encoding)
-            found.append(Delivery(lane.queue.queue_id, offset, offset + 1, 1, batch.data, batch, deliveries))
+            found.append(
+                Delivery(lane.queue.queue_id, offset, offset + 1, 1, batch.data, batch, deliveries, generation)
+            )
             member.credit -= 1
             budget_bytes -= len(batch.data)
         return found
@@ -324,7 +477,7 @@ class Share:
         first = self._read_one(lane, member, lane.leases.returned(1)[0], budget_bytes)
         if first is None:
             offsets = lane.leases.returned(min(member.credit, RETURNED_AHEAD))
-            lane.reader.keep_only((NEW, *offsets))
+            lane.reader.keep_only((UNREAD, *offsets))
             for offset in offsets:
                 self._read_one(lane, member, offset, budget_bytes)
         return first
@@ -339,7 +492,7 @@ class Share:
         """Messages that nobody had before."""
         self._reset_if_wanted(lane)
         leases, owner = lane.leases, self._owner
-        room = min(leases.room, owner.config.leases_max - owner.unsettled, member.credit, MESSAGES_A_READ)
+        room = min(leases.room, owner.room, member.credit, MESSAGES_A_READ)
         if not lane.due or room <= 0 or budget_bytes <= 0:
             return []
         start = leases.next
@@ -352,82 +505,167 @@ class Share:
         lane.due = result.next_offset < lane.queue.next_offset
         before = leases.size
         batch = encode_result(result, start, member.encoding)
-        leases.hand_out(member, batch.offsets, until)
+        generation = owner.clock.now_ms()
+        leases.hand_out(member.holder, batch.offsets, until, generation)
         leases.skip_to(result.next_offset)
         owner.unsettled += leases.size - before
+        if result.count or leases.next >= lane.noted_next + UNNOTED_MAX:
+            offsets = batch.offsets if result.count else ()
+            change = Change(NEW, generation, _in_ms(member.lease_s), leases.next, offsets, lane.noted_next)
+            owner.notes.note(lane.key, change)
+            lane.noted_next = leases.next
         self._commit(lane)
         if not result.count:
             if lane.due:
                 self.wake()
             return []
         member.credit -= result.count
-        return [Delivery(lane.queue.queue_id, batch.offsets[0], result.next_offset, result.count, batch.data, batch)]
+        queue_id, first = lane.queue.queue_id, batch.offsets[0]
+        return [Delivery(queue_id, first, result.next_offset, result.count, batch.data, batch, 1, generation)]
 
     def _read(self, lane: _Lane, member: Member, count: int, budget_bytes: int) -> ReadResult | None:
         selection, start = self.selection, member.peer.start
         offset = lane.leases.next
         return lane.reader.read(
-            start, NEW, lane.queue, offset, count, budget_bytes, selection.codes, selection.predicate
+            start, UNREAD, lane.queue, offset, count, budget_bytes, selection.codes, selection.predicate
         )
 
     def _reset_if_wanted(self, lane: _Lane) -> None:
         """Begin anew where an administrator's reset of the group wants it."""
         owner = self._owner
-        if owner.groups.pending_reset(self.group, self.topic.name, lane.queue.queue_id) >= 0:
+        if self.policy is None and owner.groups.pending_reset(self.group, self.topic.name, lane.queue.queue_id) >= 0:
             owner.settled(lane.leases.size)
             for member in self._members:  # what they hold counts no more
-                if held := len(lane.leases.held(member)):
+                if held := len(lane.leases.held(member.holder)):
                     member.add_credit(held)
-            lane.leases = self._make_leases(lane.queue, new=False)
+            lane.leases = self._make_leases(lane.queue, lane.key, new=False)
+            lane.noted_next = lane.leases.next
+            lane.began = lane.leases.low
             lane.graves.clear()
             lane.forget_read()
             owner.mourned.pop(lane, None)
             lane.due = True
 
-    # messages from members
+    # messages from members, and from whoever has a handle
 
-    def ack(self, member: Member, queue_id: int, offset: int) -> bool:
+    def ack_held(self, holder: Hashable, queue_id: int, offset: int) -> bool:
+        """Settle a message that *holder* holds; False when it does not."""
         lane = self._lanes.get(queue_id)
-        if lane is None or not self._settle(lane, member, offset):
-            return False
-        member.add_credit(1)
-        return True
+        return lane is not None and self._settle(lane, holder, offset)
 
-    def nack(self, member: Member, queue_id: int, offset: int, delay_s: float) -> bool:
+    def nack_held(self, holder: Hashable, queue_id: int, offset: int, delay_s: float) -> bool:
+        """Return a message that *holder* holds and that failed; False when it does not."""
         lane = self._lanes.get(queue_id)
-        if lane is None:
+        if lane is None or not self._return(lane, holder, offset, lane.leases.deliveries(offset), delay_s):
             return False
-        at = self._not_before(lane.leases.deliveries(offset), delay_s)
-        if not lane.leases.give_back(member, offset, at):
-            return False
-        self._owner.alarm(-math.inf if lane.leases.is_dead(offset) else at)
-        member.add_credit(1)
+        self._give_credit(holder)
         self.wake()
         return True
 
-    def extend(self, member: Member, queue_id: int, offset: int) -> bool:
+    def renew_held(self, holder: Hashable, queue_id: int, offset: int, lease_s: float) -> int:
+        """Let a lease of *holder* end *lease_s* from now; return its new generation, 0 when there is no such lease."""
         lane = self._lanes.get(queue_id)
-        return lane is not None and lane.leases.extend(member, offset, self._owner.now() + member.lease_s)
+        now, now_ms = self.times()
+        if lane is None or not lane.leases.renew(holder, offset, now + lease_s, now_ms):
+            return 0
+        generation = lane.leases.generation(offset)
+        self._owner.notes.note(lane.key, Change(RENEW, generation, _in_ms(lease_s), offsets=(offset,)))
+        self._owner.alarm(now + lease_s)
+        return generation
 
-    def _settle(self, lane: _Lane, member: Member, offset: int) -> bool:
+    def ack(self, queue_id: int, offset: int, generation: int) -> bool:
+        """Settle a message by its handle; False when that is no longer valid."""
+        holder = self._holder(queue_id, offset, generation)
+        return holder is not None and self.ack_held(holder, queue_id, offset)
+
+    def nack(self, queue_id: int, offset: int, generation: int, delay_s: float = 0) -> bool:
+        """Return a message that failed by its handle, as `Member.nack`; False when that is no longer valid."""
+        holder = self._holder(queue_id, offset, generation)
+        return holder is not None and self.nack_held(holder, queue_id, offset, delay_s)
+
+    def renew(self, queue_id: int, offset: int, generation: int, lease_s: float) -> int:
+        """Let a lease end *lease_s* from now, earlier or later than before; return its new generation.
+
+        That makes a new handle; the old one is no longer valid. 0 when *generation* was not.
+        """
+        holder = self._holder(queue_id, offset, generation)
+        return self.renew_held(holder, queue_id, offset, lease_s) if holder is not None else 0
+
+    def acknowledgement(self, queue_id: int, offset: int, generation: int) -> tuple[Journal, bytes]:
+        """Return the acknowledgement of a message as a part of `Broker.publish_atomic`, to be called next.
+
+        The message is settled when the group is readable. If it is not stored, call `withdraw`; if the commit fails
+        the message comes back when its lease ends, within a minute.
+
+        Raises:
+          Refused: the handle is not valid (Reason.NOT_FOUND), or the store takes no writes just now.
+        """
+        lane, holder = self._lanes.get(queue_id), self._holder(queue_id, offset, generation)
+        self.store.admission.check()
+        until = self._owner.now() + SETTLING_S
+        if lane is None or holder is None or not lane.leases.begin_settling(holder, offset, until):
+            text = f"message {offset} of queue {queue_id} is not leased as {generation} by group {self.group!r}"
+            raise Refused(Reason.NOT_FOUND, f"{text}; its lease may have ended")
+        self._owner.alarm(until)
+        return self._owner.notes.settle(lane.key, offset, lane.began)
+
+    def withdraw(self, queue_id: int, offset: int) -> None:
+        """Undo `acknowledgement`: the atomic group was refused."""
+        lane = self._lanes.get(queue_id)
+        if lane is not None:
+            lane.leases.end_settling(offset, done=False)
+
+    def settled_atomically(self, queue_id: int, offsets: Sequence[int]) -> None:
+        """An atomic group that acknowledges *offsets* is readable."""
+        lane = self._lanes.get(queue_id)
+        if lane is None:
+            return
+        if self._owner.notes.must_note_settled(lane.key):
+            self._owner.notes.note(lane.key, Change(ACK, offsets=offsets))
         before, full = lane.leases.size, lane.leases.room <= 0
-        if not lane.leases.ack(member, offset):
+        for offset in offsets:
+            holder = lane.leases.end_settling(offset, done=True)
+            if holder is not None:
+                self._give_credit(holder)
+        self._was_settled(lane, before, full)
+
+    def _holder(self, queue_id: int, offset: int, generation: int) -> Hashable | None:
+        lane = self._lanes.get(queue_id)
+        return lane.leases.holder(offset, generation) if lane is not None else None
+
+    def _give_credit(self, holder: Hashable) -> None:
+        member = self._by_holder.get(holder)
+        if member is not None:
+            member.add_credit(1)
+
+    def _settle(self, lane: _Lane, holder: Hashable, offset: int) -> bool:
+        before, full = lane.leases.size, lane.leases.room <= 0
+        if not lane.leases.ack(holder, offset):
             return False
+        self._owner.notes.note(lane.key, Change(ACK, offsets=(offset,)))
+        self._give_credit(holder)
+        self._was_settled(lane, before, full)
+        return True
+
+    def _was_settled(self, lane: _Lane, before: int, full: bool) -> None:
         self._owner.settled(before - lane.leases.size)
         self._commit(lane)
         if full and lane.leases.room > 0:
             self.wake()
-        return True
 
     def _commit(self, lane: _Lane) -> None:
-        self._owner.groups.commit(self.group, self.topic.name, lane.queue.queue_id, lane.leases.low)
+        self._commit_offset(lane.queue.queue_id, lane.leases.low)
+
+    def _commit_offset(self, queue_id: int, offset: int) -> None:
+        if self.policy is None:
+            self._owner.groups.commit(self.group, self.topic.name, queue_id, offset)
 
     # time, and the dead
 
     def deadline(self) -> float:
         """When `tick` has something to do."""
         forget_at = math.inf if self._members else self._forget_at
-        return min(forget_at, *(lane.leases.deadline() for lane in self._lanes.values()), math.inf)
+        return min(forget_at, self._stalled_at, *(lane.leases.deadline() for lane in self._lanes.values()), math.inf)
 
     def tick(self, now: float) -> None:
         """Take back what is overdue, and bury the dead."""
@@ -437,9 +675,14 @@ class Share:
             back += lane.leases.lapse(now, lost)
             for offset in lane.leases.dead():
                 self._bury(lane, offset)
-        for member in lost:
-            if isinstance(member, Member):
+        for holder in lost:
+            member = self._by_holder.get(holder)
+            if member is not None:
                 member.lapsed += 1
+        if now >= self._stalled_at:
+            self._stalled_at = math.inf
+            if any(member.woken for member in self._members):
+                back += any(lane.due or lane.leases.waiting for lane in self._lanes.values())
         if back:
             self.wake()
 
@@ -467,8 +710,12 @@ class Share:
         if not result.count or result.next_offset != offset + 1:
             self._settle_dead(lane, offset)  # retention removed it
             return
+        topic = self.policy.dead_letters if self.policy is not None else DLQ_PREFIX + self.group
+        if not topic:
+            self._settle_dead(lane, offset)
+            return
         try:
-            end = owner.put_dead_letter(self.group, decode_record(b"".join(result.pieces)))
+            end = owner.put_dead_letter(topic, decode_record(b"".join(result.pieces)))
         except (Refused, StoreError) as error:
             self._not_buried(lane, offset, error)
             return
@@ -508,9 +755,15 @@ class Share:
     def _settle_dead(self, lane: _Lane, offset: int) -> None:
         before = lane.leases.size
         lane.leases.bury(offset)
+        self._owner.notes.note(lane.key, Change(ACK, offsets=(offset,)))
         self._owner.settled(before - lane.leases.size)
         self._commit(lane)
         self.wake()
+
+
+def _in_ms(lease_s: float) -> int:
+    """How long a lease holds; 0 for one that never ends by itself: after a restart nobody is there who holds it."""
+    return round(lease_s * 1000) if lease_s < math.inf else 0
 
 
 @final
@@ -522,13 +775,21 @@ class Shares:
         store: Store,
         topics: Topics,
         groups: Groups,
+        tails: Tails,
+        journal: Journal,
+        clock: Clock,
         config: DeliveryConfig,
         now: Callable[[], float] = trio.current_time,
     ) -> None:
         self.store = store
         self.groups = groups
+        self.tails = tails
+        self.clock = clock
         self.config = config
         self.now = now
+        self.state = GroupState(journal.topic)
+        self.state.settled = self._settled_atomically
+        self.notes = GroupNotes(store, journal, self.state, config.share_queues_max)
         self.unsettled = 0
         self.buried = 0
         self.unburied = 0  # dead messages that no dead letter can hold
@@ -536,13 +797,20 @@ class Shares:
         self.far_dead: dict[tuple[_Lane, int], None] = {}
         self._log_moved = False
         self._topics = topics
-        self._shares: dict[tuple[str, str], Share] = {}
+        self._shares: dict[tuple[str, str, str], Share] = {}
         self._wanted = math.inf
         self._rung = trio.Event()
         topics.changed.append(self._topic_changed)
         groups.changed.append(self._group_changed)
         groups.was_reset.append(self._was_reset)
         store.on_flushed.append(self._flushed)
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be out, or acknowledged behind one that is not."""
+        return min(
+            self.config.leases_max - self.unsettled, self.config.leases_max * REMEMBERED_TIMES - self.state.leases
+        )
 
     def join(
         self,
@@ -556,34 +824,31 @@ class Shares:
         selection: Selection = EVERYTHING,
         start: Start = from_tail,
         permit: Callable[[], None] | None = None,
+        policy: GroupPolicy | None = None,
+        holder: Hashable = None,
     ) -> Member:
         """Make *peer* a member of *group* on *topic*.
 
         Args:
           peer: is woken when there is something to collect.
           topic: its name; it must exist.
-          group: its name; created if the configuration allows that.
+          group: its name; without a *policy* a consumer group, created if the configuration allows that.
           encoding: makes frames of records.
-          lease_s: how long the member may hold a message before it goes to another.
+          lease_s: how long the member may hold a message before it goes to another; infinity for as long as it stays.
           credit: how many messages it may hold at once.
           selection: which messages the group gets; the same for all members.
           start: where to begin in a queue that the group never consumed.
           permit: raises `Refused` once the peer may not read any more; called at each collect.
+          policy: for a group that is no consumer group.
+          holder: who holds the messages: any hashable but None, the member itself by default. Of two members with one
+            holder the newer gets the credit of what is settled.
 
         Raises:
           Refused: there is no such topic or group, there are too many groups or members, or the other members
             select other messages.
         """
-        found = readable(self._topics, topic)
-        self.groups.reader(group, topic)
-        self.groups.check_may_commit(group, topic, range(found.read_queues))
-        share = self._shares.get((topic, group))
-        if share is None:
-            limit = self.config.shares_max
-            if len(self._shares) >= limit:
-                raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
-            share = self._shares[topic, group] = Share(self, found, group, selection, start)
-        elif share.selection.name != selection.name:
+        share = self._open(topic, group, selection, start, policy)
+        if share.selection.name != selection.name:
             if len(share):
                 text = (
                     f"group {group!r} selects {share.selection.name!r} of topic {topic!r}; members must want the same"
@@ -594,12 +859,54 @@ class Shares:
         limit = self.config.share_members_max
         if len(share) >= limit:
             raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
-        member = Member(share, peer, encoding, lease_s, credit, permit)
+        member = Member(share, peer, encoding, lease_s, credit, permit, holder)
         share.join(member)
         return member
 
-    def put_dead_letter(self, group: str, record: Record) -> int:
-        """Store a copy of *record* in the dead letter topic of *group*; return the log position behind it.
+    def _open(self, topic: str, group: str, selection: Selection, start: Start, policy: GroupPolicy | None) -> Share:
+        found = readable(self._topics, topic)
+        if policy is None:
+            self.groups.reader(group, topic)
+            self.groups.check_may_commit(group, topic, range(found.read_queues))
+        scope = policy.scope if policy is not None else ""
+        share = self._shares.get((topic, group, scope))
+        if share is not None:
+            return share
+        limit = self.config.shares_max
+        if len(self._shares) >= limit:
+            raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
+        self.notes.check_room([Key(scope, group, topic, queue_id) for queue_id in range(found.read_queues)])
+        share = self._shares[topic, group, scope] = Share(self, found, group, selection, start, policy)
+        self.alarm(self.now() + self.config.share_memory_s)
+        return share
+
+    def find(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
+        """Return *group* on *topic*, to settle messages by their handles; None when it never consumed anything there.
+
+        Raises:
+          Refused: the topic is not there or not readable, or the group may not consume it.
+        """
+        scope = policy.scope if policy is not None else ""
+        share = self._shares.get((topic, group, scope))
+        if share is not None or self.state.get(Key(scope, group, topic, 0)) is None:
+            return share
+        return self._open(topic, group, EVERYTHING, from_tail, policy)
+
+    def forget(self, topic: str, group: str, policy: GroupPolicy) -> None:
+        """Drop what *group*, which is no consumer group, remembers of *topic*; members stay without messages."""
+        share = self._shares.pop((topic, group, policy.scope), None)
+        if share is not None:
+            share.close(forget=True)
+        self._drop(lambda key: key[:3] == (policy.scope, group, topic))
+
+    def _drop(self, wanted: Callable[[Key], bool]) -> None:
+        """Drop what is remembered of lanes that are not in memory."""
+        for key in [key for key in self.notes.known() if wanted(key)]:
+            if (key.topic, key.group, key.scope) not in self._shares:
+                self.notes.drop(key)
+
+    def put_dead_letter(self, name: str, record: Record) -> int:
+        """Store a copy of *record* in the dead letter topic *name*; return the log position behind it.
 
         Property names as RocketMQ's SendMessageBackHook has them.
 
@@ -607,7 +914,7 @@ class Shares:
           Refused: not now, or (`NEVER`) never.
           StoreError: the store has failed.
         """
-        topic = self._topics.ensure(DLQ_PREFIX + group, 1)
+        topic = self._topics.ensure(name, 1)
         message = Message(
             topic.name,
             record.body,
@@ -638,7 +945,7 @@ class Shares:
 
     def forget_idle(self, share: Share) -> None:
         """Drop *share* when nothing is lost with it, or when nobody came back for long."""
-        key = share.topic.name, share.group
+        key = share.topic.name, share.group, share.key(0).scope
         # A deleted topic may be there again by now, with a share of its own.
         if self._shares.get(key) is share and share.idle(self.now()):
             del self._shares[key]
@@ -653,23 +960,37 @@ class Shares:
                 del self._shares[key]
                 share.gone = True
                 share.wake()
-                share.close()
+                share.close(forget=True)
+        if topic is None:
+            self._drop(lambda key: self._topics.get(key.topic) is None)
 
     def _group_changed(self, group: str) -> None:
-        for share in self._shares.values():
-            if share.group == group:
+        deleted = self.groups.get(group) is None and not self.groups.topics_of(group)
+        for key, share in list(self._shares.items()):
+            if share.group == group and share.policy is None:
                 self._look(share)
+                if deleted and not len(share):
+                    del self._shares[key]
+                    share.close(forget=True)
+        if deleted:
+            self._drop(lambda key: not key.scope and key.group == group)
 
     def _look(self, share: Share) -> None:
         """Whether *share* may still be read; what it remembers stays, for it may be allowed again."""
-        share.gone = not (is_readable(share.topic) and self.groups.may_read(share.group, share.topic.name))
+        may_read = share.policy is not None or self.groups.may_read(share.group, share.topic.name)
+        share.gone = not (is_readable(share.topic) and may_read)
         if share.gone:
             share.wake()
 
     def _was_reset(self, group: str, topic: str) -> None:
-        share = self._shares.get((topic, group))
+        share = self._shares.get((topic, group, ""))
         if share is not None:
             share.wake()
+
+    def _settled_atomically(self, key: Key, offsets: Sequence[int]) -> None:
+        share = self._shares.get((key.topic, key.group, key.scope))
+        if share is not None:
+            share.settled_atomically(key.queue_id, offsets)
 
     def _flushed(self) -> None:
         if self.mourned:
@@ -690,6 +1011,8 @@ class Shares:
 
     async def run(self) -> None:
         """Take back what silent members hold too long, until cancelled."""
+        # The broker may have been killed between a topic's deletion and the notes about it.
+        self._drop(lambda key: self._topics.get(key.topic) is None)
         while True:
             if self._wanted > self.now() and not (self._log_moved or self.far_dead):
                 with trio.move_on_at(self._wanted):
@@ -727,6 +1050,8 @@ class Shares:
             "shares": len(self._shares),
             "members": sum(map(len, self._shares.values())),
             "unsettled": self.unsettled,
+            "remembered": len(self.state),
+            "remembered_leases": self.state.leases,
             "dead_letters": self.buried,
             "dead_without_letter": self.unburied,
         }

@@ -46,14 +46,24 @@ class Delivery:
     """Encoded messages of one queue, ready to be sent.
 
     ``data`` has the frames of ``count`` messages, those selected from offset ``first`` to below ``next``.
-    ``delivery`` is above 1 when a shared group delivers them again.
+    ``delivery`` is above 1 when a shared group delivers them again, and ``generation`` is the group's part of their
+    handles.
     """
 
-    __slots__ = ("_batch", "count", "data", "delivery", "first", "next", "queue_id")
+    __slots__ = ("_batch", "count", "data", "delivery", "first", "generation", "next", "queue_id")
 
     def __init__(
-        self, queue_id: int, first: int, next_offset: int, count: int, data: Buffer, batch: Batch, delivery: int = 1
+        self,
+        queue_id: int,
+        first: int,
+        next_offset: int,
+        count: int,
+        data: Buffer,
+        batch: Batch,
+        delivery: int = 1,
+        generation: int = 0,
     ) -> None:
+        self.generation = generation
         self.queue_id = queue_id
         self.first = first
         self.next = next_offset

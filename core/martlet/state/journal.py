@@ -40,7 +40,7 @@ class Journal:
     segments, like all others: what is still needed has to be noted again before.
     """
 
-    __slots__ = ("_bytes", "_note_bytes_max", "_notes", "_record_bytes", "_store", "topic")
+    __slots__ = ("_bytes", "_notes", "_record_bytes", "_store", "note_bytes_max", "topic")
 
     def __init__(self, store: Store, name: str) -> None:
         if not _NAME.fullmatch(name):
@@ -51,7 +51,7 @@ class Journal:
         self._bytes = 0
         # A record must fit into a segment, however small tests make that.
         self._record_bytes = min(RECORD_BYTES, store.config.segment_bytes // 4)
-        self._note_bytes_max = min(NOTE_BYTES_MAX, self._record_bytes)
+        self.note_bytes_max = min(NOTE_BYTES_MAX, self._record_bytes)
 
     def note(self, data: bytes) -> int:
         """Add *data* to the commit under way, after all notes before; return what to pass to `Peer.hold_until`.
@@ -63,7 +63,7 @@ class Journal:
           StoreFailed: the disk failed.
         """
         size = len(data) + LENGTH_BYTES
-        if not self._notes or self._bytes + size > self._record_bytes or size > self._note_bytes_max:
+        if not self._notes or self._bytes + size > self._record_bytes or size > self.note_bytes_max:
             self._check(data)
             self.write()
             self._store.before_commit.append(self.write)
@@ -106,8 +106,8 @@ class Journal:
         return Message(self.topic, msgpack.packb(notes), born_host=self._store.store_host)
 
     def _check(self, note: bytes) -> None:
-        if len(note) > self._note_bytes_max:
-            raise Refused(Reason.ILLEGAL, f"the note has {len(note)} bytes; the most is {self._note_bytes_max}")
+        if len(note) > self.note_bytes_max:
+            raise Refused(Reason.ILLEGAL, f"the note has {len(note)} bytes; the most is {self.note_bytes_max}")
         self._store.admission.check()
 
 

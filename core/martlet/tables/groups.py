@@ -155,14 +155,14 @@ class Groups:
     def delete(self, name: str, *, clean_offsets: bool) -> bool:
         """Forget group *name*, with *clean_offsets* also what it has consumed; False when it was not there."""
         found = self._table.pop(name, None) is not None
-        if self._forbidden.pop(name, None) is not None or found:
-            self._moved(name)
         if clean_offsets:
             topics = self._offsets.pop(name, {})
             self._offsets_kept -= sum(map(len, topics.values()))
             for topic in topics:
                 self._drop_reset(topic, name)
             self.offsets_table.change()
+        if self._forbidden.pop(name, None) is not None or found:
+            self._moved(name)
         return found
 
     def set_forbidden(self, group: str, topic: str, *, readable: bool) -> None:

@@ -91,16 +91,16 @@ class Talk:
         assert len(found) == int(words[2])
         return found
 
-    async def messages(self, count: int, number: int = 1) -> list[Received]:
+    async def messages(self, count: int, number: int = 1, delivery: int = 1) -> list[Received]:
         """Return the next *count* messages, in however many batches."""
         found: list[Received] = []
         while len(found) < count:
-            found += await self.batch(number)
+            found += await self.batch(number, delivery)
         assert len(found) == count
         return found
 
-    async def bodies(self, count: int, number: int = 1) -> list[str]:
-        return [message.body.decode() for message in await self.messages(count, number)]
+    async def bodies(self, count: int, number: int = 1, delivery: int = 1) -> list[str]:
+        return [message.body.decode() for message in await self.messages(count, number, delivery)]
 
     async def quiet(self) -> None:
         """Assert that nothing is on its way to us."""

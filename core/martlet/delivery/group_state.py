@@ -1,0 +1,463 @@
+"""What shared groups remember through a restart: a projection over notes in a journal, and who writes the notes.
+
+`shared_groups.py` changes its leases at once and has each change noted; the notes of a commit are collected and become
+one note for each queue of each group. `GroupState` applies them when they are readable and is all that is left after a
+restart: of each queue which messages are not settled, since when and for how long each is out, and how often it was.
+Who holds them is not kept: after a restart they are acknowledged by their handle (offset and generation), or come
+back after the rest of their time.
+
+A commit that fails takes its notes with it. Then, and while the store takes no writes, the queues concerned are noted
+anew as a whole, before anything else.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final, Protocol, final
+
+from martlet.delivery.lease_notes import (
+    ACK,
+    AGAIN,
+    BEGIN,
+    DROP,
+    KEEP,
+    NEW,
+    SETTLE,
+    Change,
+    Key,
+    LeaseState,
+    decode_note,
+    encode_changes,
+    head,
+)
+from martlet.errors import Reason, Refused, StoreFailed
+from martlet.state.journal import Journal, read_notes
+from martlet.state.projection import NOTHING
+from martlet.state.rows import pack_rows, unpack_rows
+from martlet.store import Store
+from martlet.store.layout import RecordView
+from martlet.turns import Pace, Steps
+
+__all__ = ["GroupNotes", "GroupState", "Lane", "Source"]
+
+log = logging.getLogger("martlet.shares")
+
+FORMAT: Final = 1
+NOTE_BYTES_OF_A_STEP: Final = 8
+SNAPSHOT_NOTE_BYTES: Final = 1 << 30
+# After every position and offset.
+NEVER: Final = 1 << 62
+# A message whose notes were lost: it comes again.
+UNKNOWN: Final = LeaseState(0, 0, 0)
+# More such messages in a row are not believed.
+UNKNOWN_MAX: Final = 1_000_000
+# So many turns `roll` waits for what is under way in a group.
+ROLL_TURNS: Final = 1000
+
+
+@final
+class Lane:
+    """One queue as one group shares it, as far as the log says.
+
+    What is below ``next`` and not in ``leases`` is settled. ``since`` is the position of the oldest record
+    that says something of the present state.
+    """
+
+    __slots__ = ("edition", "key", "leases", "next", "number", "since")
+
+    def __init__(self, number: int, key: Key, since: int, edition: int) -> None:
+        self.number = number
+        self.key = key
+        self.since = since
+        self.edition = edition
+        self.next = -1  # nothing is known
+        self.leases: dict[int, LeaseState] = {}
+
+    @property
+    def low(self) -> int:
+        """The offset below which everything is settled."""
+        return min(self.leases, default=self.next)
+
+    def copy(self, edition: int) -> "Lane":
+        lane = Lane(self.number, self.key, self.since, edition)
+        lane.next, lane.leases = self.next, self.leases.copy()
+        return lane
+
+    def apply(self, change: Change) -> None:
+        kind, leases, offsets = change.kind, self.leases, change.offsets
+        if kind in (ACK, SETTLE):
+            if kind == SETTLE and self.next < 0:
+                self.next = change.number
+            for offset in offsets:
+                if offset >= self.next:
+                    self._skip_lost(offset)
+                    self.next = offset + 1
+                leases.pop(offset, None)
+        elif kind in (NEW, KEEP):
+            if kind == NEW:
+                self._skip_lost(change.first)
+            state = LeaseState(change.generation, change.duration_ms, 1 if kind == NEW else change.number)
+            leases.update(dict.fromkeys(offsets, state))
+            if kind == NEW:
+                self.next = max(self.next, change.number)
+        elif kind == BEGIN:
+            leases.clear()
+            self.next = change.number
+        else:
+            self._hand_again(change, 1 if kind == AGAIN else 0)
+
+    def _skip_lost(self, offset: int) -> None:
+        """Let messages before *offset* come again of which nothing is known.
+
+        What is not durable yet can survive a power cut though earlier notes do not.
+        """
+        if 0 <= self.next < offset <= self.next + UNKNOWN_MAX:
+            self.leases.update(dict.fromkeys(range(self.next, offset), UNKNOWN))
+
+    def _hand_again(self, change: Change, more: int) -> None:
+        made: dict[int, LeaseState] = {}
+        for offset in change.offsets:
+            held = self.leases.get(offset)
+            if held is not None:
+                deliveries = held.deliveries + more
+                state = made.get(deliveries)
+                if state is None:
+                    state = made[deliveries] = LeaseState(change.generation, change.duration_ms, deliveries)
+                self.leases[offset] = state
+
+
+def whole(next_offset: int, leases: Iterable[tuple[int, LeaseState]]) -> list[Change]:
+    """The changes that lead from nothing to *leases*: those that are equal together."""
+    alike: dict[LeaseState, list[int]] = {}
+    for offset, state in leases:
+        alike.setdefault(state, []).append(offset)
+    keep = [Change(KEEP, state.generation, state.duration_ms, state.deliveries, o) for state, o in alike.items()]
+    return [Change(BEGIN, number=next_offset), *keep]
+
+
+@final
+class GroupState:
+    """The projection (martlet.state.Projection).
+
+    ``settled`` is called with what the acknowledgements of an atomic group settle, once it is readable.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.name = "shared-groups"
+        self.topics = frozenset((topic,))
+        self.settled: Callable[[Key, Sequence[int]], None] | None = None
+        # Has a lane noted again as it is now; False while that is not known.
+        self.note_again: Callable[[Lane], bool] | None = None
+        self._lanes: dict[int, Lane] = {}
+        self._numbers: dict[Key, int] = {}
+        self._edition = 0
+        self.leases = 0
+        self.number_max = 0
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def get(self, key: Key) -> Lane | None:
+        """Return what is known of *key*; not to be changed or kept."""
+        return self._lanes.get(self._numbers.get(key, -1))
+
+    def known(self) -> AbstractSet[Key]:
+        """The groups and queues of which something is known."""
+        return self._numbers.keys()
+
+    def apply(self, records: Sequence[RecordView]) -> None:
+        for record in records:
+            for note in read_notes(bytes(record.body)):
+                self._apply_note(note, record.position)
+
+    def _apply_note(self, note: bytes, position: int) -> None:
+        number, key, changes = decode_note(note)
+        if key is not None:
+            self._define(number, key, position)
+        lane = self._lanes.get(number)
+        if lane is None:
+            return  # its beginning was removed, or it was dropped
+        if lane.edition != self._edition:
+            lane = self._lanes[number] = lane.copy(self._edition)
+        before = len(lane.leases)
+        for change in changes:
+            if change.kind == DROP:
+                self._drop(lane)
+                self.leases -= before
+                return
+            if change.kind == BEGIN:
+                lane.since = position
+            lane.apply(change)
+            if change.kind == SETTLE and self.settled is not None:
+                self.settled(lane.key, change.offsets)
+        self.leases += len(lane.leases) - before
+
+    def _define(self, number: int, key: Key, position: int) -> None:
+        lane = self._lanes.get(number)
+        if lane is not None and lane.key == key:
+            return
+        for old in (lane, self.get(key)):
+            if old is not None:
+                self.leases -= len(old.leases)
+                self._drop(old)
+        self._lanes[number] = Lane(number, key, position, self._edition)
+        self._numbers[key] = number
+        self.number_max = max(self.number_max, number)
+
+    def _drop(self, lane: Lane) -> None:
+        self._lanes.pop(lane.number, None)
+        self._numbers.pop(lane.key, None)
+
+    def freeze(self) -> Steps[Sequence[bytes]]:
+        lanes, number_max = self._lanes.copy(), self.number_max
+        self._edition += 1
+        return pack_rows(FORMAT, _rows(lanes, number_max))
+
+    def restore(self, data: bytes, first_position: int) -> Steps[None]:
+        rows = unpack_rows(FORMAT, data)
+        self._lanes, self._numbers, self.leases, self.number_max = {}, {}, 0, next(rows, 0)
+        pace = Pace()
+        for since, note in rows:
+            if since >= first_position:
+                self._apply_note(note, since)
+            if pace.is_over(1 + len(note) // NOTE_BYTES_OF_A_STEP):
+                yield
+
+    def forget(self, topic: str) -> None:
+        """Nothing: nobody deletes a journal, and what is known of a deleted topic is dropped by a note."""
+
+    def floor(self) -> int:
+        return min((lane.since for lane in self._lanes.values()), default=NOTHING)
+
+    def roll(self, start: int, end: int) -> Steps[None]:
+        for number in [lane.number for lane in self._lanes.values() if lane.since < end]:
+            for _ in range(ROLL_TURNS):
+                lane = self._lanes.get(number)
+                if lane is None or self.note_again is None or self.note_again(lane):
+                    break
+                yield
+            else:
+                raise Refused(Reason.BUSY, f"lane {number} of the shared groups has acknowledgements under way")
+            yield
+
+
+def _rows(lanes: dict[int, Lane], number_max: int) -> Iterator[object]:
+    yield number_max
+    for lane in lanes.values():
+        changes = whole(lane.next, lane.leases.items())
+        yield lane.since, encode_changes(head(lane.number, lane.key), changes, SNAPSHOT_NOTE_BYTES, b"")[0]
+
+
+class Source(Protocol):
+    """The live state of a lane."""
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the outcome of an acknowledgement in an atomic group is not known yet."""
+        ...
+
+    def state(self) -> tuple[int, list[tuple[int, LeaseState]]]:
+        """Return the offset that comes next, and every unsettled message."""
+        ...
+
+
+@final
+class _Pending:
+    """What is to be noted of one lane with the next commit."""
+
+    __slots__ = ("again", "changes", "key", "number")
+
+    def __init__(self, number: int, key: Key) -> None:
+        self.number = number
+        self.key = key
+        self.changes: list[Change] = []
+        self.again = False  # note it as a whole
+
+    def add(self, change: Change) -> None:
+        """Note *change*, together with the one before if they differ in their offsets only."""
+        last = self.changes[-1] if self.changes else None
+        if last is not None and last.kind != NEW and last[:4] == change[:4] and isinstance(last.offsets, list):
+            last.offsets.extend(change.offsets)
+        else:
+            self.changes.append(change._replace(offsets=list(change.offsets)))
+
+
+@final
+class GroupNotes:
+    """Writes the notes of shared groups into their journal."""
+
+    def __init__(self, store: Store, journal: Journal, state: GroupState, lanes_max: int) -> None:
+        self._store = store
+        self._state = state
+        self._lanes_max = lanes_max
+        self.journal = journal
+        self._numbers: dict[Key, int] = {}
+        self._sources: dict[Key, Source] = {}
+        self._pending: dict[Key, _Pending] = {}
+        # Lanes whose notes may yet be lost, with the log position behind these.
+        self._unsure: dict[Key, int] = {}
+        # The offset that the journal has at least, unless a commit failed.
+        self._expected = 0
+        # Lanes that were noted as a whole while an acknowledgement in an atomic group was under way.
+        self._noted_settling: dict[Key, None] = {}
+        self._number_max = 0
+        self._waits = False
+        state.note_again = self._note_again
+
+    def check_room(self, keys: Sequence[Key]) -> None:
+        """Raise `Refused` (BUSY) unless *keys* can be remembered."""
+        known = len(self.known())
+        new = sum(key not in self._numbers and self._state.get(key) is None for key in keys)
+        if new and known + new > self._lanes_max:
+            text = f"{known} queues of shared groups are remembered; delivery.share_queues_max is {self._lanes_max}"
+            raise Refused(Reason.BUSY, f"{text}, delete groups or topics that nobody uses")
+
+    def known(self) -> set[Key]:
+        """The groups and queues that are remembered, or will be with the next commit."""
+        return self._numbers.keys() | self._state.known()
+
+    def open(self, key: Key, source: Source) -> None:
+        """Let *source* be the live state of *key*, from now on."""
+        self._sources[key] = source
+
+    def close(self, key: Key) -> None:
+        """The live state of *key* ends; it is remembered."""
+        self._flush_of(key)
+        self._sources.pop(key, None)
+
+    def note(self, key: Key, change: Change) -> None:
+        """Note *change* of *key* with the commit under way."""
+        self._get(key).add(change)
+
+    def begin(self, key: Key, offset: int) -> None:
+        """The lane begins at *offset*: nothing else is known of it."""
+        pending = self._get(key)
+        pending.changes = [Change(BEGIN, number=offset)]
+
+    def drop(self, key: Key) -> None:
+        """Forget *key*."""
+        if key in self._numbers or self._state.get(key) is not None:
+            self._sources.pop(key, None)
+            pending = self._get(key)
+            pending.changes, pending.again = [Change(DROP)], False
+
+    def settle(self, key: Key, offset: int, began: int) -> tuple[Journal, bytes]:
+        """Return what `Broker.publish_atomic` takes to acknowledge the message at *offset*.
+
+        Everything noted before goes into the log first. Where a power cut takes that and not this note, the lane is
+        as it *began*: every message from there on comes again but this one.
+        """
+        first = head(self._get(key).number, key)
+        self._write_notes()
+        return self.journal, encode_changes(first, [Change(SETTLE, 0, 0, began, (offset,))], 1 << 16, b"")[0]
+
+    def _get(self, key: Key) -> _Pending:
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = _Pending(self._number(key), key)
+            self._commit_soon()
+        return pending
+
+    def _number(self, key: Key) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            known = self._state.get(key)
+            self._number_max = max(self._number_max, self._state.number_max)
+            if known is None:
+                self._number_max += 1
+            number = self._numbers[key] = known.number if known is not None else self._number_max
+        return number
+
+    def _commit_soon(self) -> None:
+        if not self._waits:
+            self._waits = True
+            self._store.before_commit.append(self._write)
+            self._store.commit_soon()
+
+    def _write(self) -> None:
+        """Write what is to be noted; the commit under way calls it."""
+        self._waits = False
+        self._write_notes()
+
+    def _write_notes(self) -> None:
+        try:
+            self._store.admission.check()
+        except (Refused, StoreFailed):
+            self._keep_for_later()
+            return
+        self._find_lost()
+        pending, self._pending = self._pending, {}
+        if not pending:
+            return
+        self._expected = NEVER  # until everything below is appended
+        self._unsure.update(dict.fromkeys(pending, NEVER))
+        for each in pending.values():
+            for note in self._encode(each):
+                self.journal.note(note)
+        self.journal.write()
+        queue = self._store.queue(self.journal.topic, 0)
+        self._expected = queue.next_offset
+        self._unsure.update(dict.fromkeys(pending, queue.last_end))
+
+    def _encode(self, pending: _Pending) -> list[bytes]:
+        number, key = pending.number, pending.key
+        changes, source = pending.changes, self._sources.get(key)
+        if pending.again and source is not None:
+            if source.is_settling:
+                self._noted_settling[key] = None
+            changes = whole(*source.state())
+        if changes and changes[-1].kind == DROP:
+            self._numbers.pop(key, None)
+        first = head(number, key) if changes and changes[0].kind == BEGIN else head(number)
+        return encode_changes(first, changes, self.journal.note_bytes_max, head(number))
+
+    def _find_lost(self) -> None:
+        """Have lanes noted as a whole whose last notes were not stored, since a commit failed."""
+        if not self._unsure:
+            return
+        readable = self._store.readable
+        self._unsure = {key: end for key, end in self._unsure.items() if end > readable}
+        queue = self._store.find_queue(self.journal.topic, 0)
+        if queue is None or queue.next_offset < self._expected:
+            for key in self._unsure:
+                self._again(key)
+
+    def _again(self, key: Key) -> None:
+        if key not in self._sources:
+            return
+        pending = self._get(key)
+        if not (pending.changes and pending.changes[-1].kind == DROP):
+            pending.again = True
+
+    def _keep_for_later(self) -> None:
+        """The store takes no writes: note the lanes as a whole when it does again."""
+        for pending in self._pending.values():
+            if pending.key in self._sources:
+                pending.again, pending.changes = True, []
+        if self._pending and not self._waits:
+            self._waits = True
+            self._store.before_commit.append(self._write)
+
+    def _flush_of(self, key: Key) -> None:
+        """Fix what is pending of *key* before its source ends."""
+        pending, source = self._pending.get(key), self._sources.get(key)
+        if pending is not None and pending.again and source is not None:
+            pending.changes, pending.again = whole(*source.state()), False
+
+    def must_note_settled(self, key: Key) -> bool:
+        """Whether what an atomic group settled has to be noted once more: it was noted as unsettled meanwhile."""
+        return key in self._noted_settling
+
+    def _note_again(self, lane: Lane) -> bool:
+        self._store.admission.check()
+        source = self._sources.get(lane.key)
+        if source is not None and source.is_settling:
+            return False  # noted as unsettled it would stay so after the acknowledgement, which comes before
+        if source is not None:
+            self._get(lane.key).again = True
+        elif lane.key in self._pending or self._unsure.get(lane.key, 0) > self._store.readable:
+            return False  # what was noted last is not known here yet
+        else:
+            pending = self._get(lane.key)
+            pending.changes = whole(lane.next, lane.leases.items())
+        return True

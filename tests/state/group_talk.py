@@ -1,0 +1,66 @@
+"""What the tests of shared groups through restarts share: a broker that is stopped, cut or killed, and who consumes."""
+
+import math
+from collections.abc import Iterable
+
+from tests.core.pushing import LINES, told
+
+from martlet.broker import Broker
+from martlet.delivery.group_state import GroupState
+from martlet.delivery.lease_notes import Key, LeaseState
+from martlet.delivery.shared_groups import GroupPolicy, Member
+from martlet.delivery.subscriptions import Delivery, from_earliest
+from martlet.testing.peers import RecordingPeer
+
+# offset -> generation
+Handles = dict[int, int]
+
+POLICY = GroupPolicy("tested")
+
+
+def join(broker: Broker, *, credit: int = 100, lease_s: float = 30, group: str = "gruppe ä", keep: str = "") -> Member:
+    """A member of a group that is no consumer group."""
+    return broker.shares.join(
+        RecordingPeer(),
+        "t",
+        group,
+        LINES,
+        lease_s=lease_s,
+        credit=credit,
+        start=from_earliest,
+        policy=POLICY,
+        holder=keep or None,
+    )
+
+
+def handles(deliveries: Iterable[Delivery]) -> Handles:
+    return {offset: delivery.generation for delivery in deliveries for offset in delivery.offsets}
+
+
+def collect(member: Member) -> tuple[list[str], list[Delivery]]:
+    found = member.collect(1 << 20)
+    return [line.split(":")[2] for line in told(found)], found
+
+
+async def drain(member: Member) -> tuple[list[str], list[Delivery]]:
+    """Collect until nothing comes; reads in threads are run in between."""
+    bodies: list[str] = []
+    deliveries: list[Delivery] = []
+    peer = member.peer
+    assert isinstance(peer, RecordingPeer)
+    while True:
+        more, found = collect(member)
+        bodies += more
+        deliveries += found
+        if peer.started:
+            await peer.run_started()
+        elif not found:
+            return bodies, deliveries
+
+
+def known(state: GroupState, *, group: str = "gruppe ä") -> tuple[int, dict[int, LeaseState]]:
+    lane = state.get(Key("tested", group, "t", 0))
+    return (lane.next, dict(lane.leases)) if lane is not None else (0, {})
+
+
+NEVER = math.inf

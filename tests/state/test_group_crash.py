@@ -1,0 +1,199 @@
+"""The power is cut at every call that changes the disk while a shared group works: what was settled stays settled.
+
+``MARTLET_CRASH_STEPS`` makes the workload longer (default 60 steps); ``MARTLET_CRASH_SEEDS`` runs more of them.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tests.state.group_talk import drain, handles, join
+
+from martlet.broker import Broker
+from martlet.clock import Clock
+from martlet.delivery.shared_groups import Member
+from martlet.errors import Refused
+from martlet.ids import Ids
+from martlet.message import Message
+from martlet.settings import BrokerConfig, DeliveryConfig
+from martlet.stats import Stats
+from martlet.store import Store
+from martlet.store.codec import decode_records
+from martlet.tables.groups import Groups
+from martlet.tables.topics import Topics
+from martlet.testing.disk import Cut, FakeDisk, PowerCut
+from martlet.testing.stores import HOST, ManualClock, small_config
+
+STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
+SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
+CONFIG: dict[str, Any] = {"segment_bytes": 8192, "chunk_bytes": 512, "cache_bytes": 8192}
+ACTIONS = ("publish", "collect", "ack", "nack", "renew", "leave", "keep", "atomic", "flush", "commit", "save", "roll")
+WEIGHTS = (6, 8, 8, 3, 3, 2, 1, 4, 5, 4, 2, 1)
+
+
+async def opened(disk: FakeDisk, clock: Clock, flush: str) -> Broker:
+    """A broker whose tasks do not run."""
+    store = await Store.open(Path("/data/store"), small_config(flush=flush, **CONFIG), clock, disk)
+    store.store_host = HOST
+    topics = Topics(store, clock, auto_create=True, auto_create_queues=1)
+    groups = Groups(clock, auto_create=True)
+    broker = Broker(BrokerConfig(), store, topics, groups, clock, Ids(Random(1)), Stats(), DeliveryConfig())
+    for name in ("t", "out"):
+        topics.ensure(name, 1)
+    await broker.projections.replay()
+    return broker
+
+
+class Workload:
+    """Random work of a group; knows what must be there after a crash, and what must not."""
+
+    def __init__(self, disk: FakeDisk, random: Random, clock: ManualClock) -> None:
+        self.disk = disk
+        self.random = random
+        self.clock = clock
+        self.published = 0
+        self.held: dict[int, int] = {}
+        self.settled: set[int] = set()
+        # What was settled or published, and is durable.
+        self.durable_settled: set[int] = set()
+        self.durable_published = 0
+        # Offsets that were acknowledged together with a message whose body is the offset.
+        self.atomic: set[int] = set()
+        self.member: Member | None = None
+        self.number = 0
+
+    async def step(self, broker: Broker) -> None:
+        (action,) = self.random.choices(ACTIONS, WEIGHTS)
+        self.clock.ms += self.random.randrange(20)
+        if self.member is None:
+            self.number += 1
+            self.member = join(broker, keep=f"holder {self.number}", lease_s=3600)
+        if action in ("publish", "commit", "flush", "save", "roll"):
+            await self.store(broker, action)
+        elif action in ("leave", "keep"):
+            self.member.leave(keep=action == "keep")
+            self.member = None
+            if action == "leave":
+                self.held.clear()
+        elif action == "collect":
+            self.held |= handles((await drain(self.member))[1])
+        elif self.held:
+            self.settle(broker, self.member, action)
+
+    async def store(self, broker: Broker, action: str) -> None:
+        if action == "publish":
+            count = self.random.randrange(1, 6)
+            for _ in range(count):
+                broker.publish(Message("t", b"x" * self.random.randrange(9), queue_id=0))
+            self.published += count
+        elif action == "roll":
+            with suppress(Refused):  # while acknowledgements are under way
+                for _ in broker.shares.state.roll(0, broker.store.appended):
+                    pass
+        broker.store.commit()
+        if action in ("flush", "save"):
+            await broker.store.flusher.flush()
+            self.durable_settled |= self.settled
+            self.durable_published = self.published
+        if action == "save":
+            await broker.projections._save(broker.projections._driven[0])
+
+    def settle(self, broker: Broker, member: Member, action: str) -> None:
+        share = member.share
+        for offset in self.random.sample(sorted(self.held), self.random.randrange(1, 1 + min(len(self.held), 5))):
+            generation = self.held.pop(offset)
+            if action == "renew":
+                self.held[offset] = share.renew(0, offset, generation, self.random.choice((10, 7200)))
+                assert self.held[offset] > generation
+            elif action == "nack":
+                assert share.nack(0, offset, generation)
+            elif action == "ack":
+                assert share.ack(0, offset, generation)
+                self.settled.add(offset)
+            else:
+                note = share.acknowledgement(0, offset, generation)
+                broker.publish_atomic([Message("out", b"%d" % offset, queue_id=0)], [note])
+                self.settled.add(offset)
+                self.atomic.add(offset)
+
+    async def check(self, broker: Broker) -> int:
+        """What was settled does not come again, all else does; return how many came."""
+        member = join(broker, credit=100_000)
+        came = set(handles((await drain(member))[1]))
+        assert not came & self.durable_settled
+        everything = set(range(self.durable_published))
+        assert everything - came <= self.settled
+        out = {int(record.body) for record in _records(broker, "out")}
+        for offset in self.atomic & everything:
+            assert (offset in out) != (offset in came), f"message {offset} and its result are not one"
+        return len(came)
+
+
+def _records(broker: Broker, topic: str) -> Any:
+    queue = broker.store.queue(topic, 0)
+    for offset in range(queue.first_offset, queue.next_offset):
+        yield from decode_records(b"".join(broker.store.read(queue, offset, 1, 1 << 20).pieces))
+
+
+async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
+    broker = await opened(disk, workload.clock, flush)
+    for _ in range(STEPS):
+        await workload.step(broker)
+    broker.projections.save()
+    await broker.store.close()
+
+
+async def calls_of(seed: int, flush: str) -> int:
+    disk = FakeDisk()
+    calls = 0
+
+    def count(name: str) -> None:
+        nonlocal calls
+        calls += 1
+
+    disk.on_change = count
+    workload = Workload(disk, Random(seed), ManualClock())
+    await work(disk, workload, flush)
+    assert workload.atomic
+    assert len(workload.settled) > len(workload.atomic)
+    return calls
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_group_survives_a_power_cut_at_every_call(seed: int, flush: str) -> None:
+    calls = await calls_of(seed, flush)
+    assert calls > STEPS
+    for number in range(calls):
+        disk = FakeDisk()
+        workload = Workload(disk, Random(seed), ManualClock())
+        left = number
+
+        def cut(name: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise PowerCut
+
+        disk.on_change = cut
+        try:
+            await work(disk, workload, flush)
+        except (PowerCut, BaseExceptionGroup):
+            if left >= 0:
+                raise  # of something else
+        disk.on_change = None
+        assert left < 0
+        # With async flush only the end of the process is survived.
+        kind = list(Cut)[number % 4] if flush == "sync" else Cut.KILLED
+        found = disk.after_power_cut(kind, Random(number))
+        clock = ManualClock(workload.clock.ms + 86_400_000)
+        try:
+            broker = await opened(found, clock, flush)
+            await workload.check(broker)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, {kind.name} at change {number}")
+            raise
+        broker.store.crash()

@@ -1,0 +1,91 @@
+"""A real process, killed while a shared group works: no message comes again whose acknowledgement was durable.
+
+``MARTLET_KILL_ROUNDS`` makes it as long as one likes.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+from tests.state.group_talk import drain, handles, join
+
+from martlet.clock import SystemClock
+from martlet.message import Message
+from martlet.store import StoreConfig
+from martlet.testing.peers import serving
+from martlet.testing.stores import small_config
+
+ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "4"))
+SIZES = {"segment_bytes": 1 << 20, "chunk_bytes": 1 << 16, "cache_bytes": 1 << 20}
+
+
+def config(flush: str) -> StoreConfig:
+    return small_config(flush=flush, **SIZES)
+
+
+async def work(directory: Path, flush: str) -> None:
+    """Publish, lease and acknowledge for ever; print the offsets whose acknowledgements are durable."""
+    chance = random.Random()
+    async with serving(directory, store=config(flush), clock=SystemClock()) as running:
+        broker = running.broker
+        broker.topics.ensure("t", 1)
+        member = join(broker, credit=100_000, lease_s=3600)
+        held: dict[int, int] = {}
+        while True:
+            for _ in range(20):
+                broker.publish(Message("t", b"x", queue_id=0))
+            broker.store.commit()
+            await broker.store.wait_flushed(broker.store.appended)
+            held |= handles((await drain(member))[1])
+            settled = chance.sample(sorted(held), min(15, len(held)))
+            for offset in settled:
+                assert member.share.ack(0, offset, held.pop(offset))
+            for offset in chance.sample(sorted(held), min(3, len(held))):
+                assert member.share.nack(0, offset, held.pop(offset), 3600)
+            broker.store.commit()
+            await broker.store.wait_flushed(broker.store.appended)
+            await trio.lowlevel.checkpoint()
+            print(*settled, flush=True)
+
+
+async def check(directory: Path, flush: str, settled: set[int]) -> int:
+    """Return how many messages come again; all were in doubt, and none of *settled* is among them."""
+    clock = SystemClock()
+    later = type("Later", (), {"now_ms": lambda self: clock.now_ms() + 7_200_000})()
+    async with serving(directory, store=config(flush), clock=later) as running:
+        broker = running.broker
+        member = join(broker, credit=1_000_000, lease_s=0.001)
+        came = {offset for delivery in (await drain(member))[1] for offset in delivery.offsets}
+        assert not came & settled
+        published = broker.store.queue("t", 0).next_offset
+        in_doubt = set(range(published)) - came - settled
+        assert len(in_doubt) <= 15  # acknowledged, and killed before that was told
+        return len(came)
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_a_shared_group_survives_kill_9(tmp_path: Path, flush: str) -> None:
+    chance = random.Random(flush)
+    for number in range(ROUNDS):
+        directory = tmp_path / str(number)
+        command = [sys.executable, "-m", "tests.state.test_group_kill", str(directory), flush]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            settled: set[int] = set()
+            for _ in range(chance.randrange(5, 60)):
+                settled |= set(map(int, process.stdout.readline().split()))
+            os.kill(process.pid, signal.SIGKILL)
+            for line in process.stdout:
+                if line.endswith("\n"):
+                    settled |= set(map(int, line.split()))
+        assert settled
+        assert trio.run(check, directory, flush, settled) > 0
+
+
+if __name__ == "__main__":
+    trio.run(work, Path(sys.argv[1]), sys.argv[2])
