@@ -11,6 +11,7 @@ printed as diffs. The checkout is not touched: mutants are made in a copy. See d
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
@@ -129,4 +130,5 @@ def _print_table(modules: Sequence[str], outcomes: Outcomes) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not to leave workers behind
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -74,6 +75,7 @@ class Workers:
 
 def _take_tree(trees: "SimpleQueue[Path]") -> None:
     global _own_tree
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _own_tree = trees.get()
 
 

@@ -37,7 +37,7 @@ from martlet.store.queues import Queue, Queues
 from martlet.store.segments import Segment, Segments
 from martlet.store.tags import TagCodes
 
-__all__ = ["BLOCK_BYTES", "NOWHERE", "UNSAVED_RECORDS_MAX", "Scan"]
+__all__ = ["BLOCK_BYTES", "NOWHERE", "STORE_MS_END", "UNSAVED_RECORDS_MAX", "Scan"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -45,6 +45,9 @@ BLOCK_BYTES: Final = 4 * 1024 * 1024
 MAGIC_BYTE: Final = MAGIC_V1.to_bytes(4, "big")[:1]
 # Entries of this many records stay in memory before they go to their files.
 UNSAVED_RECORDS_MAX: Final = 200_000
+# The year 6429. Without a seal no checksum guards the time of a record: one that is beyond, or negative, is damaged,
+# and the time of the record before it is taken.
+STORE_MS_END: Final = 1 << 47
 UNUSUAL_FLAGS: Final = WIDE_HOSTS | TRANSACTION_MASK
 
 # Finds the queue of a record, or makes it; None for a record that is not wanted.
@@ -211,6 +214,7 @@ class Scan:
             or 0 in properties
             or self.order.suspects
             or position >= self.limit
+            or not 0 <= store_ms < STORE_MS_END
         ):
             return self._take_any(data, at, size, position, magic)
         if self.keys is not None:
@@ -270,6 +274,8 @@ class Scan:
         properties: bytes,
         store_ms: int,
     ) -> None:
+        if not 0 <= store_ms < STORE_MS_END:
+            store_ms = self.last_store_ms
         if store_ms > self.last_store_ms:
             self.last_store_ms = store_ms
         if is_note(topic):
