@@ -8,9 +8,10 @@ import pytest
 import trio
 
 from martlet.store import Store
-from martlet.store.layout import ENTRY_BYTES
+from martlet.store.layout import ENTRY_BYTES, RecordView
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config
+from martlet.turns import finish_now
 
 from .test_derived_files import Seen, check_keys, copy_of, look_at, set_content
 
@@ -180,3 +181,62 @@ async def test_a_checkpoint_that_was_cut_hides_no_record(history: History, lengt
     disk = copy_of(history.stopped[stop])
     set_content(disk, "/data/checkpoint", bytes(disk.files["/data/checkpoint"].data[:length]))
     await check(disk, history.seen[stop])
+
+
+INDEX = small_config(segment_bytes=4096, disk_clean_ratio=0.9, index_entries=64)
+
+
+async def indexed() -> FakeDisk:
+    """A store with several files of the key index; keyless messages lie where one ends and the next begins."""
+    disk, clock = FakeDisk(), ManualClock()
+    store = await Store.open(Path("/data"), INDEX, clock, disk)
+    store.store_host = HOST
+    keys = store.keys
+    assert keys is not None
+    for number in range(250):
+        clock.ms += 1000
+        if keys.active is not None and keys.active.count == INDEX.index_entries:
+            store.append(message("without a key", "A"), 0)
+        store.append(message(f"{number}", "A", unique=f"U{number}"), 0)
+        store.commit()
+        store.indexer.drain_now()
+    await store.close()
+    forget_martlet(disk, killed=False)
+    return disk
+
+
+async def by_unique_key(disk: FakeDisk) -> list[bytes]:
+    store = await Store.open(Path("/data"), INDEX, ManualClock(), disk)
+    bodies = [
+        bytes(RecordView(data).body)
+        for number in range(250)
+        for data in finish_now(store.query_keys("A", b"U%d" % number, 1, 0, 2**62)).records
+    ]
+    store.crash()
+    return bodies
+
+
+EVERYTHING = [b"%d" % number for number in range(250)]
+
+
+@pytest.mark.parametrize("gone", [(), (0,), (1,), (2,), (3,), (0, 1), (1, 2), (0, 2), (1, 3), (2, 3)], ids=str)
+async def test_rocketmqs_key_index_without_some_of_its_files_hides_no_message(
+    gone: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = await indexed()
+    paths = sorted(path for path in disk.files if path.startswith("/data/index/"))
+    assert len(paths) == 4
+    for number in gone:
+        disk.unlink(paths[number])
+    assert await by_unique_key(disk) == EVERYTHING
+    # What the last files had is indexed again, as always; for that nothing has to be removed.
+    rebuilt = "the key index is missing or damaged; rebuilding it from the log" in caplog.text
+    assert rebuilt == (gone not in ((), (3,), (2, 3)))
+
+
+async def test_rocketmqs_key_index_is_as_old_as_the_log_that_retention_left(caplog: pytest.LogCaptureFixture) -> None:
+    disk = await indexed()
+    for path in sorted(path for path in disk.files if path.startswith("/data/commitlog/"))[:2]:
+        disk.unlink(path)
+    assert (await by_unique_key(disk))[-100:] == EVERYTHING[-100:]
+    assert "key index" not in caplog.text

@@ -245,6 +245,9 @@ async def test_the_key_index_is_made_anew_beside_other_work(
     nursery.cancel_scope.cancel()
 
 
+SECONDS_AT = 12  # in an entry
+
+
 def entry_of(store: Store, number: int) -> tuple[str, int]:
     """The file and the place in it of entry *number* of the only index file."""
     keys = store.keys
@@ -281,6 +284,42 @@ async def test_a_query_that_meets_damage_waits_for_the_rebuild(
         nursery.cancel_scope.cancel()
     assert caplog.text.count("the key index is damaged; rebuilding it from the log") == 1
     store.crash()
+
+
+@pytest.mark.parametrize("bit", [0, 1, 12, 30, 31])
+@pytest.mark.parametrize("wanted", ["all times", "its time"])
+async def test_an_entry_with_a_wrong_time_hides_no_message(
+    bit: int, wanted: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    start = clock.ms
+    store = await Store.open(Path("/data"), index_config(), clock, disk)
+    for number in range(5):
+        put(store, message(b"%d" % number, unique=f"U{number}"))
+        clock.ms += 1000
+    await store.close()
+    store = await Store.open(Path("/data"), index_config(), clock, disk)
+    path, at = entry_of(store, 4)  # of the fourth message
+    disk.files[path].data[at + SECONDS_AT + 3 - bit // 8] ^= 1 << bit % 8
+    begin, end = (0, 2**62) if wanted == "all times" else (start + 3000, start + 3000)
+    with pytest.raises(NotReady, match="the key index is being checked or rebuilt; try again") as refused:
+        found(store, "U3", begin=begin, end=end)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await refused.value.wait()
+        assert found(store, "U3", begin=begin, end=end) == [b"3"]
+        nursery.cancel_scope.cancel()
+    store.crash()
+
+
+async def test_times_that_went_back_are_no_damage(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await open_store()
+    start = clock.ms
+    for seconds in (0, -50, 30):
+        clock.ms = start + seconds * 1000
+        put(store, message(str(seconds), keys="k"))
+    assert found(store, "k") == [b"30", b"-50", b"0"]
+    assert found(store, "k", begin=start + 20_000) == [b"30"]
 
 
 async def test_a_damaged_record_has_the_key_index_left_alone() -> None:

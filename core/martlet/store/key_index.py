@@ -11,7 +11,7 @@ import logging
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from operator import mul
 from struct import Struct
@@ -22,7 +22,9 @@ from martlet.message import find_property
 from martlet.store.checkpoint import Checkpoint
 from martlet.store.codec import POWERS_OF, hash_code
 from martlet.store.files import Files
+from martlet.store.keyless import is_keyless, record_end
 from martlet.store.queues import Queue
+from martlet.store.segments import Segments
 from martlet.turns import Steps
 
 __all__ = ["IndexFile", "KeyIndex"]
@@ -74,6 +76,10 @@ class IndexFile:
         return HEADER.pack(
             self.begin_ms, self.end_ms, self.begin_position, self.end_position, self.used_slots, self.count
         )
+
+    def seconds_at(self, store_ms: int) -> int:
+        """What an entry of this file says of a record that was stored at *store_ms*."""
+        return min(max((store_ms - self.begin_ms) // 1000, 0), SECONDS_MAX)
 
 
 @final
@@ -172,15 +178,17 @@ class KeyIndex:
         """The CRC of the headers of all files that have entries."""
         return crc32(b"".join(item.header() for item in self.items if item.count > 1))
 
-    def begin(self, checkpoint: Checkpoint | None, start: int, end: int, *, clean: bool) -> None:
-        """Load what there is, for a log from *start* to *end*; `position` then says from where on keys are missing.
+    def begin(self, checkpoint: Checkpoint | None, segments: Segments, end: int, *, clean: bool) -> None:
+        """Load what there is, for a log in *segments* up to *end*; `position` then says from where on keys are missing.
 
         After a crash nothing but a checkpoint of ours tells how much of the index is durable: a power cut can leave a
         header ahead of its slots.
         """
+        start = segments.start
         loaded = self.load()
         ours = checkpoint is not None and checkpoint.position >= 0
-        if loaded and clean and not ours and self.items and checkpoint is not None and not checkpoint.known:
+        foreign = not ours and checkpoint is not None and not checkpoint.known
+        if loaded and clean and foreign and self.items and self._covers(segments):
             # RocketMQ's.
             self.reopen(clean=False)
             self.position = min(max(max(item.end_position for item in self.items), start), end)
@@ -196,6 +204,19 @@ class KeyIndex:
                 logger.warning("the key index is missing or damaged; rebuilding it from the log")
             self.clear()
             self.position = start
+
+    def _covers(self, segments: Segments) -> bool:
+        """Whether no record with keys lies before the first file or between two: then none of RocketMQ's is missing.
+
+        Nothing else says how many there were. What a last one had is indexed again.
+        """
+        covered = segments.start
+        for item in self.items:
+            if item.count > 1:
+                if not is_keyless(segments, covered, item.begin_position):
+                    return False
+                covered = max(covered, record_end(segments, item.end_position))
+        return True
 
     def check_slots(self, path: str, used_slots: int) -> bool:
         """Whether file *path* has no fewer slots in use than its header said; blocks, for a tenth of a second.
@@ -417,10 +438,22 @@ class KeyIndex:
 
     # ---- queries
 
-    def find(self, queue: Queue, key: bytes, count_max: int, begin_ms: int, end_ms: int) -> Steps[list[int]]:
+    def find(
+        self,
+        queue: Queue,
+        key: bytes,
+        count_max: int,
+        begin_ms: int,
+        end_ms: int,
+        store_ms_of: Callable[[int], int],
+    ) -> Steps[list[int]]:
         """Return up to *count_max* log positions of messages stored within the times that may have *key*, newest first.
 
         Others with the same hash are among them: the caller compares keys.
+
+        Args:
+          store_ms_of: returns when the record at a log position was stored, -1 if that is not known; an entry that
+            says another time is damaged.
         """
         for _ in range(len(self.pending) // DRAINED_AT_ONCE + 1):
             if not self.drain(DRAINED_AT_ONCE):
@@ -438,6 +471,10 @@ class KeyIndex:
                         break
                     continue
                 position, seconds = entry
+                stored_ms = store_ms_of(position)
+                if stored_ms >= 0 and item.seconds_at(stored_ms) != seconds:
+                    self.damaged = True
+                    return []
                 at = item.begin_ms + seconds * 1000
                 # Entries hold whole seconds.
                 if begin_ms - 999 <= at <= end_ms:

@@ -213,7 +213,7 @@ class Store:
             distrust=lambda: self.checkpointer.distrust(checkpoint, clean=clean),
         )
         if self.keys is not None:
-            self.keys.begin(checkpoint, self.segments.start, recovery.end, clean=clean)
+            self.keys.begin(checkpoint, self.segments, recovery.end, clean=clean)
         self._begin_at(recovery)
         self.committer.last_store_ms = max(recovery.last_store_ms, checkpoint.log_ms if checkpoint else 0)
         self.readers.damaged_records = recovery.damaged

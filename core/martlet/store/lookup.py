@@ -14,6 +14,7 @@ from martlet.store.queues import BlockDamaged, Queue, Queues
 from martlet.store.readable import ReadableEnd
 from martlet.store.readers import Readers
 from martlet.store.repairs import Repairs
+from martlet.store.scan import STORE_MS_END
 from martlet.store.segments import Segments
 from martlet.turns import Steps
 
@@ -210,7 +211,8 @@ class Lookup:
         queue = self._queues.find(topic, 0) or Queue(topic, 0)
         records: list[bytes] = []
         size = unpaused = 0
-        for position in (yield from keys.find(queue, key, max_count, begin_ms, end_ms)):
+        found = yield from keys.find(queue, key, max_count, begin_ms, end_ms, self._indexed_ms_at)
+        for position in found:
             data = self.record_at(position)
             if data is None and not self._explains(position):
                 keys.damaged = True
@@ -232,6 +234,17 @@ class Lookup:
         self._indexer.wake()
         text = "the key index is being checked or rebuilt; try again in a few seconds"
         raise NotReady(text, self._indexer.wait_complete)
+
+    def _indexed_ms_at(self, position: int) -> int:
+        """When the record at *position* was stored, as the key index says it; -1 if that is not known."""
+        if not self._segments.start <= position < self._readable.position:
+            return -1
+        front = self._front_at(position)
+        record = RecordView(front)
+        if len(front) < FRONT_BYTES or record.position != position or record.magic not in MAGICS:
+            return -1
+        # A time that no clock can have told is not indexed (scan.py).
+        return record.store_ms if record.store_ms < STORE_MS_END else -1
 
     def _explains(self, position: int) -> bool:
         """Whether the log tells why it has no record for readers at *position*; else an entry with it is damaged."""
