@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import trio
 
 from martlet import offline, persistence
 from martlet.errors import NotReady, StoreError
@@ -128,8 +127,7 @@ def differences(before: dict[str, bytes], after: dict[str, bytes]) -> set[str]:
 
 async def verified(disk: FakeDisk) -> Verification:
     before = contents(disk)
-    with trio.fail_after(30):
-        found = await offline.verify(ROOT, CONFIG, disk)
+    found = await offline.verify(ROOT, CONFIG, disk)
     assert contents(disk) == before
     assert not disk.open_files
     return found

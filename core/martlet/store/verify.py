@@ -6,7 +6,7 @@
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from martlet.message import Record, find_property
 from martlet.store.checkpoint import read_checkpoint
@@ -16,6 +16,7 @@ from martlet.store.layout import ENTRY_BYTES, POSITION_SIZE, PREPARED, ROLLBACK,
 from martlet.store.log import Store
 from martlet.store.queue_journal import Journal
 from martlet.store.queues import Queue
+from martlet.store.scan import STORE_MS_END
 
 __all__ = ["Keyed", "Served", "gone_since_checkpoint", "offsets_at_checkpoint"]
 
@@ -119,6 +120,18 @@ def _many(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+class _Entry(NamedTuple):
+    """What an entry of the key index says."""
+
+    position: int
+    key: int  # its hash
+    item: IndexFile
+    seconds: int
+
+    def says_time_of(self, record: Record) -> bool:
+        return record.store_ms >= STORE_MS_END or self.seconds == self.item.seconds_at(record.store_ms)
+
+
 @final
 class Keyed:
     """Which records of the log a query by key would not find in *keys*.
@@ -131,7 +144,7 @@ class Keyed:
     def __init__(self, keys: KeyIndex) -> None:
         self._keys = keys
         self._items = self._reachable()
-        self._at = next(self._items, (-1, 0))
+        self._at = next(self._items, None)
         # Records whose keys are not found, by topic.
         self._missed: dict[str, int] = {}
         # A queue of each topic, which knows the hash of its name.
@@ -146,10 +159,10 @@ class Keyed:
             queue = self._topics[record.topic] = Queue(record.topic, 0)
         expected = {self._keys._hash(queue, key) for key in _keys_of(record.properties)}
         found: set[int] = set()
-        while 0 <= self._at[0] <= record.position:
-            if self._at[0] == record.position:
-                found.add(self._at[1])
-            self._at = next(self._items, (-1, 0))
+        while self._at is not None and self._at.position <= record.position:
+            if self._at.position == record.position and self._at.says_time_of(record):
+                found.add(self._at.key)
+            self._at = next(self._items, None)
         if expected != found:
             self._missed[record.topic] = self._missed.get(record.topic, 0) + 1
 
@@ -165,17 +178,17 @@ class Keyed:
                 "rebuilds the index when a query meets the damage, or at a start without the directory index"
             )
 
-    def _reachable(self) -> Iterator[tuple[int, int]]:
-        """Log position and hash of every entry that a query can reach, in log order; one out of order is damaged."""
-        last: tuple[int, int] | None = None
+    def _reachable(self) -> Iterator[_Entry]:
+        """Every entry that a query can reach, in log order; one out of order is damaged."""
+        last: _Entry | None = None
         for item in self._keys.items:
             reach = self._reach(item)
-            for number, (key, position, _, _) in self._entries(item, range(1, item.count)):
+            for number, (key, position, seconds, _) in self._entries(item, range(1, item.count)):
                 if not reach[number]:
                     continue
-                if last is not None and last[0] <= position:
+                if last is not None and last.position <= position:
                     yield last
-                last = position, key
+                last = _Entry(position, key, item, seconds)
         if last is not None:
             yield last
 
