@@ -127,11 +127,17 @@ BLOCKS = [(page, block) for page in PAGES for block in re.findall(r"```toml\n(.*
 
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[str(page.relative_to(ROOT)) for page, _ in BLOCKS])
 def test_configurations_in_pages_are_accepted(page: Path, block: str) -> None:
-    from martlet.run import read_config
+    from martlet.run import SECTIONS, read_config
 
     table = tomllib.loads(block)
     assert table, "it sets something"
-    read_config(table)
+    config = read_config(table)
+    for section, values in table.items():
+        if section in SECTIONS:
+            taken = getattr(config, section)
+            assert {key: getattr(taken, key) for key in values} == values
+        else:
+            assert config.plugin_tables[section] == values
 
 
 def test_the_log_lines_of_the_operations_page_are_those_of_the_program() -> None:

@@ -244,6 +244,7 @@ async def test_martlet_services_run_while_the_broker_does(monkeypatch: pytest.Mo
     async with running(monkeypatch, "full"):
         while "serving" not in Full.said:
             await trio.lowlevel.checkpoint()
+    assert Full.said.count("serving") == 1
 
 
 def test_martlet_commands_are_subcommands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,8 +257,10 @@ def test_martlet_commands_are_subcommands(monkeypatch: pytest.MonkeyPatch, capsy
 async def test_martlet_reload_is_called_at_sighup(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(monkeypatch, "full"):
         signal.raise_signal(signal.SIGHUP)
+        assert "reloaded" not in Full.said
         while "reloaded" not in Full.said:
             await trio.lowlevel.checkpoint()
+    assert Full.said.count("reloaded") == 1
 
 
 async def test_martlet_stopping_is_called_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

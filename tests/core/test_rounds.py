@@ -107,11 +107,10 @@ async def test_a_message_becomes_readable_wherever_it_is_published(
         queue.watchers = [lambda queue: arrived.set()]
         peer = running.connect(Protocol("lines", "", connect, handle))
         await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(20):
-            await WHERE[where](running, peer, handlers[0])
-            await arrived.wait()
-            while not broker.store.end_offset(queue):
-                await trio.lowlevel.checkpoint()
+        await WHERE[where](running, peer, handlers[0])
+        await arrived.wait()
+        while not broker.store.end_offset(queue):
+            await trio.lowlevel.checkpoint()
         [record] = broker.store.read(queue, 0, 10, 1 << 20).pieces
         assert where.encode() in bytes(record)
 
