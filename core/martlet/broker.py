@@ -10,7 +10,7 @@ from typing import TypeVar, final
 
 from martlet.access import Authentication, Gate, Rules
 from martlet.clock import Clock
-from martlet.contracts import Authorizer, Compile, Identity, Stage
+from martlet.contracts import Authorizer, Compile, Identity, Router, Stage
 from martlet.delivery.cursor import Cursors
 from martlet.delivery.selection import Selection, Selections
 from martlet.delivery.sessions import Sessions
@@ -25,6 +25,7 @@ from martlet.state import Projections
 from martlet.state.journal import Journal
 from martlet.stats import Stats
 from martlet.store import Store
+from martlet.store.light import may_be_indexed, with_light_topics
 from martlet.store.queues import Queue
 from martlet.store.writer import RunItem, RunResult
 from martlet.tables.groups import Groups
@@ -71,6 +72,7 @@ class Broker:
         self.stats = stats
         self.turns = Turns()  # in which all long work of this broker waits for its slices
         self.stages: tuple[tuple[str, Stage], ...] = ()
+        self.routers: tuple[tuple[str, Router], ...] = ()
         self.filters: dict[str, Compile] = {}
         self._selections = Selections(self.filter_compiler)
         self.authentication = Authentication()
@@ -90,8 +92,9 @@ class Broker:
         self.shares = Shares(store, topics, groups, self.tails, journal, clock, delivery)
         self.projections.add("martlet", self.shares.state)
         self.sessions = Sessions(groups, clock, delivery)
-        for table in (topics.table, groups.table, groups.offsets_table, self.sessions.table):
+        for table in (topics.table, groups.table, groups.offsets_table, groups.light_offsets_table):
             self.tables.register(table)
+        self.tables.register(self.sessions.table)
         stats.add("broker", self.statistics)
         stats.add("turns", self.turns.statistics)
         stats.add("projections", self.projections.statistics)
@@ -100,6 +103,15 @@ class Broker:
         stats.add("subscriptions", self.subscriptions.statistics)
         stats.add("shares", self.shares.statistics)
         stats.add("sessions", self.sessions.statistics)
+
+    def set_stages(self, stages: tuple[tuple[str, Stage], ...], routers: tuple[tuple[str, Router], ...] = ()) -> None:
+        """Let every message pass *stages*, then ask *routers* which light queues index it; each with its plugin."""
+        self.routers = routers
+        if routers and not self.groups.keeps_light_offsets:
+            self.groups.keeps_light_offsets = True
+            self.groups.offsets_changed()
+        self.store.writer.light_queues = bool(routers)
+        self.stages = (*stages, ("", self._route)) if routers else stages
 
     def publish(self, message: Message, passed: str = "") -> Placed:
         """Store *message* and return where; it is durable once the log is flushed up to `Placed.end`.
@@ -258,6 +270,22 @@ class Broker:
                 self.refused += 1
                 text = f"plugin {plugin!r} failed in its stage; {type(error).__name__}: {error}"
                 raise Refused(Reason.UNAVAILABLE, text) from error
+        return message
+
+    def _route(self, message: Message) -> Message:
+        """The last stage: say in *message* which light queues index it. Those that it says itself are forgotten."""
+        if not may_be_indexed(message.topic.encode()):
+            return message
+        topics: dict[str, None] = {}
+        for plugin, router in self.routers:
+            try:
+                topics.update(dict.fromkeys(router(message)))
+            except Refused:
+                raise
+            except Exception as error:
+                text = f"plugin {plugin!r} failed in its router; {type(error).__name__}: {error}"
+                raise Refused(Reason.UNAVAILABLE, text) from error
+        message.properties = with_light_topics(message.properties, topics)
         return message
 
     def _stages_after(self, passed: str) -> tuple[tuple[str, Stage], ...]:

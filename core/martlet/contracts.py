@@ -36,6 +36,7 @@ __all__ = [
     "Producers",
     "Protocol",
     "RecordView",
+    "Router",
     "Service",
     "SignedRequest",
     "Stage",
@@ -46,6 +47,9 @@ __all__ = [
 
 # Called with every message before it is stored; returns it, changed or not. May raise `Refused`.
 Stage: TypeAlias = Callable[[Message], Message]
+# Called with every message after the stages; returns the light topics whose queues index it as well, such as
+# ``%LMQ%name``. May raise `Refused`.
+Router: TypeAlias = Callable[[Message], Iterable[str]]
 # Makes a predicate over records of an expression; raises `Refused` (Reason.ILLEGAL), which says where the mistake is.
 Compile: TypeAlias = Callable[[str], Predicate]
 # A coroutine function that runs while the broker does, until it is cancelled. One with an argument `task_status` is

@@ -39,10 +39,11 @@ def load(broker: Broker) -> None:
     listed = tables.load(broker.topics.table)
     tables.load(groups.table)
     tables.load(groups.offsets_table)
+    tables.load(groups.light_offsets_table)
     if not 0 <= groups.offsets_position <= broker.store.readable:
         # RocketMQ wrote the offsets, or the log is another one: what our log says of offsets so far is older.
         groups.offsets_position = broker.store.readable
-        groups.offsets_table.change()
+        groups.offsets_changed()
     tables.load(broker.sessions.table)
     _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())
 

@@ -408,6 +408,7 @@ HOOKS_OF_A_BROKER: Final = (
     "martlet_authenticators",
     "martlet_authorizers",
     "martlet_stages",
+    "martlet_routers",
     "martlet_projections",
     "martlet_protocols",
     "martlet_services",
@@ -441,7 +442,10 @@ def _install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
     broker.authorizers = tuple(
         guarded_authorizer(plugin, each) for plugin, given in found["martlet_authorizers"] for each in given
     )
-    broker.stages = tuple((name, stage) for name, given in found["martlet_stages"] for stage in given)
+    broker.set_stages(
+        tuple((name, stage) for name, given in found["martlet_stages"] for stage in given),
+        tuple((name, router) for name, given in found["martlet_routers"] for router in given),
+    )
 
 
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:

@@ -12,11 +12,13 @@ from martlet.contracts import Certificate, Credentials, Identity, Password, Sign
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.message import Message
+from martlet.store.light import light_topics
 from martlet.store.notes import OWN_PREFIX
 from martlet.store.queues import Queue
 from martlet.store.writer import RunItem
 from martlet.tables.topics import BROKER_TOPICS
 from martlet.testing.peers import RecordingPeer
+from martlet.testing.stores import drain
 
 ANN = Identity("ann")
 
@@ -113,6 +115,52 @@ async def test_no_run_passes_by_the_stages_or_the_limit_of_the_broker() -> None:
         assert gate.find_queue("t", 0) is None
         with pytest.raises(LocalProtocolError, match="pass no stages"):
             gate.publish_run([(queue, b"x", b"", 0, 0, 0, 0, bytes(8), 0, 0)])
+
+
+async def test_whoever_names_light_topics_must_be_allowed_to_publish_to_them() -> None:
+    async with broker_in_memory() as broker:
+        gate, ledger = guarded(broker, ("publish", "%LMQ%mine"))
+        named = b"INNER_MULTI_DISPATCH\x01%LMQ%yours,%LMQ%mine\x02"
+        gate.publish(Message("t", b"x", named))
+        assert ledger.asked == [("ann", "publish", "t")], "without routers the property means nothing"
+        broker.set_stages((), (("test", lambda message: light_topics(message.properties)),))
+        gate = broker.gate(Identity("bob"))
+        for attempt in (
+            lambda: gate.publish(Message("t", b"x", named)),
+            lambda: gate.publish_batch([Message("t", b"x", named)]),
+            lambda: gate.publish_atomic([Message("t", b"x"), Message("t", b"x", named)]),
+        ):
+            assert "%LMQ%mine" in refused(attempt)
+        outcomes = gate.publish_many([Message("t", b"x", named), Message("t", b"x")])
+        assert [isinstance(each, Refused) for each in outcomes] == [True, False]
+        assert broker.store.queues.light == 0
+        gate.publish(Message("t", b"x", named.replace(b"mine", b"ours")))
+        broker.store.commit()
+        assert drain(broker.store, broker.store.queue("%LMQ%ours", 0)) == [b"x"]
+        broker.topics.ensure("%DLQ%G", 1)
+        broker.groups.ensure("G")
+        gate.give_back("G", Message("%DLQ%G", b"x", named))
+        broker.store.commit()
+        assert broker.store.queues.light == 2
+
+
+@pytest.mark.parametrize(("denied", "shown"), [([], True), (["t"], True), (["%LMQ%a"], True), (["t", "%LMQ%a"], False)])
+async def test_a_record_is_shown_to_whoever_may_read_a_queue_that_has_it(denied: list[str], shown: bool) -> None:
+    async with broker_in_memory() as broker:
+        broker.set_stages((), (("test", lambda message: light_topics(message.properties)),))
+        broker.topics.ensure("t", 1)
+        placed = broker.publish(Message("t", b"x", b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02"))
+        plain = broker.publish(Message("t", b"plain"))
+        broker.store.commit()
+        gate, _ = guarded(broker, *(("read", name) for name in denied))
+        if shown:
+            assert await gate.record_at(placed.position) is not None
+        else:
+            with pytest.raises(Refused, match="read"):
+                await gate.record_at(placed.position)
+        if "t" in denied:
+            with pytest.raises(Refused):
+                await gate.record_at(plain.position)
 
 
 async def test_an_identity_does_not_get_the_decisions_of_another() -> None:

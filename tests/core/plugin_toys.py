@@ -26,6 +26,7 @@ from martlet.contracts import (
     Predicate,
     Protocol,
     RecordView,
+    Router,
     Service,
     Stage,
 )
@@ -133,6 +134,14 @@ class Full(Hooks):
             return message
 
         return [stamp]
+
+    def martlet_routers(self, broker: Broker) -> Sequence[Router]:
+        def by_body(message: Message) -> list[str]:
+            if message.topic != "routed":
+                return []
+            return [{b"a": "%LMQ%a", b"b": "%LMQ%b", b"bad": "bad"}[word] for word in message.body.split()]
+
+        return [by_body]
 
     def martlet_filters(self, broker: Broker) -> Mapping[str, Compile]:
         return {"LONGER": compile_longer}

@@ -24,7 +24,7 @@ from martlet.settings import BrokerConfig
 from martlet.store.codec import decode_record
 from martlet.store.layout import ENTRY
 from martlet.testing.disk import FakeDisk
-from martlet.testing.stores import small_config
+from martlet.testing.stores import drain, small_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "hooks.md"
 
@@ -99,6 +99,38 @@ async def test_martlet_stages_see_every_message_in_the_order_of_the_plugins(monk
     async with running(monkeypatch, "full", "late") as made:
         record = decode_record(made.stored(b"x"))
         assert record.properties == b"COLOUR\x01red\x02LATE\x01COLOUR\x01red\x02"
+
+
+def bodies(broker: Broker, topic: str) -> list[bytes]:
+    """What queue 0 of *topic* holds."""
+    return drain(broker.store, broker.store.queue(topic, 0))
+
+
+async def test_martlet_routers_name_further_queues_that_index_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FakeDisk()
+    async with running(monkeypatch, "full", "late", disk=disk) as made:
+        record = decode_record(made.stored(b"a b", "routed"))
+        assert record.properties.startswith(b"COLOUR\x01red\x02LATE\x01COLOUR\x01red\x02"), "stages come first"
+        made.stored(b"b a b", "routed")
+        made.stored(b"a", "t")
+        assert (bodies(made.broker, "%LMQ%a"), bodies(made.broker, "%LMQ%b")) == ([b"a b", b"b a b"],) * 2
+        with pytest.raises(Refused, match="plugin 'full' failed in its router; KeyError: b'c'"):
+            made.stored(b"a c", "routed")
+        with pytest.raises(Refused, match="'bad' in INNER_MULTI_DISPATCH is no light topic"):
+            made.stored(b"bad", "routed")
+        named = Message("t", b"x", b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02", queue_id=0)
+        placed = made.broker.publish(named)
+        made.broker.store.commit()
+        data = made.broker.store.record_at(placed.position)
+        assert data is not None
+        assert decode_record(data).property("INNER_MULTI_DISPATCH") == "", "what no router says does not count"
+    for path in [path for path in disk.files if "/consumequeue/" in path]:
+        disk.unlink(path)
+    async with running(monkeypatch, "late", disk=disk) as made:
+        assert (bodies(made.broker, "%LMQ%a"), bodies(made.broker, "%LMQ%b")) == ([b"a b", b"b a b"],) * 2
+        topic = made.broker.topics.get("%LMQ%a")
+        assert topic is not None
+        assert made.broker.topics.get("%LMQ%c") is None
 
 
 async def test_martlet_filters_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,9 +161,10 @@ def real_broker(tmp_path: Path, names: rocketmq.NameServer, data: Path) -> Itera
     places = {"storePathRootDir": str(data), "storePathCommitLog": str(data / "commitlog")}
     with ExitStack() as running:
 
-        def start(*, sealed: bool = False) -> rocketmq.Broker:
-            seals = str(sealed).lower()
+        def start(*, sealed: bool = False, light: bool = False) -> rocketmq.Broker:
+            seals, lights = str(sealed).lower(), str(light).lower()
             settings = {**places, "enabledAppendPropCRC": seals, "forceVerifyPropCRC": seals}
+            settings |= {"enableLmq": lights, "enableMultiDispatch": lights}
             settings["fileReservedTime"] = RESERVED_HOURS
             broker = rocketmq.Broker(tmp_path / "real", names.address, settings)
             running.callback(broker.kill)
@@ -177,9 +178,10 @@ def martlet(tmp_path: Path, data: Path) -> Iterator[OurBroker]:
     """Starts a Martlet on the data; it ends with the test at the latest."""
     with ExitStack() as running:
 
-        def start(*, sealed: bool = False) -> Martlet:
+        def start(*, sealed: bool = False, light: bool = False) -> Martlet:
             settings = {"broker.name": "broker-a", "store.segment_bytes": str(64 << 20)}
             settings["store.seal_records"] = str(sealed).lower()
+            settings["remoting.light_queues"] = str(light).lower()
             broker = Martlet(tmp_path / "ours", settings, data=data)
             running.callback(broker.close)
             return broker

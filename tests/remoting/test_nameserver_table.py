@@ -433,3 +433,18 @@ def test_an_address_never_stands_at_two_ids(steps: list[tuple[str, int, str]]) -
         register(table, broker(name, number, address=f"{name}{address}"), 0.0)
     for group in table.groups():
         assert len(set(group.addresses.values())) == len(group.addresses)
+
+
+def test_a_light_topic_is_on_every_broker_with_one_queue() -> None:
+    table = RouteTable()
+    assert table.route("%LMQ%x") is None
+    register(table, broker("a"), 0.0)
+    register(table, broker("b"), 0.0)
+    route = table.route("%LMQ%x")
+    assert route is not None
+    assert route.queues == (TopicQueues("a", 1, 0, 4), TopicQueues("b", 1, 0, 4))
+    assert [group.addresses for group in route.brokers] == [{0: "a:0"}, {0: "b:0"}]
+    assert table.route("%LMQ%") is None, "that is only how their names begin"
+    table.unregister("c", "a", "a:0")
+    assert brokers_of(table, "%LMQ%x") == ["b"]
+    assert "%LMQ%x" not in finish_now(table.topics())

@@ -10,8 +10,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.errors import PluginError, StoreError
 from martlet.state import log_order, pack_rows
+from martlet.state.log_order import LogOrder
 from martlet.store.layout import RecordView
 from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import message
 from martlet.turns import Steps, finish_now
 
 FILE = "/data/store/config/tally.snapshot"
@@ -66,6 +68,57 @@ async def test_a_queue_with_few_records_does_not_get_ahead(disk: FakeDisk, monke
     assert again.tally.applied == 200
     again.check()
     again.store.crash()
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize("runs", [1, 256])
+async def test_a_record_that_two_followed_queues_index_comes_once(
+    disk: FakeDisk, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_order, "RUN_RECORDS", runs)
+    topics = frozenset(("A", "%LMQ%x", "%LMQ%y"))
+    running = await start(disk, Tally(topics), flush="async")
+    running.store.writer.light_queues = True
+    expected: set[str] = set()
+    for number in range(300):  # `Tally.apply` raises when one comes twice
+        made = message(f"m{number}", "AC"[number % 2], unique=f"m{number}")
+        names = [name for name, each in (("%LMQ%x", 3), ("%LMQ%y", 5)) if number % each == 0]
+        if names:
+            made.properties += f"INNER_MULTI_DISPATCH\x01{','.join(names)}\x02".encode()
+        running.store.append(made, 0)
+        running.store.commit()
+        if names or number % 2 == 0:
+            expected.add(f"m{number}")
+    assert {row[1] for row in running.tally.records.values()} == expected
+    await stop(running)
+    for gone in ([], [FILE]):
+        for path in gone:
+            disk.unlink(path)
+        again = await start(disk, Tally(topics), flush="async")
+        assert {row[1] for row in again.tally.records.values()} == expected
+        assert again.tally.applied == (len(expected) if gone else 0)
+        again.store.crash()
+
+
+async def test_what_is_read_while_its_topic_is_deleted_comes_through_a_light_queue(disk: FakeDisk) -> None:
+    running = await start(disk, Tally(frozenset(("A", "B", "%LMQ%x"))), flush="async", cache_bytes=0, chunk_bytes=256)
+    store = running.store
+    store.writer.light_queues = True
+    order = LogOrder(store)
+    for number in range(30):
+        made = message(f"m{number}", "AB"[number % 2], unique=f"m{number}")
+        made.properties += b"INNER_MULTI_DISPATCH\x01%LMQ%x\x02" if number % 3 == 0 else b""
+        store.append(made, 0)
+    store.commit()
+    for topic in ("A", "B", "%LMQ%x"):
+        order.add(store.queue(topic, 0))
+    taken = order._look() and order._take()
+    assert taken
+    run = order._read_far(taken)
+    order.remove_topic("A")  # as if its deletion came while a thread read
+    order._advance(taken, run)
+    assert [bytes(record.body) for record in run] == [b"m%d" % n for n in range(30) if n % 2 or n % 3 == 0]
+    store.crash()
 
 
 async def test_other_topics_are_not_applied(disk: FakeDisk) -> None:

@@ -65,8 +65,9 @@ def contents(store: Store) -> dict[Place, bytes]:
             result = store.read(queue, offset, 100, 10**6)
             assert result.next_offset > offset
             for record in decode_records(b"".join(result.pieces)):
-                place = (record.topic, record.queue_id, record.queue_offset)
-                assert place[:2] == (queue.topic, queue.queue_id)
+                place = (queue.topic, record.queue_id, record.queue_offset)
+                assert record.topic == queue.topic or queue.light
+                assert record.queue_id == queue.queue_id
                 assert offset <= record.queue_offset < result.next_offset
                 found[place] = record.body
             offset = result.next_offset
@@ -93,10 +94,8 @@ class Workload:
             )
             for _ in range(count)
         ]
-        offset = self.store.queue(topic, queue_id).next_offset
-        for index, one in enumerate(messages):
-            self.ledger.sent[topic, queue_id, offset + index].add(one.body)
-        self.note(messages, self.store.append_batch(messages, queue_id))
+        places = self.expect(messages, [queue_id] * count)
+        self.note(messages, places, self.store.append_batch(messages, queue_id))
 
     def send_group(self) -> None:
         """Send messages of several topics that belong together, at times larger than a chunk."""
@@ -106,22 +105,32 @@ class Workload:
             for _ in range(self.random.choice((2, 3, 4)))
         ]
         queue_ids = [self.random.randrange(2) for _ in messages]
-        following = {
-            (one.topic, queue_id): self.store.queue(one.topic, queue_id).next_offset
-            for one, queue_id in zip(messages, queue_ids, strict=True)
-        }
-        for one, queue_id in zip(messages, queue_ids, strict=True):
-            offset = following[one.topic, queue_id]
-            following[one.topic, queue_id] = offset + 1
-            self.ledger.sent[one.topic, queue_id, offset].add(one.body)
-        self.note(messages, self.store.append_group(messages, queue_ids))
+        places = self.expect(messages, queue_ids)
+        self.note(messages, places, self.store.append_group(messages, queue_ids))
 
-    def note(self, messages: list[Message], placed: list[Placed]) -> None:
+    def expect(self, messages: list[Message], queue_ids: list[int]) -> list[list[Place]]:
+        """Let light queues index some of *messages*; return all places of each, and note that they were sent there."""
+        following: dict[tuple[str, int], int] = {}
+        places: list[list[Place]] = []
+        for one, queue_id in zip(messages, queue_ids, strict=True):
+            names = self.random.choice(([], [], ["%LMQ%x"], ["%LMQ%x", "%LMQ%y"]))
+            if names:
+                one.properties += f"INNER_MULTI_DISPATCH\x01{','.join(names)}\x02".encode()
+            places.append([])
+            for queue in ((one.topic, queue_id), *((name, 0) for name in names)):
+                offset = following.get(queue, self.store.queue(*queue).next_offset)
+                following[queue] = offset + 1
+                self.ledger.sent[*queue, offset].add(one.body)
+                places[-1].append((*queue, offset))
+        return places
+
+    def note(self, messages: list[Message], places: list[list[Place]], placed: list[Placed]) -> None:
         group: list[tuple[Place, bytes]] = []
-        for one, at in zip(messages, placed, strict=True):
-            place = (one.topic, at.queue_id, at.queue_offset)
-            self.ledger.pending.append((place, one.body, at.position))
-            group.append((place, one.body))
+        for one, of_one, at in zip(messages, places, placed, strict=True):
+            assert (at.queue_id, at.queue_offset) == of_one[0][1:]
+            for place in of_one:
+                self.ledger.pending.append((place, one.body, at.position))
+                group.append((place, one.body))
         self.ledger.groups.append(group)
 
     async def send_now(self) -> None:
@@ -147,8 +156,9 @@ class Workload:
         self.store.disk.used_ratio = 0.1  # type: ignore[attr-defined]
 
     def delete(self) -> None:
-        self.ledger.deleting.add("C")
-        self.store.delete_topic("C")
+        for topic in ("C", "%LMQ%y"):
+            self.ledger.deleting.add(topic)
+            self.store.delete_topic(topic)
 
     async def step(self, number: int) -> None:
         roll = self.random.random()
@@ -171,6 +181,7 @@ class Workload:
 async def open_on(disk: FakeDisk, clock: ManualClock) -> Store:
     store = await Store.open(DIRECTORY, CONFIG, clock, disk)
     store.store_host = HOST
+    store.writer.light_queues = True
     return store
 
 

@@ -28,6 +28,8 @@ ROOT = "/data/store"
 CONFIG = Config(store=small_config(seal_records=True))
 QUEUES = (("A", 0), ("A", 1), ("B", 0))
 STOPS = ("stopped", "killed", "killed before a checkpoint")
+LIGHT_EVERY = 5  # each message with such a number is in two light queues as well
+SERVED = 45 * len(QUEUES) + 45 // LIGHT_EVERY * len(QUEUES) * 2
 
 Place = tuple[str, int, int]
 
@@ -39,6 +41,7 @@ def copy_of(disk: FakeDisk) -> FakeDisk:
 async def opened(disk: FakeDisk) -> Store:
     store = await Store.open(Path(ROOT), CONFIG.store, ManualClock(), disk)
     store.store_host = HOST
+    store.writer.light_queues = True
     return store
 
 
@@ -54,7 +57,10 @@ def send(store: Store, rounds: range) -> None:
     for number in rounds:
         for topic, queue_id in QUEUES:
             body = random.randbytes(random.randrange(1, 120))
-            store.append(message(body, topic, "tag", "key", f"{topic}{queue_id}-{number}"), queue_id)
+            made = message(body, topic, "tag", "key", f"{topic}{queue_id}-{number}")
+            if not number % LIGHT_EVERY:
+                made.properties += b"INNER_MULTI_DISPATCH\x01%LMQ%x,%LMQ%y\x02"
+            store.append(made, queue_id)
         store.commit()
     store.flusher.flush_now()
 
@@ -141,7 +147,7 @@ async def test_an_intact_store_is_sound_once_a_start_had_nothing_to_do(stop: str
     assert not found.inspection.damage
     before = contents(disk)
     store = await opened(disk)
-    assert len(served(store)) == 45 * len(QUEUES)
+    assert len(served(store)) == SERVED
     store.crash()
     assert bool(found.findings) is bool(differences(before, contents(disk)))
     assert not found.findings or stop != "stopped"
@@ -156,6 +162,8 @@ TARGETS = {
     "last file of a queue": "consumequeue/B/0/*",
     "a queue": "consumequeue/A/1/",
     "all queues": "consumequeue/",
+    "a light queue": "consumequeue/%LMQ%x/0/*",
+    "all light queues": "consumequeue/%LMQ%",
     "index": "index/",
     "checkpoint": "checkpoint",
     "journal": "queues.",

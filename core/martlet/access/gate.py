@@ -24,7 +24,7 @@ from martlet.access.grant import (
     is_closed,
 )
 from martlet.access.rules import Decisions
-from martlet.contracts import Identity, Peer
+from martlet.contracts import Identity, Peer, Router
 from martlet.delivery.cursor import Cursor, Feed
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.selection import EVERYTHING, Selection
@@ -36,6 +36,7 @@ from martlet.message import Message, Placed
 from martlet.state.journal import Journal
 from martlet.store import Found, Store
 from martlet.store.layout import RecordView
+from martlet.store.light import MULTI, light_places, light_topics, may_be_indexed
 from martlet.store.queues import Queue
 from martlet.store.writer import RunItem, RunResult
 from martlet.tables.groups import Groups
@@ -54,6 +55,7 @@ class Behind(Protocol):
     subscriptions: Subscriptions
     shares: Shares
     sessions: Sessions
+    routers: tuple[tuple[str, Router], ...]
 
     def publish(self, message: Message) -> Placed: ...
 
@@ -89,7 +91,8 @@ class Gate:
     def __init__(self, behind: Behind, decisions: Decisions) -> None:
         self._behind = behind
         self._decisions = decisions
-        self._publish = behind.publish
+        # Messages name light topics themselves only where routers are.
+        self._publish = self._publish_named if behind.routers else behind.publish
         # By topic what `check_publish` returned; for the hot path of a protocol.
         self.publishable: Mapping[str, PublishGrant] = decisions.publishable
         self._tables = behind.store, behind.topics, behind.groups
@@ -106,14 +109,26 @@ class Gate:
     # publishing
 
     def publish(self, message: Message) -> Placed:
-        """Store *message* as `Broker.publish` does; asks for ``publish`` on its topic."""
+        """Store *message* as `Broker.publish` does; asks for ``publish`` on its topic.
+
+        With light queues it asks for that on each light topic, too, that the message names.
+        """
         if message.topic not in self.publishable:
             self.check_publish(message.topic)
         return self._publish(message)
 
+    def _publish_named(self, message: Message) -> Placed:
+        self._check_light(message)
+        return self._behind.publish(message)
+
+    def _check_light(self, message: Message) -> None:
+        if message.properties.find(MULTI) >= 0 and may_be_indexed(message.topic.encode()):
+            for topic in light_topics(message.properties):
+                self.check("publish", topic)
+
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
         """Store *messages* one by one; return for each where it was stored, or why it was not."""
-        if self.publishable.keys() >= {message.topic for message in messages}:
+        if not self._behind.routers and self.publishable.keys() >= {message.topic for message in messages}:
             return self._behind.publish_many(messages)
         return [self._try_publish(message) for message in messages]
 
@@ -153,6 +168,8 @@ class Gate:
         for message in messages:
             if message.topic not in self.publishable:
                 self.check_publish(message.topic)
+            if self._behind.routers:
+                self._check_light(message)
 
     def give_back(self, group: str, message: Message) -> Placed:
         """Store a *message* that a member of *group* could not process, in the group's retry or dead-letter topic.
@@ -357,12 +374,20 @@ class Gate:
     async def record_at(self, position: int) -> bytes | None:
         """Return the record at *position* of the log, None when no intact one starts there.
 
-        Asks as `query_keys` does. The disk is waited for in a worker thread.
+        Asks as `query_keys` does; it is enough to be allowed to read a light topic that the record names. The disk is
+        waited for in a worker thread.
         """
         data = await self._behind.store.record_far(position)
-        if data is not None:
+        if data is not None and not self._may_read_light(RecordView(data)):
             self._check_shown(RecordView(data).topic)
         return data
+
+    def _may_read_light(self, record: RecordView) -> bool:
+        """Whether the identity may read *record* in one of the light queues that have it."""
+        if record.properties.find(MULTI) < 0 or not may_be_indexed(record.topic_bytes):
+            return False
+        named = [name for name, _ in light_places(record.topic_bytes, record.properties)]
+        return any(self.allows("read", name.decode("utf-8", "replace")) for name in named)
 
     def _check_shown(self, topic: str) -> None:
         self.check("read", topic)

@@ -247,6 +247,14 @@ class ConsumeGrant:
         """Return the topic; None if there is none."""
         return self._topics.get(self.topic)
 
+    def open_topic(self) -> Topic | None:
+        """As `get_topic`, but where light queues are on a light topic is created by its first reader.
+
+        Raises:
+          Refused: there are too many light queues (Reason.BUSY).
+        """
+        return self._topics.open(self.topic)
+
     def get_group(self) -> Group | None:
         """Return the group; None if there is none."""
         return self._groups.get(self.group)

@@ -18,6 +18,7 @@ from martlet.contracts import (
     Compile,
     Dispatcher,
     Protocol,
+    Router,
     Service,
     Stage,
 )
@@ -52,6 +53,11 @@ class Hooks:
     @hookspec
     def martlet_stages(self, broker: "Broker") -> Sequence[Stage]:
         """Return functions that every message passes before it is stored."""
+        return ()
+
+    @hookspec
+    def martlet_routers(self, broker: "Broker") -> Sequence[Router]:
+        """Return functions that name further queues which index a message."""
         return ()
 
     @hookspec

@@ -1,5 +1,7 @@
 """Reads the records of several queues in log order: a merge of their consume queues by position.
 
+A record that several of them index, because some are light queues, comes once.
+
 Entries and records that are in memory are read at once; whatever the disk might have to be waited for is read in a
 worker thread. Of a queue so many entries are read ahead at a time that a queue with few records is not read over and
 over while another has many.
@@ -246,8 +248,8 @@ class LogOrder:
             cursor.offset += count
             cursor.position = newest[number]
         if gone:
-            live = {(cursor.queue.topic, cursor.queue.queue_id) for cursor in self.cursors.values()}
-            run[:] = [record for record in run if (record.topic, record.queue_id) in live]
+            live = {position for position, _, number in taken if number in self.cursors}
+            run[:] = [record for record in run if record.position in live]
         if run:
             last = run[-1]
             self.position, self.size = last.position, last.size
@@ -260,10 +262,12 @@ class LogOrder:
         chunks, verify = self.store.chunks, self.store.config.verify_reads
         run: Run = []
         chunk: Chunk | None = None
+        seen = self._newest()
         for entry in taken:
             position, size, _ = entry
-            if size == BLANK_SIZE or size <= 0:
+            if size == BLANK_SIZE or size <= 0 or position == seen:
                 continue
+            seen = position
             if chunk is None or not chunk.base <= position < chunk.end:
                 chunk = chunks.load_now(position)
             if chunk is None and position >= chunks.segments.start:
@@ -287,7 +291,10 @@ class LogOrder:
         """As `_read_near`, from files; a thread calls it."""
         run: Run = []
         begin = self.store.first_position
-        for near in _neighbours([entry for entry in taken if entry[0] >= begin and 0 < entry[1] < BLANK_SIZE]):
+        # By position: a light queue may index the record of another.
+        entries = {entry[0]: entry for entry in taken if entry[0] >= begin and 0 < entry[1] < BLANK_SIZE}
+        entries.pop(self._newest(), None)
+        for near in _neighbours(list(entries.values())):
             first = near[0][0]
             data = self._read_range(first, near[-1][0] + near[-1][1])
             for entry in near:
@@ -296,6 +303,10 @@ class LogOrder:
                 else:
                     self._found_damage(entry)
         return run
+
+    def _newest(self) -> int:
+        """The position of the newest record that was returned; another queue may index it as well."""
+        return self.position if self.size else -1
 
     def _read_range(self, start: int, end: int) -> bytes:
         """The bytes of the log from *start* to *end*, which may be in several segments."""

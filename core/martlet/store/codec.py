@@ -33,6 +33,9 @@ from martlet.store.layout import (
 )
 
 __all__ = [
+    "MARK_FIRST",
+    "MARK_LAST",
+    "SEAL_BYTES",
     "body_crc",
     "check_record",
     "decode_record",

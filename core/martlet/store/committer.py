@@ -45,6 +45,7 @@ class Committer:
         "before_commit",
         "commits",
         "last_store_ms",
+        "light",
         "now_ms",
         "on_commit_wanted",
         "on_sealed",
@@ -71,6 +72,8 @@ class Committer:
         self._sync = sync
         # Appended and not yet committed, in order.
         self.pending: list[Appended] = []
+        # Light queues that index pending records as well, and the ends of these records, in order.
+        self.light: list[tuple[Queue, int]] = []
         # The store time of what is pending; 0 when nothing was appended since the last commit.
         self.now_ms = 0
         # Called at the first append after a commit.
@@ -210,6 +213,9 @@ class Committer:
             if self._sync or item[0].watchers:
                 self._readable.touch(item[0])
         self.pending = []
+        for queue, _ in self.light:
+            self._readable.touch(queue)
+        self.light.clear()
         self._index(pending)
         self._flusher.ask()
         if not self._sync:
@@ -221,7 +227,10 @@ class Committer:
 
     def take_back(self, count: int) -> None:
         """Give back the queue offsets of what is pending, but for the first *count* records."""
+        kept = self.pending[count - 1][2] if count else 0
         for queue, _, end, _, _ in reversed(self.pending[count:]):
             if queue.last_end == end:
                 queue.drop_last()
         del self.pending[count:]
+        while self.light and self.light[-1][1] > kept:
+            self.light.pop()[0].drop_last()

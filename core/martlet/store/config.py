@@ -54,6 +54,18 @@ class StoreConfig:
     queue_file_entries: int = setting(
         QUEUE_FILE_ENTRIES, "entries per consume queue file; RocketMQ accepts only the default", unit="entries", low=1
     )
+    light_queues_max: int = setting(
+        20_000,
+        "maxLmqConsumeQueueNum: each takes 1.4 KB of memory and 12 KB of disk; messages for more are refused",
+        unit="queues",
+        low=0,
+    )
+    light_names_max: int = setting(
+        1000,
+        "light topics that a message, batch or atomic group may name; each costs 2 to 3 us on the event loop",
+        unit="names",
+        low=1,
+    )
     persist_interval_ms: int = setting(
         1000,
         "how often consume queues and the key index are written; with more than 1,000 queues, only at checkpoints",

@@ -2,7 +2,8 @@
 
 So they are compared with the log, without reading it: records and fillers cover each segment without a gap, and each
 record has one entry. Where the entries of a segment do not add up to exactly that, some are missing or wrong, and all
-queues are rebuilt from the log.
+queues are rebuilt from the log. So they are where light queues may have been in use: how many entries these should
+have only the records say.
 """
 
 import sys
@@ -13,6 +14,7 @@ from operator import mul
 from typing import Final, final
 
 from martlet.store.layout import BLANK_MAGIC, BLANK_SIZE, ENTRY, ENTRY_BYTES, FILLER, FILLER_BYTES, START
+from martlet.store.light import is_light
 from martlet.store.queues import Queue, Queues, queue_ids
 from martlet.store.scan import NOWHERE
 from martlet.store.segments import Segment, Segments
@@ -21,8 +23,8 @@ __all__ = ["ForeignQueues"]
 
 # Entries that are added up in one go.
 SUMMED_AT_ONCE: Final = 50_000
-# The prefix of RocketMQ's light topics, whose queues name records of other topics.
-LIGHT_PREFIX: Final = "%LMQ%"
+# Where RocketMQ keeps offsets of consumers, in place of consumerOffset.json, while light queues are on (enableLmq).
+LIGHT_OFFSETS: Final = "config/lmqConsumerOffset.json"
 
 
 @final
@@ -68,10 +70,14 @@ class ForeignQueues:
         """Return whether the queues have every record of the log; else all are to be rebuilt from it."""
         files = self.queues.files
         disk = files.files.disk
-        for topic in disk.names(files.directory):
+        topics = disk.names(files.directory)
+        root = files.directory.rpartition("/")[0]
+        if any(map(is_light, topics)) or disk.path_size(f"{root}/{LIGHT_OFFSETS}") >= 0:
+            return False
+        for topic in topics:
             for queue_id in queue_ids(disk.names(f"{files.directory}/{topic}")):
                 queue = self.queues.get(topic, queue_id)
-                if not self._load_queue(queue) or not (topic.startswith(LIGHT_PREFIX) or self._add_up(queue)):
+                if not self._load_queue(queue) or not self._add_up(queue):
                     return False
                 self.highest = max(self.highest, queue.last_end)
         return bool(self.queues.topics) and self._cover()

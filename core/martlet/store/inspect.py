@@ -24,6 +24,7 @@ from martlet.store.layout import (
     ROLLBACK,
     TRANSACTION_MASK,
 )
+from martlet.store.light import places
 from martlet.store.segments import Segment, Segments
 
 __all__ = ["Damage", "Inspection", "QueueContent", "SegmentContent", "Walk", "inspect", "record_at"]
@@ -250,15 +251,16 @@ class Walk:
             self._take_record(record)
         if record.sys_flag & TRANSACTION_MASK in (PREPARED, ROLLBACK):
             return
-        key = record.topic, record.queue_id
-        queue = self.found.queues.get(key)
-        if queue is None:
-            queue = self.found.queues[key] = QueueContent(*key, record.queue_offset, record.queue_offset)
-        queue.records += 1
-        queue.size += record.size
-        queue.follow(record.queue_offset, after_damage=bool(self.found.damage))
-        queue.first_ms = queue.first_ms or record.store_ms
-        queue.last_ms = max(queue.last_ms, record.store_ms)
+        for topic, queue_id, offset in places(record):
+            key = topic, queue_id
+            queue = self.found.queues.get(key)
+            if queue is None:
+                queue = self.found.queues[key] = QueueContent(*key, offset, offset)
+            queue.records += 1
+            queue.size += record.size
+            queue.follow(offset, after_damage=bool(self.found.damage))
+            queue.first_ms = queue.first_ms or record.store_ms
+            queue.last_ms = max(queue.last_ms, record.store_ms)
 
     def _torn(self) -> int:
         """How many bytes from the log's end to the last one that is not zero; not counting an end-of-file mark."""

@@ -48,6 +48,8 @@ __all__ = [
     "GROUP_MASK",
     "HEAD",
     "HEAD_BYTES",
+    "I32",
+    "I64",
     "IDENTITY",
     "MAGICS",
     "MAGIC_AT",

@@ -30,6 +30,7 @@ from martlet.store.key_index import KeyIndex
 from martlet.store.layout import (
     Predicate,
 )
+from martlet.store.light import is_light
 from martlet.store.lookup import QUERY_BYTES_MAX, Found, Lookup
 from martlet.store.note_writer import NoteWriter
 from martlet.store.notes import OWN_PREFIX
@@ -353,8 +354,12 @@ class Store:
     # ---- queues
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """The queue, made if it does not exist yet."""
-        return self.queues.get(topic, queue_id)
+        """The queue, made if it does not exist yet.
+
+        Raises:
+          Refused: it is a light queue that does not exist yet, and there are too many.
+        """
+        return self.writer.open_queue(topic, queue_id) if is_light(topic) else self.queues.get(topic, queue_id)
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None:
         """The queue; None when nothing was ever stored in or asked of it."""

@@ -29,6 +29,7 @@ from martlet.store.layout import (
     RECORD_BYTES_MIN,
     TOPIC_V1_BYTES_MAX,
 )
+from martlet.store.light import is_light
 from martlet.store.segments import NAME_DIGITS, numbered_names
 from martlet.store.tags import Dispatcher
 
@@ -77,6 +78,7 @@ class Queue:
         "first_offset",
         "journaled",
         "last_end",
+        "light",
         "mark",
         "narrow",
         "next_offset",
@@ -129,6 +131,8 @@ class Queue:
         wide = len(topic_bytes) > TOPIC_V1_BYTES_MAX
         self.topic_bytes = topic_bytes
         self.narrow = not wide
+        # Its entries name records of other queues, which say so themselves (`light.py`).
+        self.light = is_light(topic)
         # Computes what entries carry in place of a tag code.
         self.dispatcher = dispatcher
         # Records are V1 and have a tag code; no longer once the topic was deleted.
@@ -405,6 +409,7 @@ class Queues:
         "dirty",
         "dispatchers",
         "files",
+        "light",
         "on_damage",
         "on_new",
         "rebuilt",
@@ -414,6 +419,8 @@ class Queues:
     def __init__(self, files: QueueFiles) -> None:
         self.files = files
         self.topics: dict[str, dict[int, Queue]] = {}
+        # How many light queues there are.
+        self.light = 0
         # What supplies the codes of entries, by topic; of all others they are tag codes.
         self.dispatchers: dict[str, Dispatcher] = {}
         # Queues with entries that are not in their files.
@@ -439,6 +446,7 @@ class Queues:
         queue = of_topic.get(queue_id)
         if queue is None:
             queue = of_topic[queue_id] = Queue(topic, queue_id, self.dispatchers.get(topic))
+            self.light += queue.light
             for tell in self.on_new:
                 tell(queue)
         return queue
@@ -644,11 +652,17 @@ class Queues:
             offset += 1
         return offset
 
+    def forget_all(self) -> None:
+        """Take every topic out of the table."""
+        self.topics.clear()
+        self.light = 0
+
     def forget_topic(self, topic: str) -> list[Queue]:
         """Take *topic* out of the table and return its queues; their files stay."""
         queues = list(self.topics.pop(topic, {}).values())
         for queue in queues:
             queue.plain, queue.deleted = False, True
+            self.light -= queue.light
         return queues
 
     def let_go(self, queues: list[Queue]) -> None:

@@ -46,6 +46,8 @@ class ColdReader(Protocol):
     ) -> ReadResult:
         """As `Readers.read_far`, for an *offset* from its `first_offset` to before the queue's own.
 
+        Records of a light queue come with their places in that queue, as `Reader.read` returns them.
+
         ``next_offset`` of the result is at most the queue's own first offset.
         """
         ...

@@ -8,18 +8,22 @@ from collections.abc import Callable
 from enum import IntEnum, unique
 from typing import Final, final
 
-from martlet.store.codec import check_record
+from martlet.store.codec import check_record, has_seal, seal
 from martlet.store.layout import (
     BLANK_SIZE,
     ENTRY,
     ENTRY_BYTES,
+    I32,
+    I64,
     IDENTITY,
     QUEUE_ID_AT,
+    QUEUE_OFFSET_AT,
     Buffer,
     Predicate,
     RecordView,
     record_views,
 )
+from martlet.store.light import names_place
 from martlet.store.page_cache import Chunk, Chunks
 from martlet.store.queues import BlockDamaged, Queue
 from martlet.store.tag_match import matching_entries
@@ -164,7 +168,10 @@ class Reader:
                 found, covered = matching_entries(data, codes, max_messages if predicate is None else tests)
                 if len(found) * ENTRY_BYTES < len(data):
                     data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in found])
+            before = len(result.pieces)
             taken = self._collect(result, queue, offset, found, data, max_messages, budget_bytes, predicate, load, wait)
+            if queue.light:
+                _say_places(result.pieces, before, queue, offset, found, data)
             if taken == NOT_AT_HAND:
                 return None
             if taken >= 0:
@@ -286,4 +293,27 @@ class Reader:
         if not check_record(view, start, end, position):
             return False
         said: tuple[int, int] = IDENTITY.unpack_from(view, start + QUEUE_ID_AT)
-        return said == (queue.queue_id, offset)
+        if not queue.light:
+            return said == (queue.queue_id, offset)
+        record = RecordView(view, start)
+        own = said == (queue.queue_id, offset) and record.topic_bytes == queue.topic_bytes
+        return own or names_place(record, queue.topic_bytes, offset)
+
+
+def _say_places(
+    pieces: list[Buffer], first: int, queue: Queue, offset: int, indexes: list[int] | range, data: bytes
+) -> None:
+    """Replace *pieces* from number *first* on by copies whose records say their places in the light *queue*.
+
+    They come from the entries *data*, which have *indexes* from *offset* on.
+    """
+    entries = zip(indexes, ENTRY.iter_unpack(data), strict=True)
+    offsets = {position: offset + index for index, (position, size, _) in entries if size != BLANK_SIZE}
+    for number in range(first, len(pieces)):
+        copy = bytearray(pieces[number])
+        for record in record_views(copy):
+            I32.pack_into(copy, record.start + QUEUE_ID_AT, queue.queue_id)
+            I64.pack_into(copy, record.start + QUEUE_OFFSET_AT, offsets.get(record.position, record.queue_offset))
+            if has_seal(copy, record.start + record.size):
+                seal(copy, record.start, record.start + record.size)
+        pieces[number] = bytes(copy)

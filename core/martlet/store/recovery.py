@@ -241,7 +241,7 @@ class Recovery:
         self.start = self.segments.start
         files = self.queues.files
         names = files.files.disk.names(files.directory)
-        self.queues.topics.clear()
+        self.queues.forget_all()
         if self.segments.items and (checkpoint is not None or names):
             logger.warning("nothing says what the consume queues held; rebuilding all of them from the log")
         distrust()

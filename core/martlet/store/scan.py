@@ -9,7 +9,7 @@ from typing import Final, final
 
 from martlet.checksum import crc32
 from martlet.store.atomic import FIRST, LAST, MARK_AT, NOWHERE, lacks_magic, valid_after, whole_group
-from martlet.store.codec import seal_holds
+from martlet.store.codec import MARK_FIRST, MARK_LAST, SEAL_BYTES, seal_holds
 from martlet.store.files import is_full
 from martlet.store.key_index import KeyIndex
 from martlet.store.layout import (
@@ -31,6 +31,7 @@ from martlet.store.layout import (
     RecordView,
     part_offsets,
 )
+from martlet.store.light import MULTI, light_places
 from martlet.store.notes import is_note, read_note
 from martlet.store.order import Order
 from martlet.store.queues import Queue, Queues
@@ -203,7 +204,10 @@ class Scan:
             or topic_end + 2 + (data[topic_end] << 8 | data[topic_end + 1]) != end
         ):
             return self._take_any(data, at, size, position, magic)
-        if crc32(data[at + HEAD_BYTES : topic_at]) & 0x7FFFFFFF != crc or not seal_holds(data, at, end):
+        may_be_sealed = data[end - 12] == MARK_LAST or data[end - SEAL_BYTES] == MARK_FIRST
+        if crc32(data[at + HEAD_BYTES : topic_at]) & 0x7FFFFFFF != crc or (
+            may_be_sealed and not seal_holds(data, at, end)
+        ):
             return self._take_any(data, at, size, position, magic)
         of_topic = self._by_topic.get(data[topic_at + 1 : topic_end])
         queue = of_topic.get(queue_id) if of_topic is not None else None
@@ -219,7 +223,7 @@ class Scan:
             return self._take_any(data, at, size, position, magic)
         if self.keys is not None:
             self.keys.put(queue, position, store_ms, properties)
-        elif offset == queue.next_offset:
+        elif offset == queue.next_offset and properties.find(MULTI) < 0:
             queue.tail += ENTRY.pack(position, size, self._codes.of(properties))
             queue.next_offset = offset + 1
             queue.last_end = position + size
@@ -286,11 +290,20 @@ class Scan:
         if kind == ROLLBACK or (kind == PREPARED and self.keys is None):
             return
         queue = self._queue_of(topic, queue_id, position)
-        if queue is None:
-            return
         if self.keys is not None:
-            self.keys.put(queue, position, store_ms, properties)
+            if queue is not None:
+                self.keys.put(queue, position, store_ms, properties)
             return
+        if queue is not None:
+            self._enter(queue, offset, position, size, properties, store_ms)
+        if properties.find(MULTI) >= 0:
+            for name, light_offset in light_places(topic, properties):
+                queue = self._queue_of(name, 0, position)
+                if queue is not None:
+                    self._enter(queue, light_offset, position, size, properties, store_ms)
+
+    def _enter(self, queue: Queue, offset: int, position: int, size: int, properties: bytes, store_ms: int) -> None:
+        """Give the record at *position* the place *offset* in *queue*."""
         dispatch = queue.dispatcher
         code = self._codes.of(properties) if dispatch is None else dispatch(properties, store_ms)
         if offset == queue.next_offset and queue not in self.order.suspects:

@@ -13,6 +13,7 @@ from martlet.store.checkpoint import read_checkpoint
 from martlet.store.files import Disk, Files
 from martlet.store.key_index import HEADER, ITEM, ITEM_BYTES, SLOT_BYTES, IndexFile, KeyIndex
 from martlet.store.layout import ENTRY_BYTES, POSITION_SIZE, PREPARED, ROLLBACK, TRANSACTION_MASK
+from martlet.store.light import places
 from martlet.store.log import Store
 from martlet.store.queue_journal import Journal
 from martlet.store.queues import Queue
@@ -72,11 +73,12 @@ class Served:
         """The next intact record of the log."""
         if record.sys_flag & TRANSACTION_MASK in (PREPARED, ROLLBACK):
             return
-        queue = self._store.find_queue(record.topic, record.queue_id)
-        if queue is not None and self._entry(queue, record.queue_offset) == (record.position, record.size):
-            self._matched[queue] = self._matched.get(queue, 0) + 1
-        else:
-            self._missed.setdefault((record.topic, record.queue_id), []).append(record.position)
+        for topic, queue_id, offset in places(record):
+            queue = self._store.find_queue(topic, queue_id)
+            if queue is not None and self._entry(queue, offset) == (record.position, record.size):
+                self._matched[queue] = self._matched.get(queue, 0) + 1
+            else:
+                self._missed.setdefault((topic, queue_id), []).append(record.position)
 
     def _entry(self, queue: Queue, offset: int) -> tuple[int, int]:
         """Log position and size that *queue* says of message *offset*; zeros where it has none."""

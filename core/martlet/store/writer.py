@@ -29,6 +29,7 @@ from martlet.store.layout import (
     TRANSACTION_MASK,
     Buffer,
 )
+from martlet.store.light import MULTI, is_light, light_topics, may_be_indexed, with_places, without_offsets
 from martlet.store.page_cache import LogWriter
 from martlet.store.queues import Queue, Queues
 from martlet.store.tags import TagCodes
@@ -87,6 +88,7 @@ class Writer:
         "_record_crcs",
         "_tail",
         "config",
+        "light_queues",
         "store_host",
     )
 
@@ -101,6 +103,8 @@ class Writer:
         self._codes = TagCodes()
         self._record_crcs = config.seal_records
         self.store_host = NO_HOST
+        # Whether records are indexed in the light queues that they name.
+        self.light_queues = False
 
     @property
     def position(self) -> int:
@@ -136,6 +140,7 @@ class Writer:
             or body_bytes > self.config.message_bytes_max
             or properties_bytes > PROPERTIES_BYTES_MAX
             or 0 in properties
+            or properties.find(MULTI) >= 0
             or (properties_bytes >= 20 and (properties[-12] == 1 or properties[-20] == 95))
         ):
             return self._append_odd(message, queue)
@@ -229,16 +234,14 @@ class Writer:
             items = [self._fitted_item(item) for item in items]
         self._admission.check()
         bodies, properties = [len(item[1]) for item in items], [item[2] for item in items]
-        lengths = [len(each) for each in properties]
-        if (
-            max(bodies) > self.config.message_bytes_max
-            or max(lengths) > PROPERTIES_BYTES_MAX
-            or 0 in b"".join(properties)
-        ):
+        lengths, together = [len(each) for each in properties], b"".join(properties)
+        if max(bodies) > self.config.message_bytes_max or max(lengths) > PROPERTIES_BYTES_MAX or 0 in together:
             for item in items:
                 self._check(item[1], item[2])  # says which cannot be stored
         hosts = sum([item[0].overhead + len(item[7]) for item in items]) + len(items) * (len(self.store_host) - 16)
         total = sum(bodies) + sum(lengths) + hosts
+        if together.find(MULTI) >= 0:
+            total += self._room_for_places(items)
         if bytes_max and total > bytes_max:
             limit = f"the most is {bytes_max} (store.group_bytes_max)"
             raise Refused(Reason.ILLEGAL, f"the group has {total} bytes; {limit}")
@@ -287,6 +290,8 @@ class Writer:
             raise Refused(Reason.ILLEGAL, f"topic {topic!r} cannot be a directory of the store")
         if queue_id < 0:
             raise Refused(Reason.ILLEGAL, f"queue id {queue_id} is negative")
+        if is_light(topic):
+            self._check_light(0, 1)
         return self._queues.get(topic, queue_id)
 
     def code_of(self, properties: bytes) -> int:
@@ -337,6 +342,7 @@ class Writer:
                     or body_bytes > body_bytes_max
                     or properties_bytes > PROPERTIES_BYTES_MAX
                     or 0 in properties
+                    or properties.find(MULTI) >= 0
                 ):
                     tail.position = position
                     try:
@@ -395,8 +401,11 @@ class Writer:
 
     def _put_odd(self, item: RunItem, result: RunResult, mark: int) -> None:
         """As the loop of `_put_run`, for every kind of message; begins a segment or a chunk where that is needed."""
+        light: list[Queue] = []
         try:
-            position, offset = self._put_any(self._fitted_item(item), mark)
+            if item[2].find(MULTI) >= 0:
+                item, light = self._with_places(item)
+            position, offset = self._put_any(self._fitted_item(item), mark, light)
         except Refused as refused:
             result.refused[len(result.positions)] = refused
             position = offset = -1
@@ -404,7 +413,8 @@ class Writer:
         result.ends.append(self._tail.position if offset >= 0 else -1)
         result.offsets.append(offset)
 
-    def _put_any(self, item: RunItem, mark: int) -> tuple[int, int]:
+    def _put_any(self, item: RunItem, mark: int, light: list[Queue]) -> tuple[int, int]:
+        """Put the record of *item* into the log, and entries into its queue and the *light* ones that it names."""
         queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
         self._check(body, properties)
         if queue.deleted:
@@ -440,9 +450,52 @@ class Writer:
             dispatch = queue.dispatcher
             queue.add(position, size, code if dispatch is None else dispatch(properties, now))
             self._queues.touch(queue)
+        for each in light:
+            dispatch = each.dispatcher
+            each.add(position, size, code if dispatch is None else dispatch(properties, now))
+            self._queues.touch(each)
+            committer.light.append((each, tail.position))
         # Keys of rollback records are not indexed.
         committer.pending.append((queue, position, tail.position, now, properties if kind != ROLLBACK else b""))
         return position, offset
+
+    def _with_places(self, item: RunItem) -> tuple[RunItem, list[Queue]]:
+        """Say in the properties of *item* where light queues will have it; return these as well.
+
+        Raises:
+          Refused: there can be no such light queues.
+        """
+        properties, names = self._light_topics(item)
+        found = [self._queues.find(name, 0) for name in names]
+        if names:
+            self._check_light(len(names), found.count(None))
+            properties = with_places(properties, names, [queue.next_offset if queue else 0 for queue in found])
+            self._check(item[1], properties)
+        light = [self._queues.get(name, 0) for name in names]
+        return (*item[:2], properties, *item[3:]), light
+
+    def _room_for_places(self, items: Sequence[RunItem]) -> int:
+        """By how many bytes `_with_places` lets *items* grow at most; raises `Refused` where it would refuse one."""
+        room, named, new = 0, 0, set[str]()
+        for item in items:
+            properties, names = self._light_topics(item)
+            if names:
+                found = [self._queues.find(name, 0) for name in names]
+                new.update(name for name, queue in zip(names, found, strict=True) if queue is None)
+                named += len(names)
+                self._check_light(named, len(new))
+                last = [(queue.next_offset if queue else 0) + len(items) for queue in found]
+                properties = with_places(properties, names, last)
+                self._check(item[1], properties)
+                room += max(len(properties) - len(item[2]), 0)
+        return room
+
+    def _light_topics(self, item: RunItem) -> tuple[bytes, list[str]]:
+        """The properties of *item* without offsets in light queues, and the light topics that are to index it."""
+        properties, kind = without_offsets(item[2]), item[5] & TRANSACTION_MASK
+        if not self.light_queues or kind in (PREPARED, ROLLBACK) or not may_be_indexed(item[0].topic_bytes):
+            return properties, []
+        return properties, light_topics(properties)
 
     def _fitted(self, properties: bytes) -> bytes:
         """Make room for the CRC of a record, or remove one that is another record's."""
@@ -466,6 +519,17 @@ class Writer:
         if len(body) > limit:
             text = f"the body has {len(body)} bytes; the most is {limit} (store.message_bytes_max)"
             raise Refused(Reason.ILLEGAL, text)
+
+    def _check_light(self, named: int, new: int) -> None:
+        """Raise if a message, or a group of them, may not name so many light topics, or *new* ones cannot be made."""
+        limit = self.config.light_names_max
+        if named > limit:
+            text = f"{named} or more light topics are named together; the most is {limit} (store.light_names_max)"
+            raise Refused(Reason.ILLEGAL, text)
+        count, limit = self._queues.light, self.config.light_queues_max
+        if new and count + new > limit:
+            text = f"there are {count} light queues and {new} more are wanted; the most is {limit}"
+            raise Refused(Reason.BUSY, f"{text} (store.light_queues_max); delete those that nobody uses")
 
     def roll_for(self, size: int, what: str) -> None:
         """Begin a segment in which *size* bytes have room.

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
+from martlet.store.light import is_light
 from martlet.tables import names
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
@@ -117,6 +118,12 @@ class Groups:
         self.offsets_version = DataVersion(timestamp=clock.now_ms())
         self.table = Table("config/subscriptionGroup.json", self.json_in_steps, self.load, urgent=True)
         self.offsets_table = Table("config/consumerOffset.json", self.offsets_in_steps, self.load_offsets)
+        # In RocketMQ this file takes the place of the other while light queues are on; it is written where they are on
+        # here, and where it was.
+        self.light_offsets_table = Table(
+            "config/lmqConsumerOffset.json", self.light_offsets_in_steps, self.load_light_offsets
+        )
+        self.keeps_light_offsets = False
         # Notes of offsets before this log position are in the offsets that were loaded, or older than them.
         self.offsets_position = 0
         self.changed: list[Callable[[str], None]] = []
@@ -160,7 +167,7 @@ class Groups:
             self._offsets_kept -= sum(map(len, topics.values()))
             for topic in topics:
                 self._drop_reset(topic, name)
-            self.offsets_table.change()
+            self.offsets_changed()
         if self._forbidden.pop(name, None) is not None or found:
             self._moved(name)
         return found
@@ -236,7 +243,13 @@ class Groups:
         if held != offset:
             self._offsets_kept += held is None
             table[queue_id] = offset
-            self.offsets_table.change()
+            self.offsets_changed()
+
+    def offsets_changed(self) -> None:
+        """Have the offsets written."""
+        self.offsets_table.change()
+        if self.keeps_light_offsets:
+            self.light_offsets_table.change()
 
     def check_may_commit(self, group: str, topic: str, queue_ids: Iterable[int]) -> None:
         """Raise `Refused` unless offsets of *group*, which need not be there yet, can be kept for these queues."""
@@ -274,7 +287,7 @@ class Groups:
             resets[queue_id] = offset
             self._offsets_kept += queue_id not in table
             table[queue_id] = offset
-        self.offsets_table.change()
+        self.offsets_changed()
         for tell in self.was_reset:
             tell(group, topic)
 
@@ -298,13 +311,13 @@ class Groups:
         for group in self.groups_of(topic):
             self._forget(group, topic)
         self._resets.pop(topic, None)
-        self.offsets_table.change()
+        self.offsets_changed()
 
     def forget_offsets(self, group: str, topic: str) -> None:
         """Drop what *group* has consumed of *topic*."""
         self._forget(group, topic)
         self._drop_reset(topic, group)
-        self.offsets_table.change()
+        self.offsets_changed()
 
     def _forget(self, group: str, topic: str) -> None:
         topics = self._offsets.get(group, {})
@@ -353,9 +366,14 @@ class Groups:
         head = head_of(self.offsets_version, position)
         return render_in_steps(head, "offsetTable", self._offsets_by_key(), bare_keys=True)
 
-    def _offsets_by_key(self) -> Iterator[tuple[str, Mapping[int, int]]]:
-        """Yield each topic and group that has offsets, while others may change them."""
+    def _offsets_by_key(self, *, light: bool | None = None) -> Iterator[tuple[str, Mapping[int, int]]]:
+        """Yield each topic and group that has offsets, while others may change them.
+
+        *light* selects groups with the names of light topics, or the others.
+        """
         for group in list(self._offsets):
+            if light is not None and light is not is_light(group):
+                continue
             topics = self._offsets.get(group, {})
             for topic in list(topics):
                 if (offsets := topics.get(topic)) is not None:
@@ -364,15 +382,59 @@ class Groups:
     def load_offsets(self, data: bytes) -> None:
         """Take over a ``config/consumerOffset.json``. Raises `StoreError`, and takes nothing, when it is not one."""
         table = parse(data, "consumerOffset.json")
-        found: dict[tuple[str, str], dict[int, int]] = {}  # by topic and group
         with reading("consumerOffset.json"):
-            for key, offsets in (table.get("offsetTable") or {}).items():
-                topic, _, group = key.partition("@")
-                found[(topic, group)] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
+            found = _offsets_in(table)
             position = int(table.get(POSITION_KEY, NO_POSITION))
         self.offsets_version.load(table.get("dataVersion"))
         self.offsets_position = position
+        self._replace_offsets(found)
+
+    def _replace_offsets(self, found: Mapping[tuple[str, str], dict[int, int]]) -> None:
         for (topic, group), table_of_queues in found.items():
             self._forget(group, topic)
             self._offsets.setdefault(group, {})[topic] = table_of_queues
             self._offsets_kept += len(table_of_queues)
+
+    def light_offsets_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
+        """As `offsets_in_steps`, as ``config/lmqConsumerOffset.json``: light groups have a table of their own there."""
+        head = head_of(self.offsets_version, position)
+        light, others = self._offsets_by_key(light=True), self._offsets_by_key(light=False)
+
+        def render() -> Steps[list[bytes]]:
+            fields = {**head, "lmqOffsetTable": {key: offsets.get(0, 0) for key, offsets in light}}
+            return (yield from render_in_steps(fields, "offsetTable", others, bare_keys=True))
+
+        return render()
+
+    def load_light_offsets(self, data: bytes) -> None:
+        """Take over a ``config/lmqConsumerOffset.json``, after `load_offsets`, where RocketMQ wrote it last.
+
+        Raises `StoreError`, and takes nothing, when it is not one.
+        """
+        table = parse(data, "lmqConsumerOffset.json")
+        with reading("lmqConsumerOffset.json"):
+            found = _offsets_in(table)
+            for key, offset in (table.get("lmqOffsetTable") or {}).items():
+                topic, _, group = key.partition("@")
+                found[topic, group] = {0: int(offset)}
+            ours = POSITION_KEY in table
+        self.keeps_light_offsets = True
+        if ours:
+            return  # the other file was written with it, or since
+        if self.offsets_position == NO_POSITION:
+            # RocketMQ wrote both, with light queues on and off; nothing says which is newer.
+            for (topic, group), offsets in found.items():
+                for queue_id, offset in self.committed(group, topic).items():
+                    offsets[queue_id] = max(offset, offsets.get(queue_id, 0))
+        self.offsets_position = NO_POSITION
+        self._replace_offsets(found)
+        self.offsets_changed()
+
+
+def _offsets_in(table: Mapping[str, Any]) -> dict[tuple[str, str], dict[int, int]]:
+    """The ``offsetTable`` of *table*, by topic and group."""
+    found: dict[tuple[str, str], dict[int, int]] = {}
+    for key, offsets in (table.get("offsetTable") or {}).items():
+        topic, _, group = key.partition("@")
+        found[topic, group] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
+    return found

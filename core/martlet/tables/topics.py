@@ -10,6 +10,7 @@ from typing import Any, Final, final
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused, StoreError
 from martlet.store import Queue, Store
+from martlet.store.light import is_light
 from martlet.tables import names
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps
 from martlet.tables.saved import NO_POSITION, Table
@@ -72,7 +73,10 @@ TOPICS_MAX: Final = 80_000
 
 
 def check_name(name: str) -> None:
-    """Raise `Refused` (PARAMETER) unless *name* may be the name of a topic."""
+    """Raise `Refused` (PARAMETER) unless a topic may be created under *name*."""
+    if is_light(name):
+        text = "is a light topic, which nobody creates or sends to; name it in a message's INNER_MULTI_DISPATCH"
+        raise Refused(Reason.PARAMETER, f"topic[{name}] {text}")
     limit = RETRY_TOPIC_CHARS_MAX if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_CHARS_MAX
     names.check("topic", name, limit)
 
@@ -168,12 +172,36 @@ class Topics:
         self.table = Table("config/topics.json", self.json_in_steps, self.load, urgent=True)
 
     def get(self, name: str) -> Topic | None:
-        """Return topic *name*, None if there is none."""
-        return self._table.get(name)
+        """Return topic *name*, None if there is none. A light topic is there while the store has its queue."""
+        topic = self._table.get(name)
+        if topic is None and is_light(name):
+            return self._light(name)
+        return topic
+
+    def open(self, name: str) -> Topic | None:
+        """As `get`; where light queues are on, a light topic is made for whoever reads it first.
+
+        Raises:
+          Refused: there are too many light queues (Reason.BUSY).
+        """
+        topic = self.get(name)
+        if topic is None and is_light(name) and self._store.writer.light_queues:
+            return self._ensure_light(name)
+        return topic
+
+    def _light(self, name: str) -> Topic | None:
+        """Light topics are in no table: they have one queue, which nobody writes directly."""
+        queues = self._store.queues.topics.get(name)
+        if queues is None:
+            return None
+        topic = Topic(self._store, name, 1, 1, READ)
+        if 0 in queues:
+            topic.queues[0] = queues[0]
+        return topic
 
     def has_queue(self, name: str, queue_id: int) -> bool:
         """Whether topic *name* has a queue *queue_id*, to read or to write."""
-        topic = self._table.get(name)
+        topic = self.get(name)
         return topic is not None and 0 <= queue_id < max(topic.read_queues, topic.write_queues)
 
     def __iter__(self) -> Iterator[Topic]:
@@ -221,13 +249,23 @@ class Topics:
         return topic
 
     def ensure(self, name: str, queues: int, perm: int = READ | WRITE, sys_flag: int = 0) -> Topic:
-        """Return topic *name*; create it with *queues* queues if there is none.
+        """Return topic *name*; create it with *queues* queues if there is none. A light topic has one.
 
         Raises:
           Refused: the name or a number cannot be (Reason.PARAMETER), or there are too many topics.
         """
         topic = self._table.get(name)
+        if topic is None and is_light(name):
+            return self._ensure_light(name)
         return topic if topic is not None else self.update(name, queues, queues, perm, sys_flag)
+
+    def _ensure_light(self, name: str) -> Topic:
+        if self._light(name) is None and not self._store.writer.light_queues:
+            raise Refused(Reason.NO_TOPIC, f"topic[{name}] does not exist, and light queues are off")
+        self._store.queue(name, 0)
+        topic = self._light(name)
+        assert topic is not None
+        return topic
 
     def auto_create(self, name: str, template: str, queues_wanted: int) -> Topic | None:
         """Create topic *name* as *template* says; None when the configuration forbids it."""
@@ -244,10 +282,10 @@ class Topics:
           Refused: the disk is full; the topic is still there.
           StoreFailed: the disk failed.
         """
-        if name not in self._table:
+        if self.get(name) is None:
             return False
         self._store.delete_topic(name)
-        del self._table[name]
+        self._table.pop(name, None)
         self._moved(None)
         return True
 

@@ -45,6 +45,11 @@ class RemotingConfig:
     client_expiry_s: int = setting(
         120, "a client is removed from its groups after this time without a heartbeat", unit="s", low=1, high=86_400
     )
+    light_queues: bool = setting(
+        False,
+        "enableLmq and enableMultiDispatch: index messages in the light queues that INNER_MULTI_DISPATCH names; "
+        "they are stored one by one then, not the sends of a read together",
+    )
     frame_bytes_max: int = setting(
         16_777_216,
         "largest frame, as in RocketMQ; a larger one closes the connection",

@@ -8,11 +8,12 @@ import trio
 
 from martlet.access import ANONYMOUS
 from martlet.broker import Broker
-from martlet.contracts import Command, Dispatcher, Handler, Peer, Producers, Protocol, Service
+from martlet.contracts import Command, Dispatcher, Handler, Peer, Producers, Protocol, Router, Service
 from martlet.errors import Refused
 from martlet.net.addresses import check_address, pack_host, split_address
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
+from martlet.store.light import light_topics
 from martlet.tables.topics import RETRY_PREFIX
 
 from .config import RemotingConfig
@@ -65,6 +66,9 @@ class RemotingPlugin(Hooks):
 
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
         return {Producers: RemotingProducers(lambda: self._parts)}
+
+    def martlet_routers(self, broker: Broker) -> Sequence[Router]:
+        return [lambda message: light_topics(message.properties)] if self._config.light_queues else []
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         config = self._config

@@ -111,7 +111,7 @@ def _read_queues(parts: Parts, grant: ConsumeGrant, elsewhere: Sequence[TopicQue
         queues.broker_name: queues.read_queues for queues in elsewhere if queues.perm & READ and queues.read_queues > 0
     }
     counts.pop(parts.broker.config.name, None)
-    own = grant.get_topic()
+    own = grant.open_topic()
     if own is not None and own.perm & READ and own.read_queues:
         counts[parts.broker.config.name] = own.read_queues
     return counts

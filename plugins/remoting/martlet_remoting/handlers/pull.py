@@ -110,7 +110,7 @@ def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Top
         raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
     if not policy.consume_enable:
         raise _forbidden(FORBIDDEN_GROUP, f"subscription group no permission, {group}: consumeEnable is false")
-    topic = grant.get_topic()
+    topic = grant.open_topic()
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{name}] not exist, apply first please! Send to it or create it")
     if not topic.perm & READ:

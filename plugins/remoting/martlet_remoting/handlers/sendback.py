@@ -11,6 +11,7 @@ from martlet.access import Gate, GroupGrant
 from martlet.errors import CorruptRecord, Reason, Refused
 from martlet.message import Message, Record, find_property, put_property
 from martlet.store.codec import decode_record
+from martlet.store.light import places
 from martlet.tables.groups import Group
 from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
@@ -42,11 +43,16 @@ async def _send_back(context: Context, command: Command, gate: Gate, grant: Grou
         return reply(command)
     make_retry_topic(grant, policy, unit=command.boolean("unitMode"))
     record = found_record(data, position)
-    gate.consume(name, record.topic)
+    gate.consume(name, _readable_topic(gate, record))
     placed = gate.give_back(name, _copy(parts, grant, command, record, policy))
     parts.rates.came_back(record.topic, name)
     context.peer.hold_until(placed.end)
     return reply(command)
+
+
+def _readable_topic(gate: Gate, record: Record) -> str:
+    """The topic through which *record* may be read: its own, or a light topic that it names."""
+    return next((topic for topic, _, _ in places(record) if gate.allows("read", topic)), record.topic)
 
 
 def found_record(data: bytes | None, position: int) -> Record:

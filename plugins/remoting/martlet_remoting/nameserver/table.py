@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from martlet.errors import Reason, Refused
+from martlet.store.light import is_light
 from martlet.turns import Pace, Steps
 from martlet_remoting.register_broker import Registration
 from martlet_remoting.routes import MASTER_ID, BrokerGroup, Route, TopicQueues, TopicShape, Version
 
 __all__ = ["DEFAULT_TIMEOUT_MS", "Registered", "RouteTable"]
 
+READ: Final = 4
 WRITE: Final = 2
 READ_WRITE: Final = 6
 # Bits of topicSysFlag (RocketMQ TopicSysFlag).
@@ -352,7 +354,7 @@ class RouteTable:
         """Return the route of *topic*; None if no live broker has it."""
         found = self._brokers_of(topic)
         if not found:
-            return None
+            return self._light_route() if is_light(topic) else None
         queues = [_as_now(brokers, brokers.topics[topic]) for brokers in found.values()]
         groups = [self.group(name) for name in found]
         if self.acting_master and not topic.startswith(SYNC_MEMBER_PREFIX):
@@ -360,6 +362,12 @@ class RouteTable:
         held = {name: brokers.mappings[topic] for name, brokers in found.items() if topic in brokers.mappings}
         mappings = {str(mapping.get("bname") or name): mapping for name, mapping in held.items()}
         return Route(tuple(queues), tuple(groups), None, self._filter_servers(groups), mappings or None)
+
+    def _light_route(self) -> Route | None:
+        """Where a light topic is, which no broker registers: every broker may have its one queue."""
+        groups = tuple(map(self.group, self._brokers))
+        queues = tuple(TopicQueues(group.name, 1, 0, READ) for group in groups)
+        return Route(queues, groups) if groups else None
 
     def _brokers_of(self, topic: str) -> dict[str, _Brokers]:
         """Return the brokers that have *topic*, by name, without those that are removed but not swept yet."""
