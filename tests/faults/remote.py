@@ -1,7 +1,7 @@
 """A blocking peer that speaks remoting frames by hand: no retry, no reconnect, nothing hidden."""
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from martlet.message import encode_properties
@@ -52,9 +52,10 @@ class Remote:
         self.close()
 
 
-def send_request(topic: str, queue_id: int, key: str, body: bytes, opaque: int) -> Command:
-    """Return a SEND_MESSAGE_V2 of one message."""
-    properties = encode_properties({"UNIQ_KEY": key, "TAGS": "A"}).decode()
+def send_request(topic: str, queue_id: int, key: str, body: bytes, opaque: int, light: Sequence[str] = ()) -> Command:
+    """Return a SEND_MESSAGE_V2 of one message, which names the topics *light*."""
+    said = {"UNIQ_KEY": key, "TAGS": "A", "INNER_MULTI_DISPATCH": ",".join(light)}
+    properties = encode_properties(said).decode()
     ext = {"a": "g", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "f": 0, "g": 1, "h": 0, "i": properties}
     return Command(RequestCode.SEND_MESSAGE_V2, {**ext, "j": 0, "k": "false", "m": "false"}, body, opaque=opaque)
 

@@ -5,6 +5,7 @@ MARTLET_KILL_ROUNDS makes it as long as one likes.
 
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,10 +22,16 @@ WINDOW = 32
 ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "5"))
 
 
+def light_topics_of(key: str) -> list[str]:
+    """The light topics of a message."""
+    return [name for name, each in (("%LMQ%all", 1), ("%LMQ%third", 3)) if int(key) % each == 0]
+
+
 class Journal:
     """What was sent, and what of it was acknowledged: key -> (queue, offset)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, light: bool = False) -> None:
+        self.light = light
         self.sent: dict[str, bytes] = {}
         self.acknowledged: dict[str, tuple[int, int]] = {}
 
@@ -38,7 +45,8 @@ class Journal:
                 key = f"{len(self.sent):032d}"
                 self.sent[key] = key.encode() * (1 + number % 40)
                 under_way[number] = key
-                remote.send(send_request(TOPIC, number % QUEUES, key, self.sent[key], number))
+                names = light_topics_of(key) if self.light else []
+                remote.send(send_request(TOPIC, number % QUEUES, key, self.sent[key], number, names))
             answer = remote.receive()
             assert answer.code == 0, answer.remark
             self.acknowledged[under_way.pop(answer.opaque)] = (answer.integer("queueId"), answer.integer("queueOffset"))
@@ -57,6 +65,43 @@ def stored(address: str) -> dict[str, tuple[int, int, bytes]]:
                     found[record.property("UNIQ_KEY")] = (queue_id, record.queue_offset, record.body)
                     offset += 1
     return found
+
+
+def check_light_queues(address: str, found: dict[str, tuple[int, int, bytes]]) -> None:
+    """Each light queue has exactly the messages that name it, in one order."""
+    with Remote(address) as remote:
+        for name in ("%LMQ%all", "%LMQ%third"):
+            keys: list[str] = []
+            while (answer := pull(remote, name, 0, len(keys))).code == 0:
+                for record in decode_records(answer.body):
+                    assert (record.queue_id, record.queue_offset) == (0, len(keys))
+                    keys.append(record.property("UNIQ_KEY"))
+                    assert record.body == found[keys[-1]][2]
+            assert sorted(keys) == sorted(key for key in found if name in light_topics_of(key))
+
+
+def test_light_queues_agree_with_what_was_stored_after_kill_9(tmp_path: Path) -> None:
+    chance = random.Random(8)
+    broker = Martlet(tmp_path, {"store.segment_bytes": "4194304", "remoting.light_queues": "true"})
+    journal = Journal(light=True)
+    try:
+        for number in range(ROUNDS):
+            with Remote(broker.address) as remote:
+                until = len(journal.acknowledged) + chance.randrange(1, 3000)
+                for acknowledged in journal.send(remote):
+                    if acknowledged >= until:
+                        break
+                broker.kill()
+            if number % 2:
+                shutil.rmtree(broker.data / "consumequeue")
+            broker.start()
+            found = stored(broker.address)
+            for key, place in journal.acknowledged.items():
+                assert found[key][:2] == place
+            check_light_queues(broker.address, found)
+    finally:
+        broker.stop()
+    assert len(journal.acknowledged) >= ROUNDS
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])

@@ -242,6 +242,23 @@ def _keep_refused(right: Any) -> Any:
     return take_back
 
 
+def _keep_light(right: Any) -> Any:
+    """What a full disk refused leaves its own queue, and stays in light ones."""
+
+    def take_back(self: Committer, count: int) -> None:
+        self.light = []
+        right(self, count)
+
+    return take_back
+
+
+def _name_nothing(right: Any) -> Any:
+    def light_places(topic: bytes, properties: bytes) -> list[tuple[bytes, int]]:
+        return []
+
+    return light_places
+
+
 def _skip_entry(right: Any) -> Any:
     """Now and then a read begins one message too late."""
     times = [0]
@@ -270,6 +287,8 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("segment's name is not synced", (Flusher, "created", _ignored)),
     bug("failed sync ignored", (Files, "sync", _ignore_sync_error)),
     bug("refused records stay in their queue", (Committer, "_take_back", _keep_refused)),
+    bug("refused records stay in light queues", (Committer, "take_back", _keep_light)),
+    bug("light queues forgotten at a start", (scan, "light_places", _name_nothing)),
     bug("stop without a last flush", (Flusher, "flush_now", _ignored)),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
     bug("held answer dropped", (ServerPeer, "release", _drop_held)),

@@ -15,6 +15,7 @@ from martlet.errors import CorruptRecord, MartletError
 from martlet.message import Record
 from martlet.store import Store
 from martlet.store.codec import decode_record, decode_records
+from martlet.store.light import is_light, places
 from martlet.testing.disk import FakeDisk
 from martlet.testing.links import End
 from martlet.turns import finish_now
@@ -39,6 +40,7 @@ WAKE_S: Final = 2.0
 DATA: Final = "/data"
 SENDS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 EVERYTHING: Final = "*"
+LIGHT_TOPICS: Final = ("%LMQ%x", "%LMQ%y")
 # Messages that are looked up by their key after each start.
 KEYS_TRIED: Final = 10
 
@@ -46,6 +48,11 @@ KEYS_TRIED: Final = 10
 def tag_of(body: bytes) -> str:
     """The tag that simulated producers give to a message with this body."""
     return f"t{len(body) % 3}"
+
+
+def light_topics_of(body: bytes) -> list[str]:
+    """The light topics that index the message with this body, where there are light queues."""
+    return [topic for topic, each in zip(LIGHT_TOPICS, (2, 5), strict=True) if len(body) % each == 0]
 
 
 def key_of(body: bytes) -> str:
@@ -222,8 +229,9 @@ class Checker:
         if len(positions) != len(bodies):
             self.fail(f"{len(bodies)} messages were sent and {len(positions)} are acknowledged")
         for position, body in zip(positions, bodies, strict=False):
-            self._check_on_disk(tap.life.disk, position, place, offset, body, "acknowledged")
-            self._settle(place, offset, body, position, "acknowledged")
+            record = self._check_on_disk(tap.life.disk, position, place, offset, body, "acknowledged")
+            for topic, queue_id, number in places(record) if record is not None else [(*place, offset)]:
+                self._settle((topic, queue_id), number, body, position, "acknowledged")
             self.acknowledged += 1
             offset += 1
 
@@ -284,30 +292,37 @@ class Checker:
             self.fail(f"{place} serves up to {wanted} and leads back to {following}")
 
     def _check_record(self, place: Place, record: Record) -> None:
-        if (record.topic, record.queue_id) != place:
+        said = [each for each in places(record) if is_light(each[0])] if is_light(place[0]) else places(record)[:1]
+        if (*place, record.queue_offset) not in said:
             self.fail(f"{place} serves a message of {record.topic}/{record.queue_id}")
         if not self.received.get(record.body):
             self.fail(f"{place} serves at {record.queue_offset} a message that nobody sent: {record.body[:40]!r}")
 
-    def _check_on_disk(self, disk: FakeDisk, position: int, place: Place, offset: int, body: bytes, what: str) -> None:
-        """What is said to be stored must be there at this moment: synced, or with async flush written."""
+    def _check_on_disk(
+        self, disk: FakeDisk, position: int, place: Place, offset: int, body: bytes, what: str
+    ) -> Record | None:
+        """Return the record of what is said to be stored; it must be there at this moment: synced, or if async written.
+
+        None where retention has removed it, or nothing is there.
+        """
         if position < self.first_position:
-            return
+            return None
         start = position - position % self._segment_bytes
         path = f"{DATA}/commitlog/{start:020d}"
         file = disk.files.get(path)
         if file is None or (self.sync and disk.stable_files.get(path) is not file):
             self.fail(f"{place} {offset} is {what} and its segment {path} has no durable name")
-            return
+            return None
         try:
             record = decode_record(file.stable if self.sync else file.data, position - start, position)
         except (CorruptRecord, MartletError, ValueError, IndexError) as error:
             self.fail(f"{place} {offset} is {what} and not on the disk at {position}: {error}")
-            return
-        if (record.topic, record.queue_id, record.queue_offset, record.body) != (*place, offset, body):
+            return None
+        if (*place, offset) not in places(record) or record.body != body:
             self.fail(
                 f"{place} {offset} is {what}, and at {position} stands {record.queue_offset} {record.body[:40]!r}"
             )
+        return record
 
     def _settle(self, place: Place, offset: int, body: bytes, position: int, what: str) -> None:
         known = self.truth[place].setdefault(offset, (body, position))
@@ -429,7 +444,12 @@ class Checker:
 
     def check_keys(self, store: Store) -> None:
         """Some of what is known is found by its key."""
-        known = [(place[0], s) for place, t in self.truth.items() for s in t.values() if s[1] >= self.first_position]
+        known = [
+            (topic, stored)
+            for (topic, _), table in self.truth.items()
+            for stored in table.values()
+            if stored[1] >= self.first_position and not is_light(topic)
+        ]
         for topic, (body, position) in known[:: max(1, len(known) // KEYS_TRIED)]:
             found = finish_now(store.query_keys(topic, key_of(body).encode(), 64, 0, 2**62))
             if position not in [decode_record(record).position for record in found.records]:
@@ -459,11 +479,11 @@ class Checker:
         return found
 
     def _check_copies(self, found: Contents) -> None:
-        copies: dict[bytes, int] = defaultdict(int)
-        for table in found.values():
+        copies: dict[tuple[str, bytes], int] = defaultdict(int)
+        for (topic, _), table in found.items():
             for body, _ in table.values():
-                copies[body] += 1
-        for body, count in copies.items():
+                copies[topic if is_light(topic) else "", body] += 1
+        for (_, body), count in copies.items():
             if count > self.received[body]:
                 self.fail(f"{body[:40]!r} was received {self.received[body]} times and is stored {count} times")
 

@@ -12,7 +12,7 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 from martlet_remoting.packets import Command
 
-from .checker import key_of, tag_of
+from .checker import LIGHT_TOPICS, key_of, light_topics_of, tag_of
 
 if TYPE_CHECKING:
     from .world import World
@@ -95,12 +95,14 @@ class Client:
         return self.answers.pop(number)
 
 
-def properties_of(body: bytes) -> str:
-    """The properties of the message with this body."""
-    return f"UNIQ_KEY\x01{key_of(body)}\x02TAGS\x01{tag_of(body)}\x02"
+def properties_of(body: bytes, light: bool) -> str:
+    """The properties of the message with this body; *light* lets light queues index some."""
+    names = light_topics_of(body) if light else []
+    dispatch = f"INNER_MULTI_DISPATCH\x01{','.join(names)}\x02" if names else ""
+    return f"UNIQ_KEY\x01{key_of(body)}\x02TAGS\x01{tag_of(body)}\x02{dispatch}"
 
 
-def send_command(topic: str, queue_id: int, body: bytes, *more: bytes) -> Command:
+def send_command(topic: str, queue_id: int, light: bool, body: bytes, *more: bytes) -> Command:
     """The SEND_MESSAGE_V2 of one message, or the SEND_BATCH_MESSAGE of several."""
     code = RequestCode.SEND_BATCH_MESSAGE if more else RequestCode.SEND_MESSAGE_V2
     ext = {
@@ -112,13 +114,13 @@ def send_command(topic: str, queue_id: int, body: bytes, *more: bytes) -> Comman
         "f": "0",
         "g": "1700000000000",
         "h": "0",
-        "i": properties_of(body),
+        "i": properties_of(body, light),
         "j": "0",
         "k": "false",
         "m": "true" if more else "false",
     }
     if more:
-        body = encode_batch([BatchMessage(each, properties_of(each).encode()) for each in (body, *more)])
+        body = encode_batch([BatchMessage(each, properties_of(each, light).encode()) for each in (body, *more)])
     return Command(code, ext, body)
 
 
@@ -142,7 +144,7 @@ async def produce(world: "World", name: str, chance: random.Random) -> None:
         try:
             if not client.connected:
                 await client.connect()
-            await _send_all(client, waiting)
+            await _send_all(client, waiting, world.plan.light)
         except Gone:
             client.close()
         await trio.sleep(chance.choice([0.0, 0.01, 0.1, 0.5]))
@@ -152,13 +154,13 @@ async def produce(world: "World", name: str, chance: random.Random) -> None:
     world.finished()
 
 
-async def _send_all(client: Client, waiting: dict[int, tuple[bytes, str, int]]) -> None:
+async def _send_all(client: Client, waiting: dict[int, tuple[bytes, str, int]], light: bool) -> None:
     together = client.chance.random() < 0.3
     sends: dict[tuple[int, ...], Command] = {}
     for place in sorted({(topic, queue_id) for _, topic, queue_id in waiting.values()}):
         numbers = tuple(number for number, (_, *at) in waiting.items() if tuple(at) == place)
         for some in [numbers] if together else [(number,) for number in numbers]:
-            sends[some] = send_command(*place, *(waiting[number][0] for number in some))
+            sends[some] = send_command(*place, light, *(waiting[number][0] for number in some))
     asked = await client.ask(*sends.values())
     for numbers, opaque in zip(sends, asked, strict=True):
         answer = await client.answer(opaque)
@@ -172,6 +174,7 @@ async def consume(world: "World", name: str, chance: random.Random) -> None:
     client = Client(world, chance)
     plan = world.plan
     places = [(f"topic-{t}", q) for t in range(plan.topics) for q in range(plan.queues)]
+    places += [(name, 0) for name in LIGHT_TOPICS] if plan.light else []
     chance.shuffle(places)
     mine = places[: chance.randint(1, len(places))]
     offsets = dict.fromkeys(mine, 0)

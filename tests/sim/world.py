@@ -64,6 +64,7 @@ class Plan:
     fault_every_s: float
     capacity_bytes: int
     cuts: tuple[Cut, ...]
+    light: bool
 
     @classmethod
     def draw(cls, chance: random.Random) -> "Plan":
@@ -82,6 +83,7 @@ class Plan:
             fault_every_s=chance.choice([1.0, 3.0, 8.0]),
             capacity_bytes=chance.choice([2048, 65536]),
             cuts=chance.choice([tuple(Cut), (Cut.LOST,), (Cut.TORN,)]),
+            light=chance.random() < 0.5,
         )
 
 
@@ -121,7 +123,9 @@ class Life:
         self.broker = Broker(settings, store, topics, groups, world.clock, Ids(world.chance), stats)
         persistence.load(self.broker)
         self.server = Server(world.server_config, store, stats, clock=lambda: 0.0)
-        self.plugin = RemotingPlugin(RemotingConfig(listen=ADDRESS, vip=False))
+        self.plugin = RemotingPlugin(RemotingConfig(listen=ADDRESS, vip=False, light_queues=world.plan.light))
+        routers = self.plugin.martlet_routers(self.broker)
+        self.broker.set_stages((), tuple(("remoting", router) for router in routers))
         self.protocol = self.plugin.martlet_protocols(self.broker)[0]
         self.protocol.bound(ADDRESS)
         self.store = store
