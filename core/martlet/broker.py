@@ -213,7 +213,7 @@ class Broker:
         notes: dict[Journal, list[bytes]] = {}
         for journal, note in acknowledgements:
             notes.setdefault(journal, []).append(note)
-        records = [journal.record_of(of_journal) for journal, of_journal in notes.items()]
+        records = [record for journal, of_journal in notes.items() for record in journal.records_of(of_journal)]
         for journal in notes:
             journal.write()  # what was noted before these stays before them
         placed = self.store.append_group([*messages, *records], [*queue_ids, *([0] * len(records))])

@@ -44,7 +44,7 @@ def group_messages(what: str) -> list[Message]:
 async def write_groups(data: Path, bytes_max: int) -> None:
     """Add a whole group with a note to the store in *data*, then one whose write is cut, and leave as if killed."""
     store = await Store.open(data, StoreConfig(segment_bytes=64 << 20), SystemClock())
-    note = Journal(store, "interop").record_of([b"note"])
+    [note] = Journal(store, "interop").records_of([b"note"])
     store.append_group([*group_messages("whole"), note], [0, 1, 2, 3, 0])
     store.commit()
     store.append_group(group_messages("half"), range(4))

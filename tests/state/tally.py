@@ -126,19 +126,20 @@ class Running:
 async def start(
     disk: FakeDisk,
     tally: Tally | None = None,
-    *,
+    *others: Tally,
     config: StoreConfig | None = None,
     clock: ManualClock | None = None,
     snapshot_bytes: int = 1 << 30,
     **changes: Any,
 ) -> Running:
-    """Open the store on *disk* and replay; nothing runs in the background."""
+    """Open the store on *disk* and replay, for *others* as well; nothing runs in the background."""
     store = await Store.open(ROOT, config or small_config(**changes), clock or ManualClock(), disk)
     store.store_host = HOST
     tally = tally or Tally()
     tally._append = tally._append or (lambda one: _append(store, one))
     projections = Projections(store, Turns(), snapshot_bytes=snapshot_bytes)
-    projections.add("toy", tally)
+    for each in (tally, *others):
+        projections.add("toy", each)
     await projections.replay()
     return Running(store, tally, projections)
 
@@ -151,7 +152,7 @@ async def retire(running: Running, disk: FakeDisk) -> None:
     """Do what retention does when the disk is nearly full; nothing else runs."""
     store = running.store
     for driven in running.projections._driven:
-        await running.projections._catch_up_live(driven)
+        await running.projections._catch_up(driven)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(running.projections.release, store.segments.items[-2].end)
         await wait_all_tasks_blocked()
@@ -169,9 +170,9 @@ async def stop(running: Running) -> None:
 
 
 @asynccontextmanager
-async def started(disk: FakeDisk, tally: Tally | None = None, **options: Any) -> AsyncIterator[Running]:
+async def started(disk: FakeDisk, *tallies: Tally, **options: Any) -> AsyncIterator[Running]:
     """As `start`, with the tasks of the store and of the projections; stops in order."""
-    running = await start(disk, tally, **options)
+    running = await start(disk, *tallies, **options)
     async with trio.open_nursery() as nursery:
         await nursery.start(running.store.run)
         nursery.start_soon(running.projections.run)

@@ -14,8 +14,8 @@ import pytest
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused, StoreFailed
 from martlet.message import Message
-from martlet.state.journal import NEXT_COMMIT, Journal, read_notes
-from martlet.store import Store
+from martlet.state.journal import NEXT_COMMIT, RECORD_BYTES, Journal, read_notes
+from martlet.store import Store, StoreConfig
 from martlet.store.codec import decode_records
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import serving
@@ -109,6 +109,20 @@ async def test_many_notes_become_several_records_in_their_order() -> None:
     store.crash()
 
 
+async def test_a_projection_is_never_given_very_many_notes_in_one_record() -> None:
+    store = await Store.open(ROOT, StoreConfig(segment_bytes=1 << 20, chunk_bytes=1 << 16), ManualClock(), FakeDisk())
+    journal = Journal(store, "a")
+    notes = [b"note %d" % number for number in range(3000)] + [bytes(60_000), b"last"]
+    for note in notes:
+        journal.note(note)
+    flush(store)
+    assert notes_of(store, journal) == notes
+    sizes = sorted(map(len, bodies_of(store, journal.topic)))
+    assert sizes[-2] <= RECORD_BYTES < sizes[-1], "only a note that is longer by itself makes a longer record"
+    assert len(sizes) < 10
+    store.crash()
+
+
 async def test_an_orderly_stop_keeps_notes_that_nobody_committed() -> None:
     disk = FakeDisk()
     store = await open_on(disk)
@@ -126,8 +140,8 @@ async def test_what_cannot_be_noted_is_refused() -> None:
     with pytest.raises(Refused, match="the note has 513 bytes; the most is 512") as caught:
         journal.note(bytes(513))
     assert caught.value.reason is Reason.ILLEGAL
-    with pytest.raises(Refused, match="the notes of a group have 515 bytes"):
-        journal.record_of([bytes(505), b""])
+    with pytest.raises(Refused, match="the note has 513 bytes; the most is 512"):
+        journal.records_of([b"", bytes(513)])
     store.admission.refusal = "the disk is full"
     with pytest.raises(Refused, match="the disk is full"):
         journal.note(b"")
@@ -230,6 +244,16 @@ async def test_notes_go_with_the_group_they_belong_to_and_after_those_before_the
         assert broker.journal("a") is journal
 
 
+async def test_many_notes_of_a_group_become_several_records_in_their_order() -> None:
+    async with broker_on(FakeDisk()) as broker:
+        store, journal = broker.store, broker.journal("a")
+        notes = [b"%d" % number * 40 for number in range(20)]
+        broker.publish_atomic([], [(journal, note) for note in notes])
+        flush(store)
+        assert notes_of(store, journal) == notes
+        assert len(bodies_of(store, journal.topic)) > 1
+
+
 async def test_clients_have_no_access_to_a_journal() -> None:
     async with broker_on(FakeDisk()) as broker:
         store, journal = broker.store, broker.journal("a")
@@ -280,7 +304,7 @@ class Work:
         note = self._unique("grouped")
         bodies = [self._unique("member") for _ in range(self.random.choice((1, 2, 3)))]
         self.journal.write()
-        self.store.append_group([*map(message, bodies), self.journal.record_of([note])], [0] * (len(bodies) + 1))
+        self.store.append_group([*map(message, bodies), *self.journal.records_of([note])], [0] * (len(bodies) + 1))
         self.notes.append(note)
         self.groups[note] = bodies
 

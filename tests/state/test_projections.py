@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -10,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.errors import PluginError, StoreError
 from martlet.state import log_order, pack_rows
+from martlet.state.journal import Journal
 from martlet.state.log_order import LogOrder
 from martlet.store.layout import RecordView
 from martlet.testing.disk import Cut, FakeDisk
@@ -346,22 +348,71 @@ async def test_two_projections_of_one_name_are_refused(disk: FakeDisk) -> None:
     running.store.crash()
 
 
+class Counting(Tally):
+    """Keeps how many records came in each call."""
+
+    def __init__(self, topics: frozenset[str] = frozenset(("A", "B")), name: str = "tally") -> None:
+        super().__init__(topics)
+        self.name = name
+        self.calls: list[int] = []
+
+    def apply(self, records: Sequence[RecordView]) -> None:
+        self.calls.append(len(records))
+        self.applied += len(records)
+
+
+SIZES: dict[str, Any] = {"segment_bytes": 1 << 22, "chunk_bytes": 1 << 20, "cache_bytes": 1 << 22, "flush": "sync"}
+
+
 async def test_many_records_that_become_readable_at_once_are_applied_in_turns(disk: FakeDisk) -> None:
-    calls: list[int] = []
-
-    class Counting(Tally):
-        def apply(self, records: list[RecordView]) -> None:  # type: ignore[override]
-            calls.append(len(records))
-            self.applied += len(records)
-
-    sizes = {"segment_bytes": 1 << 22, "chunk_bytes": 1 << 20, "cache_bytes": 1 << 22}
-    async with started(disk, Counting(), flush="sync", **sizes) as running:
+    tally = Counting()
+    async with started(disk, tally, **SIZES) as running:
         send(running.store, "A", *map(str, range(3000)))
         running.store.flusher.flush_now()
-        assert calls == [256] * 4
+        assert tally.calls == [256] * 4
         await wait_all_tasks_blocked()
-        assert running.tally.applied == 3000
-        assert max(calls) == 256
+        assert tally.applied == 3000
+        assert max(tally.calls) == 256
+
+
+async def test_projections_share_what_is_applied_at_once(disk: FakeDisk) -> None:
+    tallies = [Counting(name=name) for name in ("one", "two", "three")]
+    async with started(disk, *tallies, **SIZES) as running:
+        send(running.store, "A", *map(str, range(1000)))
+        running.store.flusher.flush_now()
+        assert [tally.calls for tally in tallies] == [[256]] * 3
+        await wait_all_tasks_blocked()
+        assert [tally.applied for tally in tallies] == [1000] * 3
+
+
+async def test_notes_of_a_journal_come_in_short_runs(disk: FakeDisk) -> None:
+    tally = Counting(frozenset(("martlet.journal.j",)))
+    async with started(disk, tally, **SIZES) as running:
+        journal = Journal(running.store, "j")
+        for number in range(20_000):
+            journal.note(b"note %d" % number)
+        running.store.commit()
+        running.store.flusher.flush_now()
+        assert tally.calls == [1] * 4, "a record is as long as a run may be"
+        await wait_all_tasks_blocked()
+        assert tally.applied > 20
+
+
+async def test_records_are_applied_while_a_snapshot_waits_for_the_disk(disk: FakeDisk) -> None:
+    tally = Counting()
+    running = await start(disk, tally, snapshot_bytes=1000, **{**SIZES, "flush": "async"})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(running.projections.run)
+        for _ in range(2):
+            send(running.store, "A", *map(str, range(3000)))
+            await wait_all_tasks_blocked()
+        assert tally.applied == 6000
+        assert FILE not in disk.files, "nothing is durable yet"
+        running.store.flusher.flush_now()
+        await wait_all_tasks_blocked()
+        assert FILE in disk.files
+        nursery.cancel_scope.cancel()
+    running.store.crash()
 
 
 async def test_statistics_say_where_each_is(disk: FakeDisk) -> None:

@@ -32,7 +32,7 @@ SNAPSHOT_TIMES: Final = 4
 RETRY_S: Final = 60.0
 # Between two lines in the log about a replay.
 PROGRESS_S: Final = 5.0
-# Runs of one projection that are applied before others have a turn.
+# Runs that are applied as soon as they are readable, of all projections together, and one of each at least.
 RUNS_AT_ONCE: Final = 4
 # So often a damaged block is rebuilt before a start gives up.
 REPAIRS: Final = 3
@@ -95,6 +95,7 @@ class Projections:
         self.on_failed: Callable[[str, Exception], None] | None = None
         self._driven: list[Driven] = []
         self._work = trio.Event()
+        self._due = trio.Event()
         # Retention may remove what is before this position; 0 until the replay is over.
         self.released = 0
         self._roll_tries = 0
@@ -237,13 +238,13 @@ class Projections:
     # ---- what becomes readable
 
     def _readable_moved(self) -> None:
-        for driven in self._driven:
-            if driven.order.behind and not driven.failed:
-                self._apply_some(driven)
+        behind = [driven for driven in self._driven if driven.order.behind and not driven.failed]
+        for driven in behind:
+            self._apply_some(driven, max(RUNS_AT_ONCE // len(behind), 1))
 
-    def _apply_some(self, driven: Driven) -> None:
-        """Apply what is at hand of it; `run` does the rest."""
-        for _ in range(RUNS_AT_ONCE):
+    def _apply_some(self, driven: Driven, runs: int) -> None:
+        """Apply what is in memory of the next *runs*; `run` does the rest."""
+        for _ in range(runs):
             run = driven.order.next_run_nowait()
             if run is None:
                 break
@@ -273,7 +274,7 @@ class Projections:
                 self.on_failed(driven.plugin, error)
             return
         if self._snapshot_is_due(driven):
-            self._work.set()
+            self._due.set()
 
     def _follow_new(self, queue: Queue) -> None:
         for driven in self._driven:
@@ -291,21 +292,29 @@ class Projections:
         return not driven.failed and driven.followed_bytes >= due_bytes and trio.current_time() >= driven.retry_at
 
     async def run(self) -> None:
-        """Apply what is not at hand when it becomes readable, and save snapshots; until cancelled."""
+        """Apply what could not be applied when it became readable, and save snapshots; until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._apply_rest)
+            nursery.start_soon(self._save_due)
+
+    async def _apply_rest(self) -> None:
         while True:
             await self._work.wait()
             self._work = trio.Event()
-            for driven in self._driven:
-                await self._catch_up_live(driven)
-                if self._snapshot_is_due(driven):
-                    await self._save(driven)
-
-    async def _catch_up_live(self, driven: Driven) -> None:
-        while not driven.failed and not driven.order.at_end:
-            self._apply(driven, await driven.order.next_run())
-            await trio.lowlevel.checkpoint()
+            while behind := [driven for driven in self._driven if not driven.failed and not driven.order.at_end]:
+                for driven in behind:
+                    self._apply(driven, await driven.order.next_run())
+                    await trio.lowlevel.checkpoint()
 
     # ---- snapshots
+
+    async def _save_due(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due = trio.Event()
+            for driven in self._driven:
+                if self._snapshot_is_due(driven):
+                    await self._save(driven)
 
     async def _save(self, driven: Driven) -> None:
         """Write a snapshot of now; one that cannot be written is tried again later."""
