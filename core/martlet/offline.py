@@ -147,7 +147,7 @@ def _unusable_notes(directory: str, disk: Disk) -> Iterator[str]:
     """Report the files of which a start silently uses an older generation, or none."""
     names = disk.names(f"{directory}/config")
     for name in sorted({name.removesuffix(".bak").removesuffix(".tmp") for name in names}):
-        if not read_file(disk, f"{directory}/config/{name}") and name.rpartition(".")[2] in ("json", "msgpack"):
+        if name.rpartition(".")[2] in ("json", "msgpack") and not read_file(disk, f"{directory}/config/{name}"):
             yield f"config/{name} is missing or empty; its previous generation is used, if there is one"
 
 

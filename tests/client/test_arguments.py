@@ -298,6 +298,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     ),
     "message None": (asking(lambda a: a.message(bad(None))), TypeError, "message_id None"),
     "a key that is a number": (asking(lambda a: a.messages_by_key("T", bad(5))), TypeError, "key 5 is of type int"),
+    "lag of a list of topics": (asking(lambda a: a.group_lag("G", bad([]))), TypeError, r"topic \[\] is of type list"),
+    "message of no topic": (asking(lambda a: a.message("x", bad(None))), TypeError, "topic None is of type NoneType"),
     "half a surrogate pair in a key": (
         asking(lambda a: a.messages_by_key("T", "\udcff")),
         ValueError,
@@ -392,6 +394,11 @@ OBJECTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "negative compression": (lambda: Producer("a:1", "P", compress_over_bytes=-1), ValueError, "compress_over_bytes"),
     "bodies of 0 bytes": (lambda: Producer("a:1", "P", body_bytes_max=0), ValueError, "body_bytes_max 0"),
     "group of bytes": (consumer(group=b"G"), TypeError, "group b'G' is of type bytes"),
+    "half a surrogate pair as a client": (
+        lambda: Settings("a:1", client_id="\udcff"),
+        ValueError,
+        r"client_id '\\udcff' has half a surrogate pair",
+    ),
     "no listener": (consumer(listener=None), TypeError, r"listener None .* a function: def listener\(message\)"),
     "a Java listener": (consumer(listener=pair), TypeError, "does not fit, missing a required argument: 'two'"),
     "a listener of nothing": (consumer(listener=lambda: None), TypeError, "does not fit, too many positional"),

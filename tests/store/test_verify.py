@@ -139,6 +139,14 @@ async def verified(disk: FakeDisk) -> Verification:
     return found
 
 
+async def test_strange_names_beside_the_tables_are_none_of_its_business() -> None:
+    disk = copy_of((await used("stopped"))[0])
+    disk.make_directory(f"{ROOT}/config/x")
+    fd = disk.open(f"{ROOT}/config/notes", create=True)
+    disk.close(fd)
+    assert (await verified(disk)).findings == []
+
+
 @pytest.mark.parametrize("stop", STOPS)
 async def test_an_intact_store_is_sound_once_a_start_had_nothing_to_do(stop: str) -> None:
     disk = copy_of((await used(stop))[0])

@@ -288,6 +288,7 @@ class Admin(Client):
     async def group_lag(self, group: str, topic: str = "") -> list[QueueLag]:
         """Return the lag of *group* in each queue of *topic*, or of every topic it consumes, sorted by queue."""
         check_group(group)
+        check_type("topic", topic, str)
         if topic:
             check_topic(topic)
         found: list[QueueLag] = []
@@ -373,6 +374,7 @@ class Admin(Client):
           MessageNotFound: no broker has it.
         """
         check_type("message_id", message_id, str)
+        check_type("topic", topic, str)
         if topic:
             check_topic(topic)
             found = await self.messages_by_unique_key(topic, message_id)

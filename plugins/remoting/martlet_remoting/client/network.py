@@ -24,7 +24,7 @@ from martlet_remoting.packets import Command
 from martlet_remoting.signatures import SigningKey
 
 from . import bodies
-from .arguments import check_callable, check_seconds, check_type
+from .arguments import check_callable, check_seconds, check_type, check_utf8
 from .errors import (
     BrokerError,
     ClientClosed,
@@ -92,6 +92,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_type("name_server", self.name_server, str, "for example '127.0.0.1:9876'; join several with ';'")
         check_type("client_id", self.client_id, str)
+        check_utf8("client_id", self.client_id)
         for name in ("request", "connect", "close"):
             check_seconds(f"{name}_timeout_s", getattr(self, f"{name}_timeout_s"))
         for name in ("heartbeat", "route"):
