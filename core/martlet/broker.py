@@ -87,6 +87,9 @@ class Broker:
         delivery = delivery or DeliveryConfig()
         self.tails = Tails(store, topics, delivery.encoded_bytes)
         self.cursors = Cursors(store, topics, self.tails)
+        self.cursors.asks = lambda: bool(self.rules.authorizers)
+        self.cursors.on_opened = self.rules.add_named
+        self.rules.on_changed.append(self.cursors.forget_routes)
         self.subscriptions = Subscriptions(store, topics, self.tails, delivery)
         journal = self.journal("shared-groups")
         self.shares = Shares(store, topics, groups, self.tails, journal, clock, delivery)

@@ -6,11 +6,12 @@ asks the authorizers (`rules.Decisions`), once per action and name until the rul
 and keeps the broker's own topics closed.
 
 Names that authorizers are asked about: a topic by its name, a consumer group by its retry
-topic ``%RETRY%<group>``, and the broker as a whole by the empty name.
+topic ``%RETRY%<group>``, and the broker as a whole by the empty name. In a topic that a `Feed` follows each message
+has a name, its tag; it is asked about as ``topic/name``, and so is a topic filter.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 from martlet.access.grant import (
     BrokerAdminGrant,
@@ -23,7 +24,7 @@ from martlet.access.grant import (
     TopicGrant,
     is_closed,
 )
-from martlet.access.rules import Decisions
+from martlet.access.rules import Decisions, FollowPermit
 from martlet.contracts import Identity, Peer, Router
 from martlet.delivery.cursor import Cursor, Feed
 from martlet.delivery.fanout import Encoding
@@ -32,7 +33,7 @@ from martlet.delivery.sessions import Session, Sessions
 from martlet.delivery.shared_groups import GroupPolicy, Member, Share, Shares
 from martlet.delivery.subscriptions import Start, Subscription, Subscriptions, from_tail
 from martlet.errors import Reason, Refused
-from martlet.message import Message, Placed
+from martlet.message import TAGS, Message, Placed, find_property
 from martlet.state.journal import Journal
 from martlet.store import Found, Store
 from martlet.store.layout import RecordView
@@ -44,6 +45,8 @@ from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_re
 from martlet.turns import Steps
 
 __all__ = ["Gate"]
+
+TAGS_NAME: Final = TAGS.encode()
 
 
 class Behind(Protocol):
@@ -109,12 +112,12 @@ class Gate:
     # publishing
 
     def publish(self, message: Message) -> Placed:
-        """Store *message* as `Broker.publish` does; asks for ``publish`` on its topic.
+        """Store *message* as `Broker.publish` does; asks for ``publish`` on its topic, or its name there.
 
         With light queues it asks for that on each light topic, too, that the message names.
         """
         if message.topic not in self.publishable:
-            self.check_publish(message.topic)
+            self._check_message(message.topic, message.properties)
         return self._publish(message)
 
     def _publish_named(self, message: Message) -> Placed:
@@ -130,13 +133,17 @@ class Gate:
         """Store *messages* one by one; return for each where it was stored, or why it was not."""
         if not self._behind.routers and self.publishable.keys() >= {message.topic for message in messages}:
             return self._behind.publish_many(messages)
-        return [self._try_publish(message) for message in messages]
+        refusals = [self._refusal_of(message) for message in messages]
+        allowed = [message for message, refused in zip(messages, refusals, strict=True) if refused is None]
+        results = iter(self._behind.publish_many(allowed))
+        return [next(results) if refused is None else refused for refused in refusals]
 
-    def _try_publish(self, message: Message) -> Placed | Refused:
+    def _refusal_of(self, message: Message) -> Refused | None:
         try:
-            return self.publish(message)
+            self._check_publish_all([message])
         except Refused as refused:
             return refused
+        return None
 
     def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
         """Store *messages* of one topic in one queue, in order: all of them, or none."""
@@ -152,9 +159,10 @@ class Gate:
 
     def publish_run(self, run: Sequence[RunItem]) -> RunResult:
         """Store the messages of *run* in queues of `find_queue`, as `Broker.publish_run` does."""
-        for topic in {item[0].topic for item in run}:
-            if topic not in self.publishable:
-                self.check_publish(topic)
+        if not self.publishable.keys() >= {item[0].topic for item in run}:
+            for item in run:
+                if item[0].topic not in self.publishable:
+                    self._check_message(item[0].topic, item[2])
         return self._behind.publish_run(run)
 
     def publish_atomic(
@@ -167,9 +175,15 @@ class Gate:
     def _check_publish_all(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if message.topic not in self.publishable:
-                self.check_publish(message.topic)
+                self._check_message(message.topic, message.properties)
             if self._behind.routers:
                 self._check_light(message)
+
+    def _check_message(self, topic: str, properties: bytes) -> None:
+        """Raise `Refused` (NO_PERMISSION) unless a message with *properties* may be published to *topic*."""
+        self.check_publish(topic)
+        if topic not in self.publishable:
+            self._decisions.check_name("publish", topic, find_property(properties, TAGS_NAME).decode(errors="replace"))
 
     def give_back(self, group: str, message: Message) -> Placed:
         """Store a *message* that a member of *group* could not process, in the group's retry or dead-letter topic.
@@ -183,7 +197,10 @@ class Gate:
         return self._publish(message)
 
     def check_publish(self, topic: str) -> PublishGrant:
-        """Return what is needed to find *topic*, or to create it, before messages are published to it."""
+        """Return what is needed to find *topic*, or to create it, before messages are published to it.
+
+        Where messages have names, nobody is asked about an existing topic: each message is by its name.
+        """
         grant = self.publishable.get(topic)
         if grant is not None:
             return grant
@@ -191,9 +208,13 @@ class Gate:
             raise Refused(
                 Reason.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden; only the broker writes it"
             )
-        self.check("publish", topic)
         grant = PublishGrant(*self._tables, topic)
-        self._decisions.remember_publishable(grant)
+        if self._decisions.has_names(topic):
+            if grant.get() is None:
+                self.check("publish", topic)
+        else:
+            self.check("publish", topic)
+            self._decisions.remember_publishable(grant)
         return grant
 
     # consuming
@@ -241,15 +262,28 @@ class Gate:
     def follow(
         self, feed: Feed, wake: Callable[[], None], filters: Mapping[str, Hashable], position: int | None = None
     ) -> Cursor:
-        """Return a new cursor of *feed*, as `Feed.open` does; asks for ``read`` on its topics.
+        """Return a new cursor of *feed*, as `Feed.open` does; asks for ``read`` on each filter in the feed's topics.
 
-        It asks again at each `Cursor.collect`, which raises `Refused` once the answer is no.
+        It asks about each name that a filter matches as well, and delivers only what may be read. When the rules
+        change it asks again about the filters: `Cursor.collect` raises `Refused` once one is denied.
         """
+        permit = self._follow_permit(feed)
+        for each in filters:
+            permit.check(each)
+        return feed.open(wake, filters, position, permit=permit)
+
+    def may_follow(self, feed: Feed, topic_filter: str) -> bool:
+        """Whether the identity may follow *topic_filter* of *feed*."""
+        try:
+            self._follow_permit(feed).check(topic_filter)
+        except Refused:
+            return False
+        return True
+
+    def _follow_permit(self, feed: Feed) -> FollowPermit:
         for topic in feed.topics:
             self._check_open(topic)
-        permit = self._decisions.reading(*feed.topics)
-        permit()
-        return feed.open(wake, filters, position, permit=permit)
+        return FollowPermit(self._decisions, feed.topics)
 
     def join(
         self,

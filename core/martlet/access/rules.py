@@ -1,6 +1,6 @@
 """Access rules: what the authorizers of the plugins say, and the answers of theirs that still hold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, final
 from weakref import WeakValueDictionary
 
@@ -9,10 +9,13 @@ from martlet.contracts import Authorizer, Identity
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
 
-__all__ = ["Decisions", "Rules"]
+__all__ = ["Decisions", "FollowPermit", "Rules"]
 
 # Decisions that one identity keeps. A client uses few topics; one that uses more asks again.
 DECISIONS_MAX: Final = 4096
+# Decisions about names inside topics, of all identities together: some 150 bytes each.
+NAMES_MAX: Final = 100_000
+SEPARATOR: Final = "/"  # between a topic and a name inside it; no topic's name holds one
 
 
 @final
@@ -24,6 +27,10 @@ class Rules:
         self._in_use: WeakValueDictionary[Identity, Decisions] = WeakValueDictionary()
         self.generation = 0  # goes up with each change; what a plugin derives from decisions holds for one generation
         self.denied = 0
+        # Topics in which each message has a name: its tag. Rules may be about these names.
+        self.named: set[str] = set()
+        self.on_changed: list[Callable[[], None]] = []
+        self._names_known = 0
 
     @property
     def authorizers(self) -> tuple[Authorizer, ...]:
@@ -38,8 +45,25 @@ class Rules:
     def changed(self) -> None:
         """Forget all decisions: the authorizers may answer differently from now on."""
         self.generation += 1
+        self._names_known = 0
         for decisions in list(self._in_use.values()):
             decisions.forget()
+        for tell in self.on_changed:
+            tell()
+
+    def add_named(self, topics: Iterable[str]) -> None:
+        """Decide about messages of *topics* by their names as well."""
+        if not self.named.issuperset(topics):
+            self.named.update(topics)
+            self.changed()
+
+    def note_name(self) -> None:
+        """One more decision about a name is kept; where that is too much, all of them are forgotten."""
+        self._names_known += 1
+        if self._names_known > NAMES_MAX:
+            self._names_known = 1
+            for decisions in list(self._in_use.values()):
+                decisions.forget_names()
 
     def of(self, identity: Identity) -> "Decisions":
         """Return the decisions for *identity*, which all its connections share."""
@@ -49,28 +73,49 @@ class Rules:
         return found
 
     def decide(self, identity: Identity, action: str, name: str) -> bool:
-        """Ask the authorizers; where there are some and none has an opinion, the answer is no."""
+        """Ask the authorizers; where there are some and none has an opinion, the answer is no.
+
+        A name inside a topic, ``topic/name``, is denied where the topic is; else the opinion about the name decides,
+        and where nobody has one, that about the topic.
+        """
+        if not self._authorizers:
+            return True
+        topic, inside, _ = name.partition(SEPARATOR)
+        opinion = self._opinion(identity, action, topic)
+        if inside and opinion is not False:
+            of_name = self._opinion(identity, action, name)
+            opinion = opinion if of_name is None else of_name
+        return opinion is True
+
+    def _opinion(self, identity: Identity, action: str, name: str) -> bool | None:
+        """The first opinion of an authorizer; None where nobody has one."""
         for authorizer in self._authorizers:
             opinion = authorizer(identity, action, name)
             if opinion is not None:
                 return opinion
-        return not self._authorizers
+        return None
 
 
 @final
 class Decisions:
     """What the authorizers said about one identity, each asked once per action and name until the rules change."""
 
-    __slots__ = ("__weakref__", "_known", "_rules", "consumable", "identity", "publishable")
+    __slots__ = ("__weakref__", "_known", "_names", "_rules", "consumable", "identity", "publishable")
 
     def __init__(self, rules: Rules, identity: Identity) -> None:
         self._rules = rules
         self.identity = identity
         self._known: dict[tuple[str, str], bool] = {}
+        self._names: dict[tuple[str, str], dict[str, bool]] = {}  # by action and topic
         # Topics that may be published to: looked up once per message. It is never replaced, gates hold it.
         self.publishable: dict[str, PublishGrant] = {}
         # By group and topic, looked up once per pull.
         self.consumable: dict[tuple[str, str], ConsumeGrant] = {}
+
+    @property
+    def generation(self) -> int:
+        """Goes up with each change of the rules."""
+        return self._rules.generation
 
     def allows(self, action: str, name: str) -> bool:
         """Whether the identity may do *action* (``publish``, ``read`` or ``manage``) on *name*."""
@@ -88,9 +133,37 @@ class Decisions:
     def check(self, action: str, name: str) -> None:
         """Raise `Refused` (NO_PERMISSION) unless the identity may do *action* on *name*."""
         if not self.allows(action, name):
-            self._rules.denied += 1
-            verb = "publish to" if action == "publish" else action
-            raise Refused(Reason.NO_PERMISSION, f"{self.identity.name!r} may not {verb} {_shown(name)}")
+            raise self._refusal(action, _shown(name))
+
+    def _refusal(self, action: str, shown: str) -> Refused:
+        self._rules.denied += 1
+        verb = "publish to" if action == "publish" else action
+        return Refused(Reason.NO_PERMISSION, f"{self.identity.name!r} may not {verb} {shown}")
+
+    def has_names(self, topic: str) -> bool:
+        """Whether the names inside *topic* have to be asked about."""
+        rules = self._rules
+        return bool(rules.authorizers) and topic in rules.named
+
+    def allows_name(self, action: str, topic: str, name: str) -> bool:
+        """Whether the identity may do *action* (``publish`` or ``read``) on *name*, or a topic filter, in *topic*."""
+        rules = self._rules
+        if not rules.authorizers:
+            return True
+        known = self._names.get((action, topic))
+        if known is None:
+            known = self._names[action, topic] = {}
+        decision = known.get(name)
+        if decision is None:
+            decision = rules.decide(self.identity, action, f"{topic}{SEPARATOR}{name}" if name else topic)
+            rules.note_name()
+            known[name] = decision
+        return decision
+
+    def check_name(self, action: str, topic: str, name: str) -> None:
+        """Raise `Refused` (NO_PERMISSION) unless `allows_name`."""
+        if not self.allows_name(action, topic, name):
+            raise self._refusal(action, f"{name!r:.200} in topic[{topic}]" if name else _shown(topic))
 
     def remember_publishable(self, grant: PublishGrant) -> None:
         """Let further messages for its topic pass with one look-up."""
@@ -107,8 +180,13 @@ class Decisions:
     def forget(self) -> None:
         """Ask again for everything."""
         self._known.clear()
+        self._names.clear()
         self.publishable.clear()
         self.consumable.clear()
+
+    def forget_names(self) -> None:
+        """Ask again for the names inside topics."""
+        self._names.clear()
 
     def reading(self, *names: str) -> Callable[[], None]:
         """Return what raises `Refused` once the identity may not read one of *names* any more."""
@@ -118,6 +196,31 @@ class Decisions:
                 self.check("read", name)
 
         return check
+
+
+@final
+class FollowPermit:
+    """Whether one identity may follow filters and read names in some topics (`martlet.delivery.cursor.Permit`)."""
+
+    __slots__ = ("_decisions", "_topics")
+
+    def __init__(self, decisions: Decisions, topics: Sequence[str]) -> None:
+        self._decisions = decisions
+        self._topics = topics
+
+    @property
+    def generation(self) -> int:
+        """Goes up with each change of the rules."""
+        return self._decisions.generation
+
+    def check(self, topic_filter: str) -> None:
+        """Raise `Refused` (NO_PERMISSION) unless the identity may follow *topic_filter* in all the topics."""
+        for topic in self._topics:
+            self._decisions.check_name("read", topic, topic_filter)
+
+    def allows(self, name: str) -> bool:
+        """Whether the identity may read messages of *name* in all the topics."""
+        return all(self._decisions.allows_name("read", topic, name) for topic in self._topics)
 
 
 def _shown(name: str) -> str:

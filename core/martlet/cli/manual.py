@@ -165,7 +165,7 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.access",
         (
             "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run give_back check_publish "
-            "find_topic subscribe follow join consume open_session subscribe_session commit_session "
+            "find_topic subscribe follow may_follow join consume open_session subscribe_session commit_session "
             "unsubscribe_session leave_session query query_group query_broker query_keys record_at manage "
             "manage_group manage_broker allows check",
             "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
@@ -242,7 +242,12 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "Cursors",
         "martlet.delivery.cursor",
-        ("Cursors: open", "Feed: open close", "Cursor: collect add_filter remove_filter skip_to_tail close", "Place"),
+        (
+            "Cursors: open",
+            "Feed: open close",
+            "Cursor: collect check add_filter remove_filter skip_to_tail close",
+            "Place",
+        ),
     ),
     Chapter(
         "The tail of a topic",

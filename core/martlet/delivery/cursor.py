@@ -19,11 +19,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum, unique
 from heapq import heappop, heappush
 from itertools import islice
-from typing import Final, final
+from typing import Final, Protocol, final
 
 import trio
 
-from martlet.delivery.interest import FilterTrie
+from martlet.delivery.interest import FilterTrie, Grants
 from martlet.delivery.subscriptions import readable
 from martlet.delivery.tail_reader import READ_AGAIN_S, Found, Run, TailReader, Tails, make_run, merge
 from martlet.errors import Refused, StoreError
@@ -33,7 +33,7 @@ from martlet.store.codec import tags_code
 from martlet.store.queues import BlockDamaged
 from martlet.tables.topics import Topics
 
-__all__ = ["Cursor", "Cursors", "Feed", "Place"]
+__all__ = ["Cursor", "Cursors", "Feed", "Permit", "Place"]
 
 log = logging.getLogger("martlet.delivery")
 
@@ -57,6 +57,23 @@ class Place(Enum):
     CLOSED = "closed"
 
 
+class Permit(Protocol):
+    """What one receiver may follow and read; a gate makes one."""
+
+    @property
+    def generation(self) -> int:
+        """Goes up when the answers may have changed."""
+        ...
+
+    def check(self, topic_filter: str) -> None:
+        """Raise `Refused` unless the receiver may follow *topic_filter*."""
+        ...
+
+    def allows(self, name: str) -> bool:
+        """Whether the receiver may read messages of *name*."""
+        ...
+
+
 @final
 class Cursor:
     """One receiver of a `Feed`; made by `Feed.open`.
@@ -67,6 +84,7 @@ class Cursor:
 
     __slots__ = (
         "_feed",
+        "_generation",
         "_pending",
         "_pending_bytes",
         "_pending_bytes_max",
@@ -84,10 +102,11 @@ class Cursor:
         filters: Mapping[str, Hashable],
         position: int,
         pending_bytes_max: int,
-        permit: Callable[[], None] | None,
+        permit: Permit | None,
     ) -> None:
         self.wake = wake
         self._permit = permit
+        self._generation = permit.generation if permit is not None else 0
         self.filters = dict(filters)
         self.place = Place.BEHIND
         self._feed = feed
@@ -119,10 +138,10 @@ class Cursor:
         again if more is pending.
 
         Raises:
-          Refused: the receiver may not read any more.
+          Refused: the receiver may not follow one of its filters any more.
         """
-        if self._permit is not None:
-            self._permit()
+        if self._permit is not None and self._permit.generation != self._generation:
+            self._ask_again(self._permit)
         found: list[tuple[Run, tuple[Hashable, ...]]] = []
         while self._pending and budget_bytes > 0 and messages_max > 0:
             run, grants = self._pending.popleft()
@@ -139,6 +158,27 @@ class Cursor:
         elif self.place is Place.FULL:
             self._feed.resume(self)
         return found
+
+    def _ask_again(self, permit: Permit) -> None:
+        """The rules have changed: check the filters, and route again what is pending."""
+        for each in self.filters:
+            permit.check(each)
+        self._generation = permit.generation
+        if self._pending:
+            position = self._pending[0][0].position
+            self._pending.clear()
+            self._pending_bytes = 0
+            self._feed.go_back(self, position)
+
+    def may_read(self, name: str) -> bool:
+        """Whether messages of *name* may be delivered to the receiver."""
+        return self._permit is None or self._permit.allows(name)
+
+    def check(self, topic_filter: str) -> None:
+        """Raise `Refused` unless *topic_filter* is valid and the receiver may follow it."""
+        self._feed.check(topic_filter)
+        if self._permit is not None:
+            self._permit.check(topic_filter)
 
     def matched(self, run: Run, grants: tuple[Hashable, ...]) -> None:
         """Take *run* (`Receiver`); a cursor that is full lets go of the tail, or of its sweep."""
@@ -159,8 +199,13 @@ class Cursor:
         self._position = max(self._position, position)
         self.place = place
 
+    def restart(self, position: int) -> None:
+        """The feed has let go of the cursor, which goes on from *position*."""
+        self._position = position
+
     def add_filter(self, topic_filter: str, value: Hashable = None) -> None:
-        """Let messages from now on come that *topic_filter* matches. Raises `Refused` when it is not valid."""
+        """Let messages from now on come that *topic_filter* matches. Raises `Refused` as `check` does."""
+        self.check(topic_filter)
         self._feed.add_filter(self, topic_filter, value)
 
     def remove_filter(self, topic_filter: str) -> None:
@@ -193,6 +238,7 @@ class Feed:
         self._readers: list[TailReader] = []  # empty while there are no cursors
         self._tail: FilterTrie[Cursor] = make_trie()
         self._sweep: FilterTrie[Cursor] = make_trie()
+        self._tail.permitted = self._sweep.permitted = self._permitted
         self._behind: dict[Cursor, None] = {}
         self._swept: dict[Cursor, None] = {}
         self._cursors: dict[Cursor, None] = {}
@@ -211,7 +257,7 @@ class Feed:
         filters: Mapping[str, Hashable],
         position: int | None = None,
         pending_bytes_max: int = PENDING_BYTES,
-        permit: Callable[[], None] | None = None,
+        permit: Permit | None = None,
     ) -> Cursor:
         """Return the cursor of a new receiver; a protocol calls `Gate.follow`, which asks for permission.
 
@@ -221,7 +267,7 @@ class Feed:
           position: begin with the first record at or after this log position; None for the tail, which is also where
             a position begins that a power cut took from the log.
           pending_bytes_max: records that wait to be collected; one run always finds room.
-          permit: raises `Refused` once the receiver may not read any more; called at each collect.
+          permit: says what the receiver may follow and read; None allows everything.
 
         Raises:
           Refused: a filter is not valid, or a topic of the feed is gone.
@@ -248,6 +294,20 @@ class Feed:
         for reader in self._readers:
             if reader.topic.name == topic:
                 reader.hand_on(encoding, placed, data, ends)
+
+    def cursors(self) -> Iterable[Cursor]:
+        """All that are open."""
+        return self._cursors
+
+    def _permitted(self, name: str, grants: Grants[Cursor]) -> Grants[Cursor]:
+        if not self._owner.asks():
+            return grants
+        return {cursor: values for cursor, values in grants.items() if cursor.may_read(name)}
+
+    def forget_routes(self) -> None:
+        """Find all routes again: the rules have changed."""
+        self._tail.forget_routes()
+        self._sweep.forget_routes()
 
     def close(self) -> None:
         """Follow nothing any more."""
@@ -278,6 +338,12 @@ class Feed:
         cursor.move_to(Place.BEHIND, 0)
         self._behind[cursor] = None
         self._owner.ring(self)
+
+    def go_back(self, cursor: Cursor, position: int) -> None:
+        """Let *cursor* be swept again from *position* on."""
+        self._take_out(cursor)
+        cursor.restart(position)
+        self.resume(cursor)
 
     def pause(self, cursor: Cursor) -> None:
         """*cursor* is full."""
@@ -454,11 +520,15 @@ class Cursors:
     """The feeds of a broker; `run` does their sweeps."""
 
     def __init__(self, store: Store, topics: Topics, tails: Tails) -> None:
+        # Whether receivers have to be asked about by name, and who is told of the topics in which messages have names.
+        self.asks: Callable[[], bool] = lambda: False
+        self.on_opened: Callable[[Sequence[str]], None] = lambda topics: None
         self.store = store
         self._topics = topics
         self._tails = tails
         self._feeds: dict[Feed, None] = {}
         self._sweeping: dict[Feed, None] = {}
+        self._asking: list[Cursor] = []  # to be woken since the rules changed
         self._rung = trio.Event()
 
     def open(self, topics: Iterable[str], make_trie: Callable[[], FilterTrie[Cursor]] = FilterTrie) -> Feed:
@@ -476,7 +546,15 @@ class Cursors:
             readable(self._topics, name)
         feed = Feed(self, names, make_trie)
         self._feeds[feed] = None
+        self.on_opened(names)
         return feed
+
+    def forget_routes(self) -> None:
+        """Find all routes again, and let each cursor look at its filters: who may read what has changed."""
+        for feed in self._feeds:
+            feed.forget_routes()
+        self._asking = [cursor for feed in self._feeds for cursor in feed.cursors()]
+        self._rung.set()
 
     def readers(self, topics: Sequence[str]) -> list[TailReader]:
         """The tail readers of *topics*. Raises `Refused`."""
@@ -513,7 +591,9 @@ class Cursors:
         while True:
             await self._rung.wait()
             self._rung = trio.Event()
-            while self._sweeping:
+            while self._sweeping or self._asking:
+                self._wake_some()
+                await trio.lowlevel.checkpoint()
                 for feed in list(self._sweeping):
                     try:
                         await feed.sweep()
@@ -523,6 +603,12 @@ class Cursors:
                     await trio.lowlevel.checkpoint()
                     if not feed.is_sweeping:
                         self._sweeping.pop(feed, None)
+
+    def _wake_some(self) -> None:
+        for cursor in self._asking[:CURSORS_A_SLICE]:
+            if cursor.place is not Place.CLOSED:
+                cursor.wake()
+        del self._asking[:CURSORS_A_SLICE]
 
     def statistics(self) -> dict[str, object]:
         feeds = self._feeds

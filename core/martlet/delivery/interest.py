@@ -11,14 +11,16 @@ lookup compares one number.
 Precedents: NATS ``server/sublist.go``, mosquitto ``subs.c``. MQTT 3.1.1 section 4.7 has the rules of the wildcards.
 """
 
-from collections.abc import Hashable
-from typing import Final, Generic, TypeVar, final
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeAlias, TypeVar, final
 
 from martlet.errors import Reason, Refused
 
-__all__ = ["FilterTrie", "Route"]
+__all__ = ["FilterTrie", "Grants", "Route"]
 
 T = TypeVar("T", bound=Hashable)
+
+Grants: TypeAlias = dict[T, tuple[Hashable, ...]]  # subscribers, with the values of their filters that match
 
 NAMES_MAX: Final = 200_000
 ROOT: Final = None
@@ -100,6 +102,8 @@ class FilterTrie(Generic[T]):
         self._stamps: dict[str | None, _Stamp] = {}
         self._equal: dict[frozenset[tuple[T, tuple[Hashable, ...]]], Route[T]] = {}
         self.found = 0  # routes that were not cached
+        # Takes those out of a new route of a name who may not have its messages.
+        self.permitted: Callable[[str, Grants[T]], Grants[T]] | None = None
 
     def __len__(self) -> int:
         """How many filters there are."""
@@ -212,6 +216,12 @@ class FilterTrie(Generic[T]):
             stamp.count += 1
             self._changes += 1
 
+    def forget_routes(self) -> None:
+        """Find all routes again: who may have which messages has changed."""
+        self._cached.clear()
+        self._equal.clear()
+        self._stamps.clear()
+
     # names
 
     def route(self, name: str) -> Route[T]:
@@ -278,4 +288,4 @@ class FilterTrie(Generic[T]):
         for table in tables:
             for (subscriber, _), value in table.items():
                 grants[subscriber] = (*grants.get(subscriber, ()), value)
-        return grants
+        return grants if self.permitted is None else self.permitted(name, grants)

@@ -163,12 +163,17 @@ class TopicsHandler:
             session, is_old = shared.sessions.open(name, self._peer.identity.name, tail, self._lose)
         else:
             session, is_old = Session(SessionState("", "", tail), None), False
-        self._session, state = session, session.state
-        durable = {each: qos for each, qos in state.filters.items() if qos}
-        self._waiting = {each: qos for each, qos in state.filters.items() if not qos}
+        self._session, state, gate = session, session.state, self._the_gate
+        # A filter that may not be followed any more stays in the session, and brings nothing.
+        allowed = {each: qos for each, qos in state.filters.items() if gate.may_follow(shared.feed, each)}
+        durable = {each: qos for each, qos in allowed.items() if qos}
+        self._waiting = {each: qos for each, qos in allowed.items() if not qos}
         self._again = {position: packet_id for packet_id, position in state.flight.items()}
         start = state.start() if durable else None
-        self._cursor = self._the_gate.follow(shared.feed, self._peer.wake, durable, start)
+        try:
+            self._cursor = gate.follow(shared.feed, self._peer.wake, durable, start)
+        except Refused as refused:
+            raise RemoteProtocolError(str(refused)) from refused  # the topic is gone
         session.where = lambda: self._the_cursor.position
         self._peer.send(b"OK old\n" if is_old else b"OK new\n")
         self._peer.wake()
@@ -194,7 +199,7 @@ class TopicsHandler:
         if len(filters) > config.filters_max or sum(map(len, filters)) > config.filters_bytes_max:
             limits = f"topics.filters_max is {config.filters_max}, filters_bytes_max {config.filters_bytes_max}"
             raise Refused(Reason.BUSY, f"{len(filters)} filters of one session are too many or too long; {limits}")
-        self.shared.feed.check(topic_filter)
+        cursor.check(topic_filter)
         self._peer.hold_until(session.note(SUBSCRIBED, topic_filter, qos, max(state.position, cursor.position)))
         self._waiting.pop(topic_filter, None)
         if qos or cursor.place is Place.TAIL:

@@ -7,6 +7,7 @@ import trio
 from topics_talk import Came, Talk, topics_broker
 from trio.testing import MockClock
 
+from martlet.contracts import Identity
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet_topics.config import TopicsConfig
@@ -221,3 +222,60 @@ async def test_a_session_belongs_to_its_owner(tmp_path: Path) -> None:
         with pytest.raises(Refused) as caught:
             topics.sessions.open("me", "somebody", 0, lambda reason: None)
         assert caught.value.reason is Reason.NO_PERMISSION
+
+
+class Rules:
+    """An authorizer that lets everybody have the names in *names*, ask for any filter, and do nothing else."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = {f"topics/{name}" for name in names}
+
+    def __call__(self, identity: Identity, action: str, name: str) -> bool | None:
+        return True if name in self.names or name.endswith("#") else None
+
+
+async def test_rules_are_about_the_names_of_messages(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        topics.broker.authorizers = (Rules("a", "b"),)
+        talk, other = await topics.connect(), await topics.connect()
+        assert await talk.ask("SUB #") == "OK"
+        assert (await talk.ask("SUB +")).startswith("ERR 0 0 NO_PERMISSION '' may not read '+' in topic[topics]")
+        await other.publish(1, ("a", b"1"), ("c", b"2"), ("d", b"3"), ("b", b"4"))
+        assert await other.line() == "ACK 1 1"
+        assert (await other.line()).startswith("ERR 2 2 NO_PERMISSION '' may not publish to 'c' in topic[topics]")
+        assert await other.line() == "ACK 4 1"
+        await other.publish(5, ("a", b"5"), ("c", b"6"), verb="TX")
+        assert (await other.line()).startswith("ERR 5 2 NO_PERMISSION")
+        topics.broker.publish(Message("topics", b"7", b"TAGS\x01c\x02", 0))
+        topics.broker.publish(Message("topics", b"8", b"TAGS\x01b\x02", 0))
+        topics.broker.store.commit()
+        assert await talk.bodies(3) == [b"1", b"4", b"8"]
+        assert await talk.rest() == []
+
+
+async def test_a_session_returns_although_one_of_its_filters_may_not_be_followed_any_more(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        rules = Rules("a", "b")
+        topics.broker.authorizers = (rules,)
+        talk, other = await topics.connect("me", "OK new"), await topics.connect()
+        assert await talk.ask("SUB a 1", "SUB b 1") == "OK"
+        rules.names.discard("topics/b")
+        topics.broker.rules.changed()
+        with pytest.raises(EOFError):
+            await talk.line()
+        talk = await topics.connect("me", "OK old")
+        topics.broker.publish(Message("topics", b"1", b"TAGS\x01b\x02", 0))
+        await published(other, ("a", b"2"))
+        assert await talk.bodies(1) == [b"2"]
+        assert (await talk.ask("SUB b 1")).startswith("ERR 0 0 NO_PERMISSION")
+        assert await talk.ask("UNSUB b") == "OK"
+
+
+async def test_nobody_is_served_once_the_topic_is_gone(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        topics.broker.topics.delete("topics")
+        talk = await topics.connect(
+            "me", "ERR 0 0 PROTOCOL topic[topics] does not exist; create it, or publish to it first"
+        )
+        with pytest.raises(EOFError):
+            await talk.line()
