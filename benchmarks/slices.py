@@ -12,16 +12,21 @@ import argparse
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
+from martlet.delivery.selection import EVERYTHING
 from martlet.state import pack_rows, unpack_rows
 from martlet.tables.groups import Group, Groups
+from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import ManualClock
 from martlet.turns import Pace, Steps
+from martlet_remoting.deadlines import Deadlines
+from martlet_remoting.long_poll import ParkedPulls, PendingPulls, Pull
 
 GROUPS: Final = 40_000
 QUEUES: Final = 8
 ENTRIES: Final = 100_000
+PULLS: Final = 100_000
 
 # Yields after each piece; what comes before the first yield is not measured.
 Work = Callable[[], Iterator[None]]
@@ -102,6 +107,57 @@ def restore_projection() -> Iterator[None]:
     yield
 
 
+class FakeQueue:
+    """A queue whose records nobody reads."""
+
+    topic = "T"
+    watchers: list[Any] | None = None
+
+    def end_offset(self, queue: object) -> int:
+        return 0
+
+
+def parked(pulls: int, connections: int) -> tuple[ParkedPulls, list[PendingPulls]]:
+    """So many held pulls of one queue."""
+    queue: Any = FakeQueue()
+    held = ParkedPulls(queue, Deadlines(), pulls)
+    pendings = [PendingPulls(RecordingPeer(), pulls, queue) for _ in range(connections)]
+    nothing: Any = None
+    for number in range(pulls):
+        pending = pendings[number % connections]
+        pull = Pull(pending, number, "G", queue, 0, 32, 1 << 18, EVERYTHING, nothing, nothing)
+        pull.suspend_until = 15.0
+        held.admit(pull)
+        held.park(pull)
+    return held, pendings
+
+
+def release_pulls() -> Iterator[None]:
+    held, _ = parked(PULLS, 25)
+    yield
+    held.wake_topic("T")
+    yield
+    while held.is_releasing:
+        held.release_some()
+        yield
+
+
+def expire_pulls() -> Iterator[None]:
+    held, _ = parked(PULLS, 25)
+    deadlines = held._deadlines
+    yield
+    while len(deadlines):
+        deadlines.expire_some(20.0)
+        yield
+
+
+def drop_pulls() -> Iterator[None]:
+    held, pendings = parked(4096, 1)
+    yield
+    held.drop(pendings[0])
+    yield
+
+
 WORKS: Final[dict[str, Work]] = {
     f"freezing the offsets of {GROUPS:,} groups": freeze_offsets,
     "the same, rendered": render_offsets,
@@ -109,6 +165,9 @@ WORKS: Final[dict[str, Work]] = {
     f"freezing a projection of {ENTRIES:,} entries": freeze_projection,
     "the same projection, rendered": render_projection,
     "the same projection, restored": restore_projection,
+    f"a record that {PULLS:,} held pulls wait for": release_pulls,
+    f"{PULLS:,} held pulls whose time is over": expire_pulls,
+    "a connection with 4,096 held pulls that closes": drop_pulls,
 }
 
 

@@ -14,7 +14,7 @@ from martlet.contracts import Buffer, Connection, Handler, Peer, Protocol
 from martlet.errors import MartletError, Refused
 from martlet.message import Message
 from martlet.net.deadlines import PASSED_A_TURN
-from martlet.net.read_turns import READS_A_TURN
+from martlet.net.read_turns import ENDS_A_TURN
 from martlet.net.rounds import COLLECT_S, COLLECTS_A_ROUND, RELEASES_A_ROUND
 from martlet.settings import ServerConfig
 from martlet.store import StoreConfig
@@ -218,7 +218,7 @@ async def test_peers_that_go_together_end_over_several_turns(autojump_clock: Moc
         callers = [world.dial()[0] for _ in range(100)]
         await trio.testing.wait_all_tasks_blocked()
         world.server.close_peers("bye")
-        assert await all_done(len(callers), lambda: len(world.reasons)) <= READS_A_TURN
+        assert await all_done(len(callers), lambda: len(world.reasons)) == ENDS_A_TURN
 
 
 async def test_deadlines_that_pass_together_are_handled_over_several_turns(autojump_clock: MockClock) -> None:

@@ -1,7 +1,9 @@
+from typing import ClassVar
+
 import trio
 import trio.testing
 
-from martlet_remoting.deadlines import TICK_S, Deadlines
+from martlet_remoting.deadlines import EXPIRED_A_TURN, TICK_S, Deadlines
 
 
 class Alarm:
@@ -56,3 +58,25 @@ async def test_one_added_while_others_wait_is_not_late(
     deadlines.add(near, at)
     await trio.sleep(120)
     assert at <= near.rung_at[0] <= at + TICK_S + 0.001
+
+
+async def test_very_many_that_are_due_together_ring_over_several_turns(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    class Turns(trio.abc.Instrument):
+        counts: ClassVar[list[int]] = [0]
+
+        def before_io_wait(self, timeout: float) -> None:
+            rung = sum(len(alarm.rung_at) for alarm in alarms)
+            self.counts.append(rung - sum(self.counts))
+
+    deadlines, turns = Deadlines(), Turns()
+    nursery.start_soon(deadlines.run)
+    alarms = [Alarm() for _ in range(3000)]
+    at = trio.current_time() + 1
+    for alarm in alarms:
+        deadlines.add(alarm, at)
+    trio.lowlevel.add_instrument(turns)
+    await trio.sleep(2)
+    trio.lowlevel.remove_instrument(turns)
+    assert (sum(turns.counts), max(turns.counts), len(deadlines)) == (3000, EXPIRED_A_TURN, 0)

@@ -16,8 +16,8 @@ from martlet.store.codec import decode_records
 from martlet.store.queue_reader import Request
 from martlet.tables.groups import Group
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.handlers.pull import finish
-from martlet_remoting.long_poll import TAGS_MATCHED, Pull
+from martlet_remoting.handlers.pull import ANSWER_BYTES, finish
+from martlet_remoting.long_poll import RELEASED_A_TURN, TAGS_MATCHED, Pull
 from martlet_remoting.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
@@ -714,6 +714,81 @@ async def test_pulls_on_their_way_count_as_waiting(open_harness: OpenHarness) ->
             await harness.step()
     assert sorted(answer.code for answer in slow.answers.values()) == [0] * 19 + [ResponseCode.SYSTEM_BUSY]
     assert (number in other.answers, harness.parts.statistics()["parked_pulls"]) == (False, 1)
+
+
+async def very_many(harness: Harness, topic: str, *expressions: str) -> list[FakeClient]:
+    """Clients whose pulls wait for queue 0 of *topic*, 1,000 for each of *expressions*."""
+    clients = [harness.client() for _ in expressions]
+    for client, expression in zip(clients, expressions, strict=True):
+        for _ in range(1000):
+            client.send(PULL, wait_ext(topic, 0, subscription=expression))
+    await harness.step()
+    assert len(harness.parts.parked) == 1000 * len(clients)
+    return clients
+
+
+async def release_all(harness: Harness) -> list[int]:
+    """Do what `ParkedPulls.run` does; return how many pulls each turn released."""
+    held, counts = harness.parts.parked, list[int]()
+    while held.is_releasing:
+        before = len(held)
+        held.release_some()
+        counts.append(before - len(held))
+    await harness.step()
+    return counts
+
+
+async def test_very_many_pulls_of_a_queue_look_again_some_in_each_turn(harness: Harness) -> None:
+    topic = harness.topic("T")
+    clients = await very_many(harness, topic, "*", "*", "*")
+    await fill(harness, topic, "A")
+    assert len(harness.parts.parked) == 3000
+    assert await release_all(harness) == [RELEASED_A_TURN, RELEASED_A_TURN, 3000 - 2 * RELEASED_A_TURN]
+    assert [answer.code for client in clients for answer in client.answers.values()] == [FOUND] * 3000
+
+
+async def test_messages_that_come_while_very_many_pulls_look_again_are_not_missed(harness: Harness) -> None:
+    topic = harness.topic("T")
+    clients = await very_many(harness, topic, "A", "B", "A || B")
+    await fill(harness, topic, "A")
+    harness.parts.parked.release_some()
+    await fill(harness, topic, "B")
+    await release_all(harness)
+    assert [len(client.answers) for client in clients] == [1000] * 3
+    assert {answer.code for client in clients for answer in client.answers.values()} == {FOUND}
+    assert (len(harness.parts.parked), len(harness.parts.deadlines)) == (0, 0)
+
+
+async def test_very_many_pulls_that_want_nothing_of_it_wait_on(harness: Harness) -> None:
+    topic = harness.topic("T")
+    clients = await very_many(harness, topic, "B", "C")
+    await fill(harness, topic, *["A"] * (MESSAGES_A_SLICE + 1))
+    await release_all(harness)
+    assert [(client.answers, parked(client)) for client in clients] == [({}, 1000)] * 2
+    await fill(harness, topic, "B", "C")
+    await release_all(harness)
+    assert [len(client.answers) for client in clients] == [1000] * 2
+
+
+async def test_pulls_that_leave_while_very_many_look_again_leave_nothing_behind(harness: Harness) -> None:
+    topic = harness.topic("T")
+    clients = await very_many(harness, topic, "*", "*")
+    await fill(harness, topic, "A")
+    for client in clients:
+        client.close()
+    assert await release_all(harness) == [0]
+    assert (len(harness.parts.parked), harness.parts.statistics()["parked_pulls"]) == (0, 0)
+
+
+async def test_a_connection_answers_a_bounded_number_of_pulls_at_once(waiting: Harness) -> None:
+    [client] = await very_many(waiting, waiting.topic("T"), "*")
+    await trio.sleep(16)
+    client.peer.woken = False
+    client.handler.collect(256 * ANSWER_BYTES)
+    client.receive()
+    assert (len(client.answers), client.peer.woken) == (256, True)
+    await waiting.step()
+    assert [answer.code for answer in client.answers.values()] == [NOT_FOUND] * 1000
 
 
 async def test_a_reset_ends_the_wait(waiting: Harness) -> None:

@@ -20,6 +20,7 @@ from martlet.net.complaints import Complaints
 from martlet.net.origins import Origins, origin_of
 from martlet.net.peer import READ_ENDED, ServerPeer
 from martlet.net.pending import Pending
+from martlet.net.read_turns import ENDS_A_TURN, ReadTurns
 from martlet.net.reader import Authenticate, Reader
 from martlet.net.rounds import Log, Rounds
 from martlet.net.transports import SocketTransport, Transport
@@ -56,6 +57,7 @@ class Server:
         self._complaints = Complaints(log)
         self._rounds = Rounds(config, store, self.pending, clock)
         self._reader = Reader(config, self._rounds, self._complaints, authenticate)
+        self._ends = ReadTurns(ENDS_A_TURN)  # thousands may go at the same moment
         self._accepted = 0
         self._turned_away = 0
         self._gave_way = 0
@@ -99,6 +101,7 @@ class Server:
                 self._nursery = nursery
                 await nursery.start(self._reader.run_pump)
                 nursery.start_soon(self._reader.turns.run)
+                nursery.start_soon(self._ends.run)
                 nursery.start_soon(self._rounds.run)
                 nursery.start_soon(self._reader.deadlines.run)
                 for protocol, listener in bound:
@@ -193,7 +196,7 @@ class Server:
         """Everything one peer does, from its first byte to its end."""
         try:
             await self._reader.read(peer)
-            await self._reader.turns.wait()  # thousands may go at the same moment
+            await self._ends.wait()
         finally:
             await self._end(peer)
 

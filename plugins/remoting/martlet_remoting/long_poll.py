@@ -9,12 +9,18 @@ next record may not be delivered yet (`retries`) waits for a time instead of a r
 When `parked_max` pulls wait, whoever has the largest share of them gives some up for the next one that comes: the
 share of a connection is what it holds times what its address holds. So neither one connection with many pulls nor
 many connections of one address keep others from waiting, and where all have one address, each has a fair share of it.
+
+A hundred thousand pulls may wait for one queue. Where a record concerns more of them than can be moved at once, all of
+the queue look again, some in each turn of the event loop, those that waited longest first.
 """
 
 from collections import deque
 from collections.abc import Hashable
 from heapq import nlargest
+from itertools import islice
 from typing import Final, final
+
+import trio
 
 from martlet.access import ConsumeGrant, Gate
 from martlet.contracts import Peer
@@ -38,6 +44,7 @@ CHARS_OF_A_PULL: Final = 64
 # A pull that wants more tags than this is woken by every record: a table for each of its tags would take more memory
 # than the pull itself.
 TAGS_MATCHED: Final = 8
+RELEASED_A_TURN: Final = 1024  # pulls, 1 to 2 us each
 
 
 @final
@@ -211,14 +218,14 @@ class _Held:
                 del self._by_code[code]
         pull.offset = max(pull.offset, self.matched)
 
-    def find(self, codes: set[int] | None) -> list[Pull]:
-        """The pulls that records with *codes* may be for; all of them for None."""
+    def find(self, codes: set[int] | None) -> list[Pull] | None:
+        """The pulls that records with *codes* may be for, all for None; None where they are too many at once."""
         if codes is None:
-            return list(self.pulls)
-        found = dict(self._others)
-        for code in codes & self._by_code.keys():
-            found.update(self._by_code[code])
-        return list(found)
+            return list(self.pulls) if len(self.pulls) <= RELEASED_A_TURN else None
+        tables = [self._others, *[self._by_code[code] for code in codes & self._by_code.keys()]]
+        if sum(map(len, tables)) > RELEASED_A_TURN:
+            return None
+        return list({pull: None for table in tables for pull in table})
 
 
 def _matched_codes(pull: Pull) -> frozenset[int] | None:
@@ -236,6 +243,9 @@ class ParkedPulls:
         self._deadlines = deadlines
         self._limit = limit
         self._waiting: dict[Queue, _Held] = {}
+        # How many pulls of a queue, those that waited longest, are still to look again.
+        self._releasing: dict[_Held, int] = {}
+        self._more_to_release = trio.Event()
         self._paused: dict[Queue, _Pause] = {}
         self._count = 0
         self._pending: dict[PendingPulls, None] = {}  # that have pulls which wait
@@ -333,13 +343,44 @@ class ParkedPulls:
             return
         start, end = held.matched, self._store.end_offset(queue)
         if held.pulls and start < end:
-            self._release(held, held.find(codes_between(self._store, queue, start, end)))
+            pulls = held.find(codes_between(self._store, queue, start, end))
+            self._release(held, pulls)
+            if pulls is None:
+                return  # those that are not released yet have not seen these records
         held.matched = max(start, end)
 
-    def _release(self, held: _Held, pulls: list[Pull]) -> None:
+    def _release(self, held: _Held, pulls: list[Pull] | None) -> None:
+        """Let *pulls* look again; None for all, of which `run` takes some in each turn of the loop."""
+        if pulls is None:
+            self._releasing[held] = len(held.pulls)
+            self._more_to_release.set()
+            return
         for pull in pulls:
             held.remove(pull)
         self._queue_up(pulls)
+
+    async def run(self) -> None:
+        """Let the many pulls of one queue look again, until cancelled."""
+        while True:
+            await self._more_to_release.wait()
+            self._more_to_release = trio.Event()
+            while self.is_releasing:
+                self.release_some()
+                await trio.lowlevel.checkpoint()
+
+    @property
+    def is_releasing(self) -> bool:
+        """Whether pulls of a queue are still to look again."""
+        return bool(self._releasing)
+
+    def release_some(self) -> None:
+        """Let some of those pulls look again that are to."""
+        held, left = next(iter(self._releasing.items()))
+        pulls = list(islice(held.pulls, min(left, RELEASED_A_TURN)))
+        del self._releasing[held]  # and after the others again
+        if left > len(pulls) > 0:
+            self._releasing[held] = left - len(pulls)
+        self._release(held, pulls)
 
     def resume(self, queue: Queue) -> None:
         """Let the pulls of *queue* that wait for a time look again."""
@@ -368,7 +409,7 @@ class ParkedPulls:
         for queue in queues:
             held = self._waiting.get(queue)
             if held is not None:
-                self._release(held, list(held.pulls))
+                self._release(held, held.find(None))
             self.resume(queue)
 
     def take(self, pull: Pull) -> None:

@@ -135,7 +135,7 @@ class RemotingPlugin(Hooks):
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         assert self._registrar is not None
         parts = self.parts
-        runs = parts.deadlines.run, parts.members.run, parts.rates.run
+        runs = parts.deadlines.run, parts.parked.run, parts.members.run, parts.rates.run
         return [self._introduce, self._scan, self._registrar.run, *runs]
 
     async def _introduce(self) -> None:

@@ -44,6 +44,7 @@ STATUS: Final = {
 NOTHING_YET: Final = frozenset((ReadStatus.NO_QUEUE, ReadStatus.EMPTY))
 
 BYTES_UNLIMITED: Final = (1 << 31) - 1  # what Java's pull consumers send, which have no opinion
+ANSWER_BYTES: Final = 1024  # what an answer counts beside its messages: it takes as long as so many bytes of these
 FORBIDDEN_GROUP: Final = 2
 FORBIDDEN_TOPIC: Final = 3
 FORBIDDEN_BROADCAST: Final = 4
@@ -191,6 +192,7 @@ def collect(context: Context, budget_bytes: float) -> None:
     ready = pending.ready
     for _ in range(len(ready)):
         pull = ready.popleft()
+        budget_bytes -= ANSWER_BYTES
         try:
             budget_bytes -= _run(context, pull)
         except (Refused, Declined, StoreError) as error:
