@@ -261,7 +261,7 @@ async def measure_save(broker: Broker) -> Probe:
         nursery.start_soon(probe.run)
         await trio.sleep(0.1)
         probe.real = 0.0
-        for table in (broker.topics.table, broker.groups.table, broker.groups.offsets_table, broker.sessions.table):
+        for table in (broker.topics.table, broker.groups.table, broker.groups.offsets_table):
             table.dirty = True
         begin = time.perf_counter()
         await persistence._try_to_save(broker, offsets=True)

@@ -143,9 +143,7 @@ async def deliver(load: str, filters: Sequence[str], messages: int) -> None:
 async def come_back(messages: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         plugin = TopicsPlugin(TopicsConfig())
-        async with serving(
-            Path(folder), store=StoreConfig(flush="async"), projections=plugin.martlet_projections
-        ) as served:
+        async with serving(Path(folder), store=StoreConfig(flush="async")) as served:
             protocol = plugin.protocol(served.broker)
             clients = [Client(protocol, f"client-{number}") for number in range(CLIENTS)]
             for number, client in enumerate(clients):

@@ -94,10 +94,10 @@ class Broker:
         journal = self.journal("shared-groups")
         self.shares = Shares(store, topics, groups, self.tails, journal, clock, delivery)
         self.projections.add("martlet", self.shares.state)
-        self.sessions = Sessions(groups, clock, delivery)
+        self.sessions = Sessions(store, self.journal("sessions"), self.turns, clock, delivery)
+        self.projections.add("martlet", self.sessions.table)
         for table in (topics.table, groups.table, groups.offsets_table, groups.light_offsets_table):
             self.tables.register(table)
-        self.tables.register(self.sessions.table)
         stats.add("broker", self.statistics)
         stats.add("turns", self.turns.statistics)
         stats.add("projections", self.projections.statistics)

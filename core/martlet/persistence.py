@@ -44,7 +44,6 @@ def load(broker: Broker) -> None:
         # RocketMQ wrote the offsets, or the log is another one: what our log says of offsets so far is older.
         groups.offsets_position = broker.store.readable
         groups.offsets_changed()
-    tables.load(broker.sessions.table)
     _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())
 
 

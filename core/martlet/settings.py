@@ -111,11 +111,11 @@ class DeliveryConfig:
     share_memory_s: int = setting(
         600, "how long a group without members stays in memory; its state in the log stays", unit="s", low=0
     )
-    sessions_max: int = setting(10_000, "named sessions, which outlive their connections", low=1)
-    session_subscriptions_max: int = setting(100, "durable subscriptions per session", low=1)
-    session_expiry_s: int = setting(
-        7 * 86_400, "a session that is unused for this long is deleted, with its cursors", unit="s", low=1
+    sessions_max: int = setting(100_000, "named sessions, which outlive their connections", low=1)
+    session_bytes_max: int = setting(
+        1 << 20, "size of one session: its filters, plus 100 bytes for each", unit="bytes", low=1024
     )
+    sessions_bytes_max: int = setting(256 << 20, "the same for all sessions together", unit="bytes", low=1024)
 
 
 @dataclass(frozen=True, slots=True)

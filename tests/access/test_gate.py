@@ -260,19 +260,16 @@ async def test_a_record_is_shown_to_those_who_may_read_its_topic() -> None:
 
 async def test_a_session_belongs_to_the_identity_that_opened_it() -> None:
     async with broker_in_memory() as broker:
-        gate, ledger = guarded(broker)
-        topic = broker.topics.ensure("t", 1)
-        session, existed = gate.open_session("line", "S", lambda reason: None)
+        gate, _ = guarded(broker)
+        session, existed = gate.open_session("line", "S", 0, lambda reason: None)
         assert not existed
-        gate.subscribe_session(session, topic, from_earliest)(topic.queue(0))
+        assert session.owner == gate.identity.name
         other = broker.gate(Identity("bob"))
-        refused(lambda: other.open_session("line", "S", lambda reason: None))
-        refused(lambda: other.commit_session(session, "t", 0, 5))
-        refused(lambda: other.subscribe_session(session, topic, from_earliest))
-        refused(lambda: other.unsubscribe_session(session, "t"))
-        ledger.denied = {("read", "t")}
-        broker.rules.changed()
-        refused(lambda: gate.subscribe_session(session, topic, from_earliest))
+        refused(lambda: other.open_session("line", "S", 0, lambda reason: None))
+        session.end()
+        session, existed = other.open_session("line", "S", 0, lambda reason: None, expiry_s=9)
+        assert not existed
+        assert session.owner == "bob"
 
 
 async def test_decisions_take_bounded_memory_and_go_with_the_last_gate(monkeypatch: pytest.MonkeyPatch) -> None:

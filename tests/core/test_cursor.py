@@ -152,6 +152,19 @@ async def test_a_full_cursor_holds_its_position_and_goes_on_when_it_is_collected
         assert len(quick.take()) == 50
 
 
+async def test_a_full_cursor_that_is_closed_keeps_the_position_of_what_was_not_collected() -> None:
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed = feed_of(broker)
+        slow = Client(feed, "a", pending_bytes_max=2000)
+        positions: list[int] = []
+        for number in range(50):
+            positions.append(send(broker, "a", f"{number:0100d}"))
+            await settle(broker)
+        assert place(slow) is Place.FULL
+        slow.cursor.close()
+        assert slow.cursor.position == positions[0]
+
+
 async def test_its_position_is_that_of_the_first_message_not_collected() -> None:
     async with broker_in_memory(flush="sync") as broker:
         feed = feed_of(broker)

@@ -1,397 +1,759 @@
-"""What outlives a socket: names, their cursors, who may have them, and when they are forgotten."""
+"""What outlives a connection: names, filters, positions and what is in flight, whose it is, and when it ends."""
 
-import msgpack  # type: ignore[import-untyped]
+import gc
+import time
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from errno import ENOSPC
+from pathlib import Path
+from random import Random
+from typing import Any
+
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.pushing import broker_in_memory, publish
+from tests.core.session_talk import Client, durable, said, sweep
 from trio.testing import MockClock
 
-from martlet.delivery.sessions import Session, Sessions
-from martlet.delivery.subscriptions import from_earliest, from_tail
+from martlet.broker import Broker
+from martlet.delivery.session_notes import (
+    BEGIN,
+    NEVER_MS,
+    NO_MESSAGE,
+    SENT,
+    SessionState,
+    decode_note,
+    encode_note,
+    encode_sent,
+    encode_whole,
+)
+from martlet.delivery.session_state import SessionTable
+from martlet.delivery.sessions import DISTANCE_BYTES, Session
 from martlet.errors import Reason, Refused, StoreError
 from martlet.settings import DeliveryConfig
-from martlet.tables.groups import Group, Groups
+from martlet.state.journal import NEXT_COMMIT
+from martlet.store.layout import record_views
+from martlet.testing import disk as disk_module
 from martlet.testing.clock import TrioClock
-from martlet.testing.stores import ManualClock
+from martlet.testing.disk import FakeDisk
+from martlet.testing.peers import serving
+from martlet.testing.stores import ManualClock, small_config
 from martlet.turns import finish_now
 
-
-class Room:
-    """Sessions over real groups and a clock set by hand."""
-
-    def __init__(self, **limits: int) -> None:
-        self.clock = ManualClock()
-        self.groups = Groups(self.clock, auto_create=True)
-        self.sessions = Sessions(self.groups, self.clock, DeliveryConfig(**limits))
-        self.lost: list[str] = []
-
-    def open(self, name: str = "N", who: str = "first", owner: str = "") -> tuple[Session, bool]:
-        return self.sessions.open("line", owner, name, self.callback(who))
-
-    def callback(self, who: str) -> "Callback":
-        return Callback(self.lost, who)
+POSITIONS = st.integers(0, 1 << 50)
+SNAPSHOT = "/data/config/sessions.snapshot"
 
 
-def holder(session: Session) -> object:
-    return session.lost
+@asynccontextmanager
+async def brokers(disk: FakeDisk, clock: ManualClock, **options: Any) -> AsyncIterator[Broker]:
+    async with broker_in_memory(disk, clock=clock, **options) as broker:
+        yield broker
 
 
-def dirty(room: Room) -> bool:
-    return room.sessions.table.dirty
-
-
-class Callback:
-    """Says who was taken over; equal only to itself."""
-
-    def __init__(self, lost: list[str], who: str) -> None:
-        self._lost = lost
-        self._who = who
-
-    def __call__(self, reason: str) -> None:
-        assert reason == "another connection uses the name"
-        self._lost.append(self._who)
-
-
-def test_a_name_is_new_once_and_known_afterwards() -> None:
-    room = Room()
-    session, existed = room.open()
-    assert not existed
-    assert session.group == "N"
-    assert room.groups.get("N") is not None
-    again, existed = room.open()
-    assert existed
-    assert again is session
-
-
-def test_who_comes_with_the_name_of_an_attached_peer_takes_over() -> None:
-    room = Room()
-    room.open(who="first")
-    room.open(who="second")
-    assert room.lost == ["first"]
-    room.open(who="third")
-    assert room.lost == ["first", "second"]
-
-
-def test_a_peer_that_lost_its_session_does_not_end_it_for_the_new_one() -> None:
-    room = Room()
-    first, second = room.callback("first"), room.callback("second")
-    session, _ = room.sessions.open("line", "", "N", first)
-    room.sessions.open("line", "", "N", second)
-    room.sessions.leave(session, first)
-    assert holder(session) is second
-    room.sessions.leave(session, second)
-    assert holder(session) is None
-    assert session.left_ms == room.clock.ms
-
-
-def test_a_name_belongs_to_who_made_it() -> None:
-    room = Room()
-    room.open(owner="ada")
-    with pytest.raises(Refused, match="belongs to somebody else") as caught:
-        room.open(owner="bob")
-    assert caught.value.reason is Reason.NO_PERMISSION
-    assert room.lost == []
-
-
-def test_protocols_have_names_of_their_own() -> None:
-    room = Room()
-    one, _ = room.open()
-    two, existed = room.sessions.open("mqtt", "", "N", room.callback("x"), group="mqtt-N")
-    assert not existed
-    assert one is not two
-    assert room.sessions.get("mqtt", "N") is two
-
-
-async def test_a_durable_subscription_goes_on_at_its_cursor() -> None:
+async def test_a_name_is_new_once_and_known_afterwards() -> None:
     async with broker_in_memory() as broker:
-        topic = broker.topics.ensure("t", 2)
-        publish(broker, "t", 0, b"a", b"b", b"c")
-        sessions = broker.sessions
-        session, _ = sessions.open("line", "", "N", lambda reason: None)
-        start = sessions.subscribe(session, topic, from_earliest)
-        assert [start(topic.queue(n)) for n in range(2)] == [0, 0]
-        sessions.commit(session, "t", 0, 2)
-        sessions.commit(session, "t", 0, 1)
-        assert broker.groups.offset("N", "t", 0) == 2
-        start = sessions.subscribe(session, topic, from_tail)
-        assert [start(topic.queue(n)) for n in range(2)] == [2, 0]
+        client = Client(broker)
+        session, existed = client.attach(position=7)
+        assert not existed
+        assert (session.name, session.position, session.is_stored) == ("client ä/1", 7, True)
+        assert session.until == NEXT_COMMIT
+        session.leave()
+        again, existed = client.attach(position=99)
+        assert existed
+        assert again.position == 7
 
 
-async def test_a_durable_subscription_at_the_tail_misses_nothing_from_its_first_moment() -> None:
+async def test_a_session_without_a_name_ends_with_its_connection() -> None:
     async with broker_in_memory() as broker:
-        topic = broker.topics.ensure("t", 1)
-        publish(broker, "t", 0, b"before")
-        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
-        broker.sessions.subscribe(session, topic, from_tail)(topic.queue(0))
-        publish(broker, "t", 0, b"after")
-        assert broker.sessions.subscribe(session, topic, from_tail)(topic.queue(0)) == 1
-
-
-async def test_an_administrators_reset_moves_the_cursor() -> None:
-    async with broker_in_memory() as broker:
-        topic = broker.topics.ensure("t", 1)
-        publish(broker, "t", 0, *(b"x" for _ in range(9)))
-        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
-        broker.sessions.subscribe(session, topic, from_earliest)(topic.queue(0))
-        broker.groups.reset("N", "t", {0: 4})
-        assert broker.sessions.subscribe(session, topic, from_earliest)(topic.queue(0)) == 4
-        broker.sessions.commit(session, "t", 0, 6)
-        assert broker.groups.offset("N", "t", 0) == 6
-
-
-async def test_a_cursor_is_never_behind_the_end_of_its_queue() -> None:
-    async with broker_in_memory() as broker:
-        topic = broker.topics.ensure("t", 1)
-        publish(broker, "t", 0, b"a")
-        broker.groups.commit("N", "t", 0, 5)
-        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
-        assert broker.sessions.subscribe(session, topic, from_earliest)(topic.queue(0)) == 1
-        assert broker.groups.offset("N", "t", 0) == 1
-
-
-async def test_an_attached_peer_is_told_of_a_reset() -> None:
-    async with broker_in_memory() as broker:
-        told: list[str] = []
-        topic = broker.topics.ensure("t", 1)
-        session, _ = broker.sessions.open("line", "", "N", told.append)
-        broker.groups.reset("N", "t", {0: 4})
-        assert told == []
-        broker.sessions.subscribe(session, topic, from_earliest)
-        broker.groups.reset("N", "u", {0: 4})
-        broker.groups.reset("M", "t", {0: 4})
-        assert told == []
-        broker.groups.reset("N", "t", {0: 4})
-        assert told == ["its offsets were reset; subscribe again"]
-        broker.sessions.leave(session, told.append)
-        broker.groups.reset("N", "t", {0: 5})
-        assert len(told) == 1
-
-
-async def test_the_last_unsubscribe_takes_the_session_and_only_its_own_cursors() -> None:
-    async with broker_in_memory() as broker:
-        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
-        for name in ("t", "u"):
-            broker.sessions.subscribe(session, broker.topics.ensure(name, 1), from_earliest)(
-                broker.store.queue(name, 0)
-            )
-        broker.sessions.unsubscribe(session, "t")
-        assert broker.groups.offset("N", "t", 0) == -1
-        assert broker.groups.offset("N", "u", 0) == 0
-        assert broker.sessions.get("line", "N") is session
-        broker.sessions.unsubscribe(session, "u")
-        assert broker.sessions.get("line", "N") is None
-
-
-async def test_limits_are_named() -> None:
-    async with broker_in_memory(delivery=DeliveryConfig(sessions_max=1, session_subscriptions_max=1)) as broker:
-        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
-        with pytest.raises(Refused, match=r"delivery\.sessions_max is 1"):
-            broker.sessions.open("line", "", "M", lambda reason: None)
-        broker.sessions.subscribe(session, broker.topics.ensure("t", 1), from_tail)
-        broker.sessions.subscribe(session, broker.topics.ensure("t", 1), from_tail, "again")
-        with pytest.raises(Refused, match=r"delivery\.session_subscriptions_max is 1"):
-            broker.sessions.subscribe(session, broker.topics.ensure("u", 1), from_tail)
-
-
-async def test_a_group_that_may_not_consume_has_no_durable_subscription() -> None:
-    async with broker_in_memory() as broker:
-        session, _ = broker.sessions.open("line", "", "N", lambda reason: None)
-        broker.groups.update(Group("N", consume_enable=False))
-        with pytest.raises(Refused, match="may not consume"):
-            broker.sessions.subscribe(session, broker.topics.ensure("t", 1), from_tail)
-        assert session.topics == {}
-        broker.groups.auto_create = False
+        client = Client(broker, name="")
+        session, existed = client.attach(position=5)
+        session.subscribe("a/#", b"1")
+        session.hand_out(1, [5, 8], 9)
+        session.acknowledge(1)
+        assert dict(session.flight) == {2: 8}
+        assert (existed, session.until, session.is_stored) == (False, 0, False)
         with pytest.raises(Refused) as caught:
-            broker.sessions.open("line", "", "M", lambda reason: None)
-        assert caught.value.reason is Reason.NO_GROUP
+            session.acknowledgement(2)
+        assert caught.value.reason is Reason.NOT_FOUND
+        session.leave()
+        session.end()
+        await durable(broker)
+        assert len(broker.sessions) == 0
+        assert broker.store.find_queue(broker.sessions.journal.topic, 0) is None
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 121, "\x00"])
-def test_a_name_that_cannot_be_a_group_is_refused(name: str) -> None:
-    room = Room()
-    with pytest.raises(Refused) as caught:
-        room.open(name)
-    assert caught.value.reason is Reason.PARAMETER
-    assert len(room.sessions) == 0
+async def test_who_comes_with_the_name_of_an_attached_client_takes_over() -> None:
+    async with broker_in_memory() as broker:
+        first, second = Client(broker), Client(broker)
+        old = first.open()
+        old.subscribe("a")
+        old.where = lambda: 1234
+        new = second.open()
+        assert first.lost == ["another connection uses the name"]
+        assert new.position == 1234, "the first client has everything before that"
+        old.subscribe("b")  # its own is no longer its own
+        old.leave()
+        old.end()
+        with pytest.raises(Refused):
+            old.acknowledgement(1)
+        assert list(new.filters) == ["a"]
+        await durable(broker)
+        assert said(second.stored()) == said(new)
+        third = Client(broker)
+        third.open()
+        assert first.lost == ["another connection uses the name"]
+        assert len(second.lost) == 1
 
 
-def test_who_stays_away_too_long_is_forgotten_with_the_cursors() -> None:
-    room = Room(session_expiry_s=60)
-    attached = room.callback("attached")
-    room.open("stays")
-    session, _ = room.sessions.open("line", "", "leaves", attached)
-    session.topics["t"] = ""
-    room.groups.commit("leaves", "t", 0, 7)
-    room.sessions.leave(session, attached)
-    room.clock.ms += 59_999
-    assert room.sessions.expire() == []
-    room.clock.ms += 1
-    assert room.sessions.expire() == ["leaves"]
-    assert room.sessions.get("line", "stays") is not None
-    assert room.groups.offset("leaves", "t", 0) == -1
+async def test_where_a_client_was_is_not_asked_after_it_has_left() -> None:
+    """Its cursor is closed by then."""
+    async with broker_in_memory() as broker:
+        client = Client(broker)
+        session = client.open()
+        session.where = lambda: 1234
+        session.leave()
+        session.where = lambda: 9999
+        assert client.open().position == 1234
 
 
-async def test_expiry_happens_by_itself(autojump_clock: MockClock) -> None:
+async def test_a_name_belongs_to_who_made_it() -> None:
+    async with broker_in_memory() as broker:
+        ada = Client(broker, owner="ada")
+        ada.open()
+        with pytest.raises(Refused, match="belongs to somebody else") as caught:
+            Client(broker, owner="bob").open()
+        assert caught.value.reason is Reason.NO_PERMISSION
+        assert ada.lost == []
+
+
+async def test_protocols_have_names_of_their_own() -> None:
+    async with broker_in_memory() as broker:
+        one, other = Client(broker), Client(broker, protocol="mqtt")
+        one.open().subscribe("a")
+        session, existed = other.attach()
+        assert not existed
+        assert not session.filters
+        assert one.lost == []
+        with pytest.raises(ValueError, match="has a space"):
+            Client(broker, protocol="two words").open()
+
+
+@pytest.mark.parametrize("name", ["x", " ", "a b", "Ω" * 512, "nul\x00", "\n", "日本語/😀"])
+async def test_any_text_is_a_name(name: str) -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock, segment_bytes=1 << 16) as broker:
+        session = Client(broker, name).open()
+        assert session.name == name
+        session.subscribe(name, name.encode())
+        session.leave()
+    async with brokers(disk, clock, segment_bytes=1 << 16) as broker:
+        session, existed = Client(broker, name).attach()
+        assert existed
+        assert dict(session.filters) == {name: name.encode()}
+
+
+async def test_a_name_has_a_limit() -> None:
+    async with broker_in_memory() as broker:
+        with pytest.raises(Refused, match="has 1026 bytes; shorten it to 1024") as caught:
+            Client(broker, "Ω" * 513).open()
+        assert caught.value.reason is Reason.ILLEGAL
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+async def test_everything_is_there_after_a_restart(snapshot: bool) -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        session = Client(broker, owner="ada").open(position=3)
+        for number in range(50):
+            session.subscribe(f"filter/{number}/#", b"%d" % number)
+        session.unsubscribe("filter/7/#")
+        session.unsubscribe("never there")
+        session.hand_out(1, [10, 20, 30], 40)
+        session.acknowledge(2)
+        session.hand_out(9, [40], 41)
+        session.hand_out(100, [NO_MESSAGE], 41)
+        session.keep(b"of the protocol")
+        session.move(50)
+        before = said(session)
+        session.leave()
+    if not snapshot:
+        disk.unlink(SNAPSHOT)
+    for _ in range(2):
+        async with brokers(disk, clock) as broker:
+            session, existed = Client(broker, owner="ada").attach()
+            assert existed
+            assert said(session) == before
+            assert session.flight == {1: 10, 3: 30, 9: 40, 100: NO_MESSAGE}
+            assert (session.start, session.position, session.next_id) == (10, 50, 101)
+
+
+async def test_a_session_outlives_a_broker_that_was_killed() -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        client = Client(broker)
+        client.open().subscribe("a")
+        await durable(broker)
+        copy = disk.after_power_cut(disk_module.Cut.KILLED, Random(1))
+    async with brokers(copy, clock) as broker:
+        client = Client(broker)
+        assert client.stored() is not None
+        clock.ms += 99_000
+        await sweep(broker)  # the client is seen to be away
+        clock.ms += 99_000
+        await sweep(broker)
+        assert len(broker.sessions) == 1
+        clock.ms += 2_000
+        await sweep(broker)
+        assert len(broker.sessions) == 0
+
+
+# limits
+
+
+def subscribe_all(session: Session, count: int) -> None:
+    for number in range(count):
+        session.subscribe(f"{number:03}")
+
+
+async def test_sessions_and_filters_have_limits() -> None:
+    config = DeliveryConfig(sessions_max=1, session_bytes_max=1024)
+    async with broker_in_memory(delivery=config) as broker:
+        session = Client(broker).open()
+        await durable(broker)
+        with pytest.raises(Refused, match=r"delivery\.sessions_max is 1") as caught:
+            Client(broker, "another").open()
+        assert caught.value.reason is Reason.BUSY
+        with pytest.raises(Refused, match=r"delivery\.session_bytes_max is 1024") as caught:
+            subscribe_all(session, 100)
+        assert caught.value.reason is Reason.BUSY
+        assert 5 <= len(session.filters) <= 10
+        session.subscribe("000")  # which is there
+        with pytest.raises(Refused, match="session_bytes_max"):
+            session.subscribe("000", b"x" * 300)
+        session.unsubscribe("001")
+        session.subscribe("another")
+        with pytest.raises(Refused, match="too long") as caught:
+            session.subscribe("x" * 600)
+        assert caught.value.reason is Reason.ILLEGAL
+        with pytest.raises(Refused, match="data of a session"):
+            session.keep(b"x" * 300)
+        before = said(session)
+        await durable(broker)
+        assert said(Client(broker).stored()) == before
+
+
+async def test_all_sessions_together_have_a_limit() -> None:
+    async with broker_in_memory(delivery=DeliveryConfig(sessions_bytes_max=2048)) as broker:
+        for number in range(7):
+            Client(broker, f"client {number}").open().subscribe("filter")
+            await durable(broker)
+        session = Client(broker).open()
+        await durable(broker)
+        subscribe_all(session, 5)
+        await durable(broker)
+        with pytest.raises(Refused, match=r"delivery\.sessions_bytes_max allows no more filters"):
+            session.subscribe("more")
+
+
+async def test_a_session_has_any_number_of_filters() -> None:
+    """More than one note holds, also when it is noted as a whole."""
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock, segment_bytes=1 << 20, chunk_bytes=1 << 16, cache_bytes=1 << 20) as broker:
+        session = Client(broker).open()
+        for number in range(5000):
+            session.subscribe(f"filter/{number}", b"1")
+        session.hand_out(1, range(0, 100_000, 10), 100_000)
+        before = said(session)
+        await durable(broker)
+        end = broker.store.appended
+        finish_now(broker.sessions.table.roll(0, end))
+        await durable(broker)
+        assert broker.sessions.table.floor() >= end
+        assert said(Client(broker).stored()) == before
+        table = SessionTable(broker.sessions.journal.topic)
+        notes = [note for state in [session._state] for note in encode_whole(state, 1 << 16)]
+        assert len(notes) > 10
+        assert max(map(len, notes)) <= 1 << 16
+        for note in notes:
+            table._apply(*decode_note(note), 0)
+        assert said(table.get("toy client ä/1")) == before
+
+
+# what gets lost
+
+
+async def test_a_failed_commit_takes_the_session_from_its_client_at_once() -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        client, other, new = Client(broker), Client(broker, "other"), Client(broker, "new")
+        session, others = client.open(), other.open()
+        session.subscribe("a")
+        await durable(broker)
+        session.subscribe("lost")
+        new.open()
+        disk.fail_next("write", ENOSPC)
+        with pytest.raises(Refused):
+            broker.store.commit()
+        broker.store.retention.look()  # there is room again
+        assert client.lost == new.lost == []
+        others.subscribe("b")  # whoever notes something first finds that out
+        assert client.lost == new.lost == ["a disk failure lost its last changes; connect again"]
+        session.subscribe("c")  # too late
+        await durable(broker)
+        assert (other.lost, new.stored()) == ([], None)
+        assert list(client.open().filters) == ["a"]
+        await durable(broker)
+        assert client.lost == client.lost[:1]
+        assert said(other.stored()) == said(others)
+
+
+async def test_notes_that_follow_lost_ones_are_ignored() -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        client = Client(broker)
+        session = client.open()
+        session.subscribe("a")
+        await durable(broker)
+        session.subscribe("lost")
+        broker.sessions.journal._notes.clear()
+        session.subscribe("b")
+        await durable(broker)
+        assert client.lost == ["a disk failure lost its last changes; connect again"]
+        again = client.open()
+        assert list(again.filters) == ["a"]
+        again.subscribe("d")
+        await durable(broker)
+        assert list(said(client.stored())["filters"]) == ["a", "d"]
+
+
+async def test_a_session_whose_beginning_was_lost_is_not_the_one_before_it() -> None:
+    """The first note after a lost one must not follow the notes of an older session by chance."""
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        client = Client(broker)
+        client.open(expiry_s=10).leave()
+        await durable(broker)
+        old = said(client.stored())
+        clock.ms += 11_000
+        session, existed = client.attach()
+        assert not existed
+        broker.sessions.journal._notes.clear()
+        session.subscribe("b")
+        await durable(broker)
+        assert len(client.lost) == 1
+        assert said(client.stored()) == old
+
+
+async def test_a_full_disk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock, disk_full_ratio=0.9) as broker:
+        client = Client(broker)
+        session = client.open()
+        session.subscribe("a")
+        await durable(broker)
+        before = said(session)
+        disk.used_ratio = 0.95
+        broker.store.retention.look()
+        for change in (
+            lambda: session.subscribe("b"),
+            lambda: session.unsubscribe("a"),
+            lambda: session.hand_out(1, [5], 6),
+            lambda: session.move(77),
+            lambda: session.keep(b"x"),
+            session.end,
+            Client(broker, "another").open,
+        ):
+            with pytest.raises(Refused):
+                change()
+            assert said(session) == before
+        session.leave()  # the client is gone, whatever the disk says
+        disk.used_ratio = 0.1
+        broker.store.retention.look()
+        await sweep(broker)
+        assert said(client.stored()) == before
+        assert broker.sessions.table.ends_ms("toy client ä/1") == clock.ms + 100_000
+
+
+async def test_a_client_that_left_while_its_commit_failed_is_forgotten_by_a_sweep() -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        client = Client(broker)
+        session = client.open()
+        session.subscribe("a")
+        await durable(broker)
+        session.leave()
+        broker.sessions.journal._notes.clear()  # as a commit that failed
+        await sweep(broker)
+        assert broker.sessions.statistics()["attached"] == 0
+        await sweep(broker)
+        await sweep(broker)
+        assert broker.sessions.table.ends_ms("toy client ä/1") == clock.ms + 100_000
+        assert list(client.open().filters) == ["a"]
+        assert client.lost == []
+
+
+async def test_the_session_of_a_busy_client_is_noted_again_when_its_last_notes_were_lost() -> None:
+    """Retention removes the records before; what the client did later must not take the session with it."""
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        client = Client(broker)
+        session = client.open()
+        session.subscribe("a")
+        await durable(broker)
+        session.subscribe("lost")
+        broker.sessions.journal._notes.clear()
+        end = broker.store.appended
+        finish_now(broker.sessions.table.roll(0, end))
+        await durable(broker)
+        await durable(broker)
+        assert len(client.lost) == 1
+        state = client.stored()
+        assert state is not None
+        assert state.since >= end
+        assert list(state.filters) == ["a"]
+
+
+# atomic groups
+
+
+async def test_an_acknowledgement_is_stored_with_messages() -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        broker.topics.ensure("t", 1)
+        client = Client(broker)
+        session = client.open()
+        session.hand_out(1, [10, 20], 30)
+        note = session.acknowledgement(1)
+        broker.publish_atomic([], [note])
+        session.acknowledged(1)
+        session.subscribe("a")
+        await durable(broker)
+        assert dict(session.flight) == {2: 20}
+        assert said(client.stored()) == said(session)
+        assert client.lost == []
+
+
+# time
+
+
+async def test_a_session_ends_when_its_client_stays_away(autojump_clock: MockClock) -> None:
     clock = TrioClock()
-    groups = Groups(clock, auto_create=True)
-    sessions = Sessions(groups, clock, DeliveryConfig(session_expiry_s=100))
-    session, _ = sessions.open("line", "", "N", print)
-    sessions.leave(session, print)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(sessions.run)
-        await trio.sleep(90)
-        assert len(sessions) == 1
-        await trio.sleep(100)
-        assert len(sessions) == 0
-        nursery.cancel_scope.cancel()
+    async with serving_memory(clock) as broker:
+        stays, leaves, never = (Client(broker, name) for name in ("stays", "leaves", "never"))
+        stays.open(expiry_s=100)
+        leaves.open(expiry_s=100).leave()
+        never.open(expiry_s=None).leave()
+        await durable(broker)
+        await trio.sleep(95)
+        assert len(broker.sessions) == 3
+        await trio.sleep(70)
+        assert leaves.stored() is None
+        assert broker.sessions.table.ends_ms("toy never") == NEVER_MS
+        await trio.sleep(10_000)
+        assert len(broker.sessions) == 2
+        assert stays.lost == []
+
+
+@asynccontextmanager
+async def serving_memory(clock: TrioClock, disk: FakeDisk | None = None) -> AsyncIterator[Broker]:
+    store = small_config(flush="async")
+    async with serving(Path("/data"), disk=disk or FakeDisk(), clock=clock, store=store) as running:
+        yield running.broker
+
+
+async def test_a_session_that_ended_is_not_found_before_a_sweep_has_come_by() -> None:
+    clock = ManualClock()
+    async with broker_in_memory(clock=clock) as broker:
+        client = Client(broker)
+        session = client.open(expiry_s=10)
+        session.subscribe("a")
+        session.leave()
+        await durable(broker)
+        clock.ms += 9_999
+        session, existed = client.attach(expiry_s=10)
+        assert existed
+        session.leave()
+        clock.ms += 10_000  # its note is not even stored
+        session, existed = client.attach(position=77)
+        assert not existed
+        assert (dict(session.filters), session.position) == ({}, 77)
+        await durable(broker)
+        assert said(client.stored()) == said(session)
+        assert client.lost == []
+
+
+async def test_a_session_that_expires_at_once_ends_with_its_connection() -> None:
+    async with broker_in_memory() as broker:
+        client = Client(broker)
+        session = client.open(expiry_s=0)
+        await durable(broker)
+        assert client.stored() is not None
+        session.leave()
+        await durable(broker)
+        assert client.stored() is None
+
+
+async def test_when_a_session_ends_can_change() -> None:
+    clock = ManualClock()
+    async with broker_in_memory(clock=clock) as broker:
+        client = Client(broker)
+        session = client.open(expiry_s=10)
+        session.expire_after(None)
+        session.leave()
+        await durable(broker)
+        assert broker.sessions.table.ends_ms("toy client ä/1") == NEVER_MS
+        session = client.open(expiry_s=20)
+        session.expire_after(30)
+        session.leave()
+        await durable(broker)
+        assert broker.sessions.table.ends_ms("toy client ä/1") == clock.ms + 30_000
+
+
+async def test_a_session_that_was_ended_begins_anew() -> None:
+    async with broker_in_memory() as broker:
+        client, other = Client(broker, owner="ada"), Client(broker, owner="bob")
+        session = client.open()
+        session.subscribe("a")
+        session.end()
+        session.end()
+        session.leave()
+        session, existed = other.attach()  # in the same commit
+        assert not existed
+        assert not session.filters
+        await durable(broker)
+        assert said(other.stored()) == said(session)
+        assert other.lost == []
 
 
 async def test_a_clock_that_jumps_does_not_end_all_sessions(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    day_s = 86_400
-    clock = TrioClock()
-    sessions = Sessions(Groups(clock, auto_create=True), clock, DeliveryConfig(session_expiry_s=7 * day_s))
-    for number in range(7):
-        session, _ = sessions.open("line", "", f"n{number}", print)
-        sessions.leave(session, print)
-    clock.skew_ms = 30 * day_s * 1000
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(sessions.run)
-        await trio.sleep(3600)
-        assert len(sessions) == 7
+    clock, day_s = TrioClock(), 86_400
+    async with serving_memory(clock) as broker:
+        for number in range(8):
+            Client(broker, f"n{number}").open(expiry_s=7 * day_s).leave()
+        await durable(broker)
+        clock.skew_ms = 365 * day_s * 1000
+        session, existed = Client(broker, "n0").attach(expiry_s=None)
+        assert existed, "nobody can tell whether it has ended"
+        await trio.sleep(90)
+        assert len(broker.sessions) == 8
         assert caplog.text.count("7 sessions are overdue by more than an hour") == 1
-        await trio.sleep(2.5 * day_s)
-        assert len(sessions) == 5, "one by one, all within the time that one would have had"
+        await trio.sleep(2.5 / 7 * day_s)
+        assert len(broker.sessions) == 6, "one by one, all of them within a day"
         clock.skew_ms = 0
-        await trio.sleep(3 * day_s)
-        assert len(sessions) == 5, "somebody set the clock right"
-        await trio.sleep(1.5 * day_s)
-        assert len(sessions) == 0
-        nursery.cancel_scope.cancel()
+        await trio.sleep(day_s)
+        assert len(broker.sessions) == 6, "somebody set the clock right"
+        assert session.name == "n0"
+        await trio.sleep(6 * day_s)
+        assert len(broker.sessions) == 1
 
 
-NAMES = st.from_regex(r"[a-zA-Z0-9_-]{1,20}", fullmatch=True)
-
-
-@settings(deadline=None)
-@given(
-    rows=st.dictionaries(
-        st.tuples(st.sampled_from(["line", "mqtt"]), NAMES),
-        st.tuples(st.text(max_size=9), st.booleans(), st.dictionaries(NAMES, st.text(max_size=9), max_size=3)),
-        max_size=5,
-    )
-)
-def test_a_restart_finds_the_sessions_again(rows: dict[tuple[str, str], tuple[str, bool, dict[str, str]]]) -> None:
-    room = Room()
-    for (protocol, name), (owner, attached, topics) in rows.items():
-        callback = room.callback(name)
-        session, _ = room.sessions.open(protocol, owner, name, callback)
-        session.topics.update(topics)
-        if not attached:
-            room.sessions.leave(session, callback)
-    room.clock.ms += 500
-    other = Room()
-    other.clock.ms = room.clock.ms
-    other.sessions.load(b"".join(finish_now(room.sessions.bytes_in_steps())))
-    assert len(other.sessions) == len(rows)
-    for (protocol, name), (owner, attached, topics) in rows.items():
-        found = other.sessions.get(protocol, name)
-        assert found is not None
-        assert (found.owner, found.group, found.topics, found.lost) == (owner, name, topics, None)
-        assert found.left_ms == room.clock.ms - (0 if attached else 500)
-
-
-@settings(deadline=None)
-@given(data=st.binary(max_size=40))
-def test_garbage_is_no_table(data: bytes) -> None:
-    with pytest.raises(StoreError):
-        Room().sessions.load(data)
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        [],
-        [2, []],
-        [1, [[1, 2]]],
-        [1, [["line", "", "N", "N", "x", {}]]],
-        [1, [["line", "", "N", "N", 0, []]]],
-        [1, 5],
-        [1, None],
-        {"a": 1},
-    ],
-)
-def test_another_table_is_refused_and_changes_nothing(table: object) -> None:
-    room = Room()
-    room.open()
-    with pytest.raises(StoreError):
-        room.sessions.load(msgpack.packb(table))
-    assert room.sessions.get("line", "N") is not None
-
-
-def test_what_changed_is_to_be_saved() -> None:
-    room = Room()
-    assert not dirty(room)
-    callback = room.callback("x")
-    session, _ = room.sessions.open("line", "", "N", callback)
-    assert dirty(room)
-    room.sessions.table.dirty = False
-    room.sessions.leave(session, callback)
-    assert dirty(room)
-
-
-def test_statistics_tell_how_many_are_attached() -> None:
-    room = Room()
-    room.open("a")
-    callback = room.callback("b")
-    session, _ = room.sessions.open("line", "", "b", callback)
-    room.sessions.leave(session, callback)
-    assert room.sessions.statistics() == {"sessions": 2, "attached": 1}
-
-
-async def test_a_queue_that_came_while_its_subscriber_was_away_is_read_from_its_beginning() -> None:
+async def test_where_a_client_is_that_wants_little_is_noted_now_and_then() -> None:
     async with broker_in_memory() as broker:
-        topic = broker.topics.ensure("t", 1)
-        sessions = broker.sessions
-        session, _ = sessions.open("line", "", "N", lambda reason: None)
-        start = sessions.subscribe(session, topic, from_tail)
-        assert start(topic.queue(0)) == 0
-        topic = broker.topics.update("t", 2, 2)
-        publish(broker, "t", 1, b"a", b"b")
-        start = sessions.subscribe(session, topic, from_tail)
-        assert [start(topic.queue(n)) for n in range(2)] == [0, 0]
+        client = Client(broker)
+        session = client.open()
+        session.where = lambda: DISTANCE_BYTES
+        await sweep(broker)
+        assert said(client.stored())["position"] == 0
+        session.where = lambda: DISTANCE_BYTES + 1
+        await sweep(broker)
+        assert said(client.stored())["position"] == DISTANCE_BYTES + 1
 
 
-def test_who_was_attached_when_the_broker_died_stayed_away_only_since_the_next_start() -> None:
-    room = Room(session_expiry_s=100)
-    session, _ = room.open()
-    session.topics["t"] = ""
-    gone, _ = room.open("gone")
-    gone.topics["t"] = ""
-    room.sessions.leave(gone, gone.lost or room.callback(""))
-    saved = b"".join(finish_now(room.sessions.bytes_in_steps()))
-    room.clock.ms += 101_000
-    after = Room(session_expiry_s=100)
-    after.clock.ms = room.clock.ms
-    after.sessions.load(saved)
-    assert after.sessions.expire() == ["gone"]
-    after.clock.ms += 100_000
-    assert after.sessions.expire() == ["N"]
+# retention
 
 
-def test_a_session_that_subscribed_to_nothing_can_be_forgotten() -> None:
-    room = Room(sessions_max=1)
-    callback = room.callback("first")
-    session, _ = room.sessions.open("line", "", "N", callback)
-    room.sessions.forget_empty(session)
-    assert len(room.sessions) == 1  # somebody has it
-    room.sessions.leave(session, callback)
-    session.topics["t"] = ""
-    room.sessions.forget_empty(session)
-    assert len(room.sessions) == 1  # there is something to come back for
-    session.topics.clear()
-    room.sessions.forget_empty(session)
-    assert len(room.sessions) == 0
+async def test_what_is_stored_is_noted_again_before_retention_removes_it() -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        table = broker.sessions.table
+        away, here, late = (Client(broker, name) for name in ("away", "here", "late"))
+        session = away.open()
+        session.subscribe("a")
+        session.leave()
+        session = here.open()
+        session.subscribe("b")
+        await durable(broker)
+        end = broker.store.appended
+        late.open().subscribe("c")
+        await durable(broker)
+        since = late.stored().since  # type: ignore[union-attr]
+        session.hand_out(1, [5], 6)  # not stored when it is noted again
+        before = [said(client.stored()) for client in (away, late)]
+        assert table.floor() < end
+        finish_now(table.roll(0, end))
+        await durable(broker)
+        assert end <= table.floor() <= since
+        assert [said(client.stored()) for client in (away, late)] == before
+        assert said(here.stored()) == said(session)
+        assert here.lost == []
+        state = late.stored()
+        assert state is not None
+        assert state.since == since
+        # What comes after a start that knows nothing of the records before.
+        fresh = SessionTable(broker.sessions.journal.topic)
+        queue = broker.store.queue(broker.sessions.journal.topic, 0)
+        result = broker.store.read(queue, 0, 1000, 1 << 20)
+        records = [each for each in record_views(b"".join(result.pieces)) if each.position >= end]
+        fresh.apply(records)
+        assert [said(fresh.get(f"toy {client.name}")) for client in (away, late, here)] == [*before, said(session)]
+
+
+async def test_a_table_without_sessions_needs_no_record() -> None:
+    async with broker_in_memory() as broker:
+        client = Client(broker)
+        session = client.open()
+        await durable(broker)
+        assert broker.sessions.table.floor() < broker.store.appended
+        session.end()
+        await durable(broker)
+        assert broker.sessions.table.floor() > broker.store.appended
+
+
+async def test_a_snapshot_is_of_the_moment_at_which_it_was_begun() -> None:
+    async with broker_in_memory() as broker:
+        session = Client(broker).open()
+        session.subscribe("a")
+        await durable(broker)
+        before = said(session)
+        steps = broker.sessions.table.freeze()
+        next(steps)
+        session.subscribe("b")
+        session.hand_out(1, [1], 2)
+        Client(broker, "another").open()
+        await durable(broker)
+        table = SessionTable("t")
+        finish_now(table.restore(b"".join(finish_now(steps)), 0))
+        assert len(table) == 1
+        assert said(table.get("toy client ä/1")) == before
+
+
+async def test_sessions_before_the_beginning_of_the_log_are_dropped() -> None:
+    table = SessionTable("t")
+    for number in range(4):
+        note = encode_note(BEGIN, f"toy {number}", 0, "", 0, -1)
+        table._apply(*decode_note(note), number * 100)
+    again = SessionTable("t")
+    finish_now(again.restore(b"".join(finish_now(table.freeze())), 200))
+    assert sorted(again.list_keys()) == ["toy 2", "toy 3"]
+    assert again.floor() == 200
+
+
+@pytest.mark.parametrize("data", [b"\x00", b"\xc1", b"no snapshot"])
+def test_a_snapshot_that_cannot_be_read_is_told(data: bytes) -> None:
+    with pytest.raises(StoreError):
+        finish_now(SessionTable("t").restore(data, 0))
+
+
+@pytest.mark.parametrize("note", [b"", b"\xc1", b"\x01", b"\x92\x01\xa1k"])
+def test_a_note_that_is_none_is_told(note: bytes) -> None:
+    with pytest.raises(StoreError):
+        decode_note(note)
+
+
+def test_a_note_of_an_unknown_kind_is_told() -> None:
+    with pytest.raises(StoreError, match="kind 99"):
+        SessionState("k", "", 0, -1).change(99, ())
+
+
+# codec
+
+STATES = st.builds(
+    lambda key, owner, position, expiry, filters, flight, data, ends: (
+        key,
+        owner,
+        position,
+        expiry,
+        filters,
+        flight,
+        data,
+        ends,
+    ),
+    st.text(max_size=30),
+    st.text(max_size=8),
+    POSITIONS,
+    st.integers(-1, 1 << 32),
+    st.dictionaries(st.text(max_size=20), st.binary(max_size=4), max_size=20),
+    st.dictionaries(st.integers(0, 70_000), POSITIONS | st.just(NO_MESSAGE), max_size=40),
+    st.binary(max_size=10),
+    st.integers(0, NEVER_MS),
+)
+
+
+@given(made=STATES, bytes_max=st.integers(400, 4000))
+def test_a_state_comes_back_as_it_was(made: tuple[Any, ...], bytes_max: int) -> None:
+    key, owner, position, expiry, filters, flight, data, ends = made
+    state = SessionState(key, owner, position, expiry)
+    for topic_filter, options in filters.items():
+        state.change(7, (topic_filter, options, position))
+    for number, at in flight.items():
+        state.change(SENT, encode_sent(number, [at], position))
+    state.change(12, (data,))
+    state.ends_ms = ends
+    for back in (SessionState.unpack(key, state.pack()), state.copy()):
+        assert said_all(back) == said_all(state)
+    table = SessionTable("t")
+    notes = encode_whole(state, bytes_max)
+    for note in notes:
+        table._apply(*decode_note(note), 9)
+    found = table.get(key)
+    assert found is not None
+    assert said_all(found) == said_all(state)
+    assert found.since == 9
+
+
+def said_all(state: SessionState) -> dict[str, Any]:
+    more = ("key", "number", "ends_ms", "expiry_s", "size")
+    return {**said(state), **{name: getattr(state, name) for name in more}}
+
+
+# how much
+
+
+@pytest.mark.plain
+async def test_an_offline_session_takes_100_bytes_on_the_disk_and_a_kibibyte_of_memory() -> None:
+    disk, clock, count = FakeDisk(), ManualClock(), 5000
+    sizes = {"segment_bytes": 1 << 22, "chunk_bytes": 1 << 18, "cache_bytes": 1 << 22}
+    async with brokers(disk, clock, **sizes) as broker:
+        gc.collect()
+        tracemalloc.start()
+        for number in range(count):
+            session = Client(broker, f"client-{number:06}").open(expiry_s=604_800)
+            session.subscribe(f"site/{number}/temperature/#", b"\x01")
+            session.leave()
+            if number % 100 == 0:
+                broker.store.commit()
+        del session
+        await durable(broker)
+        gc.collect()
+        ours = tracemalloc.take_snapshot().filter_traces(
+            [tracemalloc.Filter(False, disk_module.__file__), tracemalloc.Filter(False, "*/store/*")]
+        )
+        used = sum(each.size for each in ours.statistics("filename"))
+        tracemalloc.stop()
+        table = broker.sessions.table
+        began = time.perf_counter()
+        steps = table.freeze()
+        next(steps)
+        took_ms = (time.perf_counter() - began) * 1000
+        size = sum(map(len, finish_now(steps)))
+        print(f"{used / count:.0f} B of memory, {size / count:.1f} B of snapshot; freeze {took_ms:.3f} ms")
+        assert len(table) == count
+        assert size <= 100 * count
+        assert used <= 1024 * count
+
+
+async def test_publishing_goes_on_while_sessions_change() -> None:
+    """Notes are in the commits of messages; sessions wait for nothing."""
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        session = Client(broker).open()
+        for number in range(20):
+            session.subscribe(f"f/{number}")
+            publish(broker, "t", 0, b"x")
+        await durable(broker)
+        assert said(Client(broker).stored()) == said(session)

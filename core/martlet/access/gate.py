@@ -349,34 +349,10 @@ class Gate:
     # sessions
 
     def open_session(
-        self, protocol: str, name: str, lost: Callable[[str], None], *, group: str = ""
+        self, protocol: str, name: str, position: int, lost: Callable[[str], None], *, expiry_s: int | None = None
     ) -> tuple[Session, bool]:
-        """Attach to the session *name* of this identity, as `Sessions.open` does."""
-        return self._behind.sessions.open(protocol, self.identity.name, name, lost, group=group)
-
-    def subscribe_session(self, session: Session, topic: Topic, start: Start, note: str = "") -> Start:
-        """Add a durable subscription, as `Sessions.subscribe` does; asks for ``read`` on *topic*."""
-        self._check_open(topic.name)
-        self.check("read", topic.name)
-        return self._behind.sessions.subscribe(self._own(session), topic, start, note)
-
-    def commit_session(self, session: Session, topic: str, queue_id: int, offset: int) -> None:
-        """Move a cursor of *session* forward, as `Sessions.commit` does."""
-        self._behind.sessions.commit(self._own(session), topic, queue_id, offset)
-
-    def unsubscribe_session(self, session: Session, topic: str) -> None:
-        """Delete a durable subscription, as `Sessions.unsubscribe` does."""
-        self._behind.sessions.unsubscribe(self._own(session), topic)
-
-    def leave_session(self, session: Session, lost: Callable[[str], None]) -> None:
-        """Detach from *session*; one without subscriptions is deleted."""
-        self._behind.sessions.leave(session, lost)
-        self._behind.sessions.forget_empty(session)
-
-    def _own(self, session: Session) -> Session:
-        if session.owner != self.identity.name:
-            raise Refused(Reason.NO_PERMISSION, f"session {session.name!r} belongs to somebody else")
-        return session
+        """Return the session *name* of this identity, as `Sessions.open` does, and whether it existed before."""
+        return self._behind.sessions.open(protocol, self.identity.name, name, position, lost, expiry_s=expiry_s)
 
     # looking things up
 

@@ -80,6 +80,11 @@ class TopicFigures:
         queue = self._queue(queue_id)
         return self._store.offset_by_time(queue, timestamp_ms, upper) if queue is not None else 0
 
+    def position_at(self, queue_id: int, offset: int) -> int:
+        """The log position of message *offset*; -1 if there is none."""
+        queue = self._queue(queue_id)
+        return self._store.queues.position_at(queue, offset) if queue is not None else -1
+
     def bytes_since(self, queue_id: int, offset: int) -> int:
         """How much the log has grown since message *offset*; -1 if that is not readable. Raises `NotReady`."""
         queue = self._queue(queue_id)

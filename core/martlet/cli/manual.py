@@ -165,11 +165,10 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.access",
         (
             "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run give_back check_publish "
-            "find_topic subscribe follow may_follow join consume open_session subscribe_session commit_session "
-            "unsubscribe_session leave_session query query_group query_broker query_keys record_at manage "
-            "manage_group manage_broker allows check",
+            "find_topic subscribe follow may_follow join consume open_session query query_group query_broker "
+            "query_keys record_at manage manage_group manage_broker allows check",
             "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
-            "bytes_since",
+            "position_at bytes_since",
             "TopicGrant: entries groups committed",
             "TopicAdminGrant: update delete",
             "GroupGrant: get ensure topics committed offset is_forbidden figures make_retry_topic "
@@ -266,7 +265,10 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "Sessions",
         "martlet.delivery.sessions",
-        ("Session",),
+        (
+            "Session: subscribe unsubscribe hand_out acknowledge acknowledgement acknowledged move keep expire_after "
+            "leave end",
+        ),
     ),
     Chapter("Groups", "martlet.tables.groups", ("Groups: get ensure reader offset commit", "check_group_name")),
     Chapter(

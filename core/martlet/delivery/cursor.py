@@ -220,8 +220,10 @@ class Cursor:
 
     def close(self) -> None:
         """Take nothing more; call it when the receiver is gone."""
+        position = self.position
         self._feed.close_cursor(self)
         self._pending.clear()
+        self._position = position
 
 
 @final

@@ -31,6 +31,9 @@ class LineConfig:
     lease_max_s: int = setting(3600, "the longest lease a member may ask for", unit="s", low=1)
     nack_delay_max_ms: int = setting(3_600_000, "the longest delay that NACK may ask for", unit="ms", low=0)
     ack_range_max: int = setting(10_000, "messages that one ACK of a group may settle", low=1)
+    session_expiry_s: int = setting(
+        604_800, "a durable name that nobody uses for so long is forgotten, with its cursors", unit="s", low=1
+    )
     new_topic_queues: int = setting(1, "queues of a topic that a client's first PUB or SUB creates", low=1, high=64)
     tls: Literal["disabled", "permissive", "enforcing"] = setting(
         "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"

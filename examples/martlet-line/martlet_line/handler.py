@@ -1,8 +1,8 @@
 """Executes the commands of a client.
 
 Each subscription of a connection is a `_Feed`, by the number in the answer to SUB. A plain
-one has a core `Subscription`; a durable one also has a `Session`, whose cursors ACK
-moves; one of a group has a `Member` of a core `Share`.
+one has a core `Subscription`; a durable one also has a `Session`, which stores the cursors
+that ACK moves; one of a group has a `Member` of a core `Share`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -30,6 +30,7 @@ from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, is_reserved
 from martlet_line.codec import HELP, encode_error, frames
 from martlet_line.config import LineConfig
 from martlet_line.connection import Event
+from martlet_line.cursors import Cursors
 from martlet_line.packets import (
     Ack,
     Credit,
@@ -88,20 +89,12 @@ class _Feed:
     group: str  # empty for a subscription without a group
     source: Subscription | Member
     session: Session | None = None
+    cursors: Cursors | None = None
 
     @property
     def gone(self) -> bool:
         """Whether the topic was deleted or closed to readers."""
         return self.source.gone if isinstance(self.source, Subscription) else self.source.share.gone
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Attached:
-    """A session of this connection, and the function to call when it loses the session."""
-
-    session: Session
-    lost: Callable[[str], None]
 
 
 @final
@@ -116,7 +109,7 @@ class LineHandler:
         self._feeds: dict[int, _Feed] = {}
         self._last_id = 0
         self._turn = 0
-        self._sessions: dict[str, _Attached] = {}
+        self._sessions: dict[str, Session] = {}
         # A publisher's messages stay in order: its messages of one topic go to one queue.
         self._queues: dict[str, int] = {}
         self._own_gate: Gate | None = None
@@ -279,40 +272,53 @@ class LineHandler:
     def _open_durable(self, packet: Subscribe, topic: Topic, credit: int) -> _Feed:
         """Continue at the cursors of the name's session, taking it over from the connection that has it."""
         self._check_credit(credit)
-        selection = self._selection(packet).name
-        attached = self._attach(packet.name)
+        session = self._attach(packet.name)
         try:
-            if any(feed.session is attached.session and feed.topic == topic.name for feed in self._feeds.values()):
+            if any(feed.session is session and feed.topic == topic.name for feed in self._feeds.values()):
                 raise Refused(
                     Reason.ILLEGAL, f"{packet.name!r} is already subscribed to topic[{topic.name}] on this connection"
                 )
-            start = self._gate.subscribe_session(attached.session, topic, _start(packet), selection)
-            return _Feed(packet.topic, "", self._open(packet, start, credit), attached.session)
+            cursors = Cursors(session.filters.get(topic.name, b""))
+            # A queue that was added in the meantime is read from its beginning.
+            otherwise = from_earliest if topic.name in session.filters else _start(packet)
+            start = cursors.start(otherwise, self._gate.query(topic.name).position_at)
+            source = self._open(packet, start, credit)
+            try:
+                session.subscribe(topic.name, cursors.pack())
+            except Refused:
+                source.close()
+                raise
+            self._peer.hold_until(session.until)
+            return _Feed(packet.topic, "", source, session, cursors)
         except Refused:
             self._detach_unused(packet.name)
             raise
 
-    def _attach(self, name: str) -> _Attached:
-        attached = self._sessions.get(name)
-        if attached is None:
+    def _attach(self, name: str) -> Session:
+        session = self._sessions.get(name)
+        if session is None:
 
             def lost(reason: str) -> None:
                 self._lose(name, reason)
 
-            session, _ = self._gate.open_session(PROTOCOL, name, lost)
-            attached = self._sessions[name] = _Attached(session, lost)
-        return attached
+            expiry_s = self._parts.config.session_expiry_s
+            session, _ = self._gate.open_session(PROTOCOL, name, 0, lost, expiry_s=expiry_s)
+            self._sessions[name] = session
+        return session
 
     def _detach_unused(self, name: str) -> None:
-        """Release the session if no subscription of this connection uses it."""
-        attached = self._sessions.get(name)
-        if attached is not None and not any(feed.session is attached.session for feed in self._feeds.values()):
+        """Leave the session if no subscription of this connection uses it; end it if it has no filters either."""
+        session = self._sessions.get(name)
+        if session is not None and not any(feed.session is session for feed in self._feeds.values()):
             del self._sessions[name]
-            self._gate.leave_session(attached.session, attached.lost)
+            if session.filters:
+                session.leave()
+            else:
+                session.end()
 
     def _lose(self, name: str, reason: str) -> None:
         """End the subscriptions of session *name*, which this connection lost."""
-        session = self._sessions[name].session
+        session = self._sessions[name]
         for number in [number for number, feed in self._feeds.items() if feed.session is session]:
             self._end(number, reason)
 
@@ -373,14 +379,16 @@ class LineHandler:
                 self._peer.send(_not_held(packet.id, packet.queue_id, offset))
 
     def _commit(self, feed: _Feed, source: Subscription, packet: Ack) -> None:
-        if feed.session is None:
+        if feed.session is None or feed.cursors is None:
             raise Refused(
                 Reason.ILLEGAL, f"subscription {packet.id} is neither durable nor of a group; there is nothing to ACK"
             )
         if packet.last >= source.cursor(packet.queue_id):
             text = f"message {packet.last} of queue {packet.queue_id} was not sent; ACK only messages that were"
             raise Refused(Reason.PARAMETER, text)
-        self._gate.commit_session(feed.session, feed.topic, packet.queue_id, packet.last + 1)
+        position = self._gate.query(feed.topic).position_at(packet.queue_id, packet.last)
+        if feed.cursors.move(packet.queue_id, packet.last + 1, position):
+            feed.session.subscribe(feed.topic, feed.cursors.pack())
 
     def _settle_otherwise(self, packet: Nack | Extend | Unsubscribe) -> None:
         feed = self._feed(packet.id)
@@ -403,9 +411,10 @@ class LineHandler:
     def _unsubscribe(self, packet: Unsubscribe, feed: _Feed) -> None:
         if packet.forget and feed.session is None:
             raise Refused(Reason.ILLEGAL, f"subscription {packet.id} is not durable; there is nothing to forget")
-        self._drop(packet.id)
         if packet.forget and feed.session is not None:
-            self._gate.unsubscribe_session(feed.session, feed.topic)
+            feed.session.unsubscribe(feed.topic)
+            self._peer.hold_until(feed.session.until)
+        self._drop(packet.id)
         self._peer.send(b"OK %d\n" % packet.id)
 
     def _end(self, number: int, reason: str) -> None:

@@ -16,10 +16,11 @@ from martlet.access import Gate
 from martlet.clock import Clock
 from martlet.contracts import Buffer, Identity, Peer
 from martlet.delivery.cursor import Cursor, Feed, Place
+from martlet.delivery.sessions import Session
 from martlet.delivery.tail_reader import Run
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.message import Message, Placed
-from martlet_topics.codec import ENCODING, decode_name, encode_error, encode_run
+from martlet_topics.codec import ENCODING, IDS_MAX, decode_name, encode_error, encode_run
 from martlet_topics.config import TopicsConfig
 from martlet_topics.packets import (
     Acknowledge,
@@ -32,18 +33,13 @@ from martlet_topics.packets import (
     Subscribe,
     Unsubscribe,
 )
-from martlet_topics.sessions import (
-    ACKNOWLEDGED,
-    SENT,
-    SUBSCRIBED,
-    UNSUBSCRIBED,
-    Session,
-    Sessions,
-    SessionState,
-)
 
 __all__ = ["Shared", "TopicsHandler"]
 
+PROTOCOL: Final = "topics"
+# The options of a filter in a session: its QoS.
+AT_MOST_ONCE: Final = b""
+AT_LEAST_ONCE: Final = b"\x01"
 NAMES_KEPT: Final = 50_000
 
 
@@ -56,7 +52,6 @@ class Shared:
     clock: Clock
     gate: Callable[[Identity], Gate]
     feed: Feed
-    sessions: Sessions
     names: dict[bytes, tuple[bytes, int]]  # by name as it comes: properties and hash of the name
     published: int = 0
     delivered: int = 0
@@ -102,18 +97,21 @@ class TopicsHandler:
         except Refused as refused:
             self.shared.refused += 1
             self._peer.send(_error(refused))
+            if isinstance(event, Hello):
+                self._peer.close(str(refused))  # without a session there is nothing to do
 
     def _act(self, event: Command, session: Session) -> None:
         match event:
             case Publish():
                 self._publish(event, session)
             case Acknowledge(first_id, count):
-                session.note(ACKNOWLEDGED, first_id, count)
+                session.acknowledge(first_id, count)
                 self._peer.wake()  # the window has room
             case Subscribe(topic_filter, qos):
                 self._subscribe(session, topic_filter, qos)
             case Unsubscribe(topic_filter):
-                self._peer.hold_until(session.note(UNSUBSCRIBED, topic_filter))
+                session.unsubscribe(topic_filter)
+                self._peer.hold_until(session.until)
                 self._the_cursor.remove_filter(topic_filter)
                 self._waiting.pop(topic_filter, None)
                 self._peer.send(b"OK\n")
@@ -134,8 +132,8 @@ class TopicsHandler:
 
     def closed(self, reason: str) -> None:
         session, self._session = self._session, None
-        if session is not None and session.state.name and not session.is_forgotten:
-            self.shared.sessions.leave(session, self.shared.clock.now_ms())
+        if session is not None:
+            session.leave()
         if self._cursor is not None:
             self._cursor.close()
 
@@ -155,52 +153,47 @@ class TopicsHandler:
 
     def _begin(self, name: str) -> None:
         """Attach to the session and follow the log from where it needs messages."""
-        shared = self.shared
-        if len(name.encode()) > shared.config.name_bytes_max:
-            raise RemoteProtocolError(f"session name has more than {shared.config.name_bytes_max} bytes; shorten it")
-        tail = shared.feed.tail_position()
-        if name:
-            session, is_old = shared.sessions.open(name, self._peer.identity.name, tail, self._lose)
-        else:
-            session, is_old = Session(SessionState("", "", tail), None), False
-        self._session, state, gate = session, session.state, self._the_gate
+        shared, gate = self.shared, self._the_gate
+        session, is_old = gate.open_session(
+            PROTOCOL, name, shared.feed.tail_position(), self._lose, expiry_s=shared.config.session_expiry_s
+        )
+        self._session = session
         # A filter that may not be followed any more stays in the session, and brings nothing.
-        allowed = {each: qos for each, qos in state.filters.items() if gate.may_follow(shared.feed, each)}
-        durable = {each: qos for each, qos in allowed.items() if qos}
-        self._waiting = {each: qos for each, qos in allowed.items() if not qos}
-        self._again = {position: packet_id for packet_id, position in state.flight.items()}
-        start = state.start() if durable else None
+        allowed = {each: options for each, options in session.filters.items() if gate.may_follow(shared.feed, each)}
+        durable = {each: 1 for each, options in allowed.items() if options == AT_LEAST_ONCE}
+        self._waiting = {each: 0 for each, options in allowed.items() if options != AT_LEAST_ONCE}
+        self._again = {position: packet_id for packet_id, position in session.flight.items()}
         try:
-            self._cursor = gate.follow(shared.feed, self._peer.wake, durable, start)
+            cursor = gate.follow(shared.feed, self._peer.wake, durable, session.start if durable else None)
         except Refused as refused:
             raise RemoteProtocolError(str(refused)) from refused  # the topic is gone
-        session.where = lambda: self._the_cursor.position
+        self._cursor = cursor
+        session.where = lambda: cursor.position
+        self._peer.hold_until(session.until)
         self._peer.send(b"OK old\n" if is_old else b"OK new\n")
         self._peer.wake()
 
     def _lose(self, reason: str) -> None:
         """Another connection has the session now."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.where = lambda: session.state.position
-        self._the_cursor.close()
+        self._session = None
+        if self._cursor is not None:
+            self._cursor.close()
         self._peer.send(encode_error("LOST", reason))
         self._peer.close(reason)
 
     def _forget(self, session: Session) -> None:
-        if session.state.name:
-            self._peer.hold_until(self.shared.sessions.end(session))
+        session.end()
+        self._peer.hold_until(session.until)
         self._peer.send(b"OK\n")
         self._peer.close("")
 
     def _subscribe(self, session: Session, topic_filter: str, qos: int) -> None:
-        config, state, cursor = self.shared.config, session.state, self._the_cursor
-        filters = {*state.filters, topic_filter}
-        if len(filters) > config.filters_max or sum(map(len, filters)) > config.filters_bytes_max:
-            limits = f"topics.filters_max is {config.filters_max}, filters_bytes_max {config.filters_bytes_max}"
-            raise Refused(Reason.BUSY, f"{len(filters)} filters of one session are too many or too long; {limits}")
+        cursor, limit = self._the_cursor, self.shared.config.filters_max
+        if len(session.filters) >= limit and topic_filter not in session.filters:
+            raise Refused(Reason.BUSY, f"the session has {limit} filters; topics.filters_max allows no more")
         cursor.check(topic_filter)
-        self._peer.hold_until(session.note(SUBSCRIBED, topic_filter, qos, max(state.position, cursor.position)))
+        session.subscribe(topic_filter, AT_LEAST_ONCE if qos else AT_MOST_ONCE)
+        self._peer.hold_until(session.until)
         self._waiting.pop(topic_filter, None)
         if qos or cursor.place is Place.TAIL:
             cursor.add_filter(topic_filter, qos)
@@ -240,13 +233,13 @@ class TopicsHandler:
             return self._the_gate.publish_many(messages)
         done, notes = run.acknowledged, []
         if done is not None:
-            if not session.state.name or not session.is_in_flight(done.first_id, done.count):
+            if not all(packet_id in session.flight for packet_id in range(done.first_id, done.first_id + done.count)):
                 text = f"packet ids {done.first_id} to {done.first_id + done.count - 1} are not in flight"
-                raise Refused(Reason.NOT_FOUND, f"{text} in a durable session; acknowledge what was sent")
-            notes.append((self.shared.sessions.journal, session.encode(ACKNOWLEDGED, done.first_id, done.count)))
+                raise Refused(Reason.NOT_FOUND, f"{text}; acknowledge what was sent")
+            notes.append(session.acknowledgement(done.first_id, done.count))
         placed = self._the_gate.publish_atomic(messages, notes)
         if done is not None:
-            session.state.change(ACKNOWLEDGED, (done.first_id, done.count))
+            session.acknowledged(done.first_id, done.count)
             self._peer.wake()
         return list(placed)
 
@@ -270,9 +263,9 @@ class TopicsHandler:
         session, cursor = self._session, self._cursor
         if session is None or cursor is None:
             return
-        state, window = session.state, self.shared.config.window
+        window = self.shared.config.window
         try:
-            while (room := window - len(state.flight) + len(self._again)) > 0:
+            while (room := window - len(session.flight) + len(self._again)) > 0:
                 if budget_bytes <= 0:
                     self._peer.wake()
                     return
@@ -291,8 +284,8 @@ class TopicsHandler:
         if cursor.place is not Place.TAIL:
             return
         for position, packet_id in self._again.items():
-            if session.state.flight.get(packet_id) == position:
-                session.note(ACKNOWLEDGED, packet_id, 1)
+            if session.flight.get(packet_id) == position:
+                session.acknowledge(packet_id)
         self._again.clear()
         for topic_filter, qos in self._waiting.items():
             cursor.add_filter(topic_filter, qos)
@@ -305,20 +298,32 @@ class TopicsHandler:
             self._peer.send(encode_run(0, run.count, len(frames.data)), frames.data)
             return
         positions = [record.position for record in run.records()]
-        old = bisect_left(positions, session.state.position)
+        old = bisect_left(positions, session.position)
         for index in range(old):
             packet_id = self._again.pop(positions[index], 0)
-            if session.state.flight.get(packet_id) == positions[index]:
+            if session.flight.get(packet_id) == positions[index]:
                 frame = frames.part(index, index + 1).data
                 self._peer.send(encode_run(packet_id, 1, len(frame), again=True), frame)
         while old < run.count:
-            first, count = session.state.free_ids(run.count - old)
+            first, count = _free_ids(session, run.count - old)
             last = old + count
             end = run.end if last == run.count else positions[last]
-            self._peer.hold_until(session.note(SENT, first, positions[old:last], end))
+            session.hand_out(first, positions[old:last], end)
+            self._peer.hold_until(session.until)
             part = frames if count == run.count else frames.part(old, last)
             self._peer.send(encode_run(first, count, len(part.data)), part.data)
             old = last
+
+
+def _free_ids(session: Session, count: int) -> tuple[int, int]:
+    """Return the next free packet id, and how many from there on are free, up to *count*."""
+    flight, first = session.flight, session.next_id
+    while first in flight or first > IDS_MAX:
+        first = first % IDS_MAX + 1
+    last = first + 1
+    while last < first + count and last <= IDS_MAX and last not in flight:
+        last += 1
+    return first, last - first
 
 
 def _error(refused: Refused) -> bytes:

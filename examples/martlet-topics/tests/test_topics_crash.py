@@ -68,8 +68,10 @@ class World:
     async def drain(self, talk: Talk) -> None:
         """Take what is left, up to the last message that is known to be stored."""
         assert await talk.ask("SUB a/+ 1", "SUB b/# 1") == "OK"
-        while not self.received >= self.stored:
-            await self.take(talk)
+        with trio.move_on_after(120):
+            while not self.received >= self.stored:
+                await self.take(talk)
+        assert self.stored - self.received == set()
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ async def main(directory: Path, flush: str) -> None:
         return (plugin.protocol(broker, lambda address: print(address, flush=True)),)
 
     store = replace(store, cache_bytes=1 << 20)
-    async with serving(directory, store=store, ports=ports, projections=plugin.martlet_projections):
+    async with serving(directory, store=store, ports=ports):
         await trio.sleep_forever()
 
 

@@ -10,12 +10,12 @@ import trio
 
 from martlet.broker import Broker
 from martlet.contracts import Protocol as Served
+from martlet.delivery.sessions import Sessions
 from martlet.store import StoreConfig
 from martlet.testing.peers import MemoryPeer, Serving, serving
 from martlet_topics.codec import encode_frame
 from martlet_topics.config import TopicsConfig
 from martlet_topics.plugin import TopicsPlugin
-from martlet_topics.sessions import Sessions
 
 ASYNC = StoreConfig(flush="async")
 
@@ -149,10 +149,10 @@ class Talk:
 class Running:
     """A broker with the protocol, in memory or on sockets."""
 
-    def __init__(self, running: Serving, protocol: Served, sessions: Sessions) -> None:
+    def __init__(self, running: Serving, protocol: Served) -> None:
         self.running = running
         self.broker: Broker = running.broker
-        self.sessions = sessions
+        self.sessions: Sessions = running.broker.sessions
         self._protocol = protocol
 
     async def connect(self, name: str = "", expected: str = "") -> Talk:
@@ -175,7 +175,5 @@ async def topics_broker(
     directory: Path, config: TopicsConfig | None = None, *, store: StoreConfig = ASYNC, **options: Any
 ) -> AsyncIterator[Running]:
     plugin = TopicsPlugin(replace(config or TopicsConfig(), listen="127.0.0.1:0"))
-    async with serving(directory, store=store, projections=plugin.martlet_projections, **options) as running:
-        for service in plugin.martlet_services(running.broker):
-            running.nursery.start_soon(service)
-        yield Running(running, plugin.protocol(running.broker), plugin.sessions(running.broker))
+    async with serving(directory, store=store, **options) as running:
+        yield Running(running, plugin.protocol(running.broker))

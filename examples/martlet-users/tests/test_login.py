@@ -63,7 +63,7 @@ async def test_a_login_comes_before_subscriptions(closed: Room) -> None:
     assert await client.ask("UNSUB 1 forget") == "OK 1"
     assert await client.ask(LOGIN) == "OK shop"
     assert await client.ask("SUB orders as MINE") == "OK 2"
-    session = closed.broker.sessions.get("line", "MINE")
+    session = closed.broker.sessions.table.get("line MINE")
     assert session is not None
     assert session.owner == "shop"
 

@@ -1,0 +1,223 @@
+"""What is stored of sessions: a projection over notes in a journal.
+
+`sessions.py` changes the session of a connected client at once and has each change noted. `SessionTable` applies the
+notes when they are readable, and is all that is left after a restart. A session without a client is kept packed, in
+some hundred bytes; one with a client as an object.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeAlias, final
+
+from martlet.delivery.session_notes import (
+    BEGIN,
+    ENDED,
+    LEFT,
+    MORE,
+    WHOLE,
+    SessionState,
+    decode_note,
+    moved,
+    next_number,
+    packed_head,
+)
+from martlet.state.journal import read_notes
+from martlet.state.projection import NOTHING
+from martlet.state.rows import pack_rows, unpack_rows
+from martlet.store.layout import RecordView
+from martlet.turns import Pace, Steps
+
+__all__ = ["SessionTable"]
+
+FORMAT: Final = 1
+# Sessions that a slice of `roll` looks at, and how many of them take as long as one that is noted again.
+SKIPPED_A_SLICE: Final = 2000
+SKIPPED_A_NOTE: Final = 40
+
+Held: TypeAlias = SessionState | bytes
+
+
+@final
+class SessionTable:
+    """The projection (martlet.state.Projection), by key.
+
+    Notes that do not follow the last one are ignored: ``on_lost`` is told the key, and whether `roll` wrote the note.
+    ``on_left`` is told the key and the number of the note by which a client left, or ended its session.
+    ``note_again`` notes a session as a whole.
+    """
+
+    name = "sessions"
+
+    def __init__(self, topic: str) -> None:
+        self.topics = frozenset((topic,))
+        self.on_lost: Callable[[str, bool], None] | None = None
+        self.on_left: Callable[[str, int], None] | None = None
+        self.note_again: Callable[[str], None] | None = None
+        self.bytes = 0
+        self._held: dict[str, Held] = {}
+        self._edition = 0
+        # No session needs a record before this position.
+        self._oldest = NOTHING
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._held
+
+    def list_keys(self) -> list[str]:
+        """The keys of all sessions; takes 0.5 ms for 100,000."""
+        return list(self._held)
+
+    def get(self, key: str) -> SessionState | None:
+        """Return a copy of what is stored of session *key*."""
+        held = self._held.get(key)
+        if isinstance(held, bytes):
+            return SessionState.unpack(key, held)
+        return held.copy() if held is not None else None
+
+    def ends_ms(self, key: str) -> int:
+        """When session *key* ends, 0 where a client has it or had it when the broker was killed, -1 for no session."""
+        held = self._held.get(key)
+        if held is None:
+            return -1
+        return packed_head(held)[1] if isinstance(held, bytes) else held.ends_ms
+
+    # the projection
+
+    def apply(self, records: Sequence[RecordView]) -> None:
+        for record in records:
+            for note in read_notes(bytes(record.body)):
+                kind, key, number, arguments = decode_note(note)
+                self._apply(kind, key, number, arguments, record.position)
+
+    def _apply(self, kind: int, key: str, number: int, arguments: list[Any], position: int) -> None:
+        held = self._held.get(key)
+        if kind == BEGIN:
+            state = SessionState(key, *arguments)
+            state.number = number
+            self._add(state, position)
+        elif kind in (WHOLE, MORE):
+            self._apply_whole(kind, key, number, arguments, position)
+        elif held is None or number != next_number(_number(held)):
+            self._tell_lost(key, is_rolled=False)
+        else:
+            self._change(key, held, kind, arguments)
+
+    def _change(self, key: str, held: Held, kind: int, arguments: list[Any]) -> None:
+        if kind == ENDED:
+            del self._held[key]
+            self.bytes -= _weight(held)
+            self._tell_left(key, next_number(_number(held)))
+            return
+        state = self._own(key, held)
+        before = state.size
+        state.change(kind, arguments)
+        self.bytes += state.size - before
+        if kind == LEFT:
+            self._put(key, state.pack(), state)
+            self._tell_left(key, state.number)
+
+    def _tell_left(self, key: str, number: int) -> None:
+        if self.on_left is not None:
+            self.on_left(key, number)
+
+    def _tell_lost(self, key: str, *, is_rolled: bool) -> None:
+        if self.on_lost is not None:
+            self.on_lost(key, is_rolled)
+
+    def _apply_whole(self, kind: int, key: str, number: int, arguments: list[Any], position: int) -> None:
+        """Take over a session as it is noted; one that is known is the same already, and needs no older record now."""
+        held = self._held.get(key)
+        if held is None and kind == WHOLE:
+            state = SessionState.of(key, number, arguments[0], arguments[1:])
+            state.add(*arguments[6:])
+            self._add(state, position)
+        elif held is None or number != _number(held):
+            self._tell_lost(key, is_rolled=held is not None and kind == WHOLE)
+        elif kind == MORE:
+            state = self._own(key, held)
+            before = state.size
+            state.add(*arguments)
+            self.bytes += state.size - before
+            self._settle(state)
+        elif isinstance(held, bytes):
+            self._held[key] = moved(held, position)
+        else:
+            self._own(key, held).since = position
+
+    def _add(self, state: SessionState, position: int) -> None:
+        """A session of which nothing before counts."""
+        state.since, state.edition = position, self._edition
+        self._oldest = min(self._oldest, position)
+        self._put(state.key, state, self._held.get(state.key))
+        self._settle(state)
+
+    def _settle(self, state: SessionState) -> None:
+        if state.ends_ms:
+            self._put(state.key, state.pack(), state)
+
+    def _put(self, key: str, held: Held, before: Held | None) -> None:
+        self.bytes += _weight(held) - (_weight(before) if before is not None else 0)
+        self._held[key] = held
+
+    def _own(self, key: str, held: Held) -> SessionState:
+        """Return the state of *key* to be changed: no snapshot under way has it."""
+        if isinstance(held, bytes):
+            state = SessionState.unpack(key, held)
+        elif held.edition != self._edition:
+            state = held.copy()
+        else:
+            return held
+        state.edition = self._edition
+        self._put(key, state, held)
+        return state
+
+    def freeze(self) -> Steps[list[bytes]]:
+        self._edition += 1
+        return pack_rows(FORMAT, _rows(self._held.copy()))
+
+    def restore(self, data: bytes, first_position: int) -> Steps[None]:
+        self._held, self.bytes, self._oldest = {}, 0, NOTHING
+        pace = Pace()
+        for key, packed in unpack_rows(FORMAT, data):
+            since = packed_head(packed)[0]
+            if since >= first_position:
+                self._oldest = min(self._oldest, since)
+                self._put(key, packed, None)
+            if pace.is_over():
+                yield
+
+    def forget(self, topic: str) -> None:
+        """Nothing: nobody deletes a journal."""
+
+    def floor(self) -> int:
+        return self._oldest if self._held else NOTHING
+
+    def roll(self, start: int, end: int) -> Steps[None]:
+        """Note again, whole, every session that a record before *end* has whole."""
+        pace = Pace(SKIPPED_A_SLICE)
+        for key in self.list_keys():
+            held = self._held.get(key)
+            is_old = held is not None and _since(held) < end
+            if is_old and self.note_again is not None:
+                self.note_again(key)
+            if pace.is_over(SKIPPED_A_NOTE if is_old else 1):
+                yield
+        self._oldest = max(self._oldest, end)
+
+
+def _rows(held: dict[str, Held]) -> Iterator[tuple[str, bytes]]:
+    for key, each in held.items():
+        yield key, each if isinstance(each, bytes) else each.pack()
+
+
+def _number(held: Held) -> int:
+    return packed_head(held)[2] if isinstance(held, bytes) else held.number
+
+
+def _since(held: Held) -> int:
+    return packed_head(held)[0] if isinstance(held, bytes) else held.since
+
+
+def _weight(held: Held) -> int:
+    return len(held) if isinstance(held, bytes) else held.size

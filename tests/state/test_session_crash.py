@@ -1,0 +1,240 @@
+"""The power is cut at every call that changes the disk while clients use sessions: what they were told is stored is so.
+
+``MARTLET_CRASH_STEPS`` makes the workload longer (default 100 steps); ``MARTLET_CRASH_SEEDS`` runs more of them.
+"""
+
+import os
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tests.core.session_talk import Client, said
+
+from martlet.broker import Broker
+from martlet.clock import Clock
+from martlet.delivery.sessions import Session
+from martlet.ids import Ids
+from martlet.message import Message
+from martlet.settings import BrokerConfig, DeliveryConfig
+from martlet.stats import Stats
+from martlet.store import Store
+from martlet.tables.groups import Groups
+from martlet.tables.topics import Topics
+from martlet.testing.disk import Cut, FakeDisk, PowerCut
+from martlet.testing.stores import HOST, ManualClock, small_config
+from martlet.turns import finish_now
+
+STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "100"))
+SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
+SIZES: dict[str, Any] = {"segment_bytes": 4096, "chunk_bytes": 512, "cache_bytes": 8192}
+CONFIG: dict[str, Any] = {**SIZES, "disk_used_ratio_max": 0.8, "disk_clean_ratio": 0.85}
+ACTIONS = ("open", "leave", "end", "filter", "no filter", "send", "ack", "atomic", "data", "publish")
+WEIGHTS = (6, 4, 1, 6, 2, 8, 8, 4, 2, 8)
+STORING = ("commit", "flush", "save", "roll", "retire", "sweep")
+STORING_WEIGHTS = (6, 5, 2, 2, 4, 1)
+NAMES = ("a", "bé", "c")
+
+# What one client knows of its session; empty for none.
+Said = dict[str, Any]
+
+
+async def opened(disk: FakeDisk, clock: Clock, flush: str) -> Broker:
+    """A broker whose tasks do not run."""
+    store = await Store.open(Path("/data/store"), small_config(flush=flush, **CONFIG), clock, disk)
+    store.store_host = HOST
+    topics = Topics(store, clock, auto_create=True, auto_create_queues=1)
+    groups = Groups(clock, auto_create=True)
+    broker = Broker(BrokerConfig(), store, topics, groups, clock, Ids(Random(1)), Stats(), DeliveryConfig())
+    topics.ensure("out", 1)
+    await broker.projections.replay()
+    return broker
+
+
+class Workload:
+    """Random clients; knows what each session was at the last flush, and ever since."""
+
+    def __init__(self, disk: FakeDisk, random: Random, clock: ManualClock) -> None:
+        self.disk = disk
+        self.random = random
+        self.clock = clock
+        self.sessions: dict[str, Session] = {}
+        self.last: dict[str, Said] = {name: {} for name in NAMES}
+        # What may be stored: the state at the last flush, and each one after it.
+        self.possible: dict[str, list[Said]] = {name: [{}] for name in NAMES}
+        # Bodies of messages that acknowledge an id of a session, and the position that it had.
+        self.atomic: dict[str, tuple[str, int, int]] = {}
+        self.used: set[str] = set()
+        self.position = 0
+        self.retired = False
+
+    async def step(self, broker: Broker) -> None:
+        self.clock.ms += self.random.randrange(20)
+        (action,) = self.random.choices(ACTIONS + STORING, WEIGHTS + STORING_WEIGHTS)
+        self.used.add(action)
+        if action in STORING:
+            await self.store(broker, action)
+            return
+        name = self.random.choice(NAMES)
+        session = self.sessions.get(name)
+        if action == "publish":
+            broker.publish(Message("out", b"x" * self.random.randrange(900), queue_id=0))
+        elif session is None:
+            self.sessions[name] = Client(broker, name).open(self.position, expiry_s=3600)
+            self.note(name)
+        elif action == "open":
+            self.sessions[name] = Client(broker, name).open(expiry_s=3600)
+            self.note(name)
+        elif action in ("leave", "end"):
+            session.leave() if action == "leave" else session.end()
+            del self.sessions[name]
+            self.note(name, {} if action == "end" else None)
+        else:
+            self.change(broker, name, session, action)
+
+    def change(self, broker: Broker, name: str, session: Session, action: str) -> None:
+        self.position += self.random.randrange(1, 100)
+        if action == "filter":
+            session.subscribe(f"f{self.random.randrange(5)}", b"o" * self.random.randrange(3))
+        elif action == "no filter":
+            session.unsubscribe(f"f{self.random.randrange(5)}")
+        elif action == "data":
+            session.keep(b"%d" % self.position)
+        elif action == "send":
+            count = self.random.randrange(1, 4)
+            first = session.next_id
+            session.hand_out(first, range(self.position, self.position + count), self.position + count)
+            self.position += count
+        elif session.flight:
+            number = self.random.choice(list(session.flight))
+            if action == "ack":
+                session.acknowledge(number)
+            else:
+                self.acknowledge_atomically(broker, name, session, number)
+        self.note(name)
+
+    def acknowledge_atomically(self, broker: Broker, name: str, session: Session, number: int) -> None:
+        body, position = f"{name} {number} {self.position}", session.flight[number]
+        broker.publish_atomic([Message("out", body.encode(), queue_id=0)], [session.acknowledgement(number)])
+        session.acknowledged(number)
+        self.atomic[body] = name, number, position
+
+    def note(self, name: str, after: Said | None = None) -> None:
+        if after is None:
+            session = self.sessions.get(name)
+            after = said(session) if session is not None else self.last[name]
+        self.last[name] = after
+        self.possible[name].append(after)
+
+    async def store(self, broker: Broker, action: str) -> None:
+        if action == "sweep":
+            finish_now(broker.sessions.sweep())
+        elif action == "roll":
+            finish_now(broker.sessions.table.roll(0, broker.store.appended))
+        broker.store.commit()
+        if action in ("commit", "roll", "sweep"):
+            return
+        await broker.store.flusher.flush()
+        self.possible = {name: [self.last[name]] for name in NAMES}
+        if action == "save":
+            (driven,) = (each for each in broker.projections._driven if each.name == "sessions")
+            await broker.projections._save(driven)
+        elif action == "retire" and len(broker.store.segments.items) > 2:
+            await self.retire(broker)
+
+    async def retire(self, broker: Broker) -> None:
+        """Remove the oldest segment, as retention does."""
+        store = broker.store
+        for driven in broker.projections._driven:
+            await broker.projections._catch_up(driven)
+        end = store.segments.items[-2].end
+        finish_now(broker.sessions.table.roll(0, end))
+        store.commit()
+        await store.flusher.flush()
+        broker.projections.released = end
+        await store.checkpoint()
+        self.disk.used_ratio = 0.99
+        store.retention.look()
+        self.disk.used_ratio = 0.1
+        self.retired = store.first_position > 0
+
+    def check(self, broker: Broker) -> None:
+        """Each session is as it was at some time after the last flush."""
+        for name in NAMES:
+            found = said(broker.sessions.table.get(f"toy {name}"))
+            assert found in self.possible[name], f"session {name!r}"
+
+    def check_groups(self, broker: Broker) -> None:
+        """No message of an atomic group is there without its acknowledgement."""
+        queue = broker.store.queue("out", 0)
+        result = broker.store.read(queue, queue.first_offset, 1000, 1 << 20)
+        bodies = b"".join(map(bytes, result.pieces))
+        for body, (name, number, position) in self.atomic.items():
+            state = broker.sessions.table.get(f"toy {name}")
+            if state is not None and state.flight.get(number) == position:
+                assert body.encode() not in bodies
+
+
+async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
+    broker = await opened(disk, workload.clock, flush)
+    for _ in range(STEPS):
+        await workload.step(broker)
+    broker.projections.save()
+    workload.possible = {name: [workload.last[name]] for name in NAMES}
+    await broker.store.close()
+
+
+async def calls_of(seed: int, flush: str) -> int:
+    disk = FakeDisk()
+    calls = 0
+
+    def count(name: str) -> None:
+        nonlocal calls
+        calls += 1
+
+    disk.on_change = count
+    workload = Workload(disk, Random(seed), ManualClock())
+    await work(disk, workload, flush)
+    if seed == 0 and STEPS >= 100:
+        assert workload.used == {*ACTIONS, *STORING}
+        assert workload.atomic
+        assert workload.retired
+        assert any(workload.last.values())
+    return calls
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_sessions_survive_a_power_cut_at_every_call(seed: int, flush: str) -> None:
+    calls = await calls_of(seed, flush)
+    assert calls > STEPS
+    for number in range(calls):
+        disk = FakeDisk()
+        workload = Workload(disk, Random(seed), ManualClock())
+        left = number
+
+        def cut(name: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise PowerCut
+
+        disk.on_change = cut
+        try:
+            await work(disk, workload, flush)
+        except (PowerCut, BaseExceptionGroup):
+            if left >= 0:
+                raise  # of something else
+        disk.on_change = None
+        assert left < 0
+        # With async flush only the end of the process is survived.
+        kind = list(Cut)[number % 4] if flush == "sync" else Cut.KILLED
+        found = disk.after_power_cut(kind, Random(number))
+        try:
+            broker = await opened(found, ManualClock(workload.clock.ms), flush)
+            workload.check(broker)
+            workload.check_groups(broker)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, {kind.name} at change {number}")
+            raise
+        broker.store.crash()
