@@ -35,6 +35,7 @@ EFFECTS = {
             "martlet/config.py": "reads the configuration file",
             "martlet/cli/reference.py": "reads the source that it documents",
             "martlet/clock.py": "reads from the kernel when this process began",
+            "martlet/freed_memory.py": "reads from the kernel how much memory this process has",
             "martlet_remoting/commands/send.py": "reads the files that it sends",
         },
     ),

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,3 +70,28 @@ def test_large_frames_leave_nothing_behind(start: Callable[..., Process], port: 
     left = resident_bytes(process) - before
     assert left < 24 * MIB, f"{left / MIB:.1f} MiB of {len(FRAMES) * CONNECTIONS * len(BODY) / MIB:.0f}"
     assert "Traceback" not in process.log.read_text()
+
+
+def test_many_incomplete_frames_leave_nothing_behind(start: Callable[..., Process]) -> None:
+    """They are too small to be unmapped one by one, and some of them outlive the blocks around them."""
+    process = start("run")
+    host, port = process.addresses()["remoting"].rsplit(":", 1)
+    before = resident_bytes(process)
+    data = frame(b"{}", bytes(240_000), missing=1000)
+    kept: list[socket.socket] = []
+    for _ in range(2):
+        callers = [socket.create_connection((host, int(port))) for _ in range(300)]
+        for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+            for caller in callers:
+                caller.sendall(part)
+        while resident_bytes(process) - before < 64 * MIB:
+            time.sleep(0.05)
+        for number, caller in enumerate(callers):
+            if number % 10:
+                caller.close()
+            else:
+                kept.append(caller)
+    for caller in kept:
+        caller.close()
+    while resident_bytes(process) - before > 24 * MIB:
+        time.sleep(0.05)

@@ -14,6 +14,7 @@ from martlet.cli.terminal import Bar
 from martlet.clock import process_age_s
 from martlet.config import override, read_toml
 from martlet.contracts import Command
+from martlet.freed_memory import FreedMemory
 from martlet.old_objects import OldObjects
 
 if TYPE_CHECKING:
@@ -24,12 +25,6 @@ __all__ = ["COMMAND", "configure", "read", "serve"]
 log = logging.getLogger("martlet")
 
 EXTEND_US: Final = 60_000_000
-# Parameters of glibc's mallopt(3): blocks above M_MMAP_THRESHOLD are mapped one by one, and at most M_TRIM_THRESHOLD
-# stays free at the end of the heap. By default both grow with the largest block ever freed: after one frame of 16 MiB,
-# 32 MiB would stay allocated.
-M_TRIM_THRESHOLD: Final = -1
-M_MMAP_THRESHOLD: Final = -3
-KEPT_FREE_BYTES: Final = 4 << 20
 
 EPILOG = """\
 examples:
@@ -116,7 +111,9 @@ def serve(config: "Config") -> int:
         old = OldObjects()
         old.start()
         trio.lowlevel.spawn_system_task(old.run)
-        _return_freed_memory()
+        freed = FreedMemory()
+        freed.start()
+        trio.lowlevel.spawn_system_task(freed.run)
         # Leave a protocol's second port ("remoting-vip") out of the line that people read.
         where = " ".join(f"{name}={address}" for name, address in addresses.items() if "-" not in name)
         for name in addresses:
@@ -140,16 +137,6 @@ def serve(config: "Config") -> int:
     if trio.run(work):
         log.info("stopped; all data is on disk")
     return Exit.OK
-
-
-def _return_freed_memory() -> None:
-    """Make glibc return the memory of large requests to the kernel; does nothing with other allocators."""
-    import ctypes
-
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, KEPT_FREE_BYTES)
-        mallopt(M_TRIM_THRESHOLD, KEPT_FREE_BYTES)
 
 
 COMMAND = Command("run", "run a broker", configure, start)
