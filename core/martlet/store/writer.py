@@ -323,6 +323,8 @@ class Writer:
         """
         tail, committer, queues = self._tail, self._committer, self._queues
         host, record_crcs, body_bytes_max = self.store_host, self._record_crcs, self.config.message_bytes_max
+        together = b"".join([item[2] for item in run])
+        odd_properties = 0 in together or together.find(MULTI) >= 0
         now = result.store_ms = committer.read_clock()
         positions, ends, offsets = result.positions, result.ends, result.offsets
         data, base, room, position, pending = self._place()
@@ -341,8 +343,7 @@ class Writer:
                     or sys_flag & TRANSACTION_MASK
                     or body_bytes > body_bytes_max
                     or properties_bytes > PROPERTIES_BYTES_MAX
-                    or 0 in properties
-                    or properties.find(MULTI) >= 0
+                    or (odd_properties and (0 in properties or properties.find(MULTI) >= 0))
                 ):
                     tail.position = position
                     try:
