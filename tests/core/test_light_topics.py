@@ -9,6 +9,7 @@ from tests.core.pushing import LINES, broker_in_memory, publish, subscribe, told
 from trio.testing import MockClock
 
 from martlet.broker import Broker
+from martlet.delivery.shared_groups import GroupPolicy
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Reason, Refused
 from martlet.message import Message
@@ -97,6 +98,25 @@ async def test_members_of_a_shared_group_compete_for_a_light_topic(autojump_cloc
         second.leave()
         first.add_credit(2)
         assert told(first.collect(1 << 20)) == ["0:2:2", "0:3:3"]
+
+
+async def test_acknowledgements_of_a_light_topic_outlive_a_restart() -> None:
+    disk = FakeDisk()
+    options: dict[str, Any] = {"lease_s": 30, "credit": 9, "start": from_earliest, "policy": GroupPolicy("tested")}
+    async with broker_in_memory(disk) as made:
+        broker = with_routers(made)
+        publish(broker, "t", 2, b"parent")
+        publish(broker, "t", 2, *(b"%d" % n for n in range(4)), properties=A)
+        member = broker.shares.join(RecordingPeer(), "%LMQ%a", "G", LINES, **options)
+        assert len(told(member.collect(1 << 20))) == 4
+        assert [member.ack(0, offset) for offset in (0, 2)] == [True, True]
+        broker.store.commit()
+        member.leave()
+    for path in [path for path in disk.files if "/consumequeue/" in path]:
+        disk.unlink(path)
+    async with broker_in_memory(disk) as broker:
+        member = broker.shares.join(RecordingPeer(), "%LMQ%a", "G", LINES, **options)
+        assert sorted(told(member.collect(1 << 20))) == ["0:1:1", "0:3:3"]
 
 
 async def test_light_topics_outlive_a_restart_without_an_entry_in_the_table(caplog: pytest.LogCaptureFixture) -> None:
