@@ -12,7 +12,8 @@ import random
 import re
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -212,13 +213,20 @@ async def _open_store(
     disk: Disk,
     report: Callable[[int, int, int], None] | None,
 ) -> Store:
-    try:
+    with _usable(config.data):
         return await Store.open(config.data, config.store, clock, disk, report, dispatchers)
+
+
+@contextmanager
+def _usable(data: Path) -> Iterator[None]:
+    """Turn an OSError into a StoreError that names the data directory."""
+    try:
+        yield
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.filename is not None and str(error.filename) != str(config.data):
+        if error.filename is not None and str(error.filename) != str(data):
             reason = f"{reason}: {str(error.filename)!r}"
-        raise StoreError(f"cannot use data directory {str(config.data)!r}; {reason}") from error
+        raise StoreError(f"cannot use data directory {str(data)!r}; {reason}") from error
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -239,7 +247,8 @@ async def _run_with_store(
 ) -> bool:
     """Run until *stop*; False if the disk was too full for the last changes of a table."""
     stats = Stats()
-    broker = build(config, store, clock, stats)
+    with _usable(config.data):
+        broker = build(config, store, clock, stats)
     stats.add("store", lambda: store.statistics().as_dict())
     stats.add("plugins", lambda: {"failed": dict(plugins.failed), "loaded": [p.name for p in plugins]})
     found = await _resolve(plugins, broker)
@@ -255,7 +264,9 @@ async def _run_with_store(
             live.check()
             bound = live.bind()
             # So that topics which a hook created survive a crash with the same queues.
-            if problem := persistence.save(broker):
+            with _usable(config.data):
+                problem = persistence.save(broker)
+            if problem:
                 log.error("%s; tried again", problem)
             await live.start_services(nursery, stop)
             await nursery.start(server.run, [*bound.items()])
@@ -271,7 +282,8 @@ async def _run_with_store(
                 await _say_goodbye(plugins, server)
         nursery.cancel_scope.cancel()
     broker.projections.save()
-    lost = persistence.save(broker)
+    with _usable(config.data):
+        lost = persistence.save(broker)
     if lost:
         log.error("the last changes are lost: %s", lost)
     live.check()

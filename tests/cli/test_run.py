@@ -169,6 +169,17 @@ def test_data_that_cannot_be_kept_is_a_sentence(start: Start, tmp_path: Path) ->
     assert "Traceback" not in process.log.read_text()
 
 
+def test_a_table_that_cannot_be_read_is_a_sentence(start: Start, tmp_path: Path) -> None:
+    table = tmp_path / "data" / "config" / "topics.json"
+    table.mkdir(parents=True)
+    process = start("run")
+    assert process.wait_ready() == ""
+    assert process.wait() == 3
+    last = process.log.read_text().splitlines()[-1]
+    assert last == f"martlet: cannot use data directory {str(tmp_path / 'data')!r}; Is a directory: {str(table)!r}"
+    assert "Traceback" not in process.log.read_text()
+
+
 def test_a_name_server_runs_alone(start: Start) -> None:
     process = start("nameserver")
     assert list(process.addresses()) == ["nameserver"]
