@@ -89,7 +89,7 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def measure(parts: Parts, load: list[bytes], tags: str, rounds: int) -> None:
-    connection, sink = RemotingConnection(1 << 24, 120.0), Sink()
+    connection, sink = RemotingConnection(1 << 24, 120.0, 0.0), Sink()
     handler = RemotingHandler(parts, sink, connection)
     pulls = len(load) * PULLS_A_READ
     costs = []

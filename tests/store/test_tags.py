@@ -1,12 +1,15 @@
 """The codes of entries: remembered for the tags that are in use, and supplied by a plugin for its topics."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.store.conftest import OpenStore
 
+from martlet.message import find_property
 from martlet.store import tags
 from martlet.store.codec import tags_code
 from martlet.store.layout import ENTRY
-from martlet.store.tags import REMEMBERED_BYTES_MAX, TagCodes
+from martlet.store.tags import REMEMBERED_BYTES_MAX, TagCodes, find_tags
 from martlet.testing.stores import message
 
 
@@ -41,6 +44,13 @@ def test_names_in_use_outlive_others_that_come_once(monkeypatch: pytest.MonkeyPa
         codes.of(b"TAGS\x01usual%d\x02" % (number % 10))
     assert len([name for name in computed if name.startswith(b"usual")]) == 10
     assert len(codes._codes) + len(codes._before) <= 200
+
+
+@given(st.lists(st.sampled_from([b"TAGS\x01a", b"TAGS\x01", b"xTAGS\x01b", b"\x02", b"TAGS", b"K\x01TAGS\x01c", b"d"])))
+def test_the_tags_are_those_that_readers_find(pieces: list[bytes]) -> None:
+    properties = b"".join(pieces)
+    assert find_tags(properties) == find_property(properties, b"TAGS")
+    assert TagCodes().of(properties) == tags_code(find_property(properties, b"TAGS"))
 
 
 def test_long_names_take_no_memory() -> None:

@@ -10,8 +10,8 @@ topic ``%RETRY%<group>``, and the broker as a whole by the empty name. In a topi
 has a name, its tag; it is asked about as ``topic/name``, and so is a topic filter.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Final, Protocol, final
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Protocol, final
 
 from martlet.access.grant import (
     BrokerAdminGrant,
@@ -33,20 +33,19 @@ from martlet.delivery.sessions import Session, Sessions
 from martlet.delivery.shared_groups import GroupPolicy, Member, Share, Shares
 from martlet.delivery.subscriptions import Start, Subscription, Subscriptions, from_tail
 from martlet.errors import Reason, Refused
-from martlet.message import TAGS, Message, Placed, find_property
+from martlet.message import Message, Placed
 from martlet.state.journal import Journal
 from martlet.store import Found, Store
 from martlet.store.layout import RecordView
 from martlet.store.light import MULTI, light_places, light_topics, may_be_indexed
 from martlet.store.queues import Queue
+from martlet.store.tags import find_tags
 from martlet.store.writer import RunItem, RunResult
 from martlet.tables.groups import Groups
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
 from martlet.turns import Steps
 
 __all__ = ["Gate"]
-
-TAGS_NAME: Final = TAGS.encode()
 
 
 class Behind(Protocol):
@@ -87,6 +86,7 @@ class Gate:
         "_decisions",
         "_publish",
         "_tables",
+        "_tags",
         "identity",
         "publishable",
     )
@@ -98,6 +98,7 @@ class Gate:
         self._publish = self._publish_named if behind.routers else behind.publish
         # By topic what `check_publish` returned; for the hot path of a protocol.
         self.publishable: Mapping[str, PublishGrant] = decisions.publishable
+        self._tags: Mapping[str, Collection[bytes]] = decisions.publishable_tags
         self._tables = behind.store, behind.topics, behind.groups
         self.identity: Identity = decisions.identity
 
@@ -133,17 +134,17 @@ class Gate:
         """Store *messages* one by one; return for each where it was stored, or why it was not."""
         if not self._behind.routers and self.publishable.keys() >= {message.topic for message in messages}:
             return self._behind.publish_many(messages)
-        refusals = [self._refusal_of(message) for message in messages]
-        allowed = [message for message, refused in zip(messages, refusals, strict=True) if refused is None]
+        refusals: dict[int, Refused] = {}
+        for place, message in enumerate(messages):
+            try:
+                self._check_publish(message)
+            except Refused as refused:
+                refusals[place] = refused
+        if not refusals:
+            return self._behind.publish_many(messages)
+        allowed = [message for place, message in enumerate(messages) if place not in refusals]
         results = iter(self._behind.publish_many(allowed))
-        return [next(results) if refused is None else refused for refused in refusals]
-
-    def _refusal_of(self, message: Message) -> Refused | None:
-        try:
-            self._check_publish_all([message])
-        except Refused as refused:
-            return refused
-        return None
+        return [refusals[place] if place in refusals else next(results) for place in range(len(messages))]
 
     def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
         """Store *messages* of one topic in one queue, in order: all of them, or none."""
@@ -174,16 +175,22 @@ class Gate:
 
     def _check_publish_all(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            if message.topic not in self.publishable:
-                self._check_message(message.topic, message.properties)
-            if self._behind.routers:
-                self._check_light(message)
+            self._check_publish(message)
+
+    def _check_publish(self, message: Message) -> None:
+        if message.topic not in self.publishable:
+            self._check_message(message.topic, message.properties)
+        if self._behind.routers:
+            self._check_light(message)
 
     def _check_message(self, topic: str, properties: bytes) -> None:
         """Raise `Refused` (NO_PERMISSION) unless a message with *properties* may be published to *topic*."""
+        tags = self._tags.get(topic)
+        if tags is not None and find_tags(properties) in tags:
+            return
         self.check_publish(topic)
         if topic not in self.publishable:
-            self._decisions.check_name("publish", topic, find_property(properties, TAGS_NAME).decode(errors="replace"))
+            self._decisions.check_tag(topic, find_tags(properties))
 
     def give_back(self, group: str, message: Message) -> Placed:
         """Store a *message* that a member of *group* could not process, in the group's retry or dead-letter topic.

@@ -303,13 +303,15 @@ class ConsumeGrant:
 class PublishGrant:
     """One topic, to find or create it before messages are published to it; `Gate.check_publish` returns it."""
 
-    __slots__ = ("_groups", "_store", "_topics", "code_of", "name")
+    __slots__ = ("_groups", "_readable_end", "_store", "_tail", "_topics", "code_of", "name")
 
     def __init__(self, store: Store, topics: Topics, groups: Groups, name: str) -> None:
         self._store = store
         self._topics = topics
         self._groups = groups
         self.name: Final = name
+        self._tail = store.tail
+        self._readable_end = store.readable_end
         self.code_of: Final = store.writer.code_of  # the tag code of encoded properties, for `Gate.publish_run`
 
     def get(self) -> Topic | None:
@@ -328,12 +330,12 @@ class PublishGrant:
     @property
     def unflushed_bytes(self) -> int:
         """How much of the log is appended and not readable yet."""
-        return self._store.appended - self._store.readable
+        return self._tail.position - self._readable_end.position
 
     @property
     def segment(self) -> Segment:
         """The last segment of the log; what is in an earlier one is committed already."""
-        return self._store.tail.segment
+        return self._tail.segment
 
 
 class BrokerGrant:

@@ -100,13 +100,24 @@ class Rules:
 class Decisions:
     """What the authorizers said about one identity, each asked once per action and name until the rules change."""
 
-    __slots__ = ("__weakref__", "_known", "_names", "_rules", "consumable", "identity", "publishable")
+    __slots__ = (
+        "__weakref__",
+        "_known",
+        "_names",
+        "_rules",
+        "consumable",
+        "identity",
+        "publishable",
+        "publishable_tags",
+    )
 
     def __init__(self, rules: Rules, identity: Identity) -> None:
         self._rules = rules
         self.identity = identity
         self._known: dict[tuple[str, str], bool] = {}
         self._names: dict[tuple[str, str], dict[str, bool]] = {}  # by action and topic
+        # By topic the tags of messages that may be published: looked up once per message, as `publishable`.
+        self.publishable_tags: dict[str, set[bytes]] = {}
         # Topics that may be published to: looked up once per message. It is never replaced, gates hold it.
         self.publishable: dict[str, PublishGrant] = {}
         # By group and topic, looked up once per pull.
@@ -171,6 +182,13 @@ class Decisions:
             self.publishable.clear()
         self.publishable[grant.name] = grant
 
+    def check_tag(self, topic: str, tag: bytes) -> None:
+        """As `check_name`, for publishing a message with *tag*; lets further ones pass with one look-up."""
+        self.check_name("publish", topic, tag.decode(errors="replace"))
+        if self.has_names(topic):
+            self._rules.note_name()
+            self.publishable_tags.setdefault(topic, set()).add(tag)
+
     def remember_consumable(self, grant: ConsumeGrant) -> None:
         """Let further pulls of its group and topic pass with one look-up."""
         if len(self.consumable) >= DECISIONS_MAX:
@@ -180,13 +198,14 @@ class Decisions:
     def forget(self) -> None:
         """Ask again for everything."""
         self._known.clear()
-        self._names.clear()
+        self.forget_names()
         self.publishable.clear()
         self.consumable.clear()
 
     def forget_names(self) -> None:
         """Ask again for the names inside topics."""
         self._names.clear()
+        self.publishable_tags.clear()
 
     def reading(self, *names: str) -> Callable[[], None]:
         """Return what raises `Refused` once the identity may not read one of *names* any more."""

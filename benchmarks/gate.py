@@ -1,0 +1,111 @@
+"""What the gate costs in processor time, for a message that is published and for a pull.
+
+    python benchmarks/gate.py [--rounds 25]
+
+Calls the gate over a broker that does nothing, and that broker directly, by turns. Prints the least difference of all
+rounds in microseconds: without authorizers, with one that allows everything, and in a topic where the authorizer is
+asked about the name of each message.
+"""
+
+import argparse
+import gc
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+
+from martlet.access import Gate
+from martlet.broker import Broker
+from martlet.contracts import Identity
+from martlet.message import Message
+from martlet.store import StoreConfig
+from martlet.store.writer import RunItem
+from martlet.testing.peers import serving
+
+AT_ONCE = 40
+TIMES = 500
+NAMED = "named"
+
+
+def allow(identity: Identity, action: str, name: str) -> bool:
+    return True
+
+
+def idle(broker: Broker) -> Any:
+    """What a gate leads to, which does nothing with messages."""
+    nothing: dict[str, Callable[..., object]] = {
+        name: lambda *arguments: None for name in ("publish", "publish_run", "publish_batch")
+    }
+    parts = {name: getattr(broker, name) for name in ("store", "topics", "groups", "routers")}
+    return SimpleNamespace(**nothing, **parts, find_queue=broker.find_queue, publish_many=lambda messages: messages)
+
+
+def forms(broker: Broker) -> dict[str, tuple[Callable[[], object], Callable[[], object], int]]:
+    """By name the call through the gate, that without it, and how many messages or pulls that is."""
+    behind = idle(broker)
+    gate = Gate(behind, broker.rules.of(Identity("somebody")))
+    found: dict[str, tuple[Callable[[], object], Callable[[], object], int]] = {}
+    for topic in ("plain", NAMED):
+        properties = [f"UNIQ_KEY\x010123456789\x02TAGS\x01site/{n % 8}\x02".encode() for n in range(AT_ONCE)]
+        messages = [Message(topic, b"x", each, 0) for each in properties]
+        queue = broker.topics.ensure(topic, 1).queue(0)
+        run: list[RunItem] = [(queue, b"x", each, 0, 0, 0, 0, bytes(8), 0, 0) for each in properties]
+        one = messages[0]
+        kind = "" if topic == "plain" else ", asked by name"
+        found[f"publish{kind}"] = (lambda one=one: gate.publish(one), lambda one=one: behind.publish(one), 1)
+        found[f"publish_many of {AT_ONCE}{kind}"] = (
+            lambda messages=messages: gate.publish_many(messages),
+            lambda messages=messages: behind.publish_many(messages),
+            AT_ONCE,
+        )
+        found[f"publish_run of {AT_ONCE}{kind}"] = (
+            lambda run=run: gate.publish_run(run),
+            lambda run=run: behind.publish_run(run),
+            AT_ONCE,
+        )
+    found["consume (a pull)"] = (lambda: gate.consume("group", "plain"), lambda: None, 1)
+    return found
+
+
+def spent(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    for _ in range(TIMES):
+        work()
+    return (time.process_time() - began) * 1e6 / TIMES
+
+
+def measured(broker: Broker, rounds: int) -> dict[str, float]:
+    """Microseconds a message or pull."""
+    found = forms(broker)
+    through, direct = dict.fromkeys(found, 1e9), dict.fromkeys(found, 1e9)
+    for _ in range(rounds):
+        gc.collect()
+        for name, (gated, free, count) in found.items():
+            through[name] = min(through[name], spent(gated) / count)
+            direct[name] = min(direct[name], spent(free) / count)
+    return {name: through[name] - direct[name] for name in found}
+
+
+async def main(rounds: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="martlet-bench-") as directory:
+        store = StoreConfig(flush="async", disk_full_ratio=1.0)
+        async with serving(Path(directory), store=store) as running:
+            broker = running.broker
+            broker.topics.ensure(NAMED, 1)
+            broker.cursors.open([NAMED])
+            without = measured(broker, rounds)
+            broker.authorizers = (allow,)
+            with_one = measured(broker, rounds)
+    print(f"{'us a message or pull':<40} {'without':>8} {'with an authorizer':>19}")
+    for name, each in without.items():
+        print(f"{name:<40} {each:>8.2f} {with_one[name]:>19.2f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=25, help="rounds of each form; the least counts")
+    trio.run(main, parser.parse_args().rounds)
