@@ -52,10 +52,30 @@ def is_broker(node: ast.expr) -> bool:
     return name.strip("_") == "broker"
 
 
+def is_private_of_gate(node: ast.Attribute) -> bool:
+    """Whether *node* is what a gate, a grant or a feed keeps for itself."""
+    return node.attr.startswith("_") and any(word in last_name(node.value) for word in ("gate", "grant", "feed"))
+
+
+def is_open_of_feed(called: ast.expr) -> bool:
+    """Whether *called* opens a cursor without a permit."""
+    return isinstance(called, ast.Attribute) and called.attr == "open" and "feed" in last_name(called.value)
+
+
+def last_name(node: ast.expr) -> str:
+    """The last name of *node*, that of the function if it is a call."""
+    node = node.func if isinstance(node, ast.Call) else node
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
 def reaches(source: str) -> Iterator[tuple[int, str]]:
     """Line and name of each thing behind the gate that *source* touches."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and is_behind(node.attr) and is_broker(node.value):
+        if isinstance(node, ast.Attribute) and is_private_of_gate(node):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and is_open_of_feed(node.func):
+            yield node.lineno, "open"
+        elif isinstance(node, ast.Attribute) and is_behind(node.attr) and is_broker(node.value):
             yield node.lineno, node.attr
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "vars"):
             if any(is_broker(argument) for argument in node.args[:1]):
@@ -92,6 +112,11 @@ def test_what_is_allowed_is_used() -> None:
         ("held = parts.broker.store", "store"),
         ("broker.rules.authorizers = ()", "rules"),
         ("getattr(broker, 'store')", "getattr"),
+        ("context.gate(command)._tables[0].delete_topic('t')", "_tables"),
+        ("grant._store.record_at(0)", "_store"),
+        ("self._gate._behind.publish(message)", "_behind"),
+        ("shared.feed.open(wake, {'#': 0})", "open"),
+        ("shared.feed._tail.add('#', self)", "_tail"),
         ("from martlet.delivery.sessions import Session, Sessions", "Sessions"),
     ],
 )

@@ -12,6 +12,7 @@ from martlet.contracts import Certificate, Credentials, Identity, Password, Sign
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.message import Message
+from martlet.plugins.loader import guarded_authenticator, guarded_authorizer
 from martlet.store.light import light_topics
 from martlet.store.notes import OWN_PREFIX
 from martlet.store.queues import Queue
@@ -270,6 +271,27 @@ async def test_a_session_belongs_to_the_identity_that_opened_it() -> None:
         session, existed = other.open_session("line", "S", 0, lambda reason: None, expiry_s=9)
         assert not existed
         assert session.owner == "bob"
+
+
+@pytest.mark.parametrize("answer", ["no", 1, 0, [], Identity("root")])
+async def test_what_is_no_answer_of_an_authorizer_allows_nothing(answer: object) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        broker.authorizers = (lambda identity, action, name: answer,)  # type: ignore[assignment,return-value]
+        for attempt in attempts(broker.gate(ANN)):
+            refused(attempt)
+        broker.authorizers = (guarded_authorizer("rules", broker.authorizers[0]),)
+        with pytest.raises(Refused, match="plugin 'rules' failed in its authorizer; TypeError: it returned"):
+            broker.gate(ANN).publish(Message("t", b"x"))
+
+
+@pytest.mark.parametrize("answer", ["root", True, b"root"])
+async def test_what_is_no_answer_of_an_authenticator_proves_nobody(answer: object) -> None:
+    async with broker_in_memory() as broker:
+        ask = guarded_authenticator("users", lambda credentials: answer)  # type: ignore[arg-type,return-value]
+        broker.authentication.authenticators = (ask,)
+        with pytest.raises(Refused, match="plugin 'users' failed in its authenticator; TypeError: it returned"):
+            await broker.authentication.authenticate_password(Password("root", b"x"))
 
 
 async def test_decisions_take_bounded_memory_and_go_with_the_last_gate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from martlet.contracts import Identity
 from martlet.delivery.cursor import Cursor, Feed, Place
 from martlet.errors import Refused
 from martlet.message import Message, Placed
+from martlet.plugins.loader import guarded_authorizer
 from martlet.store.writer import RunItem
 
 
@@ -243,6 +244,23 @@ async def test_a_filter_that_is_denied_later_ends_the_cursor() -> None:
         for _ in range(2):
             refused(lambda: cursor.collect(1000))
         assert [gate.may_follow(feed, each) for each in "ab"] == [True, False]
+
+
+async def test_an_authorizer_that_fails_for_one_receiver_keeps_nothing_from_others() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+
+        def ask(identity: Identity, action: str, name: str) -> bool:
+            if identity.name == "bad" and name == "t/b":
+                raise ZeroDivisionError("a defect")
+            return True
+
+        broker.authorizers = (guarded_authorizer("rules", ask),)
+        cursors = [broker.gate(Identity(who)).follow(feed, lambda: None, {"#": 0}) for who in ("bad", "good")]
+        for name in "abc":
+            broker.publish(named(name, name.encode()))
+        await settle(broker)
+        assert [bodies(cursor) for cursor in cursors] == [["a", "c"], ["a", "b", "c"]]
 
 
 async def test_names_in_a_feed_of_several_topics_are_asked_about_in_each() -> None:

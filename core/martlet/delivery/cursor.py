@@ -171,8 +171,11 @@ class Cursor:
             self._feed.go_back(self, position)
 
     def may_read(self, name: str) -> bool:
-        """Whether messages of *name* may be delivered to the receiver."""
-        return self._permit is None or self._permit.allows(name)
+        """Whether messages of *name* may be delivered to the receiver; not where that cannot be decided."""
+        try:
+            return self._permit is None or self._permit.allows(name)
+        except Refused:
+            return False
 
     def check(self, topic_filter: str) -> None:
         """Raise `Refused` unless *topic_filter* is valid and the receiver may follow it."""

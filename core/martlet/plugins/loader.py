@@ -178,11 +178,11 @@ async def _bounded(function: Callable[..., T], values: list[object], timeout_s: 
 
 
 def guarded_authenticator(plugin: str, authenticator: Authenticator) -> Authenticator:
-    """Return *authenticator* so that what it raises besides `Refused` is a refusal that names the plugin."""
+    """Return *authenticator* so that a failure, or a wrong result, is a refusal that names the plugin."""
 
     def ask(credentials: Credentials) -> Identity | None:
         try:
-            return authenticator(credentials)
+            return _checked(authenticator(credentials), Identity)
         except Refused:
             raise
         except Exception as error:
@@ -193,16 +193,24 @@ def guarded_authenticator(plugin: str, authenticator: Authenticator) -> Authenti
 
 
 def guarded_authorizer(plugin: str, authorizer: Authorizer) -> Authorizer:
-    """Return *authorizer* so that what it raises is a refusal that names the plugin."""
+    """Return *authorizer* so that a failure, or a wrong result, is a refusal that names the plugin."""
 
     def ask(identity: Identity, action: str, name: str) -> bool | None:
         try:
-            return authorizer(identity, action, name)
+            return _checked(authorizer(identity, action, name), bool)
+        except Refused:
+            raise
         except Exception as error:
             log.exception("plugin %r failed in its authorizer", plugin)
             raise _guard_failed(plugin, "authorizer", error) from error
 
     return ask
+
+
+def _checked(result: T | None, kind: type[T]) -> T | None:
+    if result is not None and not isinstance(result, kind):
+        raise TypeError(f"it returned {result!r:.80}; return {kind.__name__} or None")
+    return result
 
 
 def _guard_failed(plugin: str, what: str, error: Exception) -> Refused:
