@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from martlet.delivery.selection import EVERYTHING
-from martlet.state import pack_rows, unpack_rows
+from martlet.state import Pages, pack_rows, unpack_rows
 from martlet.tables.groups import Group, Groups
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import ManualClock
@@ -62,11 +62,13 @@ def render_offsets() -> Iterator[None]:
     yield
 
 
-STATE: Final = {f"session-{number}": (number, "owner", [number] * 3) for number in range(ENTRIES)}
+STATE: Final[Pages[str, tuple[Any, ...]]] = Pages()
+for number in range(ENTRIES):
+    STATE[f"session-{number}"] = number, "owner", [number] * 3
 
 
 def freeze_state() -> Steps[Sequence[bytes]]:
-    return pack_rows(1, ((name, *row) for name, row in STATE.copy().items()))
+    return pack_rows(1, ((name, *row) for name, row in STATE.freeze()))
 
 
 def freeze_projection() -> Iterator[None]:

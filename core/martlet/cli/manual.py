@@ -187,6 +187,7 @@ PLUGIN_CHAPTERS: Final = (
         "Credentials", "martlet.contracts", ("Authenticator", "Password", "SignedRequest", "Certificate", "Credentials")
     ),
     Chapter("State computed from the log", "martlet.state.projection", ("Projection", "NOTHING")),
+    Chapter("Snapshots of that state", "martlet.state", ("Pages", "pack_rows", "unpack_rows")),
     Chapter("Tables beside the log", "martlet.tables.saved", ("Table", "Tables: add")),
     Chapter("Journals", "martlet.state.journal", ("Journal: note", "read_notes", "NEXT_COMMIT")),
     Chapter("Long work", "martlet.turns", ("Turns: finish", "Steps", "Pace", "finish_now")),

@@ -1,7 +1,8 @@
 """State that is computed from the log: projections, their snapshots and their replay."""
 
+from martlet.state.pages import Pages
 from martlet.state.projection import NOTHING, Projection
 from martlet.state.projections import Projections
 from martlet.state.rows import pack_rows, unpack_rows
 
-__all__ = ["NOTHING", "Projection", "Projections", "pack_rows", "unpack_rows"]
+__all__ = ["NOTHING", "Pages", "Projection", "Projections", "pack_rows", "unpack_rows"]

@@ -9,7 +9,7 @@ from martlet.config import setting
 from martlet.contracts import RecordView
 from martlet.message import Message, Record
 from martlet.plugins.hooks import Hooks
-from martlet.state import NOTHING, Projection, pack_rows, unpack_rows
+from martlet.state import NOTHING, Pages, Projection, pack_rows, unpack_rows
 from martlet.store.codec import decode_record
 from martlet.turns import Pace, Steps
 
@@ -29,11 +29,11 @@ class Latest:
     def __init__(self, broker: Broker, topics: Sequence[str]) -> None:
         self.topics = frozenset(topics)
         self._broker = broker
-        self._positions: dict[str, dict[str, int]] = {}  # topic -> key -> position
+        self._positions: dict[str, Pages[str, int]] = {topic: Pages() for topic in topics}  # topic -> key -> position
 
     def read(self, topic: str, key: str) -> Record | None:
         """Return the newest message of *key* in *topic*, None if there is none."""
-        position = self._positions.get(topic, {}).get(key, -1)
+        position = self._positions[topic].get(key, -1) if topic in self._positions else -1
         data = self._broker.store.record_at(position) if position >= 0 else None
         return decode_record(data) if data is not None else None
 
@@ -42,17 +42,15 @@ class Latest:
             positions, key = self._positions[record.topic], record.property("TAGS") or ""
             if record.body:
                 positions[key] = record.position
-            else:
-                positions.pop(key, None)
+            elif key in positions:
+                del positions[key]
 
     def freeze(self) -> Steps[Sequence[bytes]]:
-        tables = {topic: positions.copy() for topic, positions in self._positions.items()}
-        return pack_rows(
-            FORMAT, ((topic, key, at) for topic, positions in tables.items() for key, at in positions.items())
-        )
+        tables = [(topic, positions.freeze()) for topic, positions in self._positions.items()]
+        return pack_rows(FORMAT, ((topic, key, at) for topic, positions in tables for key, at in positions))
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
-        self._positions = {topic: {} for topic in self.topics}
+        self._positions = {topic: Pages() for topic in self.topics}
         pace = Pace()
         for topic, key, at in unpack_rows(FORMAT, data):
             if at >= first_position:
@@ -61,7 +59,7 @@ class Latest:
                 yield
 
     def forget(self, topic: str) -> None:
-        self._positions[topic] = {}
+        self._positions[topic] = Pages()
 
     def floor(self) -> int:
         return min((at for positions in self._positions.values() for at in positions.values()), default=NOTHING)

