@@ -130,7 +130,10 @@ class Broker:
         """
         if self.stages:
             message = self._staged(message, passed)
-        return self.store.append(message, self._queue_for(message))
+        topic, queue_id = self._open_topic(message), message.queue_id
+        if not 0 <= queue_id < topic.write_queues:
+            queue_id = self._choose_queue(topic, queue_id)
+        return self.store.writer.append(message, queue_id)
 
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
         """Store *messages* one by one; return for each where it was stored, or why it was not."""
@@ -176,13 +179,15 @@ class Broker:
             return None
         return found.queue(queue_id) if 0 <= queue_id < max(found.write_queues, found.read_queues) else None
 
-    def publish_run(self, run: Sequence[RunItem]) -> RunResult:
+    def publish_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
         """Store the messages of *run* in queues of `find_queue`, without an object for each.
 
-        One that is refused does not stop the others. Answers are held until `RunResult.end`.
+        One that is refused does not stop the others; with *atomic* all are stored or none. Answers are held until
+        `RunResult.end`.
 
         Raises:
-          Refused: a body is longer than ``broker.message_bytes_max``; none was stored.
+          Refused: a body is longer than ``broker.message_bytes_max``, or with *atomic* as for `publish`; none was
+            stored.
           StoreFailed: the disk failed.
         """
         if self.stages:
@@ -194,7 +199,7 @@ class Broker:
             if len(item[1]) > limit:
                 text = f"message body is {len(item[1])} bytes; broker.message_bytes_max is {limit}"
                 raise Refused(Reason.ILLEGAL, text)
-        return self.store.append_run(run)
+        return self.store.append_run(run, atomic=atomic)
 
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = (), passed: str = ""

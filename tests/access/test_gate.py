@@ -112,6 +112,11 @@ async def test_no_run_passes_by_the_stages_or_the_limit_of_the_broker() -> None:
         body = bytes(broker.config.message_bytes_max + 1)
         with pytest.raises(Refused, match="message body is"):
             gate.publish_run([(queue, body, b"", 0, 0, 0, 0, bytes(8), 0, 0)])
+        odd = [(queue, b"x", properties, 0, 0, 0, 0, bytes(8), 0, 0) for properties in (b"", b"\x00")]
+        assert list(gate.publish_run(odd).refused) == [1]
+        with pytest.raises(Refused, match=r"U\+0000"):
+            gate.publish_run(odd, atomic=True)
+        assert queue.next_offset == 1
         broker.stages = (("test", lambda message: message),)
         assert gate.find_queue("t", 0) is None
         with pytest.raises(LocalProtocolError, match="pass no stages"):

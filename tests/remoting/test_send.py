@@ -313,6 +313,34 @@ async def test_a_batch_is_stored_message_by_message_in_one_queue(
     assert [r.queue_offset for r in records] == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("stages", "queue_id"), [(True, 1), (True, -1), (False, -1)])
+async def test_a_batch_passes_the_stages_and_may_leave_the_queue_to_the_broker(
+    harness: Harness, stages: bool, queue_id: int
+) -> None:
+    topic, seen = harness.topic("T"), list[bytes]()
+
+    def stage(message: Message) -> Message:
+        seen.append(message.body)
+        return message
+
+    harness.broker.stages = (("test", stage),) if stages else ()
+    answer = await harness.client().ask(V2, send_ext(topic, queue_id, m="true"), members(b"a", b"b"))
+    assert answer.code == 0
+    records = await stored(harness, topic, int(str(answer.ext["queueId"])))
+    assert [record.body for record in records] == [b"a", b"b"]
+    assert str(answer.ext["msgId"]).split(",") == [f"7F00000100002A9F{record.position:016X}" for record in records]
+    assert seen == ([b"a", b"b"] if stages else [])
+
+
+async def test_a_batch_with_an_empty_member_is_refused_whole(harness: Harness) -> None:
+    answer = await harness.client().ask(V2, send_ext(harness.topic("T"), m="true"), members(b"a", b""))
+    assert (answer.code, answer.remark) == (
+        ResponseCode.SYSTEM_ERROR,
+        "message body is empty; a message has at least one byte",
+    )
+    assert harness.store.appended == 0
+
+
 async def test_a_batch_under_long_field_names_is_one_too(harness: Harness) -> None:
     topic = harness.topic("T")
     answer = await harness.client().ask(RequestCode.SEND_MESSAGE, long_ext(topic, batch="true"), members(b"a", b"b"))

@@ -214,6 +214,24 @@ async def test_one_bad_member_refuses_all(open_store: OpenStore) -> None:
     assert drain(store, store.queue("T", 0)) == [b"after"]
 
 
+async def test_an_atomic_run_is_a_group_and_stored_whole_or_not_at_all(open_store: OpenStore) -> None:
+    store = await open_store(small_config(message_bytes_max=1000))
+    good = [store.run_item(message(f"good {number}"), number % 2) for number in range(3)]
+    bad = store.run_item(message(bytes(1001)), 0)
+    with pytest.raises(Refused, match="the most is 1000"):
+        store.append_run([good[0], bad, good[1]], atomic=True)
+    assert store.appended == 0
+    result = store.append_run(good, atomic=True)
+    assert (result.offsets, result.refused) == ([0, 0, 1], {})
+    assert store.append_run([], atomic=True).positions == []
+    flush(store)
+    marks = [(store.record_at(position) or b"")[MARK_AT] & LAST for position in result.positions]
+    assert marks == [FIRST, INNER, LAST]
+    assert drain(store, store.queue("T", 0)) == [b"good 0", b"good 2"]
+    loose = store.append_run([good[0], bad, good[1]])
+    assert list(loose.refused) == [1]
+
+
 async def test_a_full_disk_takes_a_group_back_and_gives_it_room_later() -> None:
     disk = FakeDisk()
     store = await open_on(disk)

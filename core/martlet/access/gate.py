@@ -67,7 +67,7 @@ class Behind(Protocol):
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None: ...
 
-    def publish_run(self, run: Sequence[RunItem]) -> RunResult: ...
+    def publish_run(self, run: Sequence[RunItem], *, atomic: bool = ...) -> RunResult: ...
 
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ...
@@ -158,13 +158,13 @@ class Gate:
         """
         return self._behind.find_queue(topic, queue_id) if topic in self.publishable else None
 
-    def publish_run(self, run: Sequence[RunItem]) -> RunResult:
+    def publish_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
         """Store the messages of *run* in queues of `find_queue`, as `Broker.publish_run` does."""
         if not self.publishable.keys() >= {item[0].topic for item in run}:
             for item in run:
                 if item[0].topic not in self.publishable:
                     self._check_message(item[0].topic, item[2])
-        return self._behind.publish_run(run)
+        return self._behind.publish_run(run, atomic=atomic)
 
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ()

@@ -95,7 +95,8 @@ class Committer:
         """The store time of what is appended now: the same until the next commit."""
         if not self.now_ms:
             self.now_ms = self._clock.now_ms()
-            self.commit_soon()
+            if self.on_commit_wanted is not None:
+                self.on_commit_wanted()
         return self.now_ms
 
     def commit_soon(self) -> None:

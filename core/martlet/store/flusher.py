@@ -28,6 +28,7 @@ class Flusher:
         "_asked",
         "_busy",
         "_dirty",
+        "_is_asked",
         "_moved",
         "_new_directory",
         "directory",
@@ -54,6 +55,7 @@ class Flusher:
         self._dirty: set[str] = set()
         self._new_directory = False
         self._asked = trio.Event()
+        self._is_asked = False
         self._moved = trio.Event()
         self._busy = False
 
@@ -67,7 +69,9 @@ class Flusher:
 
     def ask(self) -> None:
         """Have `run` flush; nothing waits here."""
-        self._asked.set()
+        if not self._is_asked:
+            self._is_asked = True
+            self._asked.set()
 
     def fail(self, error: OSError) -> StoreFailed:
         """Stop for good because of *error*; everyone who waits gets the same `StoreFailed`."""
@@ -75,7 +79,7 @@ class Flusher:
             self.failed = StoreFailed(f"the disk failed: {error}; the store takes no more writes until a restart")
             self.failed.__cause__ = error
             self._announce()
-            self._asked.set()
+            self.ask()
         return self.failed
 
     def _announce(self) -> None:
@@ -92,7 +96,7 @@ class Flusher:
         while self.durable < position:
             if self.failed is not None:
                 raise self.failed
-            self._asked.set()
+            self.ask()
             await self._moved.wait()
 
     async def run(self, interval_seconds: float) -> None:
@@ -102,6 +106,7 @@ class Flusher:
             if interval_seconds:
                 await trio.sleep(interval_seconds)
             self._asked = trio.Event()
+            self._is_asked = False
             await self.flush()
         raise self.failed
 
@@ -163,4 +168,4 @@ class Flusher:
         self.fsync_seconds_max = max(self.fsync_seconds_max, seconds)
         self._announce()
         if self.tail.written > target:
-            self._asked.set()
+            self.ask()

@@ -418,13 +418,16 @@ class Store:
         """
         return self.writer.append(message, queue_id)
 
-    def append_run(self, run: Sequence[RunItem]) -> RunResult:
+    def append_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
         """Append the messages of *run*, in order, each to its queue; one that is refused does not stop the others.
 
+        With *atomic* all or none is stored, as by `append_group`.
+
         Raises:
+          Refused: as `append_group`, with *atomic* only; none was stored.
           StoreFailed: the disk failed.
         """
-        return self.writer.append_run(run)
+        return self.writer.append_run(run, atomic=atomic)
 
     def run_item(self, message: Message, queue_id: int) -> RunItem:
         """*message* as `append_run` takes it.

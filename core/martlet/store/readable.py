@@ -52,10 +52,12 @@ class ReadableEnd:
     def update(self) -> None:
         """Move as far as is allowed, and tell everyone; what was readable stays so."""
         end = min(self._limit, *[each() for each in self.confirmed]) if self.confirmed else self._limit
-        self.position = max(self.position, end)
+        if end > self.position:
+            self.position = end
         if self._touched:
             self._call_watchers()
-        self.announce()
+        for callback in self.on_moved:
+            callback()
 
     def announce(self) -> None:
         """Call ``on_moved``."""

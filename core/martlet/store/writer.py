@@ -13,7 +13,7 @@ from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.store.admission import Admission
 from martlet.store.atomic import MARK_AT, group_marks
-from martlet.store.codec import encode_record, has_seal, record_size, seal, with_room_for_seal, without_seal
+from martlet.store.codec import encode_record, record_size, seal, with_room_for_seal, without_seal
 from martlet.store.committer import Appended, Committer
 from martlet.store.config import StoreConfig
 from martlet.store.layout import (
@@ -186,12 +186,17 @@ class Writer:
             raise result.refused[0]
         return result.placed(0, queue.queue_id)
 
-    def append_run(self, run: Sequence[RunItem]) -> RunResult:
+    def append_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
         """Append the messages of *run*, in order, each to its queue; one that is refused does not stop the others.
 
+        With *atomic* all or none is stored, as by `append_group`.
+
         Raises:
+          Refused: as `append_group`, with *atomic* only; none was stored.
           StoreFailed: the disk failed.
         """
+        if atomic and run:
+            return self._append_all(run, f"a batch of {len(run)} messages")
         result = RunResult()
         self._put_run(run, result)
         return result
@@ -205,8 +210,8 @@ class Writer:
         if not messages:
             return []
         queue = self.open_queue(messages[0].topic, queue_id)
-        items = [self.item(message, queue) for message in messages]
-        return self._append_all(items, f"a batch of {len(items)} messages")
+        result = self.append_run([self.item(message, queue) for message in messages], atomic=True)
+        return [result.placed(place, queue_id) for place in range(len(messages))]
 
     def append_group(self, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
         """Append *messages* of any topics, each to the queue of its topic with the id at its place; all or none.
@@ -226,15 +231,21 @@ class Writer:
         if len(items) > config.group_messages_max:
             limit = f"the most is {config.group_messages_max} (store.group_messages_max)"
             raise Refused(Reason.ILLEGAL, f"the group has {len(items)} messages; {limit}")
-        return self._append_all(items, f"a group of {len(items)} messages", config.group_bytes_max)
+        result = self._append_all(items, f"a group of {len(items)} messages", config.group_bytes_max)
+        return [result.placed(place, item[0].queue_id) for place, item in enumerate(items)]
 
-    def _append_all(self, items: list[RunItem], what: str, bytes_max: int = 0) -> list[Placed]:
+    def _append_all(self, items: Sequence[RunItem], what: str, bytes_max: int = 0) -> RunResult:
         """Append *items* as an atomic group (`atomic.py`); one item alone needs no marks."""
-        if self._record_crcs or any(has_seal(item[2], len(item[2])) for item in items):
+        properties = [item[2] for item in items]
+        lengths = [len(each) for each in properties]
+        if self._record_crcs or True in [
+            len(each) >= 20 and (each[-12] == 1 or each[-20] == 95) for each in properties
+        ]:
             items = [self._fitted_item(item) for item in items]
+            properties = [item[2] for item in items]
+            lengths = [len(each) for each in properties]
         self._admission.check()
-        bodies, properties = [len(item[1]) for item in items], [item[2] for item in items]
-        lengths, together = [len(each) for each in properties], b"".join(properties)
+        bodies, together = [len(item[1]) for item in items], b"".join(properties)
         if max(bodies) > self.config.message_bytes_max or max(lengths) > PROPERTIES_BYTES_MAX or 0 in together:
             for item in items:
                 self._check(item[1], item[2])  # says which cannot be stored
@@ -258,11 +269,7 @@ class Writer:
             tail.rewind(start)
             raise
         assert not result.refused, "a message of a group was refused after all were checked"
-        now = result.store_ms
-        return [
-            Placed(item[0].queue_id, offset, position, end, now)
-            for item, offset, position, end in zip(items, result.offsets, result.positions, result.ends, strict=True)
-        ]
+        return result
 
     def append_together(self, messages: Sequence[Message], topic: str) -> None:
         """Append records of the store's own, which belong to no queue, in one segment, and commit; all or none."""

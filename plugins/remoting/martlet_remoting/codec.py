@@ -156,9 +156,10 @@ class FrameBuffer:
     def may_hold_run(self) -> bool:
         """Whether so many requests of the size of the next one may be there that they are worth a run."""
         available = len(self._data) - self._position
-        return available >= RUN_BYTES_MIN and available >= SENDS_MIN * int(
-            _LENGTH.unpack_from(self._data, self._position)[0]
-        )
+        if available < RUN_BYTES_MIN:
+            return False
+        length: int = _LENGTH.unpack_from(self._data, self._position)[0]
+        return available >= SENDS_MIN * length
 
     def next_sends(self) -> list[Send]:
         """Return the SEND_MESSAGE_V2 requests that come next, as far as they are complete, small and in JSON.

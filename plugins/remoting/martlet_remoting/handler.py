@@ -45,6 +45,8 @@ FAST_TABLE: Final[dict[int, Handle]] = {
 
 # So long a request waits for what is being rebuilt: longer than most rebuilds take, shorter than clients wait.
 READY_WAIT_S: Final = 5.0
+# The types of a frame. Python evaluates `bytes | list` at each call, this once.
+FRAMES: Final = (bytes, list)
 
 
 @final
@@ -81,14 +83,17 @@ class RemotingHandler:
             if handle is None:
                 raise Declined(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {event.code} not supported")
             answer = handle(context, event)
-            if answer is not None and not isinstance(answer, bytes | list):
+            if answer is not None and not isinstance(answer, FRAMES):
                 return self._begin(event, answer)
         except NotReady as error:
             return self._finish_later(event, error)
         except MartletError as error:
             answer = self._refusal(event, error)
         if answer is not None and not flag & FLAG_ONEWAY:
-            context.send(answer)
+            if type(answer) is bytes:
+                context.peer.send(answer)
+            else:
+                context.send(answer)
         return None
 
     def _begin(self, command: Command, answer: Beside | Later | Steps[Frame | None]) -> Awaitable[None] | None:
@@ -148,7 +153,7 @@ class RemotingHandler:
                 if isinstance(answer, Later):
                     return await answer.work
                 steps = answer.steps if isinstance(answer, Beside) else answer
-                if steps is None or isinstance(steps, bytes | list):
+                if steps is None or isinstance(steps, FRAMES):
                     return steps
                 return await self.context.parts.broker.turns.finish(steps)
             except NotReady as again:

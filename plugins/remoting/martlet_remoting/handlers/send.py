@@ -61,7 +61,9 @@ def send_usual(context: Context, command: Command) -> bytes | None:
     unique = usual_key(fields, stored)
     if (
         not unique
-        or not is_usual(topic)
+        or topic is None
+        or topic.filter_type != "SINGLE_TAG"
+        or name[0] == "%"
         or not command.body
         or grant.unflushed_bytes > parts.config.unflushed_bytes_max
     ):
@@ -73,11 +75,6 @@ def send_usual(context: Context, command: Command) -> bytes | None:
     peer.hold_until(placed.end)
     header = parts.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
     return LENGTHS.pack(4 + len(header), len(header)) + header
-
-
-def is_usual(topic: Topic | None) -> bool:
-    """Whether *topic* is there and neither its name nor its filter type means something to the broker."""
-    return topic is not None and topic.filter_type == "SINGLE_TAG" and topic.name[0] != "%"
 
 
 def usual_key(fields: SendFields, stored: bytes) -> bytes:
@@ -151,7 +148,8 @@ def send_run(context: Context, sends: Sequence[Send]) -> int:
 def _find_queue(gate: Gate, queues: dict[tuple[str, int], Queue], fields: SendFields) -> Queue | None:
     """The queue of a usual send, kept in *queues* for the others of its run."""
     grant = gate.publishable.get(fields.b)
-    if grant is None or not is_usual(grant.get()):
+    topic = grant.get() if grant is not None else None
+    if topic is None or topic.filter_type != "SINGLE_TAG" or topic.name[0] == "%":
         return None
     queue = gate.find_queue(fields.b, fields.e)
     if queue is not None:
@@ -211,7 +209,7 @@ def send_message(context: Context, command: Command) -> bytes | None:
     topic = open_topic(context, grant, header)
     _check_load(parts, grant)
     if header.batch:
-        return _send_batch(context, command, header, topic)
+        return _send_batch(context, command, header, grant)
     properties = header.properties
     if header.topic[0] == "%" and header.topic.startswith(RETRY_PREFIX):
         topic, properties = _retry(context, grant, command, header, topic)
@@ -363,7 +361,7 @@ def no_transactions(parts: Parts) -> Refused:
 # batches
 
 
-def _send_batch(context: Context, command: Command, header: SendHeader, topic: Topic) -> bytes:
+def _send_batch(context: Context, command: Command, header: SendHeader, grant: PublishGrant) -> bytes:
     parts = context.parts
     _check_batch(parts, command, header)
     members = split_batch(command.body)
@@ -373,24 +371,42 @@ def _send_batch(context: Context, command: Command, header: SendHeader, topic: T
     if b"DELAY" in together or b"TIMER_" in together or b"TRAN_MSG" in together:
         for _, properties, _ in members:
             _check_member(properties)
-    first = make_message(context, header, *members[0])
-    name, queue_id, sys_flag, born_ms = first.topic, first.queue_id, first.sys_flag, first.born_ms
-    host, times = first.born_host, first.reconsume_times
-    messages = [
-        Message(name, body, properties, queue_id, flag, sys_flag, born_ms, host, times)
-        for body, properties, flag in members
-        if body
-    ]
-    if len(messages) < len(members):
+    if b"" in [body for body, _, _ in members]:
         raise _no_body()
-    placed = context.gate(command).publish_batch(messages)
-    context.peer.hold_until(placed[-1].end)
+    queue_id, offset, positions, end = _store_batch(context, context.gate(command), header, grant, members)
+    context.peer.hold_until(end)
     host_text = parts.host_text
-    ids = ",".join([f"{host_text}{p.position:016X}" for p in placed])
+    ids = ",".join([f"{host_text}{position:016X}" for position in positions])
     unique = find_property(header.properties, b"UNIQ_KEY").decode("utf-8", "replace")
-    return encode_send_response(
-        parts.send_template, command.opaque, 0, ids, placed[0].queue_id, placed[0].queue_offset, unique
+    return encode_send_response(parts.send_template, command.opaque, 0, ids, queue_id, offset, unique)
+
+
+def _store_batch(
+    context: Context, gate: Gate, header: SendHeader, grant: PublishGrant, members: Sequence[tuple[bytes, bytes, int]]
+) -> tuple[int, int, list[int], int]:
+    """Store *members*, all or none; return their queue, the first offset, their log positions, and where they end."""
+    first = make_message(context, header, *members[0])
+    name, sys_flag, born_ms, host = first.topic, first.sys_flag, first.born_ms, first.born_host
+    times = first.reconsume_times
+    queue = gate.find_queue(name, header.queue_id)
+    if queue is None:
+        placed = gate.publish_batch(
+            [
+                Message(name, body, properties, header.queue_id, flag, sys_flag, born_ms, host, times)
+                for body, properties, flag in members
+            ]
+        )
+        positions = [each.position for each in placed]
+        return placed[0].queue_id, placed[0].queue_offset, positions, placed[-1].end
+    code_of = grant.code_of
+    result = gate.publish_run(
+        [
+            (queue, body, properties, code_of(properties), flag, sys_flag, born_ms, host, times, 0)
+            for body, properties, flag in members
+        ],
+        atomic=True,
     )
+    return queue.queue_id, result.offsets[0], result.positions, result.end
 
 
 def _check_batch(parts: Parts, command: Command, header: SendHeader) -> None:
