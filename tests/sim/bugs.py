@@ -13,7 +13,8 @@ from martlet import persistence
 from martlet.broker import Broker
 from martlet.message import Message, Placed
 from martlet.net.peer import ServerPeer
-from martlet.store import Queue, Store, data_directory, reading, scan
+from martlet.state.projections import Driven, Projections
+from martlet.store import Queue, Store, atomic, data_directory, reading, scan
 from martlet.store.checkpointer import Checkpointer
 from martlet.store.committer import Committer
 from martlet.store.files import Disk, Files
@@ -21,6 +22,7 @@ from martlet.store.flusher import Flusher
 from martlet.store.readers import Readers
 from martlet.store.reading import Reader
 from martlet.tables.groups import Groups
+from martlet.testing.disk import Cut
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.long_poll import ParkedPulls
@@ -38,10 +40,11 @@ class Bug:
 
     name: str
     patches: tuple[Patch, ...]
+    cuts: tuple[Cut, ...] = ()  # it is looked for where the power is cut in these ways only; empty: in all seeds
 
 
-def bug(name: str, *patches: Patch) -> Bug:
-    return Bug(name, patches)
+def bug(name: str, *patches: Patch, cuts: tuple[Cut, ...] = ()) -> Bug:
+    return Bug(name, patches, cuts)
 
 
 @contextmanager
@@ -271,6 +274,34 @@ def _skip_entry(right: Any) -> Any:
     return read
 
 
+def _continue_late(right: Any) -> Any:
+    """A projection that was restored from a snapshot misses the next message of each queue."""
+
+    def continue_from(self: Projections, driven: Driven, *args: Any) -> None:
+        right(self, driven, *args)
+        for cursor in driven.order.cursors.values():
+            cursor.offset += 1
+
+    return continue_from
+
+
+def _keep_half_groups(right: Any) -> Any:
+    """A start takes the records of a group that are there, whether or not it is whole."""
+
+    def whole_group(*args: Any) -> int:
+        end: int = right(*args)
+        return max(1, end)
+
+    return whole_group
+
+
+def _always(right: Any) -> Any:
+    def yes(*args: Any) -> bool:
+        return True
+
+    return yes
+
+
 BUGS: Final[tuple[Bug, ...]] = (
     bug("ack before flush", (ServerPeer, "hold_until", _ignored)),
     bug("answers released when written", (ServerPeer, "queue_output", _release_early)),
@@ -281,7 +312,11 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("group offset goes back", (Groups, "commit", _commit_back)),
     bug("group offset lost at a crash", (persistence, "_changed", _keep_offsets)),
     bug("appended twice", (Store, "append", _append_twice)),
-    bug("torn record served", (scan, "crc32", _any_sum), (reading, "check_record", _believe_record)),
+    bug(
+        "torn record served",
+        *((scan, "crc32", _any_sum), (reading, "check_record", _believe_record)),
+        cuts=(Cut.TORN,),
+    ),
     bug("checkpoint claims more than is on disk", (Checkpointer, "_take_checkpoint", _claim_more)),
     bug("rename without directory sync", (data_directory, "atomic_write", _rename_unsynced)),
     bug("segment's name is not synced", (Flusher, "created", _ignored)),
@@ -291,5 +326,11 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("light queues forgotten at a start", (scan, "light_places", _name_nothing)),
     bug("stop without a last flush", (Flusher, "flush_now", _ignored)),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
+    bug("projection restored and continued too late", (Projections, "_continue_from", _continue_late)),
+    bug(
+        "half a group kept",
+        *((scan, "whole_group", _keep_half_groups), (atomic, "may_begin_at", _always)),
+        cuts=(Cut.TORN,),
+    ),
     bug("held answer dropped", (ServerPeer, "release", _drop_held)),
 )

@@ -7,15 +7,17 @@ the moment of truth: what it says must be on the disk now, not soon.
 import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, TypeAlias, final
+from zlib import crc32
 
 import trio
 
 from martlet.contracts import Buffer
 from martlet.errors import CorruptRecord, MartletError
-from martlet.message import Record
+from martlet.message import Message, Placed, Record
 from martlet.store import Store
 from martlet.store.codec import decode_record, decode_records
 from martlet.store.light import is_light, places
+from martlet.store.notes import OWN_PREFIX
 from martlet.testing.disk import FakeDisk
 from martlet.testing.links import End
 from martlet.turns import finish_now
@@ -163,6 +165,8 @@ class Checker:
         self.acknowledged = 0
         self.delivered = 0
         self.disturbed_until = 0.0  # tables could not be written until then
+        # Where the groups of the ledger begin that were acknowledged.
+        self.moved: dict[int, int] = {}
 
     # telling
 
@@ -332,6 +336,44 @@ class Checker:
             )
         self.ends[place] = max(self.ends[place], offset + 1)
 
+    # the ledger
+
+    def on_move(self, life: "Life", number: int, stored: list[tuple[Message, Placed]]) -> None:
+        """Group *number* is acknowledged."""
+        if not life.alive:
+            return
+        self.note(f"group {number} is stored at {stored[0][1].position}")
+        for message, placed in stored:
+            place = message.topic, placed.queue_id
+            offset, body = placed.queue_offset, message.body
+            record = self._check_on_disk(life.disk, placed.position, place, offset, body, "acknowledged")
+            for topic, queue_id, number_there in places(record) if record is not None else [(*place, offset)]:
+                self._settle((topic, queue_id), number_there, body, placed.position, "acknowledged")
+        self.moved[number] = stored[0][1].position
+
+    def check_ledger(self, life: "Life", when: str) -> None:
+        """The state of the projection is what the log says, whole groups, and everything that was acknowledged."""
+        store = life.store
+        assert store is not None
+        first = store.first_position
+        known = {position: row for position, row in life.ledger.rows.items() if position >= first}
+        stored = {position: row for position, row in life.stored_rows().items() if position >= first}
+        for position in sorted(known.keys() | stored.keys()):
+            if known.get(position) != stored.get(position):
+                self.fail(f"{when} the ledger has {known.get(position)} at {position}, the log {stored.get(position)}")
+        for (topic, queue_id), table in self.truth.items():
+            for offset, (body, position) in table.items():
+                row = topic, queue_id, offset, crc32(body), (key_of(body),)
+                if position >= first and known.get(position) != row and not is_light(topic):
+                    self.fail(f"{when} the ledger has {known.get(position)} at {position}, {row} was acknowledged")
+        keys = {key for *_, of_row in known.values() for key in of_row}
+        for number in {int(key.lstrip("ab")) for key in keys if not key.startswith("p")}:
+            if not {f"a{number}", f"b{number}", str(number)} <= keys:
+                self.fail(f"{when} the ledger has a part of group {number} only")
+        for number, position in self.moved.items():
+            if position >= first and str(number) not in keys:
+                self.fail(f"{when} the ledger lacks group {number}, which was acknowledged at {position}")
+
     # the broker's inside
 
     def step(self, life: "Life") -> None:
@@ -425,6 +467,7 @@ class Checker:
             self.ends = defaultdict(int)
             self.committed.clear()
             self.committing.clear()
+            self.moved.clear()
         self.compare(found, "after a start")
         self.check_keys(store)
         for (topic, queue_id), end in list(self.ends.items()):
@@ -459,6 +502,8 @@ class Checker:
         """Everything readable, by queue and offset."""
         found: Contents = {}
         for topic, queues in store.queues.topics.items():
+            if topic.startswith(OWN_PREFIX):
+                continue  # a journal: see `check_ledger`
             for queue_id, queue in queues.items():
                 table = found[topic, queue_id] = {}
                 offset = queue.first_offset

@@ -40,11 +40,14 @@ from martlet_remoting.plugin import RemotingPlugin
 from .checker import DATA, Checker, Tap, Violation
 from .clients import consume, produce
 from .disk import SlowDisk
+from .ledger import JOURNAL, Ledger, Row, move, rows_in
 
 __all__ = ["Outcome", "Plan", "World", "simulate"]
 
 TRACE_SHOWN: Final = 60
 ADDRESS: Final = "127.0.0.1:10911"
+# A snapshot of a projection is due after so many bytes of followed records.
+SNAPSHOT_BYTES: Final = 16_384
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Life:
         self.broker: Broker
         self.server: Server
         self.plugin: RemotingPlugin
+        self.ledger: Ledger
 
     @property
     def parts(self) -> Parts:
@@ -113,6 +117,11 @@ class Life:
     def stalled(self, name: str) -> bool:
         """Whether the link of that name lets nothing through just now."""
         return self.links[name].stalled
+
+    def stored_rows(self) -> dict[int, Row]:
+        """What the ledger should know."""
+        assert self.store is not None
+        return rows_in(self.store, self.ledger.topics, self.ledger.journal)
 
     def build(self, world: "World", store: Store) -> None:
         """Make what `martlet.run` makes, but for ports and signals."""
@@ -128,6 +137,10 @@ class Life:
         self.broker.set_stages((), tuple(("remoting", router) for router in routers))
         self.protocol = self.plugin.martlet_protocols(self.broker)[0]
         self.protocol.bound(ADDRESS)
+        followed = [f"topic-{number}" for number in range(world.plan.topics)]
+        self.ledger = Ledger(followed, self.broker.journal(JOURNAL).topic)
+        self.broker.projections.add("ledger", self.ledger)
+        self.broker.projections._snapshot_bytes = SNAPSHOT_BYTES
         self.store = store
         self.readable = store.readable
 
@@ -176,6 +189,7 @@ class World:
         self.calm = False
         self.over = False
         self.starts = 0
+        self.moves = 0
         self.crashes = 0
         self.lossless = True
         self.ended_at = 0.0
@@ -280,8 +294,12 @@ class World:
         self.checker.note(f"start {self.starts}: log up to {store.readable}, {store.recovered.records} recovered")
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
+            await life.broker.projections.replay()
+            self.checker.check_ledger(life, "after a start")
             await nursery.start(life.server.run, [])
             nursery.start_soon(persistence.run, life.broker)
+            nursery.start_soon(life.broker.projections.run)
+            nursery.start_soon(move, self, life, self._chance())
             for service in (life.parts.deadlines.run, life.parts.rates.run, life.plugin._scan):
                 nursery.start_soon(service)
             nursery.start_soon(self._watch, life)
@@ -293,6 +311,7 @@ class World:
                 life.server.close_peers("the broker stops")
                 await life.server.wait_idle()
             nursery.cancel_scope.cancel()
+        life.broker.projections.save()
         persistence.save(life.broker)
         await store.close()
         self.checker.note("orderly stop")
@@ -473,6 +492,7 @@ class Outcome:
     trace: list[str] = field(repr=False)
     acknowledged: int = 0
     delivered: int = 0
+    groups: int = 0
     crashes: int = 0
     starts: int = 0
 
@@ -539,6 +559,7 @@ def simulate(seed: int) -> Outcome:
         checker.trace,
         checker.acknowledged,
         checker.delivered,
+        world.moves,
         world.crashes,
         world.starts,
     )
