@@ -133,6 +133,17 @@ async def test_answers_of_a_failed_commit_are_dropped_and_their_peer_is_closed(a
         assert world.reasons == ["the disk failed"]
 
 
+async def test_a_dropped_answer_never_leaves_even_if_others_fill_its_place(autojump_clock: MockClock) -> None:
+    world = World()
+    async with toy_server(world=world):
+        caller, _ = world.dial()
+        world.store.fail_commit(StoreFailed("the disk failed"))
+        await caller.send(b"hold 5 stored\n")
+        await trio.testing.wait_all_tasks_blocked()
+        world.store.flush_to(5)
+        assert await caller.receive_all() == b""
+
+
 async def test_answers_of_a_commit_on_a_full_disk_become_refusals(autojump_clock: MockClock) -> None:
     world = World()
     async with toy_server(world=world):

@@ -229,6 +229,15 @@ async def test_new_queues_of_a_topic_are_followed_from_their_beginning() -> None
         assert await collector.drain() == ["2:0:a"]
 
 
+async def test_what_a_queue_held_before_it_could_be_read_is_delivered() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.update("t", 1, 2)
+        collector = subscribe(broker, "t")
+        publish(broker, "t", 1, b"early")
+        broker.topics.update("t", 2, 2)
+        assert await collector.drain() == ["1:0:early"]
+
+
 async def test_a_deleted_topic_is_told() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)

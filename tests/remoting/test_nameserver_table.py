@@ -180,6 +180,10 @@ def test_acting_master_is_read_only_and_stands_at_id_0_where_that_is_wanted() ->
         assert route is not None
         assert route.queues[0].perm == 4
         assert route.brokers[0].addresses == addresses
+        register(table, broker(number=0, acting=True), 1.0)
+        route = table.route("T")
+        assert route is not None
+        assert route.queues[0].perm == 6, "the master is back"
 
 
 def test_a_slave_that_stands_in_registers_topics_to_be_read_alone() -> None:

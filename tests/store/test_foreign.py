@@ -240,3 +240,22 @@ async def test_rocketmqs_key_index_is_as_old_as_the_log_that_retention_left(capl
         disk.unlink(path)
     assert (await by_unique_key(disk))[-100:] == EVERYTHING[-100:]
     assert "key index" not in caplog.text
+
+
+async def test_of_the_last_seconds_before_a_kill_rocketmqs_entries_are_not_needed(
+    history: History, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its checkpoint may be three seconds ahead of what it flushed; the log of that time is read."""
+    disk = copy_of(history.stopped["killed"])
+    last = max(path for path in disk.files if "/commitlog/" in path)
+    begun_ms = RecordView(disk.files[last].data).store_ms
+    page = disk.files["/data/checkpoint"].data
+    set_content(disk, "/data/checkpoint", (begun_ms + 2000).to_bytes(8, "big") * 3 + bytes(page[24:]))
+    for path in [path for path in disk.files if "/consumequeue/" in path]:
+        data = bytearray(disk.files[path].data)
+        for at in range(0, len(data), ENTRY_BYTES):
+            if int.from_bytes(data[at : at + 8], "big") >= int(last[-20:]) - 1000:
+                data[at : at + ENTRY_BYTES] = bytes(ENTRY_BYTES)
+        set_content(disk, path, bytes(data))
+    await check(disk, history.seen["killed"])
+    assert "consume queues" not in caplog.text, "they are completed, not rebuilt"

@@ -12,6 +12,7 @@ import trio.testing
 from martlet.errors import NotReady
 from martlet.message import Message
 from martlet.store import Store, StoreConfig
+from martlet.store.checkpoint import read_checkpoint
 from martlet.store.checkpointer import SAVE_OFTEN_MAX
 from martlet.store.codec import decode_record, key_hash
 from martlet.store.files import Files
@@ -393,6 +394,19 @@ async def test_index_files_that_a_kill_left_after_the_checkpoint_are_made_again(
         assert len(found(store, "k3")) == 20
         await store.close()
     assert "key index" not in caplog.text
+
+
+async def test_a_checkpoint_claims_no_keys_of_records_that_are_not_durable(open_store: OpenStore) -> None:
+    store = await open_store()
+    put(store, *(message(b"%d" % number, keys="k") for number in range(5)))
+    store.append(message("written", keys="k"), 0)
+    store.commit()
+    store.indexer.drain_now()
+    assert store.durable < store.written
+    store.checkpointer.write_checkpoint()
+    made = read_checkpoint(store.files, f"{store.directory}/checkpoint")
+    assert made is not None
+    assert made.position == made.index_position == store.durable
 
 
 async def test_a_torn_checkpoint_makes_the_key_index_anew() -> None:

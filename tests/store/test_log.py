@@ -124,6 +124,36 @@ async def test_a_watcher_that_comes_between_commit_and_flush_is_called(open_stor
     assert seen == [1]
 
 
+async def test_a_watcher_is_called_again_until_its_newest_record_is_readable(open_store: OpenStore) -> None:
+    store = await open_store(small_config(flush="sync"))
+    queue, other = store.queue("T", 0), store.queue("T", 1)
+    confirmed = [0]
+    store.readable_end.confirmed.append(lambda: confirmed[0])
+    seen: list[int] = []
+    queue.watchers = [lambda q: seen.append(store.end_offset(q))]
+    first, second = store.append(message(), 0), store.append(message(), 0)
+    store.commit()
+    store.flusher.flush_now()
+    for confirmed[0] in (first.end, second.end):
+        store.readable_end.update()
+    assert seen[-2:] == [1, 2]
+    store.append(message(), other.queue_id)
+    store.commit()
+    store.flusher.flush_now()
+    store.readable_end.update()
+    assert seen[-1] == 2
+    assert len(seen) == 3, "nobody is called for what was readable before"
+
+
+async def test_a_commit_tells_when_its_newest_record_was_stored(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await open_store()
+    for _ in range(2):
+        clock.ms += 1234
+        store.append(message(), 0)
+        store.commit()
+        assert store.committer.last_store_ms == clock.ms
+
+
 async def test_callbacks_run_after_readable_moved(open_store: OpenStore) -> None:
     store = await open_store()
     seen: list[int] = []

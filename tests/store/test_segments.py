@@ -1,12 +1,16 @@
 """Which files of the log's directory are its segments: neither a stray name nor a damaged head decides alone."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.store.conftest import OpenStore
 
+from martlet.errors import Refused
 from martlet.store import Store
+from martlet.store.layout import BLANK_MAGIC, FILLER, FILLER_BYTES, PREPARED
+from martlet.store.notes import OWN_PREFIX
 from martlet.testing.stores import drain, message
 
 SEGMENT_BYTES = 4096
@@ -140,3 +144,68 @@ async def test_a_first_segment_that_a_crash_left_short_hides_none_after_it(
         store = await open_store()
         assert drain(store, store.queue("T", 0)) == sent[:2] + sent[second + 1 :]
         await store.close()
+
+
+def put_one(store: Store, size: int) -> None:
+    store.append(message(b"x" * size), 0)
+
+
+def put_two(store: Store, size: int) -> None:
+    """Neither of two records has the border to itself."""
+    bodies = size - store.queue("T", 0).overhead
+    group = [message(b"x" * (bodies // 2)), message(b"x" * (bodies - bodies // 2))]
+    first, second = store.append_group(group, [0, 0])
+    assert first.position // SEGMENT_BYTES == second.position // SEGMENT_BYTES
+
+
+def put_run(store: Store, size: int) -> None:
+    store.append_run([store.writer.item(message(b"x" * size), store.queue("T", 0))])
+
+
+def put_odd(store: Store, size: int) -> None:
+    """Not by the short way, which only takes what is usual."""
+    one = message(b"x" * size)
+    one.sys_flag = PREPARED
+    store.append(one, 0)
+
+
+def put_note(store: Store, size: int) -> None:
+    name = OWN_PREFIX + "t"
+    more = len(name.encode()) - len("T")
+    store.writer.append_together([message(b"x" * (size - more), name)], name)
+
+
+WAYS = (put_one, put_two, put_run, put_odd, put_note)
+
+
+@pytest.mark.parametrize("left", range(FILLER_BYTES + 2))
+@pytest.mark.parametrize("put", WAYS)
+async def test_a_segment_always_has_room_for_its_filler(
+    open_store: OpenStore, put: Callable[[Store, int], None], left: int
+) -> None:
+    """Every reader of the log, RocketMQ too, wants one behind the last record."""
+    store = await open_store()
+    put_one(store, 3300)
+    first = store.segments.items[0]
+    overhead = store.queue("T", 0).overhead
+    put(store, first.end - left - store.appended - overhead)
+    store.append(message(b"in the next segment"), 0)
+    store.commit()
+    store.flusher.flush_now()
+    end = 0
+    while (head := FILLER.unpack(store.segments.read(end, FILLER_BYTES)))[1] != BLANK_MAGIC:
+        end += head[0]
+        assert end <= first.end - FILLER_BYTES, "the last record leaves no room for a filler"
+    assert (head[0], end) == (first.end - end, first.end - left if left >= FILLER_BYTES else end)
+    expected = store.appended
+    store.crash()
+    again = await open_store()
+    assert (again.appended, again.recovered.cut_bytes, again.damaged_records) == (expected, 0, 0)
+
+
+async def test_a_record_that_would_fill_a_segment_without_its_filler_is_refused(open_store: OpenStore) -> None:
+    store = await open_store()
+    overhead = store.queue("T", 0).overhead
+    store.append(message(b"x" * (4096 - FILLER_BYTES - overhead)), 0)
+    with pytest.raises(Refused, match="4096"):
+        store.append(message(b"x" * (4096 - FILLER_BYTES - overhead + 1)), 0)
