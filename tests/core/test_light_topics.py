@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
+import trio
 from tests.core.pushing import LINES, broker_in_memory, publish, subscribe, told
 from trio.testing import MockClock
 
@@ -100,6 +101,22 @@ async def test_members_of_a_shared_group_compete_for_a_light_topic(autojump_cloc
         assert told(first.collect(1 << 20)) == ["0:2:2", "0:3:3"]
 
 
+async def test_a_cursor_gets_a_record_once_for_each_topic_that_it_follows() -> None:
+    async with broker_in_memory() as made:
+        broker = with_routers(made)
+        tagged = b"TAGS\x01n\x02"
+        for number in range(20):
+            publish(broker, "t", number % 3, b"%d" % number, properties=tagged + (A if number % 4 == 0 else b""))
+        feeds = [broker.cursors.open(["%LMQ%a"]), broker.cursors.open(["t", "%LMQ%a"])]
+        cursors = [feed.open(lambda: None, {"n": None}, 0) for feed in feeds]
+        await trio.testing.wait_all_tasks_blocked()
+        publish(broker, "t", 1, b"20", properties=tagged + A)
+        await trio.testing.wait_all_tasks_blocked()
+        light, both = ([r for run, _ in each.collect(1 << 20) for r in run.records()] for each in cursors)
+        assert [(r.body, r.queue_id, r.queue_offset) for r in light] == [(b"%d" % (4 * n), 0, n) for n in range(6)]
+        assert [r.body for r in both] == [b"%d" % n for n in range(21) for _ in range(1 + (n % 4 == 0))]
+
+
 async def test_acknowledgements_of_a_light_topic_outlive_a_restart() -> None:
     disk = FakeDisk()
     options: dict[str, Any] = {"lease_s": 30, "credit": 9, "start": from_earliest, "policy": GroupPolicy("tested")}
@@ -185,6 +202,19 @@ async def test_offsets_go_into_rocketmqs_table_for_light_queues_where_they_are_o
     disk = FakeDisk()
     await with_offsets(disk, light=False)
     assert LIGHT_OFFSETS not in disk.files
+
+
+async def test_offsets_of_a_light_topic_with_an_at_sign_in_its_name_are_found_again() -> None:
+    disk, name = FakeDisk(), "%LMQ%P2P@@@device"
+    async with broker_in_memory(disk) as made:
+        broker = with_routers(made)
+        publish(broker, "t", 0, b"x", properties=A.replace(b"%LMQ%a", name.encode()))
+        broker.groups.commit("G", name, 0, 1)
+    async with broker_in_memory(disk) as broker:
+        assert broker.groups.offset("G", name, 0) == 1
+    rewrite(disk, LIGHT_OFFSETS, {"offsetTable": {f"{name}@G": {"0": 7}}, "lmqOffsetTable": {f"{name}@%LMQ%c": 8}})
+    async with broker_in_memory(disk) as broker:
+        assert (broker.groups.offset("G", name, 0), broker.groups.offset("%LMQ%c", name, 0)) == (7, 8)
 
 
 @pytest.mark.parametrize(

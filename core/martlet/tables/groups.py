@@ -415,7 +415,7 @@ class Groups:
         with reading("lmqConsumerOffset.json"):
             found = _offsets_in(table)
             for key, offset in (table.get("lmqOffsetTable") or {}).items():
-                topic, _, group = key.partition("@")
+                topic, _, group = key.rpartition("@")
                 found[topic, group] = {0: int(offset)}
             ours = POSITION_KEY in table
         self.keeps_light_offsets = True
@@ -435,6 +435,6 @@ def _offsets_in(table: Mapping[str, Any]) -> dict[tuple[str, str], dict[int, int
     """The ``offsetTable`` of *table*, by topic and group."""
     found: dict[tuple[str, str], dict[int, int]] = {}
     for key, offsets in (table.get("offsetTable") or {}).items():
-        topic, _, group = key.partition("@")
+        topic, _, group = key.rpartition("@")
         found[topic, group] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
     return found
