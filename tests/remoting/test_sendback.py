@@ -1,9 +1,10 @@
 import pytest
 import trio
 
-from martlet.message import Record, decode_properties
+from martlet.message import Message, Record, decode_properties
 from martlet.store.codec import decode_record, decode_records
 from martlet.tables.groups import Group
+from martlet.tables.topics import BROKER_TOPICS
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command
 
@@ -107,6 +108,17 @@ async def test_a_position_at_which_no_record_starts_is_refused(harness: Harness,
     second = await sent(harness)
     answer = await back(harness.client(), second.position + distance)
     assert (answer.code, "look message by offset failed" in str(answer.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+@pytest.mark.parametrize("topic", sorted(BROKER_TOPICS))
+async def test_a_half_or_delayed_message_is_not_had_early_by_sending_it_back(harness: Harness, topic: str) -> None:
+    harness.topic(topic)
+    placed = harness.broker.publish(Message(topic, b"half", b"REAL_TOPIC\x01T\x02", 0))
+    await harness.step()
+    end = harness.store.appended
+    answer = await back(harness.client(), placed.position)
+    assert (answer.code, f"Reading topic[{topic}] is forbidden" in str(answer.remark)) == (16, True)
+    assert (harness.store.appended, harness.broker.groups.get("G")) == (end, None)
 
 
 async def test_a_closed_retry_topic_is_refused(harness: Harness) -> None:

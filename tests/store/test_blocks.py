@@ -64,6 +64,26 @@ async def test_every_flipped_byte_of_an_entry_is_repaired_and_is_no_damaged_reco
         store.crash()
 
 
+async def test_a_record_is_found_by_its_position_though_its_entry_is_in_a_damaged_block(
+    autojump_clock: MockClock,
+) -> None:
+    disk = await filled()
+    store = await open_on(disk)
+    positions = [store.position_at(store.queue("T", 0), offset) for offset in range(COUNT)]
+    store.crash()
+    damage(disk, 3)
+    store = await open_on(disk)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for position, body in zip(positions, WANTED, strict=True):
+            data = await store.record_far(position)
+            assert data is not None
+            assert bodies([data]) == [body]
+        assert await store.record_far(positions[0] + 1) is None
+        nursery.cancel_scope.cancel()
+    store.crash()
+
+
 async def test_a_far_read_has_a_damaged_block_repaired(autojump_clock: MockClock) -> None:
     disk = await filled()
     damage(disk, 3)

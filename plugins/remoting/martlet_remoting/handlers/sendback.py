@@ -35,15 +35,18 @@ def send_back(context: Context, command: Command) -> Later:
 async def _send_back(context: Context, command: Command, gate: Gate, grant: GroupGrant, position: int) -> bytes:
     parts, name = context.parts, grant.name
     data = await gate.record_at(position)
+    record = found_record(data, position) if data is not None else None
+    if record is not None:
+        gate.consume(name, _readable_topic(gate, record))
     policy = grant.ensure()
     if policy is None:
         text = f"subscription group [{name}] does not exist; create it with updateSubGroup, or turn on"
         raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
     if policy.retry_queue_nums <= 0:
         return reply(command)
+    if record is None:
+        raise _not_found(position)
     make_retry_topic(grant, policy, unit=command.boolean("unitMode"))
-    record = found_record(data, position)
-    gate.consume(name, _readable_topic(gate, record))
     placed = gate.give_back(name, _copy(parts, grant, command, record, policy))
     parts.rates.came_back(record.topic, name)
     context.peer.hold_until(placed.end)
@@ -62,7 +65,11 @@ def found_record(data: bytes | None, position: int) -> Record:
             return decode_record(data, 0, position)
         except CorruptRecord:
             pass
-    raise Declined(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {position}; no record starts there")
+    raise _not_found(position)
+
+
+def _not_found(position: int) -> Declined:
+    return Declined(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {position}; no record starts there")
 
 
 def _copy(parts: Parts, grant: GroupGrant, command: Command, record: Record, policy: Group) -> Message:
