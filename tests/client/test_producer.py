@@ -178,6 +178,7 @@ async def test_batch_is_stored_in_one_queue(cluster: Cluster, autojump_clock: Mo
     async with Producer(cluster.settings(), "P") as producer:
         result = await producer.send_batch([Message("T", b"%d" % number, tags="A") for number in range(5)])
     (command,) = cluster.broker.asked(RequestCode.SEND_BATCH_MESSAGE)
+    assert command.boolean("m"), "RocketMQ takes a batch for one message otherwise"
     members = decode_batch(command.body)
     assert [member.body for member in members] == [b"0", b"1", b"2", b"3", b"4"]
     keys = [decode_properties(member.properties)["UNIQ_KEY"] for member in members]

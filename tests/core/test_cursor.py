@@ -76,6 +76,7 @@ async def test_a_cursor_goes_from_its_position_over_to_the_tail() -> None:
         assert client.take() == [str(n) for n in range(10, 30) if n % 3]
         send(broker, "a", "live", 2)
         await settle(broker)
+        assert client.wakes == 1
         assert client.take() == ["live"]
         assert client.cursor.position == broker.store.readable
         assert feed.sweeps == 1

@@ -88,6 +88,19 @@ def test_a_lease_is_made_longer_and_shorter() -> None:
     assert not leases.renew("ada", 10, 99.0)
 
 
+def test_each_renewal_makes_another_handle_even_at_the_same_time() -> None:
+    leases = handed_out(1)
+    generations = []
+    for _ in range(3):
+        assert leases.renew("ada", 10, 50.0, generation=7)
+        generations.append(leases.generation(10))
+    assert generations == [7, 8, 9]
+    for generation in (10, 11):
+        assert leases.give_back("ada", 10, -math.inf)
+        assert leases.hand_again("ada", 1, 60.0, generation=7)
+        assert leases.generation(10) == generation
+
+
 def test_a_message_that_was_given_back_comes_again_after_its_delay() -> None:
     leases = handed_out(2)
     assert leases.give_back("ada", 10, 100.0)

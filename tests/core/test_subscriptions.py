@@ -14,6 +14,7 @@ from martlet.delivery.subscriptions import from_earliest, from_offset, from_tail
 from martlet.errors import Reason, Refused
 from martlet.settings import DeliveryConfig
 from martlet.store.codec import tags_code
+from martlet.store.layout import RecordView
 from martlet.testing.disk import FakeDisk
 
 
@@ -272,6 +273,24 @@ async def test_what_cannot_be_read_is_refused() -> None:
         subscribe(broker, "t")
         with pytest.raises(Refused, match=r"delivery\.subscriptions_max is 1"):
             subscribe(broker, "t")
+
+
+async def test_what_was_found_before_a_filter_failed_is_delivered_and_then_the_failure_told() -> None:
+    def fussy(record: RecordView) -> bool:
+        if bytes(record.body) == b"bad":
+            raise Refused(Reason.ILLEGAL, "this record does not please")
+        return True
+
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 2)
+        publish(broker, "t", 0, b"good")
+        publish(broker, "t", 1, b"bad")
+        collector = subscribe(broker, "t", selection=Selection("fussy", None, fussy), start=from_earliest)
+        assert await collector.turn() == ["0:0:good"]
+        for _ in range(2):
+            with pytest.raises(Refused, match="does not please"):
+                await collector.turn()
+            collector.peer.wake()
 
 
 OPERATIONS = st.lists(

@@ -237,6 +237,21 @@ async def test_frames_that_a_publisher_hands_on_leave_as_they_came() -> None:
         assert reader._handed_bytes == 0
 
 
+@pytest.mark.parametrize("publishers", [1, 2, 3, 5])
+async def test_frames_of_several_publishers_leave_together(publishers: int) -> None:
+    async with broker_in_memory() as broker:
+        reader, trie = follow(broker)
+        receiver = Listening()
+        trie.add("a", receiver)
+        sent = [b"first of %d, second of %d" % (number, number) for number in range(publishers)]
+        for data in sent:
+            placed = [broker.publish(Message("t", b"", tag("a"), 0)) for _ in range(2)]
+            reader.hand_on("e", placed, data, [data.index(b",") + 1, len(data)])
+        broker.store.commit()
+        (run,) = receiver.runs
+        assert run.frames(Encoding("e", lambda piece: [b"new" for _ in parts(piece)])).data == b"".join(sent)
+
+
 async def test_a_run_with_other_messages_between_is_joined_or_encoded() -> None:
     async with broker_in_memory() as broker:
         reader, trie = follow(broker)

@@ -8,6 +8,7 @@ import trio
 from martlet.contracts import Identity
 from martlet.errors import Reason, Refused
 from martlet.message import Message
+from martlet.store.codec import decode_record
 from martlet_remoting.codec import FrameBuffer, decode_frame, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.connection import RemotingConnection
@@ -136,10 +137,12 @@ async def test_messages_of_a_run_are_stored_whole(harness: Harness, taken: list[
     await harness.step()
     for number, answer in enumerate(found, 1):
         position = int(str(answer.ext["msgId"])[16:], 16)
-        record = harness.store.record_at(position)
-        assert record is not None
-        assert b"body %d" % number in record
-        assert unique(number).encode() in record
+        data = harness.store.record_at(position)
+        assert data is not None
+        record = decode_record(data, 0, position)
+        assert record.body == b"body %d" % number
+        assert record.properties.startswith(unique(number).encode())
+        assert (record.flag, record.reconsume_times, record.prepared_position) == (0, 0, 0)
 
 
 def test_a_run_comes_out_however_the_bytes_were_cut() -> None:
