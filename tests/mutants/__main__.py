@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tests", nargs="+", metavar="PATH", help="test files or folders (default: those near each module)")
     add("--again", action="store_true", help="only mutants that survived the last run")
     add("--limit", type=float, default=60, help="seconds after which one test counts as hanging (default: 60)")
-    add("--budget", type=float, default=60, help="seconds of tests for a mutant, the quickest first (default: 60)")
+    add("--budget", type=float, default=60, help="seconds of tests for a mutant (default: 60)")
     add("--jobs", type=int, default=2, help="processes at once (default: 2)")
     add("--cache", type=Path, help="where measurements are kept (default: .mutants in the checkout)")
     return parser

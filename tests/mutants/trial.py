@@ -35,7 +35,7 @@ class Plan:
 
 
 def plan(mutant: Mutant, reach: Reach, budget_s: float, limit_s: float) -> Plan:
-    """Choose the tests that reach *mutant*, the quickest first, until they fill *budget_s*; at least one."""
+    """Choose of the tests that reach *mutant* as many as fill *budget_s*, at least one."""
     tests: list[str] = []
     spent = 0.0
     for test in reach.tests(mutant.lines):
