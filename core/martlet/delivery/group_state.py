@@ -281,6 +281,14 @@ class _Pending:
         else:
             self.changes.append(change._replace(offsets=list(change.offsets)))
 
+    def ack(self, offset: int) -> None:
+        """As `add`, of one message that is settled; nearly all changes are of this kind."""
+        last = self.changes[-1] if self.changes else None
+        if last is not None and last.kind == ACK and isinstance(last.offsets, list):
+            last.offsets.append(offset)
+        else:
+            self.changes.append(Change(ACK, offsets=[offset]))
+
 
 @final
 class GroupNotes:
@@ -328,6 +336,11 @@ class GroupNotes:
     def note(self, key: Key, change: Change) -> None:
         """Note *change* of *key* with the commit under way."""
         self._get(key).add(change)
+
+    def ack(self, key: Key, offset: int) -> None:
+        """As `note`, of a message that is settled."""
+        pending = self._pending.get(key)
+        (pending or self._get(key)).ack(offset)
 
     def begin(self, key: Key, offset: int) -> None:
         """The lane begins at *offset*: nothing else is known of it."""

@@ -62,15 +62,15 @@ class Leases:
         "_slots",
         "_timers",
         "_waiting",
-        "_window",
         "low",
         "next",
+        "window",
     )
 
     def __init__(self, first: int, *, window: int, deliveries_max: int) -> None:
         self.low = first
         self.next = first
-        self._window = window
+        self.window = window
         self._deliveries_max = deliveries_max
         self._slots: dict[int, _Lease] = {}
         self._order: deque[int] = deque()  # every offset handed out from `low` on, settled or not, ascending
@@ -95,7 +95,7 @@ class Leases:
     @property
     def room(self) -> int:
         """How many messages may be handed out for the first time now."""
-        return self._window - len(self._order)
+        return self.window - len(self._order)
 
     @property
     def size(self) -> int:
@@ -213,11 +213,18 @@ class Leases:
 
     def ack(self, holder: Hashable, offset: int) -> bool:
         """Settle the message at *offset*; False when *holder* does not hold it (any more)."""
-        lease = self._find(holder, offset)
-        if lease is None:
+        lease = self._slots.get(offset)
+        if lease is None or lease.holder is None or lease.settling or lease.holder != holder:
             return False
-        self._let_go(lease, offset)
-        self._settle(offset)
+        held = self._held[holder]
+        del held[offset]
+        if not held:
+            del self._held[holder]
+        del self._slots[offset]
+        if self._order[0] == offset:
+            self._trim()
+        if len(self._timers) > STALE_TIMERS_MIN + 2 * len(self._slots):
+            self._forget_stale_timers()
         return True
 
     def renew(self, holder: Hashable, offset: int, until: float, generation: int = 0) -> bool:

@@ -177,7 +177,8 @@ class Member:
 
     def ack(self, queue_id: int, offset: int) -> bool:
         """Settle a message and give its credit back; False when this member does not hold it, or no longer."""
-        self.touch()
+        if self.lapsed:
+            self.touch()
         return self.share.ack_held(self.holder, queue_id, offset)
 
     def nack(self, queue_id: int, offset: int, delay_s: float = 0) -> bool:
@@ -639,22 +640,26 @@ class Share:
             member.add_credit(1)
 
     def _settle(self, lane: _Lane, holder: Hashable, offset: int) -> bool:
-        before, full = lane.leases.size, lane.leases.room <= 0
-        if not lane.leases.ack(holder, offset):
+        leases = lane.leases
+        before = leases.size
+        if not leases.ack(holder, offset):
             return False
-        self._owner.notes.note(lane.key, Change(ACK, offsets=(offset,)))
+        self._owner.notes.ack(lane.key, offset)
         self._give_credit(holder)
-        self._was_settled(lane, before, full)
+        self._was_settled(lane, before, before >= leases.window)
         return True
 
     def _was_settled(self, lane: _Lane, before: int, full: bool) -> None:
-        self._owner.settled(before - lane.leases.size)
+        size = lane.leases.size
+        if size != before:
+            self._owner.settled(before - size)
         self._commit(lane)
         if full and lane.leases.room > 0:
             self.wake()
 
     def _commit(self, lane: _Lane) -> None:
-        self._commit_offset(lane.queue.queue_id, lane.leases.low)
+        if self.policy is None:
+            self._owner.groups.commit(self.group, self.topic.name, lane.queue.queue_id, lane.leases.low)
 
     def _commit_offset(self, queue_id: int, offset: int) -> None:
         if self.policy is None:
@@ -755,7 +760,7 @@ class Share:
     def _settle_dead(self, lane: _Lane, offset: int) -> None:
         before = lane.leases.size
         lane.leases.bury(offset)
-        self._owner.notes.note(lane.key, Change(ACK, offsets=(offset,)))
+        self._owner.notes.ack(lane.key, offset)
         self._owner.settled(before - lane.leases.size)
         self._commit(lane)
         self.wake()
