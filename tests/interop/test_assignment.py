@@ -64,6 +64,10 @@ def test_a_told_member_and_one_that_chooses_agree(newest: Java, target: Target, 
         return sorted(sorted(q.queue for q in member.queues() if q.topic == topic) for member in members)
 
     eventually(lambda: True if held() == [[0, 1], [2, 3]] else None)
+    bodies = [f"{i}".encode() for i in range(40)]
+    newest.producer().send(*(message(topic, body) for body in bodies))
+    eventually(lambda: True if {m.body for c in members for m in c.seen} == set(bodies) else None)
+    assert all(member.seen for member in members)
 
 
 def test_the_admin_tool_sets_pull_mode(newest: Java, target: Target, target_kind: str, name: Name) -> None:
