@@ -215,3 +215,35 @@ async def test_few_blocks_stay_in_memory() -> None:
     assert len(drain(store, store.queue("T", 0))) == 600
     assert len(store.queues._cache) == BLOCKS_CACHED
     store.crash()
+
+
+async def test_of_blocks_that_retention_removed_nothing_is_remembered() -> None:
+    store = await open_on(FakeDisk())
+    send(store, "T", *(f"{number}" for number in range(200)))
+    store.flusher.flush_now()
+    await store.checkpoint()
+    queue = store.queue("T", 0)
+    before = len(queue.blocks[1])
+    assert before > 4
+    position = store.queues.position_at(queue, 150)
+    assert store.queues.advance_first(queue, position)
+    base, crcs = queue.blocks
+    assert queue.first_offset == 150
+    assert base == 150 // store.queues.files.block_entries
+    assert len(crcs) == before - base
+    store.crash()
+
+
+async def test_a_queue_file_that_a_crash_left_short_gets_its_full_size() -> None:
+    """RocketMQ takes over no queue with a short file."""
+    disk = await filled()
+    full = len(disk.files[PATH].data)
+    for data in (disk.files[PATH].data, disk.files[PATH].stable):
+        del data[COUNT * ENTRY_BYTES :]
+    store = await open_on(disk)
+    send(store, "T", "more")
+    await store.close()
+    assert len(disk.files[PATH].data) == full
+    store = await open_on(disk)
+    assert drain(store, store.queue("T", 0)) == [*WANTED, b"more"]
+    store.crash()
