@@ -6,14 +6,17 @@
 - filters: 50 disjoint filters with a wildcard cover 20,000 names, one client each; up to 99,950 more match none.
 - exact: 100,000 subscriptions to the 20,000 names, so each message has five receivers.
 - return: 10,000 durable sessions with a filter of QoS 1 each come back at once to what they missed.
+- offline: 100,000 durable sessions with a filter each are left by their clients, saved, restored, and expire.
 
 Messages have 256 B and come in runs of 40 with packet ids, as one socket read brings them. Clients are handlers of the
 plugin; nothing is sent over sockets. Processor time of the least of three rounds, in microseconds a message.
 """
 
 import argparse
+import gc
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from martlet.net.addresses import pack_host
 from martlet.old_objects import OldObjects
 from martlet.store import StoreConfig
 from martlet.testing.peers import Serving, serving
+from martlet.turns import finish_now
 from martlet_topics.codec import encode_frame
 from martlet_topics.config import TopicsConfig
 from martlet_topics.handler import TopicsHandler
@@ -31,6 +35,8 @@ from martlet_topics.plugin import TopicsPlugin
 
 NAMES = 20_000
 CLIENTS = 10_000
+SESSIONS = 100_000
+CONNECTS_A_ROUND = 16
 MESSAGES_A_READ = 40
 COLLECTS_A_ROUND = 64
 ROUNDS = 3
@@ -178,10 +184,100 @@ async def come_back(messages: int) -> None:
             )
 
 
+class ShiftedClock:
+    """A wall clock that can be set ahead."""
+
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.ahead_ms
+
+
+class Pauses:
+    """The longest turn of the event loop since the last call of `take`, in processor time of its thread."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            began = time.thread_time()
+            await trio.lowlevel.checkpoint()
+            self.longest = max(self.longest, time.thread_time() - began)
+
+    def take(self) -> str:
+        longest, self.longest = self.longest, 0.0
+        return f"{longest * 1e3:.1f} ms"
+
+
+async def leave_sessions(served: Serving, protocol: Protocol) -> None:
+    for first in range(0, SESSIONS, CONNECTS_A_ROUND):
+        numbers = range(first, min(first + CONNECTS_A_ROUND, SESSIONS))
+        clients = [Client(protocol, f"client-{number:06}") for number in numbers]
+        for number, client in zip(numbers, clients, strict=True):
+            client.receive(f"SUB site/{number}/temperature/# 1\n".encode())
+        end_round(served)
+        for client in clients:
+            client.handler.closed("")
+        end_round(served)
+        WOKEN.clear()
+        await trio.lowlevel.checkpoint()
+
+
+async def applied(served: Serving) -> None:
+    while not all(driven.order.at_end for driven in served.broker.projections._driven):
+        await trio.lowlevel.checkpoint()
+
+
+async def stay_away() -> None:
+    clock, pauses, plugin = ShiftedClock(), Pauses(), TopicsPlugin(TopicsConfig())
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"store": StoreConfig(flush="async"), "clock": clock}
+        async with serving(Path(folder), **options) as served, trio.open_nursery() as nursery:  # type: ignore[arg-type]
+            protocol = plugin.protocol(served.broker)
+            nursery.start_soon(pauses.watch)
+            await leave_sessions(served, protocol)
+            await applied(served)
+            print(f"offline  {SESSIONS} sessions came and left; longest turn {pauses.take()}")
+            (driven,) = (each for each in served.broker.projections._driven if each.name == "sessions")
+            began = time.thread_time()
+            steps = driven.projection.freeze()
+            next(steps)
+            print(f"offline  frozen in {(time.thread_time() - began) * 1e3:.2f} ms")
+            steps.close()
+            await served.broker.projections._save(driven)
+            size = (Path(folder) / driven.path).stat().st_size
+            print(f"offline  saved, {size / SESSIONS:.1f} bytes a session; longest turn {pauses.take()}")
+            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pauses.watch)
+            async with serving(Path(folder), **options) as served:  # type: ignore[arg-type]
+                print(f"offline  restored; longest turn {pauses.take()}")
+                sessions = served.broker.sessions
+                gc.collect()
+                tracemalloc.start()
+                copy = type(sessions.table)("copy")
+                finish_now(copy.restore(b"".join(finish_now(sessions.table.freeze())), 0))
+                used = tracemalloc.get_traced_memory()[0]
+                tracemalloc.stop()
+                assert len(copy) == SESSIONS
+                print(f"offline  {used / SESSIONS:.0f} bytes of memory a session")
+                del copy
+                await trio.lowlevel.checkpoint()
+                pauses.take()
+                clock.ahead_ms = (plugin.config.session_expiry_s + 600) * 1000
+                await served.broker.turns.finish(sessions.sweep())
+                served.broker.store.commit()
+                await applied(served)
+                assert not len(sessions)
+                print(f"offline  expired; longest turn {pauses.take()}")
+            nursery.cancel_scope.cancel()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=20_000)
-    parser.add_argument("--loads", default="plain,filters,exact,return")
+    parser.add_argument("--loads", default="plain,filters,exact,return,offline")
     words = parser.parse_args()
     OldObjects().start()  # as `martlet run` does at its start
     disjoint = [f"site/{number}/#" for number in range(50)]
@@ -194,6 +290,8 @@ def main() -> None:
     for load in words.loads.split(","):
         if load == "return":
             trio.run(come_back, words.messages)
+        if load == "offline":
+            trio.run(stay_away)
         for filters in loads.get(load, ()):
             trio.run(deliver, load, filters, words.messages)
 

@@ -338,6 +338,10 @@ class Feed:
         readable_to = self._owner.store.readable
         return min((reader.position for reader in self._readers if reader.is_behind), default=readable_to)
 
+    def first_position(self) -> int:
+        """The log position before which retention has removed all messages."""
+        return self._owner.store.first_position
+
     def resume(self, cursor: Cursor) -> None:
         """Let the next sweep that comes by its position take *cursor* along."""
         cursor.move_to(Place.BEHIND, 0)

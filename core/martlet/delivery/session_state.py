@@ -8,6 +8,7 @@ some hundred bytes; one with a client as an object.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias, final
 
+from martlet.checksum import crc32
 from martlet.delivery.session_notes import (
     BEGIN,
     ENDED,
@@ -29,6 +30,8 @@ from martlet.turns import Pace, Steps
 __all__ = ["SessionTable"]
 
 FORMAT: Final = 1
+# To copy one dict of 100,000 sessions takes 3 ms; a shard of 100 is copied when it changes after a snapshot was begun.
+SHARDS: Final = 1024
 # Sessions that a slice of `roll` looks at, and how many of them take as long as one that is noted again.
 SKIPPED_A_SLICE: Final = 2000
 SKIPPED_A_NOTE: Final = 40
@@ -53,31 +56,31 @@ class SessionTable:
         self.on_left: Callable[[str, int], None] | None = None
         self.note_again: Callable[[str], None] | None = None
         self.bytes = 0
-        self._held: dict[str, Held] = {}
+        self._shards: list[dict[str, Held]] = [{} for _ in range(SHARDS)]
+        self._shared: set[int] = set()  # shards that a snapshot has too: copied before they change
+        self._count = 0
         self._edition = 0
         # No session needs a record before this position.
         self._oldest = NOTHING
 
     def __len__(self) -> int:
-        return len(self._held)
+        return self._count
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._held
-
-    def list_keys(self) -> list[str]:
-        """The keys of all sessions; takes 0.5 ms for 100,000."""
-        return list(self._held)
+    def __iter__(self) -> Iterator[str]:
+        """Yield the keys of all sessions; those that come and go in the meantime may be among them."""
+        for number in range(SHARDS):
+            yield from list(self._shards[number])
 
     def get(self, key: str) -> SessionState | None:
         """Return a copy of what is stored of session *key*."""
-        held = self._held.get(key)
+        held = self._find(key)
         if isinstance(held, bytes):
             return SessionState.unpack(key, held)
         return held.copy() if held is not None else None
 
     def ends_ms(self, key: str) -> int:
         """When session *key* ends, 0 where a client has it or had it when the broker was killed, -1 for no session."""
-        held = self._held.get(key)
+        held = self._find(key)
         if held is None:
             return -1
         return packed_head(held)[1] if isinstance(held, bytes) else held.ends_ms
@@ -91,7 +94,7 @@ class SessionTable:
                 self._apply(kind, key, number, arguments, record.position)
 
     def _apply(self, kind: int, key: str, number: int, arguments: list[Any], position: int) -> None:
-        held = self._held.get(key)
+        held = self._find(key)
         if kind == BEGIN:
             state = SessionState(key, *arguments)
             state.number = number
@@ -105,7 +108,8 @@ class SessionTable:
 
     def _change(self, key: str, held: Held, kind: int, arguments: list[Any]) -> None:
         if kind == ENDED:
-            del self._held[key]
+            del self._shard_to_change(key)[key]
+            self._count -= 1
             self.bytes -= _weight(held)
             self._tell_left(key, next_number(_number(held)))
             return
@@ -127,7 +131,7 @@ class SessionTable:
 
     def _apply_whole(self, kind: int, key: str, number: int, arguments: list[Any], position: int) -> None:
         """Take over a session as it is noted; one that is known is the same already, and needs no older record now."""
-        held = self._held.get(key)
+        held = self._find(key)
         if held is None and kind == WHOLE:
             state = SessionState.of(key, number, arguments[0], arguments[1:])
             state.add(*arguments[6:])
@@ -141,7 +145,7 @@ class SessionTable:
             self.bytes += state.size - before
             self._settle(state)
         elif isinstance(held, bytes):
-            self._held[key] = moved(held, position)
+            self._shard_to_change(key)[key] = moved(held, position)
         else:
             self._own(key, held).since = position
 
@@ -149,7 +153,7 @@ class SessionTable:
         """A session of which nothing before counts."""
         state.since, state.edition = position, self._edition
         self._oldest = min(self._oldest, position)
-        self._put(state.key, state, self._held.get(state.key))
+        self._put(state.key, state, self._find(state.key))
         self._settle(state)
 
     def _settle(self, state: SessionState) -> None:
@@ -158,7 +162,18 @@ class SessionTable:
 
     def _put(self, key: str, held: Held, before: Held | None) -> None:
         self.bytes += _weight(held) - (_weight(before) if before is not None else 0)
-        self._held[key] = held
+        self._count += before is None
+        self._shard_to_change(key)[key] = held
+
+    def _find(self, key: str) -> Held | None:
+        return self._shards[_shard_of(key)].get(key)
+
+    def _shard_to_change(self, key: str) -> dict[str, Held]:
+        number = _shard_of(key)
+        if number in self._shared:
+            self._shared.discard(number)
+            self._shards[number] = self._shards[number].copy()
+        return self._shards[number]
 
     def _own(self, key: str, held: Held) -> SessionState:
         """Return the state of *key* to be changed: no snapshot under way has it."""
@@ -174,10 +189,12 @@ class SessionTable:
 
     def freeze(self) -> Steps[list[bytes]]:
         self._edition += 1
-        return pack_rows(FORMAT, _rows(self._held.copy()))
+        self._shared = set(range(SHARDS))
+        return pack_rows(FORMAT, _rows(self._shards.copy()))
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
-        self._held, self.bytes, self._oldest = {}, 0, NOTHING
+        self._shards, self._shared = [{} for _ in range(SHARDS)], set()
+        self._count, self.bytes, self._oldest = 0, 0, NOTHING
         pace = Pace()
         for key, packed in unpack_rows(FORMAT, data):
             since = packed_head(packed)[0]
@@ -191,13 +208,13 @@ class SessionTable:
         """Nothing: nobody deletes a journal."""
 
     def floor(self) -> int:
-        return self._oldest if self._held else NOTHING
+        return self._oldest if self._count else NOTHING
 
     def roll(self, start: int, end: int) -> Steps[None]:
         """Note again, whole, every session that a record before *end* has whole."""
         pace = Pace(SKIPPED_A_SLICE)
-        for key in self.list_keys():
-            held = self._held.get(key)
+        for key in self:
+            held = self._find(key)
             is_old = held is not None and _since(held) < end
             if is_old and self.note_again is not None:
                 self.note_again(key)
@@ -206,9 +223,14 @@ class SessionTable:
         self._oldest = max(self._oldest, end)
 
 
-def _rows(held: dict[str, Held]) -> Iterator[tuple[str, bytes]]:
-    for key, each in held.items():
-        yield key, each if isinstance(each, bytes) else each.pack()
+def _shard_of(key: str) -> int:
+    return crc32(key.encode()) % SHARDS
+
+
+def _rows(shards: list[dict[str, Held]]) -> Iterator[tuple[str, bytes]]:
+    for shard in shards:
+        for key, each in shard.items():
+            yield key, each if isinstance(each, bytes) else each.pack()
 
 
 def _number(held: Held) -> int:

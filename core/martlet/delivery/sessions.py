@@ -467,7 +467,7 @@ class Sessions:
         pace = Pace(LOOKS_A_SLICE)
         now_ms = self._clock.now_ms()
         allowed, overdue = self._overdue_allowed(), 0
-        for key in self.table.list_keys():
+        for key in self.table:
             ends_ms = self.table.ends_ms(key)
             if key not in self._live and 0 <= ends_ms <= now_ms:
                 is_overdue = 0 < ends_ms <= now_ms - OVERDUE_MS

@@ -144,6 +144,8 @@ def _run(words: list[bytes], data: bytes, limits: Limits) -> Command:
         ends.append(at)
     if at != size:
         raise RemoteProtocolError(f"a run of {count} messages has {size - at} bytes more than these; count them again")
+    if len(words) == 5:
+        raise RemoteProtocolError("TX acknowledges a first packet id and a count; send both, or neither")
     is_atomic = words[0] == b"TX"
     acknowledged = _acknowledge(words, b"", limits) if len(words) == 6 else None
     return Publish(first, tuple(names), tuple(bodies), data, tuple(ends), is_atomic, acknowledged)

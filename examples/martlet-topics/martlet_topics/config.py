@@ -21,5 +21,8 @@ class TopicsConfig:
     run_messages_max: int = setting(1000, "messages in one RUN or TX", low=1, high=65535)
     name_bytes_max: int = setting(1024, "names of messages", unit="bytes", low=1, high=8192)
     filters_max: int = setting(1000, "filters of one session", low=1)
+    lease_s: int = setting(
+        30, "a shared message that is not acknowledged for so long goes to another client", unit="s", low=1
+    )
     session_expiry_s: int = setting(604_800, "a session whose client stays away for so long ends", unit="s", low=1)
     idle_s: int = setting(600, "a client that is silent for so long is disconnected; 0 for never", unit="s", low=0)

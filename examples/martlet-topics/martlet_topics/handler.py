@@ -7,6 +7,7 @@ are in the line before.
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, final
@@ -20,7 +21,7 @@ from martlet.delivery.sessions import Session
 from martlet.delivery.tail_reader import Run
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.message import Message, Placed
-from martlet_topics.codec import ENCODING, IDS_MAX, decode_name, encode_error, encode_run
+from martlet_topics.codec import ENCODING, decode_name, encode_error, encode_run
 from martlet_topics.config import TopicsConfig
 from martlet_topics.packets import (
     Acknowledge,
@@ -33,6 +34,7 @@ from martlet_topics.packets import (
     Subscribe,
     Unsubscribe,
 )
+from martlet_topics.shares import PacketIds, SharedFilters, is_shared, split_shared
 
 __all__ = ["Shared", "TopicsHandler"]
 
@@ -75,7 +77,7 @@ class Shared:
 class TopicsHandler:
     """One client (martlet.contracts.Handler)."""
 
-    __slots__ = ("_again", "_cursor", "_gate", "_peer", "_session", "_waiting", "shared")
+    __slots__ = ("_again", "_cursor", "_gate", "_groups", "_ids", "_peer", "_session", "_waiting", "shared")
 
     def __init__(self, peer: Peer, shared: Shared) -> None:
         self._peer = peer
@@ -83,6 +85,8 @@ class TopicsHandler:
         self._gate: Gate | None = None
         self._session: Session | None = None
         self._cursor: Cursor | None = None
+        self._ids: PacketIds | None = None
+        self._groups: SharedFilters | None = None
         # By position the packet ids that were in flight when the client came.
         self._again: dict[int, int] = {}
         # Filters of QoS 0: what was sent before is not sent again, so they wait for the tail.
@@ -93,6 +97,7 @@ class TopicsHandler:
             if isinstance(event, Hello):
                 self._begin(event.name)
             elif self._session is not None:
+                self._the_groups.touch()
                 self._act(event, self._session)
         except Refused as refused:
             self.shared.refused += 1
@@ -105,7 +110,8 @@ class TopicsHandler:
             case Publish():
                 self._publish(event, session)
             case Acknowledge(first_id, count):
-                session.acknowledge(first_id, count)
+                if self._the_groups.acknowledge(first_id, count) < count:
+                    session.acknowledge(first_id, count)
                 self._peer.wake()  # the window has room
             case Subscribe(topic_filter, qos):
                 self._subscribe(session, topic_filter, qos)
@@ -113,6 +119,7 @@ class TopicsHandler:
                 session.unsubscribe(topic_filter)
                 self._peer.hold_until(session.until)
                 self._the_cursor.remove_filter(topic_filter)
+                self._the_groups.remove(topic_filter)
                 self._waiting.pop(topic_filter, None)
                 self._peer.send(b"OK\n")
             case Forget():
@@ -134,8 +141,13 @@ class TopicsHandler:
         session, self._session = self._session, None
         if session is not None:
             session.leave()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._cursor is not None:
             self._cursor.close()
+        if self._groups is not None:
+            self._groups.leave()
 
     # sessions
 
@@ -151,6 +163,11 @@ class TopicsHandler:
         assert self._cursor is not None
         return self._cursor
 
+    @property
+    def _the_groups(self) -> SharedFilters:
+        assert self._groups is not None
+        return self._groups
+
     def _begin(self, name: str) -> None:
         """Attach to the session and follow the log from where it needs messages."""
         shared, gate = self.shared, self._the_gate
@@ -158,8 +175,11 @@ class TopicsHandler:
             PROTOCOL, name, shared.feed.tail_position(), self._lose, expiry_s=shared.config.session_expiry_s
         )
         self._session = session
+        self._ids = PacketIds(session)
+        self._groups = SharedFilters(self._peer, gate, shared.config, self._ids)
         # A filter that may not be followed any more stays in the session, and brings nothing.
-        allowed = {each: options for each, options in session.filters.items() if gate.may_follow(shared.feed, each)}
+        own = {each: options for each, options in session.filters.items() if not is_shared(each)}
+        allowed = {each: options for each, options in own.items() if gate.may_follow(shared.feed, each)}
         durable = {each: 1 for each, options in allowed.items() if options == AT_LEAST_ONCE}
         self._waiting = {each: 0 for each, options in allowed.items() if options != AT_LEAST_ONCE}
         self._again = {position: packet_id for packet_id, position in session.flight.items()}
@@ -168,16 +188,19 @@ class TopicsHandler:
         except Refused as refused:
             raise RemoteProtocolError(str(refused)) from refused  # the topic is gone
         self._cursor = cursor
+        for each in session.filters.keys() - own.keys():
+            with suppress(Refused):
+                self._groups.add(each, int(session.filters[each] == AT_LEAST_ONCE))
         session.where = lambda: cursor.position
         self._peer.hold_until(session.until)
-        self._peer.send(b"OK old\n" if is_old else b"OK new\n")
+        has_gap = is_old and session.start < shared.feed.first_position()
+        self._peer.send(b"OK gap\n" if has_gap else b"OK old\n" if is_old else b"OK new\n")
         self._peer.wake()
 
     def _lose(self, reason: str) -> None:
         """Another connection has the session now."""
         self._session = None
-        if self._cursor is not None:
-            self._cursor.close()
+        self._let_go()
         self._peer.send(encode_error("LOST", reason))
         self._peer.close(reason)
 
@@ -191,9 +214,13 @@ class TopicsHandler:
         cursor, limit = self._the_cursor, self.shared.config.filters_max
         if len(session.filters) >= limit and topic_filter not in session.filters:
             raise Refused(Reason.BUSY, f"the session has {limit} filters; topics.filters_max allows no more")
-        cursor.check(topic_filter)
+        cursor.check(split_shared(topic_filter)[1] if is_shared(topic_filter) else topic_filter)
         session.subscribe(topic_filter, AT_LEAST_ONCE if qos else AT_MOST_ONCE)
         self._peer.hold_until(session.until)
+        if is_shared(topic_filter):
+            self._the_groups.add(topic_filter, qos)
+            self._peer.send(b"OK\n")
+            return
         self._waiting.pop(topic_filter, None)
         if qos or cursor.place is Place.TAIL:
             cursor.add_filter(topic_filter, qos)
@@ -231,16 +258,27 @@ class TopicsHandler:
     def _publish_all(self, run: Publish, messages: list[Message], session: Session) -> list[Placed | Refused]:
         if not run.is_atomic:
             return self._the_gate.publish_many(messages)
-        done, notes = run.acknowledged, []
-        if done is not None:
-            if not all(packet_id in session.flight for packet_id in range(done.first_id, done.first_id + done.count)):
-                text = f"packet ids {done.first_id} to {done.first_id + done.count - 1} are not in flight"
-                raise Refused(Reason.NOT_FOUND, f"{text}; acknowledge what was sent")
-            notes.append(session.acknowledgement(done.first_id, done.count))
-        placed = self._the_gate.publish_atomic(messages, notes)
-        if done is not None:
-            session.acknowledged(done.first_id, done.count)
-            self._peer.wake()
+        done = run.acknowledged
+        if done is None:
+            return list(self._the_gate.publish_atomic(messages))
+        first_id, count, groups = done.first_id, done.count, self._the_groups
+        notes = groups.acknowledgements(first_id, count)
+        is_own = not notes
+        if is_own:
+            if not all(packet_id in session.flight for packet_id in range(first_id, first_id + count)):
+                text = f"packet ids {first_id} to {first_id + count - 1} are not in flight; acknowledge what was sent"
+                raise Refused(Reason.NOT_FOUND, text)
+            notes = [session.acknowledgement(first_id, count)]
+        try:
+            placed = self._the_gate.publish_atomic(messages, notes)
+        except Refused:
+            groups.withdraw(first_id, count)
+            raise
+        if is_own:
+            session.acknowledged(first_id, count)
+        else:
+            groups.settle(first_id, count)
+        self._peer.wake()
         return list(placed)
 
     def _answer(self, first_id: int, results: list[Placed | Refused]) -> None:
@@ -265,6 +303,7 @@ class TopicsHandler:
             return
         window = self.shared.config.window
         try:
+            self.shared.delivered += self._the_groups.collect(budget_bytes // 2)
             while (room := window - len(session.flight) + len(self._again)) > 0:
                 if budget_bytes <= 0:
                     self._peer.wake()
@@ -297,6 +336,8 @@ class TopicsHandler:
         if not any(grants):
             self._peer.send(encode_run(0, run.count, len(frames.data)), frames.data)
             return
+        ids = self._ids
+        assert ids is not None
         positions = [record.position for record in run.records()]
         old = bisect_left(positions, session.position)
         for index in range(old):
@@ -305,7 +346,7 @@ class TopicsHandler:
                 frame = frames.part(index, index + 1).data
                 self._peer.send(encode_run(packet_id, 1, len(frame), again=True), frame)
         while old < run.count:
-            first, count = _free_ids(session, run.count - old)
+            first, count = ids.take(run.count - old)
             last = old + count
             end = run.end if last == run.count else positions[last]
             session.hand_out(first, positions[old:last], end)
@@ -313,17 +354,6 @@ class TopicsHandler:
             part = frames if count == run.count else frames.part(old, last)
             self._peer.send(encode_run(first, count, len(part.data)), part.data)
             old = last
-
-
-def _free_ids(session: Session, count: int) -> tuple[int, int]:
-    """Return the next free packet id, and how many from there on are free, up to *count*."""
-    flight, first = session.flight, session.next_id
-    while first in flight or first > IDS_MAX:
-        first = first % IDS_MAX + 1
-    last = first + 1
-    while last < first + count and last <= IDS_MAX and last not in flight:
-        last += 1
-    return first, last - first
 
 
 def _error(refused: Refused) -> bytes:

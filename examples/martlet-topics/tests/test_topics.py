@@ -1,13 +1,20 @@
 """The protocol over a real broker in memory: filters, acknowledgements, sessions that return."""
 
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 from topics_talk import Came, Talk, topics_broker
 
 from martlet.contracts import Identity
+from martlet.delivery.interest import FilterTrie
 from martlet.message import Message
+from martlet.store.codec import encode_record
+from martlet.store.layout import RecordView
+from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import HOST, small_config
 from martlet_topics.config import TopicsConfig
+from martlet_topics.shares import select_names
 
 
 async def published(talk: Talk, *messages: tuple[str, bytes], first_id: int = 1) -> None:
@@ -121,7 +128,14 @@ async def test_a_packet_id_is_not_given_twice_while_it_is_in_flight(tmp_path: Pa
         assert await talk.ask("SUB a 1") == "OK"
         await published(talk, ("a", b"old"))
         assert await talk.bodies(1) == [b"old"]
-        topics.sessions._live["topics me"]._state.next_id = 65534
+        talk.hang_up()
+        await topics.settle()
+        session, _ = topics.broker.gate(Identity()).open_session("topics", "me", 0, lambda reason: None)
+        session.hand_out(65533, [0], session.position)
+        session.acknowledge(65533)
+        session.leave()
+        talk = await topics.connect("me", "OK old")
+        assert await talk.bodies(1) == [b"old"]
         await published(talk, *(("a", b"%d" % n) for n in range(4)))
         assert [each.packet_id for each in await talk.messages(4)] == [65534, 65535, 2, 3]
 
@@ -210,6 +224,205 @@ async def test_a_session_belongs_to_its_owner(tmp_path: Path) -> None:
         talk = await topics.connect("me", refused)
         with pytest.raises(EOFError):
             await talk.line()
+
+
+# shared subscriptions
+
+
+async def test_each_message_of_a_group_goes_to_one_client(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        one, two, alone, talk = [await topics.connect() for _ in range(4)]
+        for each in (one, two):
+            assert await each.ask("SUB $share/workers/job/+ 1") == "OK"
+        assert await alone.ask("SUB $share/other/job/# 0") == "OK"
+        numbers = [b"%d" % n for n in range(40)]
+        for number in numbers:
+            await published(talk, ("job/a", number), ("else", b"not wanted"), ("job", b"one level less"))
+        assert sorted(await alone.bodies(80)) == sorted(numbers + [b"one level less"] * 40)
+        came = [*await one.rest(), *await two.rest()]
+        assert sorted(each.body for each in came) == sorted(numbers)
+        assert {each.is_again for each in came} == {False}
+
+
+async def test_what_a_client_holds_goes_to_others_when_it_leaves(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        one, talk = await topics.connect("one"), await topics.connect()
+        assert await one.ask("SUB $share/g/a 1") == "OK"
+        await published(talk, *(("a", b"%d" % n) for n in range(4)))
+        came = {each.body: each.packet_id for each in await one.messages(4)}
+        await one.say(f"ACK {came[b'1']} 1", f"ACK {came[b'3']} 1")
+        assert await one.rest() == []
+        two = await topics.connect("two")
+        assert await two.ask("SUB $share/g/a 1") == "OK"
+        assert await two.rest() == []
+        one.hang_up()
+        again = await two.messages(2)
+        assert [(each.body, each.is_again) for each in again] == [(b"0", True), (b"2", True)]
+
+
+async def test_a_group_remembers_through_a_restart(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        one, talk = await topics.connect("one"), await topics.connect()
+        assert await one.ask("SUB $share/g/# 1") == "OK"
+        await published(talk, ("a", b"1"), ("a", b"2"), ("a", b"3"))
+        (first, _, last) = await one.messages(3)
+        await one.say(f"ACK {first.packet_id} 1", f"ACK {last.packet_id} 1")
+        assert await one.rest() == []
+    async with topics_broker(tmp_path) as topics:
+        one = await topics.connect("one", "OK old")
+        assert [each.body for each in await one.messages(1)] == [b"2"]
+        assert await one.rest() == []
+
+
+async def test_packet_ids_of_a_group_and_of_a_session_differ(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk = await topics.connect("me")
+        assert await talk.ask("SUB a 1", "SUB $share/g/a 1") == "OK"
+        await published(talk, *(("a", b"%d" % n) for n in range(5)))
+        came = await talk.messages(10)
+        assert sorted(each.packet_id for each in came) == list(range(1, 11))
+        await talk.say("ACK 1 10")
+        assert await talk.rest() == []
+        talk.hang_up()
+        await topics.settle()
+        talk = await topics.connect("me", "OK old")
+        assert await talk.rest() == []
+
+
+async def test_a_transaction_acknowledges_for_a_group(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk, out = await topics.connect("me"), await topics.connect()
+        assert await talk.ask("SUB $share/g/in 1") == "OK"
+        assert await out.ask("SUB out") == "OK"
+        await published(out, ("in", b"1"), ("in", b"2"))
+        one, two = await talk.messages(2)
+        await talk.publish(7, ("out/+", b"no name"), verb="TX", then=f" {one.packet_id} 1")
+        assert (await talk.line()).startswith("ERR 7 1 ILLEGAL")
+        await talk.publish(7, ("out", b"A"), verb="TX", then=f" {one.packet_id} 1")
+        assert await talk.line() == "ACK 7 1"
+        assert await out.bodies(1) == [b"A"]
+        await talk.publish(7, ("out", b"B"), verb="TX", then=f" {one.packet_id} 1")
+        assert (await talk.line()).startswith("ERR 7 1 NOT_FOUND")
+        talk.hang_up()
+        await topics.settle()
+        talk = await topics.connect("me", "OK old")
+        assert [each.body for each in await talk.messages(1)] == [two.body]
+        assert await talk.rest() == []
+
+
+@pytest.mark.parametrize("wrong", ["$share/g", "$share//a", "$share/+/a", "$share/g/", "$share/g/a#"])
+async def test_a_shared_filter_needs_a_group_and_a_filter(tmp_path: Path, wrong: str) -> None:
+    async with topics_broker(tmp_path) as topics:
+        talk = await topics.connect("me")
+        assert (await talk.ask(f"SUB {wrong}")).startswith("ERR 0 0 ILLEGAL")
+        assert await talk.ask("UNSUB $share/g/a", "PING") == "PONG"
+
+
+async def test_unsubscribing_leaves_the_group(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path) as topics:
+        one, two = await topics.connect("one"), await topics.connect("two")
+        for each in (one, two):
+            assert await each.ask("SUB $share/g/a 1") == "OK"
+        assert await one.ask("UNSUB $share/g/a") == "OK"
+        await published(two, ("a", b"1"), ("a", b"2"))
+        assert await two.bodies(2) == [b"1", b"2"]
+        assert await one.rest() == []
+        one.hang_up()
+        await topics.settle()
+        one = await topics.connect("one", "OK old")
+        await published(two, ("a", b"3"))
+        assert await two.bodies(1) == [b"3"]
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "name", "matches"),
+    [
+        ("a/b", "a/b", True),
+        ("a/b", "a/c", False),
+        ("+", "a", True),
+        ("+", "a/b", False),
+        ("a/+/c", "a//c", True),
+        ("a/+/c", "a/b/d", False),
+        ("a.c/+", "abc/d", False),
+        ("#", "a/b\nc", True),
+        ("a/#", "a", True),
+        ("a/#", "ab", False),
+        ("+/#", "$SYS/x", False),
+        ("$SYS/#", "$SYS/x", True),
+    ],
+)
+async def test_shared_filters_match_as_others_do(topic_filter: str, name: str, matches: bool) -> None:
+    trie: FilterTrie[str] = FilterTrie()
+    trie.add(topic_filter, "me")
+    assert bool(trie.route(name).grants) is matches
+    body = encode_record(Message("t", b"", b"TAGS\x01%b\x02" % name.encode()), 0, 0, 0, 0, HOST)
+    selection = select_names(topic_filter)
+    assert selection.predicate is not None
+    assert selection.predicate(RecordView(body, 0)) is matches
+
+
+# what gets lost
+
+
+async def test_a_session_that_slept_while_retention_went_by_is_told_of_the_gap(tmp_path: Path) -> None:
+    disk = FakeDisk()
+    sizes = {"segment_bytes": 1 << 14, "chunk_bytes": 1 << 12, "cache_bytes": 1 << 14}
+    store = small_config(flush="async", disk_used_ratio_max=0.8, disk_clean_ratio=0.85, **sizes)
+    async with topics_broker(Path("/data"), store=store, disk=disk) as topics:
+        talk, other = await topics.connect("me"), await topics.connect()
+        assert await talk.ask("SUB a 1") == "OK"
+        await published(other, ("a", b"unacknowledged"))
+        assert await talk.bodies(1) == [b"unacknowledged"]
+        talk.hang_up()
+        await topics.settle()
+        for number in range(40):
+            await published(other, ("a", b"%04d" % number + b"x" * 2000))
+        broker_store = topics.broker.store
+        await topics.settle()
+        end = broker_store.segments.items[-2].end
+        await topics.broker.projections.release(end)
+        await broker_store.checkpoint()
+        disk.used_ratio = 0.99
+        broker_store.retention.look()
+        disk.used_ratio = 0.1
+        assert broker_store.first_position > 0
+        talk = await topics.connect("me", "OK gap")
+        came = await talk.messages(1)
+        await topics.settle()
+        came += await talk.rest()
+        assert not any(each.is_again for each in came), "what was in flight is gone, and its packet id is free"
+        numbers = [int(each.body[:4]) for each in came]
+        assert numbers == list(range(numbers[0], 40))
+        assert numbers[0] > 0
+        assert 1 not in topics.sessions._live["topics me"].flight
+        await talk.say(f"ACK {came[0].packet_id} {len(came)}")
+        assert await talk.rest() == []
+        talk.hang_up()
+        await topics.settle()
+        await topics.connect("me", "OK old")
+
+
+async def test_a_commit_that_fails_is_told_to_publishers_and_ends_subscribers(tmp_path: Path) -> None:
+    disk = FakeDisk()
+    async with topics_broker(Path("/data"), store=small_config(flush="sync"), disk=disk) as topics:
+        talk, other = await topics.connect("me"), await topics.connect("other")
+        assert await talk.ask("SUB a 1") == "OK"
+        assert await other.ask("SUB b 1") == "OK"
+        disk.fail_next("write", ENOSPC)
+        await other.publish(3, ("a", b"lost"), ("c", b"lost"))
+        assert (await other.line()).startswith("ERR 3 2 ")
+        topics.broker.store.retention.look()
+        disk.fail_next("write", ENOSPC)
+        await talk.say("SUB lost 1")
+        with pytest.raises(EOFError):
+            await talk.line()
+        topics.broker.store.retention.look()
+        await topics.settle()
+        talk = await topics.connect("me", "OK old")
+        await published(other, ("lost", b"1"), ("a", b"2"), ("b", b"3"))
+        assert await talk.bodies(1) == [b"2"]
+        assert await talk.rest() == []
+        assert await other.bodies(1) == [b"3"]
 
 
 class Rules:

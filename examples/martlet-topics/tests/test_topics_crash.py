@@ -1,4 +1,4 @@
-"""Whatever ends the broker, a durable session gets every message of QoS 1 that its publisher was told is stored.
+"""Whatever ends the broker, sessions and groups get every message of QoS 1 that its publisher was told is stored.
 
 ``MARTLET_KILL_ROUNDS`` makes the test with a real process longer, ``MARTLET_CRASH_SEEDS`` the one on a simulated disk.
 """
@@ -26,32 +26,20 @@ PROCESS = Path(__file__).with_name("topics_process.py")
 NAMES = ("a/1", "a/2", "b/1/c", "b/2")
 
 
-class World:
-    """What a publisher and a durable subscriber know over all crashes."""
+class Consumer:
+    """What one subscriber knows over all crashes; it acknowledges late and out of order."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, *filters: str) -> None:
         self.chance = chance
-        self.number = 0
-        self.stored: set[bytes] = set()
+        self.filters = filters
         self.received: set[bytes] = set()
         self.repeated = 0
         self.unacknowledged: list[int] = []
         self.is_subscribed = trio.Event()
 
-    async def publish(self, talk: Talk) -> None:
-        """Publish runs until the connection ends, once there is a session to get them."""
-        await self.is_subscribed.wait()
-        while True:
-            numbers = range(self.number, self.number + self.chance.randrange(1, 30))
-            self.number = numbers.stop
-            bodies = [b"%d" % each for each in numbers]
-            await talk.wire.send(run(1, *((self.chance.choice(NAMES), body) for body in bodies)))
-            assert await talk.line() == f"ACK 1 {len(bodies)}"
-            self.stored.update(bodies)
-
-    async def subscribe(self, talk: Talk) -> None:
-        """Take messages and acknowledge them late and out of order, also those of earlier connections."""
-        assert await talk.ask("SUB a/+ 1", "SUB b/# 1") == "OK"
+    async def run(self, talk: Talk) -> None:
+        """Take messages until the connection ends."""
+        assert await talk.ask(*self.filters) == "OK"
         self.is_subscribed.set()
         while True:
             await self.take(talk)
@@ -65,13 +53,37 @@ class World:
             self.chance.shuffle(self.unacknowledged)
             await talk.say(*(f"ACK {self.unacknowledged.pop()} 1" for _ in range(len(self.unacknowledged) // 2 + 1)))
 
-    async def drain(self, talk: Talk) -> None:
-        """Take what is left, up to the last message that is known to be stored."""
-        assert await talk.ask("SUB a/+ 1", "SUB b/# 1") == "OK"
+    async def drain(self, talk: Talk, stored: set[bytes]) -> None:
+        """Take what is left, up to the last message that is known to be *stored*."""
+        assert await talk.ask(*self.filters) == "OK"
         with trio.move_on_after(120):
-            while not self.received >= self.stored:
+            while not self.received >= stored:
                 await self.take(talk)
-        assert self.stored - self.received == set()
+        assert stored - self.received == set()
+
+
+class World:
+    """What a publisher, a durable subscriber and a client of a group know over all crashes."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.number = 0
+        self.stored: set[bytes] = set()
+        # Packet ids of a session live on, those of a group go with their connection.
+        self.session = Consumer(chance, "SUB a/+ 1", "SUB b/# 1")
+        self.group = Consumer(chance, "SUB $share/group/# 1")
+
+    async def publish(self, talk: Talk) -> None:
+        """Publish runs until the connection ends, once there is somebody to get them."""
+        await self.session.is_subscribed.wait()
+        await self.group.is_subscribed.wait()
+        while True:
+            numbers = range(self.number, self.number + self.chance.randrange(1, 30))
+            self.number = numbers.stop
+            bodies = [b"%d" % each for each in numbers]
+            await talk.wire.send(run(1, *((self.chance.choice(NAMES), body) for body in bodies)))
+            assert await talk.line() == f"ACK 1 {len(bodies)}"
+            self.stored.update(bodies)
 
 
 @asynccontextmanager
@@ -92,16 +104,19 @@ async def traffic(world: World, address: str, seconds: float, process: "subproce
             async with talking(address) as talk:
                 await world.publish(talk)
 
-    async def subscriber() -> None:
+    async def subscriber(consumer: Consumer, name: str) -> None:
         with suppress(trio.BrokenResourceError, EOFError, OSError):
             while True:
                 with trio.move_on_after(world.chance.uniform(0.05, 0.3)):
-                    async with talking(address, "me") as talk:
-                        await world.subscribe(talk)
+                    async with talking(address, name) as talk:
+                        if not name:
+                            consumer.unacknowledged.clear()
+                        await consumer.run(talk)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(publisher)
-        nursery.start_soon(subscriber)
+        nursery.start_soon(subscriber, world.session, "me")
+        nursery.start_soon(subscriber, world.group, "")
         await trio.sleep(seconds)
         os.kill(process.pid, signal.SIGKILL)
         await trio.to_thread.run_sync(process.wait)
@@ -125,8 +140,9 @@ def kill_rounds(directory: Path, flush: str, world: World) -> None:
 
 
 async def drained(world: World, address: str) -> None:
-    async with talking(address, "me") as talk:
-        await world.drain(talk)
+    for consumer, name in ((world.session, "me"), (world.group, "")):
+        async with talking(address, name) as talk:
+            await consumer.drain(talk, world.stored)
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
@@ -134,7 +150,7 @@ def test_a_durable_session_loses_nothing_to_kill_9(tmp_path: Path, flush: str) -
     world = World(random.Random(flush))
     kill_rounds(tmp_path, flush, world)
     assert len(world.stored) > 20 * ROUNDS
-    print(f"{len(world.stored)} messages stored, {world.repeated} came again")
+    print(f"{len(world.stored)} messages stored, {world.session.repeated} and {world.group.repeated} came again")
 
 
 @pytest.mark.parametrize("cut", list(Cut))
@@ -143,21 +159,23 @@ async def test_a_durable_session_loses_nothing_to_a_power_cut(cut: Cut, seed: in
     chance = random.Random(seed)
     world, disk = World(chance), FakeDisk()
     store = small_config(flush="sync", segment_bytes=1 << 16, chunk_bytes=1 << 13, cache_bytes=1 << 16)
-    config, directory = TopicsConfig(window=20), Path("/data")
+    config, directory = TopicsConfig(window=20, lease_s=1), Path("/data")
     for _ in range(3):
         async with (
             topics_broker(directory, config, store=store, disk=disk) as topics,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(world.publish, await topics.connect())
-            talk = await topics.connect("me")
-            nursery.start_soon(world.subscribe, talk)
-            goal = len(world.received) + chance.randrange(5, 80)
-            while len(world.received) < goal:
+            nursery.start_soon(world.session.run, await topics.connect("me"))
+            world.group.unacknowledged.clear()
+            nursery.start_soon(world.group.run, await topics.connect())
+            goal = len(world.session.received) + chance.randrange(5, 80)
+            while len(world.session.received) < goal:
                 await trio.lowlevel.checkpoint()
             after = disk.after_power_cut(cut, chance)
             nursery.cancel_scope.cancel()
         disk = after
     async with topics_broker(directory, config, store=store, disk=disk) as topics:
-        await world.drain(await topics.connect("me", "OK old"))
+        await world.session.drain(await topics.connect("me", "OK old"), world.stored)
+        await world.group.drain(await topics.connect(), world.stored)
     assert len(world.stored) > 15
