@@ -195,20 +195,29 @@ async def test_a_write_that_fails_leaves_no_entry_in_any_queue(how: str) -> None
     store.crash()
 
 
-async def test_a_group_is_in_its_light_queues_as_a_whole() -> None:
+@pytest.mark.parametrize("before", [0, 99])
+async def test_a_group_is_in_its_light_queues_as_a_whole(before: int) -> None:
     disk = FakeDisk()
-    store = await open_on(disk)
+    store = await open_on(disk, segment_bytes=1 << 15)
+    for number in range(before):
+        store.append(routed(f"{number}", "a"), 0)
+    store.commit()
     group = [routed("1", "a", topic="P"), message("2", "Q"), routed("3", "b", "a", topic="Q")]
     as_sent = sum(record_size(each, each.topic.encode(), HOST) for each in group)
-    store.append(message("x" * (8192 - 8 - as_sent - 92), "F"), 0)
+    # Room for the group with an offset of one digit in each light queue.
+    offsets = len(b"INNER_MULTI_QUEUE_OFFSET\x010\x02") + len(b"INNER_MULTI_QUEUE_OFFSET\x010,0\x02")
+    room = as_sent + offsets if before else as_sent
+    left = (1 << 15) - store.appended - 8 - room
+    store.append(message("x" * (left - 92), "F"), 0)
+    assert (1 << 15) - store.appended - 8 == room
     placed = store.append_group(group, [0, 0, 0])
     store.commit()
     store.flusher.flush_now()
-    assert placed[0].position == 8192, "with the offsets they would not all have had room in the first segment"
-    assert (light(store, "a"), light(store, "b")) == ([b"1", b"3"], [b"3"])
+    assert placed[0].position == 1 << 15, "with the offsets they would not all have had room in the first segment"
+    assert (light(store, "a")[before:], light(store, "b")) == ([b"1", b"3"], [b"3"])
     store.crash()
-    store = await open_on(disk)
-    assert (light(store, "a"), light(store, "b")) == ([b"1", b"3"], [b"3"])
+    store = await open_on(disk, segment_bytes=1 << 15)
+    assert (light(store, "a")[before:], light(store, "b")) == ([b"1", b"3"], [b"3"])
     store.crash()
 
 
@@ -468,6 +477,7 @@ FOREIGN_DAMAGES = {
         lambda data, random: data.__setitem__(slice(None), bytes(len(data))),
     ),
     "every light queue is gone": ("/data/consumequeue/%LMQ%", None),
+    "every directory of a light queue is gone": ("/data/consumequeue/%LMQ%", None),
     "an entry of the parent is damaged": ("/data/consumequeue/P/0", flip),
     "every queue is gone": ("/data/consumequeue/", None),
 }
@@ -490,6 +500,10 @@ async def test_light_queues_of_a_store_that_rocketmq_wrote_are_read_from_the_log
             data = bytearray(disk.files[path].data)
             change(data, Random(1))
             set_content(disk, path, bytes(data))
+    if "directory" in damage:
+        for name in [name for name in disk.names("/data/consumequeue") if "LMQ" in name]:
+            disk.remove_directory(f"/data/consumequeue/{name}/0")
+            disk.remove_directory(f"/data/consumequeue/{name}")
     for _ in range(2):
         store = await open_on(disk)
         assert all_of(store) == expected
