@@ -375,6 +375,19 @@ async def test_many_records_that_become_readable_at_once_are_applied_in_turns(di
         assert max(tally.calls) == 256
 
 
+async def test_many_queues_with_a_few_records_each_are_read_in_few_runs(disk: FakeDisk) -> None:
+    sizes = {**SIZES, "flush": "async"}
+    running = await start(disk, Counting(), **sizes)
+    for number in range(900):
+        send(running.store, "A", f"m{number}", queue_id=number % 300)
+    await stop(running)
+    disk.unlink(FILE)
+    tally = Counting()
+    again = await start(disk, tally, **sizes)
+    assert (sum(tally.calls), len(tally.calls)) == (900, 4)
+    again.store.crash()
+
+
 async def test_projections_share_what_is_applied_at_once(disk: FakeDisk) -> None:
     tallies = [Counting(name=name) for name in ("one", "two", "three")]
     async with started(disk, *tallies, **SIZES) as running:
