@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -103,12 +103,17 @@ def free_port() -> int:
 class Process:
     """A child whose output goes to a file."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         with log.open("ab") as out:
             self._child = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
             )
 
     @property
@@ -190,11 +195,13 @@ class RocketMQ:
 
 
 class Martlet:
-    """Martlet with its name server inside."""
+    """Martlet with its name server inside; with *checkout* its source, else what *python* has installed."""
 
     name = "Martlet"
 
-    def __init__(self, data: Path, flush: str, python: str) -> None:
+    def __init__(self, data: Path, flush: str, python: str, checkout: Path | None = None) -> None:
+        paths = [str(checkout / part) for part in ("core", "plugins/remoting")] if checkout is not None else []
+        self._environment = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
         self.data = data
         self.flush = flush
         self.python = python
@@ -211,7 +218,7 @@ class Martlet:
         )
         words = [word for setting in settings for word in ("--set", setting)]
         command = [self.python, "-m", "martlet", "run", "--data", str(self.data / "store"), *words]
-        self.process = Process(command, self.data / "broker.log")
+        self.process = Process(command, self.data / "broker.log", self._environment)
         wait_port(self.port)
 
     def send_signal(self, number: int) -> None:
