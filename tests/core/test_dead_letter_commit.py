@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from martlet.delivery.dead_letters import put_dead_letter
 from martlet.errors import Refused
 from martlet.message import Message
 from martlet.store.codec import decode_record
@@ -20,11 +21,11 @@ async def test_a_dead_letter_that_meets_a_full_disk_fails_the_commit_of_its_roun
         dead = broker.publish(Message("T", b"dead", b"", 0))
         store.commit()
         record = decode_record(store.chunks.read(dead.position, dead.end - dead.position))
-        broker.shares.put_dead_letter("G", record)
+        put_dead_letter(broker.store, broker.topics, "G", record)
         broker.publish(Message("T", b"of another peer", b"", 0))
         disk.fail_next("write", 28)
         with pytest.raises(Refused):
-            broker.shares.put_dead_letter("G", record)
+            put_dead_letter(broker.store, broker.topics, "G", record)
         with pytest.raises(Refused):
             store.commit()
         store.commit()

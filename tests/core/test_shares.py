@@ -15,9 +15,10 @@ from tests.core.pushing import LINES, broker_in_memory, publish, told
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
+from martlet.delivery.group_members import Member
 from martlet.delivery.redelivery import LONGEST_MS, pause_ms
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.shared_groups import Member, Share
+from martlet.delivery.share import Share
 from martlet.delivery.subscriptions import Start, from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties

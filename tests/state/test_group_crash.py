@@ -14,7 +14,7 @@ from tests.state.group_talk import drain, handles, join
 
 from martlet.broker import Broker
 from martlet.clock import Clock
-from martlet.delivery.shared_groups import Member
+from martlet.delivery.group_members import Member
 from martlet.errors import Refused
 from martlet.ids import Ids
 from martlet.message import Message

@@ -18,6 +18,7 @@ from tests.state.group_talk import NEVER, POLICY, collect, drain, handles, join,
 from trio.testing import MockClock
 
 from martlet.broker import Broker
+from martlet.delivery.group_members import GroupPolicy
 from martlet.delivery.lease_notes import (
     ACK,
     AGAIN,
@@ -34,7 +35,6 @@ from martlet.delivery.lease_notes import (
     encode_changes,
     head,
 )
-from martlet.delivery.shared_groups import GroupPolicy
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Reason, Refused, StoreError
 from martlet.message import Message

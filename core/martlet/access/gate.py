@@ -28,9 +28,11 @@ from martlet.access.rules import Decisions, FollowPermit
 from martlet.contracts import Identity, Peer, Router
 from martlet.delivery.cursor import Cursor, Feed
 from martlet.delivery.fanout import Encoding
+from martlet.delivery.group_members import GroupPolicy, Member
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.sessions import Session, Sessions
-from martlet.delivery.shared_groups import GroupPolicy, Member, Share, Shares
+from martlet.delivery.share import Share
+from martlet.delivery.shared_groups import Shares
 from martlet.delivery.subscriptions import Start, Subscription, Subscriptions, from_tail
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Placed

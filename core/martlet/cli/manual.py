@@ -256,12 +256,13 @@ PLUGIN_CHAPTERS: Final = (
     ),
     Chapter(
         "Shared groups",
-        "martlet.delivery.shared_groups",
-        (
-            "GroupPolicy",
-            "Member: add_credit collect ack nack extend touch leave",
-            "Share: ack nack renew acknowledgement withdraw",
-        ),
+        "martlet.delivery.group_members",
+        ("GroupPolicy", "Member: add_credit collect ack nack extend touch leave"),
+    ),
+    Chapter(
+        "Messages of shared groups",
+        "martlet.delivery.share",
+        ("Share: ack nack renew acknowledgement withdraw",),
     ),
     Chapter(
         "Sessions",

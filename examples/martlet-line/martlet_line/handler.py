@@ -13,9 +13,9 @@ from martlet.access import Gate
 from martlet.clock import Clock
 from martlet.contracts import Buffer, Identity, Password, Peer
 from martlet.delivery.fanout import Encoding
+from martlet.delivery.group_members import Member
 from martlet.delivery.selection import Selection, select_tags
 from martlet.delivery.sessions import Session
-from martlet.delivery.shared_groups import Member
 from martlet.delivery.subscriptions import (
     Delivery,
     Start,

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
+from martlet.delivery.group_members import GroupPolicy, Member
 from martlet.delivery.selection import Selection, select_tags
 from martlet.delivery.sessions import Session
-from martlet.delivery.shared_groups import GroupPolicy, Member
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Reason, Refused
 from martlet.message import TAGS

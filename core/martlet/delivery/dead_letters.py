@@ -1,0 +1,58 @@
+"""Dead letters: copies of messages that a shared group gave up."""
+
+from typing import Final
+
+from martlet.errors import Reason, Refused, StoreFailed
+from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
+from martlet.store import Store
+from martlet.tables.topics import Topics
+
+__all__ = ["NEVER_STORED", "put_dead_letter"]
+
+RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may begin there
+# Why a dead letter is refused each time: the record, or a group name too long for a dead letter topic,
+# which a table that RocketMQ wrote may hold.
+NEVER_STORED: Final = frozenset((Reason.ILLEGAL, Reason.PARAMETER))
+
+
+def put_dead_letter(store: Store, topics: Topics, name: str, record: Record) -> int:
+    """Store a copy of *record* in the dead letter topic *name*; return the log position behind it.
+
+    Property names as RocketMQ's SendMessageBackHook has them.
+
+    Raises:
+      Refused: not now, or (`NEVER_STORED`) never.
+      StoreError: the store has failed.
+    """
+    topic = topics.ensure(name, 1)
+    message = Message(
+        topic.name,
+        record.body,
+        _letter_properties(record),
+        0,
+        record.flag,
+        record.sys_flag,
+        record.born_ms,
+        record.born_host,
+        min(record.reconsume_times + 1, RECONSUME_TIMES_MAX),
+    )
+    end = store.append(message, 0).end
+    try:
+        store.commit()
+    except (Refused, StoreFailed) as error:
+        # What others appended in this round was not stored either; their answers must not leave.
+        store.committer.fail_next(error)
+        raise
+    return end
+
+
+def _letter_properties(record: Record) -> bytes:
+    """The properties of *record*'s dead letter: its own, and where it was as far as there is room for that."""
+    # The store takes no U+0000, which a log that RocketMQ wrote may hold.
+    properties = record.properties.replace(b"\x00", b"")
+    origin_id = (record.store_host + record.position.to_bytes(8, "big")).hex().upper()
+    for name, value in ((b"DLQ_ORIGIN_TOPIC", record.topic), (b"DLQ_ORIGIN_MESSAGE_ID", origin_id)):
+        longer = properties if find_property(properties, name) else put_property(properties, name, value.encode())
+        if len(longer) <= PROPERTIES_BYTES_MAX:
+            properties = longer
+    return properties
