@@ -23,7 +23,7 @@ from martlet.testing.peers import serving
 from martlet_remoting.codec import encode_command
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.context import Parts
+from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.packets import Command
 
@@ -83,21 +83,21 @@ async def run(options: argparse.Namespace) -> None:
                     broker.publish(Message("T", b"x" * options.body, properties, queue_id))
                 broker.store.commit()
             await broker.store.checkpoint()
-            handler_of = Parts(broker, RemotingConfig())
+            handler_of = RemotingState(broker, RemotingConfig())
             for tags in ("*", "TagA"):
                 measure(handler_of, reads(options.queues, tags), tags, options.rounds)
                 await trio.lowlevel.checkpoint()
 
 
 def new_connection() -> RemotingConnection:
-    """As the checkout takes it: older ones are not told the time."""
+    """Create a connection with the arguments of the checkout: older ones do not take the time."""
     now = (0.0,) if "now" in signature(RemotingConnection.__init__).parameters else ()
     return RemotingConnection(1 << 24, 120.0, *now)
 
 
-def measure(parts: Parts, load: list[bytes], tags: str, rounds: int) -> None:
+def measure(state: RemotingState, load: list[bytes], tags: str, rounds: int) -> None:
     connection, sink = new_connection(), Sink()
-    handler = RemotingHandler(parts, sink, connection)
+    handler = RemotingHandler(state, sink, connection)
     pulls = len(load) * PULLS_A_READ
     costs = []
     for _ in range(rounds):

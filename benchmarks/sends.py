@@ -26,7 +26,7 @@ from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codec import encode_command
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.context import Parts
+from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.packets import Command
 
@@ -99,10 +99,10 @@ async def run(rounds: int, body_bytes: int, make: Callable[[int, int], bytes], m
     with tempfile.TemporaryDirectory() as folder:
         async with serving(Path(folder), store=StoreConfig(flush="async")) as served:
             served.broker.topics.update("T")
-            parts = Parts(served.broker, RemotingConfig())
+            state = RemotingState(served.broker, RemotingConfig())
             connection = new_connection()
             sink = Sink()
-            handler = RemotingHandler(parts, sink, connection)
+            handler = RemotingHandler(state, sink, connection)
             costs = []
             for number in range(rounds):
                 data = [make(body_bytes, number * reads + i) for i in range(reads)]

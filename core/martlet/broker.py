@@ -1,8 +1,7 @@
-"""The broker: what plugins use of it. Publishing is synchronous, and hence atomic.
+"""The broker as plugins use it. Publishing is synchronous, and hence atomic.
 
-Whoever calls it from the one event loop sees no half-done step: between reading
-shared state and writing it nothing waits. What must wait (the disk, a peer) is the
-server's business, after a whole socket read was handled.
+All callers run on the one event loop and never see a half-done step: between reading shared state and writing it
+nothing waits. The server waits for the disk and for clients, after a whole socket read was handled.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,14 +41,14 @@ T = TypeVar("T")
 class Broker:
     """The broker as plugins get it in their hooks.
 
-    Its parts are attributes: ``config`` (`BrokerConfig`), ``topics`` (`Topics`), ``groups`` (`Groups`),
+    Its components are attributes: ``config`` (`BrokerConfig`), ``topics`` (`Topics`), ``groups`` (`Groups`),
     ``subscriptions`` (`Subscriptions`), ``shares`` (`Shares`), ``sessions`` (`Sessions`), ``turns`` (`Turns`),
     ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``, ``clock`` (``clock.now_ms()``), ``ids``
     (``ids.below(n)``), ``stats`` (``stats.add(name, function)``), ``rules`` (`Rules`) and ``authentication``
     (`Authentication`). All methods are for the event loop and never wait.
 
-    A protocol acts for its clients through a `gate`. What is published, subscribed or changed without one is the
-    broker's own doing, such as a timer's delivery: nobody is asked, and the broker's own topics are open.
+    A protocol acts for its clients through a `gate`. Calls without a gate are actions of the broker itself, such as the
+    delivery of a timer: no authorizer is asked, and the internal topics are open.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Broker:
         self.clock = clock
         self.ids = ids
         self.stats = stats
-        self.turns = Turns()  # in which all long work of this broker waits for its slices
+        self.turns = Turns()  # runs all long work of this broker in slices
         self.stages: tuple[tuple[str, Stage], ...] = ()
         self.routers: tuple[tuple[str, Router], ...] = ()
         self.filters: dict[str, Compile] = {}
@@ -80,7 +79,7 @@ class Broker:
         self.capabilities: dict[type, object] = {}
         self.refused = 0
         self._journals: dict[str, Journal] = {}
-        # Whoever writes the tables beside the log takes from here who waits for that (persistence.run).
+        # Set by persistence.run: registers a caller that waits until the tables are written.
         self.saver: Callable[[Callable[[str], None]], None] | None = None
         self.projections = Projections(store, self.turns)
         self.tables = Tables(store)
@@ -108,7 +107,7 @@ class Broker:
         stats.add("sessions", self.sessions.statistics)
 
     def set_stages(self, stages: tuple[tuple[str, Stage], ...], routers: tuple[tuple[str, Router], ...] = ()) -> None:
-        """Let every message pass *stages*, then ask *routers* which light queues index it; each with its plugin."""
+        """Make every message pass *stages*, then ask *routers* which light queues index it; each is with its plugin."""
         self.routers = routers
         if routers and not self.groups.keeps_light_offsets:
             self.groups.keeps_light_offsets = True
@@ -122,11 +121,11 @@ class Broker:
         A protocol passes that position to `Peer.hold_until` before it acknowledges the message.
 
         Args:
-          passed: the plugin that has kept the message back in its stage until now: only the stages after its own run.
+          passed: the plugin whose stage has held the message until now: only the stages after its own run.
 
         Raises:
-          Refused: there is no such topic or queue, the topic takes no messages, the message is too large, or the
-            store is read-only or busy.
+          Refused: there is no such topic or queue, the topic is not writable, the message is too large, or the store is
+            read-only or busy.
         """
         if self.stages:
             message = self._staged(message, passed)
@@ -136,7 +135,7 @@ class Broker:
         return self.store.writer.append(message, queue_id)
 
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
-        """Store *messages* one by one; return for each where it was stored, or why it was not."""
+        """Store *messages* independently; return for each where it was stored or why it was refused."""
         results: list[Placed | Refused | None] = []
         run: list[RunItem] = []
         for message in messages:
@@ -151,7 +150,7 @@ class Broker:
         return [next(outcomes) if result is None else result for result in results]
 
     def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
-        """Store *messages* of one topic in one queue, in order: all of them, or none.
+        """Store *messages* of one topic in one queue, in order: all or none.
 
         Raises:
           Refused: as for `publish`; none was stored.
@@ -166,13 +165,13 @@ class Broker:
             if message.topic != name:
                 raise Refused(Reason.ILLEGAL, f"a batch is for topic[{name}] and for topic[{message.topic}]")
             if len(message.body) > limit or len(message.properties) > PROPERTIES_BYTES_MAX:
-                self._open_topic(message)  # says which is too long
+                self._open_topic(message)  # names the one that is too long
         return self.store.append_batch(messages, self._choose_queue(topic, messages[0].queue_id))
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None:
-        """Return queue *queue_id* of *topic* for `publish_run`; None where a message must go through `publish`.
+        """Return queue *queue_id* of *topic* for `publish_run`; None if messages must go through `publish`.
 
-        That is where plugins have stages, and where `publish` would choose the queue or refuse.
+        That is the case if plugins have stages, and if `publish` would choose the queue or refuse.
         """
         found = self.topics.get(topic)
         if self.stages or found is None or not found.perm & WRITE or not found.write_queues:
@@ -180,14 +179,12 @@ class Broker:
         return found.queue(queue_id) if 0 <= queue_id < max(found.write_queues, found.read_queues) else None
 
     def publish_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
-        """Store the messages of *run* in queues of `find_queue`, without an object for each.
+        """Store the messages of *run* in queues from `find_queue`, without an object per message.
 
-        One that is refused does not stop the others; with *atomic* all are stored or none. Answers are held until
-        `RunResult.end`.
+        A refused message does not affect the others. Hold the answers until `RunResult.end`.
 
         Raises:
-          Refused: a body is longer than ``broker.message_bytes_max``, or with *atomic* as for `publish`; none was
-            stored.
+          Refused: a body is longer than ``broker.message_bytes_max``; none was stored.
           StoreFailed: the disk failed.
         """
         if self.stages:
@@ -204,12 +201,12 @@ class Broker:
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = (), passed: str = ""
     ) -> list[Placed]:
-        """Store *messages* of any topics together: after any crash all of them are there, or none.
+        """Store *messages* of any topics together: after a crash either all of them are stored or none.
 
-        Answers are held until the `Placed.end` of the last one, or `NEXT_COMMIT` where there are only notes.
+        Hold the answers until the `Placed.end` of the last one, or until `NEXT_COMMIT` if there are only notes.
 
         Args:
-          acknowledgements: notes that are stored with them, such as what the messages acknowledge.
+          acknowledgements: notes to store with them, such as what the messages acknowledge.
           passed: as for `publish`.
 
         Raises:
@@ -223,15 +220,15 @@ class Broker:
             notes.setdefault(journal, []).append(note)
         records = [record for journal, of_journal in notes.items() for record in journal.records_of(of_journal)]
         for journal in notes:
-            journal.write()  # what was noted before these stays before them
+            journal.write()  # earlier notes must precede these
         placed = self.store.append_group([*messages, *records], [*queue_ids, *([0] * len(records))])
         return placed[: len(messages)]
 
     def journal(self, name: str) -> Journal:
-        """Return the journal *name*, in which a plugin keeps notes of its own; use the plugin's name.
+        """Return the journal *name*, in which a plugin keeps its notes; use the plugin's name.
 
         Raises:
-          ValueError: the name is not made of a-z, 0-9, _ and -, or too long.
+          ValueError: the name contains other characters than a-z, 0-9, _ and -, or is too long.
         """
         journal = self._journals.get(name)
         if journal is None:
@@ -239,18 +236,18 @@ class Broker:
         return journal
 
     def _queue_for(self, message: Message) -> int:
-        """The queue of *message*, which may be stored there."""
+        """Return the queue for *message*, which may be stored there."""
         return self._choose_queue(self._open_topic(message), message.queue_id)
 
     def _choose_queue(self, topic: Topic, queue_id: int) -> int:
-        """*queue_id* if *topic* has it, any queue of the topic for a negative one."""
+        """Return *queue_id* if *topic* has it, any queue of the topic if it is negative."""
         if queue_id < 0:
             return self.ids.below(topic.write_queues)
         topic.check_queue(queue_id)
         return queue_id
 
     def _open_topic(self, message: Message) -> Topic:
-        """The topic of *message*, which may be stored there."""
+        """Return the topic of *message*, which may be stored there."""
         name, size, properties_size = message.topic, len(message.body), len(message.properties)
         topic = self.topics.get(name)
         if topic is None:
@@ -281,7 +278,7 @@ class Broker:
         return message
 
     def _route(self, message: Message) -> Message:
-        """The last stage: say in *message* which light queues index it. Those that it says itself are forgotten."""
+        """Apply the last stage: name in *message* the light queues that index it, and no others."""
         if not may_be_indexed(message.topic.encode()):
             return message
         topics: dict[str, None] = {}
@@ -303,9 +300,9 @@ class Broker:
         return self.stages[len(plugins) - plugins[::-1].index(passed) :]
 
     def when_saved(self, tell: Callable[[str], None]) -> None:
-        """Call *tell* once the present topics and groups are on disk; at once in a broker that does not save them.
+        """Call *tell* once the current topics and groups are on disk; immediately in a broker that does not save them.
 
-        It gets the empty string, or the reason why a table could not be written yet; the broker tries again.
+        Its argument is empty, or the reason why a table could not be written yet; the broker retries.
         """
         if self.saver is None:
             tell("")
@@ -313,17 +310,18 @@ class Broker:
             self.saver(tell)
 
     def filter_compiler(self, language: str) -> Compile | None:
-        """Return what compiles expressions of *language*; None when no plugin provides that."""
+        """Return the compiler of filter *language*; None if no plugin provides one."""
         return self.filters.get(language)
 
     def selection(self, language: str, expression: str, *, exact: bool = True) -> Selection:
-        """Return which records *expression* of filter language *language* selects; compiled ones are kept.
+        """Return the compiled selection for *expression* of filter language *language*; selections are cached.
 
-        The language ``TAG`` is always there: ``A || B``, or ``*`` for everything.
+        The language ``TAG`` always exists: ``A || B``, or ``*`` for everything.
 
         Args:
-          exact: False lets records pass whose tag has the hash of a wanted one; RocketMQ's consumers compare the
-            tags again.
+          exact: if False, messages also pass if only the hash of their tag is that of a wanted one; RocketMQ's
+            consumers
+            compare the tags again.
 
         Raises:
           Refused: the expression cannot be compiled (Reason.ILLEGAL), or no plugin knows the language
@@ -332,12 +330,12 @@ class Broker:
         return self._selections.get(language, expression, exact)
 
     def gate(self, identity: Identity) -> Gate:
-        """Return the gate through which a protocol acts for *identity*; cheap, one per connection will do."""
+        """Return the gate through which a protocol acts for *identity*; cheap, create one per connection."""
         return Gate(self, self.rules.of(identity))
 
     @property
     def authorizers(self) -> tuple[Authorizer, ...]:
-        """Asked by every gate; setting them makes all gates ask again."""
+        """The authorizers, which decide for all gates; setting them drops cached decisions."""
         return self.rules.authorizers
 
     @authorizers.setter
@@ -345,11 +343,11 @@ class Broker:
         self.rules.authorizers = authorizers
 
     def capability(self, kind: type[T]) -> T | None:
-        """Return the object that a plugin offers under the type *kind*; None when no plugin does."""
+        """Return the object that a plugin offers under the type *kind*; None if no plugin does."""
         found = self.capabilities.get(kind)
         if found is not None and not isinstance(found, kind):
             raise MartletError(
-                f"capability {kind.__name__} is a {type(found).__name__}; a plugin offers the wrong thing"
+                f"capability {kind.__name__} is a {type(found).__name__}; the plugin must offer a {kind.__name__}"
             )
         return found
 

@@ -1,9 +1,9 @@
-"""Returns memory that Python freed to the kernel. Works with glibc; other allocators do as they do.
+"""Returns freed memory to the kernel. Works with glibc; does nothing with other allocators.
 
-glibc maps blocks over `LARGE_BYTES` one by one and unmaps them when they are freed, and it shortens the heap when its
+glibc maps blocks over `LARGE_BYTES` one by one and unmaps them when they are freed, and it shrinks the heap when its
 end is free. Many blocks of medium size, such as incomplete requests of 100 KB, leave gaps between blocks in use. These
-stay resident until `malloc_trim`, which blocks every allocation for up to 1.5 ms per MiB on a busy machine. So it
-is called while the process is idle, when that much memory was freed that it is worth it.
+stay resident until `malloc_trim`, which blocks every allocation for up to 1.5 ms per MiB on a busy machine. So it is
+called only while the process is idle and enough memory was freed.
 """
 
 import ctypes
@@ -17,15 +17,15 @@ import trio
 
 __all__ = ["FreedMemory"]
 
-# Parameters of mallopt(3). Both grow by default with the largest block ever freed: after one frame of 16 MiB, 32 MiB
+# Parameters of mallopt(3). By default both grow with the largest block ever freed: after one frame of 16 MiB, 32 MiB
 # would stay allocated.
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 LARGE_BYTES: Final = 4 << 20
-# So much must be free, and so much more be resident than after the last time.
+# Trim only if this much is free, and this much more is resident than after the last trim.
 WORTH_BYTES: Final = 16 << 20
 LOOK_S: Final = 5.0
-IDLE_S: Final = 0.05  # less CPU time than this between two looks means idle
+IDLE_S: Final = 0.05  # idle means less CPU time than this between two checks
 
 
 class _Mallinfo(ctypes.Structure):
@@ -35,7 +35,7 @@ class _Mallinfo(ctypes.Structure):
 
     @property
     def free_bytes(self) -> int:
-        """Bytes in free blocks of the heap (fordblks)."""
+        """Return the bytes in free blocks of the heap (fordblks)."""
         return int(self.numbers[8])
 
 
@@ -46,11 +46,11 @@ class FreedMemory:
     def __init__(self, used_s: Callable[[], float] = time.process_time) -> None:
         self._used_s = used_s
         self._library = ctypes.CDLL(None)
-        self._trimmed_bytes = 0  # resident after the last time
+        self._trimmed_bytes = 0  # resident memory after the last trim
         self.trims = 0
 
     def start(self) -> None:
-        """Have glibc unmap large blocks when they are freed."""
+        """Make glibc unmap large blocks when they are freed."""
         mallopt = getattr(self._library, "mallopt", None)
         if mallopt is not None:
             mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
@@ -58,7 +58,7 @@ class FreedMemory:
             self._trimmed_bytes = _resident_bytes()
 
     async def run(self) -> None:
-        """Trim the heap whenever the process is idle and it is worth it, until cancelled."""
+        """Trim the heap whenever the process is idle and enough memory is free, until cancelled."""
         mallinfo = getattr(self._library, "mallinfo2", None)
         if mallinfo is None:
             return
@@ -77,5 +77,5 @@ class FreedMemory:
 
 
 def _resident_bytes() -> int:
-    """Memory that this process has now."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,11 +1,10 @@
-"""Writes the tables beside the log (`Broker.tables`) soon after they change.
+"""Writes the tables (`Broker.tables`) to their files soon after they change.
 
-Topics and groups are written right after a change (many changes together), and who
-asked for one can wait for that (`Broker.when_saved`). What groups have consumed is
-written at an interval, as RocketMQ does: after a crash a group sees the last seconds
-again. A topic that has records and no entry, because the broker died before its table
-was written, is made again: the log is the truth. A table is frozen on the event loop
-and rendered in a worker thread.
+Topics and groups are written right after a change, many changes together, and a caller can
+wait for that (`Broker.when_saved`). Committed offsets are written at an interval, as in
+RocketMQ: after a crash, a group receives the messages of the last seconds again. If the broker
+crashes before it has written a new topic, the topic is recreated from its records: the log is
+authoritative. A table is frozen on the event loop and rendered in a worker thread.
 """
 
 import logging
@@ -34,24 +33,24 @@ WAITING_MAX: Final = 10_000
 
 
 def load(broker: Broker) -> None:
-    """Read the broker's own tables; a file that cannot be read gives way to its previous generation."""
+    """Load the broker's own tables; if a file is invalid, load its previous generation."""
     groups, tables = broker.groups, broker.tables
     listed = tables.load(broker.topics.table)
     tables.load(groups.table)
     tables.load(groups.offsets_table)
     tables.load(groups.light_offsets_table)
     if not 0 <= groups.offsets_position <= broker.store.readable:
-        # RocketMQ wrote the offsets, or the log is another one: what our log says of offsets so far is older.
+        # RocketMQ wrote the offsets, or this is another log: notes of offsets in our log so far are older.
         groups.offsets_position = broker.store.readable
         groups.offsets_changed()
     _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())
 
 
 def _make_topics_of_records(broker: Broker, closed: set[str]) -> None:
-    """Make an entry for each topic that has records and none.
+    """Create an entry for each topic that has records but no entry.
 
-    RocketMQ deletes the queues and the entry of a topic and leaves no record of it, but lost files beside an old table
-    look the same. So topics in *closed* are made without permission to read or write, and keep their messages.
+    When RocketMQ deletes a topic, it removes the queues and the entry without a trace in the log. Lost files and an
+    old table look the same. So topics in *closed* get no permission to read or write, and keep their messages.
     """
     for name in broker.store.topics_on_disk():
         if broker.topics.get(name) is not None:
@@ -62,15 +61,15 @@ def _make_topics_of_records(broker: Broker, closed: set[str]) -> None:
         if name in closed and not is_reserved(name):
             broker.topics.ensure(name, queues, perm=0)
             log.warning(
-                "topic %s has records but neither queues nor an entry in config/topics.json, as if RocketMQ had "
-                "deleted it; it is closed: open it with `martlet topic create %s --queues %d`, "
+                "topic %s has records but neither queues nor an entry in config/topics.json; RocketMQ may have "
+                "deleted it, so it is closed: reopen it with `martlet topic create %s --queues %d`, "
                 "or remove its messages with `martlet topic delete %s`",
                 *(name, name, queues, name),
             )
         else:
             broker.topics.ensure(name, queues)
             log.warning(
-                "topic %s has records but no entry in config/topics.json; it is made again with %d queues", name, queues
+                "topic %s has records but no entry in config/topics.json; recreating it with %d queues", name, queues
             )
 
 
@@ -98,12 +97,12 @@ def save(broker: Broker) -> str:
 
 
 def _changed(broker: Broker, *, offsets: bool) -> list[Table]:
-    """The tables that are to be written; with *offsets* also those that are written at an interval."""
+    """Return the tables to write; with *offsets*, including those that are written at an interval."""
     return broker.tables.to_save(every=offsets)
 
 
 async def run(broker: Broker) -> None:
-    """Save for ever: definitions soon after they change, offsets at their interval."""
+    """Write tables until cancelled: urgent ones soon after they change, the others at their interval."""
     changed = [trio.Event()]
     deleted = False
     waiting: list[Callable[[str], None]] = []
@@ -113,12 +112,12 @@ async def run(broker: Broker) -> None:
 
     def notice_topic(topic: Topic | None) -> None:
         nonlocal deleted
-        # Offsets of a deleted topic are wrong for one that is made again under its name: they go with it.
+        # The offsets of a deleted topic would be wrong for a new topic of the same name, so they are deleted with it.
         deleted = deleted or topic is None
 
     def tell_when_saved(tell: Callable[[str], None]) -> None:
         if len(waiting) >= WAITING_MAX:
-            tell(f"{WAITING_MAX} changes wait for the disk")
+            tell(f"{WAITING_MAX} changes already wait for the disk")
             return
         waiting.append(tell)
         changed[0].set()
@@ -146,27 +145,27 @@ async def run(broker: Broker) -> None:
 
 
 def _write(store: Store, table: Table, data: list[bytes], *, removed: bool) -> None:
-    """Write *data*; as both generations of the file when the previous one has an entry that was *removed*."""
+    """Write *data*; write both generations of the file if an entry was *removed*."""
     for _ in range(1 + removed):
         store.write_file(table.path, *data)
 
 
 async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
-    """Write what has changed in a worker thread: an fsync takes milliseconds, and messages go on meanwhile.
+    """Write the changed tables in a worker thread, because an fsync takes milliseconds.
 
-    Returns why something could not be written, empty when all could.
+    Return why something could not be written, empty if everything was.
     """
     store = broker.store
     problem = ""
     for table in _changed(broker, offsets=offsets):
-        # What changes while the table is rendered or written marks it again, for the next time.
+        # A change while the table is being rendered or written marks it again for the next time.
         table.dirty = False
         removed, table.removed = table.removed, False
         try:
-            # What is durable now is in the table; what comes meanwhile may be.
+            # The rendered table contains everything that is durable now, and perhaps newer changes.
             steps = table.freeze(store.durable)
             data = await store.disk.off_loop(partial(finish_off_loop, steps))
-            # A topic may leave its file only once the log says that it was deleted.
+            # Remove a topic from the file only after its deletion is in the log.
             await store.wait_deleted()
             with trio.CancelScope(shield=True):
                 await store.disk.off_loop(partial(_write, store, table, data, removed=removed))
@@ -174,8 +173,8 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
             table.dirty, table.removed = True, table.removed or removed
             raise
         except (OSError, StoreError, TypeError, ValueError) as error:
-            # Not even a table that cannot be written as JSON may end the broker.
+            # The broker must survive even a table that cannot be rendered as JSON.
             table.dirty, table.removed = True, table.removed or removed
-            log.error("%s cannot be written, tried again; %s", table.path, error)
+            log.error("%s cannot be written, retrying; %s", table.path, error)
             problem = f"{table.path} cannot be written; {error}"
     return problem

@@ -226,7 +226,7 @@ def _usable(data: Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.filename is not None and str(error.filename) != str(data):
             reason = f"{reason}: {str(error.filename)!r}"
-        raise StoreError(f"cannot use data directory {str(data)!r}; {reason}") from error
+        raise StoreError(f"data directory {str(data)!r} cannot be used; {reason}") from error
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -18,11 +18,11 @@ CLASSES: Final = frozenset(("Groups", "Sessions", "Shares", "Store", "Subscripti
 # Modules that need no gate, and why: they act for the broker, or only pass on what a gate granted.
 REMOTING: Final = "plugins/remoting/martlet_remoting/"
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
-    # Puts the shared parts together; request handlers get none of these from it.
+    # Puts the shared state together; request handlers get none of these from it.
     f"{REMOTING}context.py": frozenset(("groups", "store", "topics")),
     # Tells name servers about the topics of this broker, and creates the standard ones.
     f"{REMOTING}registrar.py": frozenset(("topics",)),
-    # Held by `context.py`'s shared parts: members of groups, rates, and pulls that wait.
+    # Held by `context.py`'s shared state: members of groups, rates, and pulls that wait.
     f"{REMOTING}members.py": frozenset(("Groups",)),
     f"{REMOTING}rates.py": frozenset(("Store", "Topics")),
     f"{REMOTING}long_poll.py": frozenset(("Store", "Topics")),
@@ -108,8 +108,8 @@ def test_what_is_allowed_is_used() -> None:
     [
         ("def handle(self):\n    self._broker.publish(message)", "publish"),
         ("broker.subscriptions.open(peer, 'secret', encoding)", "subscriptions"),
-        ("join = context.parts.broker.shares.join", "shares"),
-        ("held = parts.broker.store", "store"),
+        ("join = context.state.broker.shares.join", "shares"),
+        ("held = state.broker.store", "store"),
         ("broker.rules.authorizers = ()", "rules"),
         ("getattr(broker, 'store')", "getattr"),
         ("context.gate(command)._tables[0].delete_topic('t')", "_tables"),

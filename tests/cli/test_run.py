@@ -118,7 +118,7 @@ def test_a_peers_error_is_one_line_without_a_traceback(start: Start) -> None:
     assert process.stop() == 0
     log = process.log.read_text()
     assert "Traceback" not in log
-    assert "a defect" not in log
+    assert "because of a bug" not in log
 
 
 def test_systemd_is_told_that_it_accepts(start: Start, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_the_log_says_the_line_a_client_needs(start: Start) -> None:
     port = addresses["remoting"].rsplit(":", 1)[1]
     log = process.log.read_text()
     assert f"namesrvAddr={addresses['nameserver']} " in log
-    assert f"they are then told to connect to mq.example.org:{port}" in log
+    assert f"they then connect to mq.example.org:{port}" in log
 
 
 def test_the_core_runs_with_no_plugin_at_all(start: Start) -> None:
@@ -165,7 +165,7 @@ def test_data_that_cannot_be_kept_is_a_sentence(start: Start, tmp_path: Path) ->
     assert process.wait_ready() == ""
     assert process.wait() == 3
     last = process.log.read_text().splitlines()[-1]
-    assert last == f"martlet: cannot use data directory {str(tmp_path / 'data')!r}; File exists"
+    assert last == f"martlet: data directory {str(tmp_path / 'data')!r} cannot be used; File exists"
     assert "Traceback" not in process.log.read_text()
 
 
@@ -176,7 +176,7 @@ def test_a_table_that_cannot_be_read_is_a_sentence(start: Start, tmp_path: Path)
     assert process.wait_ready() == ""
     assert process.wait() == 3
     last = process.log.read_text().splitlines()[-1]
-    assert last == f"martlet: cannot use data directory {str(tmp_path / 'data')!r}; Is a directory: {str(table)!r}"
+    assert last == f"martlet: data directory {str(tmp_path / 'data')!r} cannot be used; Is a directory: {str(table)!r}"
     assert "Traceback" not in process.log.read_text()
 
 

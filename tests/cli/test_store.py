@@ -202,7 +202,7 @@ def test_a_torn_end_is_no_damage(martlet: Run, tmp_path: Path) -> None:
     assert not found["damage"]
     assert found["records"] == RECORDS
     assert [finding["text"] for finding in found["findings"]] == [
-        f"the log ends at position {placed[-1].end} with 40 bytes of no record; they are cut",
+        f"the log ends at position {placed[-1].end} with 40 bytes of no record; removing them",
         f"a start changes commitlog/{last.name}",
     ]
 

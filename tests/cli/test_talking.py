@@ -338,7 +338,10 @@ def test_a_secret_of_the_environment_that_is_not_utf8_is_a_wrong_configuration(
 ) -> None:
     monkeypatch.setenv("MARTLET_SECRET", "\udcff")
     code, _, err = to("ping", "--access-key", "ann")
-    assert (code, err) == (2, "martlet: secret of access key 'ann' has half a surrogate pair; decode it as UTF-8\n")
+    assert (code, err) == (
+        2,
+        "martlet: secret of access key 'ann' contains half of a surrogate pair; decode it as UTF-8\n",
+    )
 
 
 NAMES = ["topic", "group", "send", "tail", "message", "dlq", "ping", "stats", "bench", "nameserver"]

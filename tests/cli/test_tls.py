@@ -143,7 +143,7 @@ def test_an_option_is_over_the_environment_and_that_over_the_file(
 
 UNTRUSTED = [
     ((), "without an answer; it may require TLS"),
-    (("--tls",), "its certificate is refused: "),
+    (("--tls",), "its certificate was rejected: "),
     (("--tls-insecure",), "without an answer"),
     (("--tls-ca", "CA"), "without an answer"),
 ]
@@ -217,7 +217,7 @@ def test_the_python_client_speaks_tls_to_name_servers_and_brokers(secure: Secure
 def test_the_python_client_says_why_a_name_server_is_not_trusted(secure: Secure) -> None:
     settings = Settings(secure.name_server, tls=client_context())
     with (
-        pytest.raises(NameServerUnreachable, match="its certificate is refused: "),
+        pytest.raises(NameServerUnreachable, match="its certificate was rejected: "),
         blocking.Producer(settings, "P") as producer,
     ):
         producer.send(Message("Python", b"hush"))
@@ -260,7 +260,7 @@ def test_a_broker_says_why_a_name_server_refuses_it(secure: Secure, start: Calla
     other = start("run", *with_tls_to(secure, "remoting.nameservers_tls_ca="))
     other.wait_ready()
     wait_for(other, f"name server {secure.name_server}: registration failed")
-    assert "its certificate is refused: " in other.log.read_text()
+    assert "its certificate was rejected: " in other.log.read_text()
 
 
 def test_files_for_name_servers_that_cannot_be_used_are_named(

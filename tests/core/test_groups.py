@@ -266,7 +266,7 @@ def test_offsets_have_a_total_bound_and_known_ones_still_move() -> None:
     for queue_id in range(3):
         groups.commit("a", "T", queue_id, 7)
     assert groups.statistics()["offsets"] == 3
-    with pytest.raises(Refused, match=r"3 offsets are kept and 1 more are wanted; broker\.offsets_max is 3") as error:
+    with pytest.raises(Refused, match=r"3 offsets are stored and 1 more requested; broker\.offsets_max is 3") as error:
         groups.check_may_commit("b", "T", (0,))
     assert error.value.reason is Reason.BUSY
     groups.check_may_commit("a", "T", (0, 2))

@@ -208,7 +208,7 @@ async def test_martlet_projections_that_fail_stop_their_plugin(
         assert made.broker.capability(Greeting) is None
         assert Full.said == ["served"]
         assert decode_record(made.stored(b"x")).body == b"x"
-    assert "plugin 'stateful' failed in a projection; ValueError: a bad body; it is left out" in caplog.text
+    assert "plugin 'stateful' failed in a projection; ValueError: a bad body; the plugin is removed" in caplog.text
 
 
 @pytest.mark.parametrize("when", ["while it runs", "at the start"])

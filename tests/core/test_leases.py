@@ -140,13 +140,13 @@ def test_a_gap_between_offsets_counts_as_settled() -> None:
 
 def test_the_window_is_never_exceeded_and_never_handed_out_twice() -> None:
     leases = handed_out(3, window=3)
-    with pytest.raises(LocalProtocolError, match="more than the 0"):
+    with pytest.raises(LocalProtocolError, match="exceed the room of 0"):
         leases.hand_out("bob", [13], 30.0)
     leases.ack("ada", 11)
     assert leases.room == 0  # 11 is remembered until 10 is settled
     leases.ack("ada", 10)
     assert leases.room == 2
-    with pytest.raises(LocalProtocolError, match="handed out before"):
+    with pytest.raises(LocalProtocolError, match="was delivered before"):
         leases.hand_out("bob", [12], 30.0)
 
 

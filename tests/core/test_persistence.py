@@ -151,7 +151,7 @@ async def test_no_more_wait_for_a_disk_that_stands_still_than_may(
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(5):
             broker.when_saved(told.append)
-        assert told == ["3 changes wait for the disk"] * 2
+        assert told == ["3 changes already wait for the disk"] * 2
         await trio.sleep(1)
         assert told[2:] == [""] * 3
         nursery.cancel_scope.cancel()
@@ -265,7 +265,7 @@ async def test_a_plugins_table_that_is_damaged_gives_way_to_its_previous_generat
         delays = Delays()
         broker.tables.add(delays.table)
         assert delays.offsets == {1: 1}
-    assert "config/delayOffset.json cannot be used, its previous generation is tried" in caplog.text
+    assert "config/delayOffset.json cannot be used, trying its previous generation" in caplog.text
 
 
 async def test_a_table_says_up_to_which_position_it_is_complete() -> None:

@@ -837,5 +837,5 @@ async def test_many_bad_peers_make_few_log_lines(autojump_clock: MockClock, capl
             await trio.sleep(1)
         assert (world.statistic("protocol_errors"), world.statistic("warnings_left_out")) == (200, 160)
     assert [text for text in caplog.messages if "closed" not in text] == [
-        "80 more warnings about connections were left out"
+        "80 more warnings about connections were suppressed"
     ]

@@ -283,7 +283,7 @@ async def test_a_port_that_requires_tls_refuses_plain_text(
     async with toy_server(protocol=protocol, world=world):
         async with await dial(world) as plain:
             await plain.send_all(b"echo hello\n")
-            assert await receive_exactly(plain, 100) == b"error peer speaks plain text; this port takes TLS only\n"
+            assert await receive_exactly(plain, 100) == b"error client speaks plain text; this port requires TLS\n"
         secret = await dial_tls(world, certificates)
         await secret.send_all(b"echo hello\n")
         assert await receive_exactly(secret, 6) == b"hello\n"

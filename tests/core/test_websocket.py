@@ -158,7 +158,7 @@ async def test_text_frames_are_taken_only_where_the_protocol_says_so(world: Worl
         assert await client.receive_bytes(10) == "d\u00e9j\u00e0 vu\n".encode()
     async with opened(World()) as client:
         await client.send(TextMessage(data="echo no\n"))
-        assert await client.receive_close() == CloseConnection(code=1003, reason="text frames are not taken")
+        assert await client.receive_close() == CloseConnection(code=1003, reason="text frames are not accepted")
         assert await client.caller.receive() == b""
 
 

@@ -22,7 +22,7 @@ from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.context import Parts
+from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.headers import SendRun
 from martlet_remoting.packets import Command, Frame
@@ -97,7 +97,7 @@ class FakeClient:
         self.harness = harness
         self.peer = FakePeer(harness, number, host)
         self.connection = RemotingConnection(harness.config.frame_bytes_max, harness.config.idle_s, 0.0)
-        self.handler = RemotingHandler(harness.parts, self.peer, self.connection, fast=fast)
+        self.handler = RemotingHandler(harness.state, self.peer, self.connection, fast=fast)
         self.answers: dict[int, Command] = {}
         self.requests: list[Command] = []
         self._frames = FrameBuffer()
@@ -184,8 +184,8 @@ class Harness:
         self.clock = clock
         self.config = config
         self.nursery = nursery
-        self.parts = Parts(broker, config)
-        nursery.start_soon(self.parts.members.run)
+        self.state = RemotingState(broker, config)
+        nursery.start_soon(self.state.members.run)
         self.clients: list[FakeClient] = []
 
     def client(self, *, fast: bool = False, host: str = "127.0.0.1") -> FakeClient:

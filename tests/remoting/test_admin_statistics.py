@@ -262,12 +262,12 @@ async def test_message_is_consumed_directly(harness: Harness) -> None:
     client = await fill(harness)
     consumer = harness.client()
     await consumer.heartbeat("c1", "G", "T")
-    ext = {"consumerGroup": "G", "clientId": "c1", "msgId": harness.parts.message_id(0), "topic": "T"}
+    ext = {"consumerGroup": "G", "clientId": "c1", "msgId": harness.state.message_id(0), "topic": "T"}
     client.send(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext)
     asked = await take_request(harness, consumer, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     assert asked.ext == {**ext, "brokerName": "martlet"}
     assert asked.body == harness.store.record_at(0)
-    for wrong in ("7F", "z" * 32, harness.parts.message_id(1)):
+    for wrong in ("7F", "z" * 32, harness.state.message_id(1)):
         answer = await client.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext | {"msgId": wrong})
         assert answer.code == ResponseCode.SYSTEM_ERROR
 
@@ -368,7 +368,7 @@ async def test_reset_of_what_is_not_there(harness: Harness) -> None:
 @pytest.mark.parametrize(("language", "listed"), [("JAVA", False), ("CPP", True)])
 async def test_reset_is_pushed_to_members_where_that_is_wanted(harness: Harness, language: str, listed: bool) -> None:
     client = await fill(harness)
-    harness.parts.switches["useServerSideResetOffset"] = False
+    harness.state.switches["useServerSideResetOffset"] = False
     ext = {"topic": "T", "group": "G", "timestamp": str(T0 + 1000), "isForce": "false"}
     answer = await client.ask(RESET, ext)
     assert (answer.code, answer.remark) == (1, "THe consumer group <G> not exist")
@@ -467,7 +467,7 @@ async def test_configuration_is_read_and_hot_keys_change(harness: Harness) -> No
     await ask(client, RequestCode.UPDATE_BROKER_CONFIG, change + b"fileReservedTime=99\ndeleteWhen=12\n")
     assert harness.broker.topics.auto_create_enabled is False
     assert harness.broker.groups.auto_create is False
-    assert harness.parts.switches["useServerSideResetOffset"] is False
+    assert harness.state.switches["useServerSideResetOffset"] is False
     assert (harness.store.config.file_reserved_hours, harness.store.config.delete_when) == (99, "12")
 
 
@@ -502,7 +502,7 @@ async def test_master_has_no_slaves_and_housekeeping_is_done(harness: Harness) -
 
 async def test_rates_come_from_queues_and_pulls(harness: Harness) -> None:
     client = await fill(harness, "Old")
-    rates = harness.parts.rates
+    rates = harness.state.rates
     harness.topic("New", 2)
     await rates.start()
     await rates.sample()
@@ -532,7 +532,7 @@ async def test_rates_come_from_queues_and_pulls(harness: Harness) -> None:
 
 
 async def test_totals_are_remembered_at_midnight(harness: Harness) -> None:
-    rates = harness.parts.rates
+    rates = harness.state.rates
     await rates.start()
     await fill(harness)
     await rates.sample()
@@ -543,7 +543,7 @@ async def test_totals_are_remembered_at_midnight(harness: Harness) -> None:
 
 
 async def test_sampling_runs_by_the_clock(autojump_clock: trio.testing.MockClock, harness: Harness) -> None:
-    rates = harness.parts.rates
+    rates = harness.state.rates
     await fill(harness)
     with trio.move_on_after(61):
         await rates.run()

@@ -169,7 +169,7 @@ def queues(broker: str, count: int = 2, perm: int = 6) -> TopicQueues:
 
 
 def with_others(harness: Harness, routes: Elsewhere) -> Elsewhere:
-    harness.parts.others = OtherBrokers(routes)
+    harness.state.others = OtherBrokers(routes)
     return routes
 
 
@@ -216,7 +216,7 @@ async def test_without_an_answer_of_a_name_server_what_was_said_last_is_true(
     (client,) = await join(harness, "c1")
     routes.failure = failure
     refused = await ask(client)
-    assert (refused.code, "no name server can be asked" in str(refused.remark)) == (14, True)
+    assert (refused.code, "no name server answered" in str(refused.remark)) == (14, True)
     routes.failure = None
     assert places(await ask(client)) == [("ape", 0), ("ape", 1)]
     await trio.sleep(FRESH_S + 1)

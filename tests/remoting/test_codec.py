@@ -165,9 +165,9 @@ def test_dribbled_bytes_are_held_once() -> None:
 
 
 HOSTILE: list[tuple[str, bytes]] = [
-    ("frame length -1 is impossible", struct.pack(">i", -1)),
-    ("frame length 0 is impossible", struct.pack(">i", 0)),
-    ("frame length 3 is impossible", struct.pack(">i", 3) + b"abc"),
+    ("frame length -1 is invalid", struct.pack(">i", -1)),
+    ("frame length 0 is invalid", struct.pack(">i", 0)),
+    ("frame length 3 is invalid", struct.pack(">i", 3) + b"abc"),
     ("is over the limit of 16777216", struct.pack(">i", 16 * 1024 * 1024 + 1)),
     ("is over the limit of 16777216", b"GET / HTTP/1.1\r\n\r\n"),
     ("header length 9 exceeds the frame", struct.pack(">iBxH", 6, 0, 9) + b"{}"),
@@ -179,7 +179,7 @@ HOSTILE: list[tuple[str, bytes]] = [
     ("header is not JSON", frame(b"\xff\xfe")),
     ("surrogate", frame(b'{"code":310,"extFields":{"i":"\\udc00"}}')),
     ("header is not JSON", frame(b'{"code":1,"extFields":' + b"[" * 60_000)),
-    ("not that of a command: Expected `object`", frame(b"[1]")),
+    ("header is not valid: Expected `object`", frame(b"[1]")),
     ("missing required field `code`", frame(b"{}")),
     ("Expected `int`, got `str`", frame(b'{"code":"10"}')),
     ("Expected `int`, got `float`", frame(b'{"code":1.5}')),

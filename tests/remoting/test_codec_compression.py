@@ -64,7 +64,7 @@ FRAMES: dict[str, tuple[int, bytes]] = {
 def test_optional_types_expand_or_name_their_package(package: str) -> None:
     kind, data = FRAMES[package]
     if importlib.util.find_spec(package) is None:
-        with pytest.raises(CompressionError, match=f"needs the package {package}"):
+        with pytest.raises(CompressionError, match=f"requires the package '{package}'"):
             decompress(data, COMPRESSED | kind)
         return
     assert decompress(data, COMPRESSED | kind) == b"martlet " * 600

@@ -55,7 +55,7 @@ def test_bytes_that_are_no_command_end_the_connection_for_good(data: bytes) -> N
 def test_a_browser_is_told_in_http_what_this_port_is() -> None:
     made = connection()
     made.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 0.0)
-    with pytest.raises(RemoteProtocolError, match="peer speaks HTTP") as caught:
+    with pytest.raises(RemoteProtocolError, match="client speaks HTTP") as caught:
         list(made.events())
     answer = made.farewell(caught.value)
     head, _, body = answer.partition(b"\r\n\r\n")

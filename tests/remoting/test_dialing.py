@@ -30,7 +30,7 @@ def test_files_are_read_again_and_a_bad_one_leaves_the_old_in_force(
     ca.write_bytes(b"not a certificate")
     dialer.reload()
     assert dialer._context is first
-    assert "TLS files for name servers are not reloaded" in caplog.text
+    assert "TLS files for name servers cannot be reloaded" in caplog.text
     trustme.CA().cert_pem.write_to_path(str(ca))
     dialer.reload()
     assert dialer._context is not first

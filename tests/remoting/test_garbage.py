@@ -133,7 +133,7 @@ async def test_no_request_harms_the_broker(harness: Harness, seed: int) -> None:
         flag = 2 if choice.random() < 0.05 else 0
         version = choice.choice([0, 317, 513])
         client.handle(Command(code, ext, choice.choice(BODIES), number, flag, None, "JAVA", version))
-    harness.parts.parked.answer_all()
+    harness.state.parked.answer_all()
     await harness.step()
     assert len(client.answers) > 1000
     answer = await harness.client().ask(RequestCode.GET_MIN_OFFSET, {"topic": "T", "queueId": "0"})

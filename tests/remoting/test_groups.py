@@ -19,7 +19,7 @@ NOTIFY = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
 def notices(client: FakeClient) -> list[str]:
     """The groups that the client was told to rebalance, in order; each notice is a oneway request."""
-    while client.harness.parts.members.tell_some():
+    while client.harness.state.members.tell_some():
         pass
     client.receive()
     found, client.requests = client.requests, []
@@ -107,7 +107,7 @@ async def test_a_turn_of_the_loop_tells_a_bounded_number_of_members(harness: Har
     join_all(harness, 200)
     told = [sum(len(client.peer.sent) for client in harness.clients)]
     while True:
-        more = harness.parts.members.tell_some()
+        more = harness.state.members.tell_some()
         told.append(sum(len(client.peer.sent) for client in harness.clients))
         if not more:
             break
@@ -116,7 +116,7 @@ async def test_a_turn_of_the_loop_tells_a_bounded_number_of_members(harness: Har
 
 async def test_a_change_while_members_are_told_is_told_to_all_again(harness: Harness) -> None:
     clients = join_all(harness, 100)
-    members = harness.parts.members
+    members = harness.state.members
     assert members.tell_some()
     group = members.consumers["G"]
     for _ in range(5):
@@ -129,7 +129,7 @@ async def test_a_change_while_members_are_told_is_told_to_all_again(harness: Har
 async def test_the_list_of_members_is_rendered_once_until_one_comes_or_goes(harness: Harness) -> None:
     first, second = harness.client(), harness.client()
     await first.heartbeat("c1", "G", "T")
-    group = harness.parts.members.consumers["G"]
+    group = harness.state.members.consumers["G"]
     assert group.client_ids_as_json() is group.client_ids_as_json()
     await second.heartbeat("c2", "G", "T")
     assert await member_ids(first) == ["c1", "c2"]
@@ -149,10 +149,10 @@ async def test_a_closed_connection_leaves_all_its_groups(harness: Harness) -> No
     second.close()
     assert sorted(notices(first)) == ["G", "H"]
     assert (await member_ids(first), await member_ids(first, "H")) == (["c1"], ["c1"])
-    assert harness.parts.members.producers == {}
+    assert harness.state.members.producers == {}
     first.close()
-    assert harness.parts.members.consumers == {}
-    assert harness.parts.contexts == {}
+    assert harness.state.members.consumers == {}
+    assert harness.state.contexts == {}
 
 
 async def test_a_silent_client_leaves_its_groups(harness: Harness, autojump_clock: trio.testing.MockClock) -> None:
@@ -165,10 +165,10 @@ async def test_a_silent_client_leaves_its_groups(harness: Harness, autojump_cloc
     await first.heartbeat("c1", "G", "T")
     notices(first)
     await trio.sleep(30)
-    finish_now(harness.parts.members.expire(harness.parts.now() - harness.config.client_expiry_s))
+    finish_now(harness.state.members.expire(harness.state.now() - harness.config.client_expiry_s))
     assert notices(first) == ["G"]
     assert await member_ids(first) == ["c1"]
-    assert harness.parts.members.producers == {}
+    assert harness.state.members.producers == {}
 
 
 async def test_the_vip_port_shares_who_is_there(harness: Harness) -> None:
@@ -213,7 +213,7 @@ async def test_every_clients_dialect_of_a_heartbeat_is_understood(harness: Harne
         ],
     }
     assert (await client.heartbeat_body(body)).code == 0
-    group = harness.parts.members.consumers["G"]
+    group = harness.state.members.consumers["G"]
     assert (group.kind, group.model, group.from_where) == (
         "CONSUME_PASSIVELY",
         "CLUSTERING",
@@ -225,14 +225,14 @@ async def test_every_clients_dialect_of_a_heartbeat_is_understood(harness: Harne
         assert subscription.selection is not None
         assert subscription.selection.codes == frozenset((65, 66))
         assert subscription.as_json()["codeSet"] == [65, 66]
-    assert set(harness.parts.members.consumers) == {"G"}
+    assert set(harness.state.members.consumers) == {"G"}
 
 
 async def test_only_a_newer_subscription_replaces_the_held_one(harness: Harness) -> None:
     client = harness.client()
     for version, expression, held in ((5, "A", "A"), (5, "B", "A"), (4, "C", "A"), (6, "D", "D")):
         await client.heartbeat_with("c", "G", [{"topic": "T", "subString": expression, "subVersion": version}])
-        assert harness.parts.members.consumers["G"].subscriptions["T"].expression == held
+        assert harness.state.members.consumers["G"].subscriptions["T"].expression == held
 
 
 async def test_a_heartbeat_without_groups_keeps_what_is_there(harness: Harness) -> None:
@@ -259,9 +259,9 @@ async def test_heartbeats_of_the_second_kind_send_subscriptions_only_when_they_c
     assert await beat(77, full=False) == "true"
     assert await beat(77, full=True) == "false"
     assert await beat(77, full=False) == "false"
-    assert list(harness.parts.members.consumers["G"].subscriptions) == ["T"]
+    assert list(harness.state.members.consumers["G"].subscriptions) == ["T"]
     assert await beat(78, full=False) == "true"
-    assert list(harness.parts.members.consumers["G"].subscriptions) == ["T"]
+    assert list(harness.state.members.consumers["G"].subscriptions) == ["T"]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ async def test_heartbeats_of_the_second_kind_send_subscriptions_only_when_they_c
 async def test_a_body_that_is_no_heartbeat_is_refused(harness: Harness, body: bytes) -> None:
     answer = await harness.client().ask(RequestCode.HEART_BEAT, body=body)
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert harness.parts.members.consumers == {}
+    assert harness.state.members.consumers == {}
 
 
 async def test_garbage_inside_a_heartbeat_is_passed_over(harness: Harness) -> None:
@@ -299,9 +299,9 @@ async def test_garbage_inside_a_heartbeat_is_passed_over(harness: Harness) -> No
         "producerDataSet": [{"groupName": None}, "P"],
     }
     assert (await client.heartbeat_body(body)).code == 0
-    assert list(harness.parts.members.consumers) == ["G"]
-    assert harness.parts.members.consumers["G"].subscriptions["T"].version == 0
-    assert harness.parts.members.producers == {}
+    assert list(harness.state.members.consumers) == ["G"]
+    assert harness.state.members.consumers["G"].subscriptions["T"].version == 0
+    assert harness.state.members.producers == {}
 
 
 async def test_a_group_that_may_not_be_made_is_passed_over(open_harness: OpenHarness) -> None:
@@ -408,11 +408,11 @@ async def test_a_lock_ends_when_it_is_not_renewed(harness: Harness, autojump_clo
     assert await held(client, "a", 0) == [0]
     await trio.sleep(30)
     assert await held(client, "b", 0, 1) == [1]
-    locks = harness.parts.locks
-    assert (len(locks), locks.any_held("G", harness.parts.now())) == (2, True)
+    locks = harness.state.locks
+    assert (len(locks), locks.any_held("G", harness.state.now())) == (2, True)
     await trio.sleep(61)
-    assert locks.any_held("G", harness.parts.now()) is False
-    finish_now(locks.expire(harness.parts.now()))
+    assert locks.any_held("G", harness.state.now()) is False
+    finish_now(locks.expire(harness.state.now()))
     assert len(locks) == 0
 
 
@@ -424,7 +424,7 @@ async def test_made_up_queues_are_had_by_everybody_and_cost_nothing(harness: Har
     assert await held(two, "b", *numbers) == numbers[2:]
     assert await held(one, "a", *numbers, topic="Unknown") == numbers
     assert await held(two, "b", *numbers, topic="Unknown") == numbers
-    assert len(harness.parts.locks) == 2
+    assert len(harness.state.locks) == 2
 
 
 async def test_a_queue_is_the_same_under_every_name_of_the_broker(harness: Harness) -> None:
@@ -470,8 +470,8 @@ async def test_at_the_limit_locks_of_closed_connections_make_room(
     assert await held(there, "b", 1, 2) == [1, 2]
     for client in (there, late):
         client.close()
-    finish_now(harness.parts.locks.expire(math.inf))
-    assert len(harness.parts.locks) == 0
+    finish_now(harness.state.locks.expire(math.inf))
+    assert len(harness.state.locks) == 0
 
 
 def test_a_lock_ends_at_its_time_and_not_before() -> None:
@@ -479,7 +479,7 @@ def test_a_lock_ends_at_its_time_and_not_before() -> None:
     queue = [MessageQueue("T", "b", 0)]
 
     def held(line: str, client_id: str, now: float) -> bool:
-        return finish_now(locks.lock(cast(members.Line, line), "G", client_id, queue, now)) == queue
+        return finish_now(locks.lock(cast(members.ClientConnection, line), "G", client_id, queue, now)) == queue
 
     assert held("one", "a", 0.0)
     assert not held("two", "b", 59.9)
@@ -518,6 +518,6 @@ async def test_a_refused_heartbeat_leaves_no_group_behind(
 ) -> None:
     client = harness.client()
     assert (await client.heartbeat_with("c", "G", subscriptions)).code == ResponseCode.INVALID_PARAMETER
-    assert harness.parts.members.group("G") is None
+    assert harness.state.members.group("G") is None
     client.close()
-    assert not harness.parts.members.consumers
+    assert not harness.state.members.consumers

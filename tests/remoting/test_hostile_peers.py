@@ -61,7 +61,7 @@ async def test_a_producer_group_has_no_endless_name(harness: Harness) -> None:
     client = harness.client()
     assert await producers(client, "P" * 255) == 0
     assert await producers(client, "P" * 256) == ResponseCode.INVALID_PARAMETER
-    assert list(harness.parts.members.producers) == ["P" * 255]
+    assert list(harness.state.members.producers) == ["P" * 255]
 
 
 async def test_what_a_connection_subscribes_to_has_a_limit(open_harness: OpenHarness) -> None:
@@ -74,7 +74,7 @@ async def test_what_a_connection_subscribes_to_has_a_limit(open_harness: OpenHar
     assert 0 < codes.index(ResponseCode.SYSTEM_BUSY) < 7
     assert set(codes) == {0, ResponseCode.SYSTEM_BUSY}
     held = codes.count(0)
-    assert len(harness.parts.members.consumers) == held
+    assert len(harness.state.members.consumers) == held
     # What it holds already may come again, and what it gives up makes room.
     assert (await client.heartbeat_with("c", "G0", long)).code == 0
     await client.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "c", "consumerGroup": "G0"})
@@ -86,7 +86,7 @@ async def test_words_that_no_client_says_are_not_kept(harness: Harness) -> None:
     client = harness.client()
     long = "X" * 100_000
     await client.heartbeat("c", "G", "T", consumeType=long, messageModel=long, consumeFromWhere=long)
-    group = harness.parts.members.group("G")
+    group = harness.state.members.group("G")
     assert group is not None
     assert (group.kind, group.model) == ("CONSUME_PASSIVELY", "CLUSTERING")
     assert len(group.from_where) < 100
@@ -179,7 +179,7 @@ async def test_a_long_heartbeat_in_a_tolerant_dialect_is_read_in_slices(harness:
     before = turns.slices
     assert (await harness.client().ask(RequestCode.HEART_BEAT, body=body)).code == 0
     assert turns.slices - before > 20
-    assert len(harness.parts.members.consumers["G"].subscriptions) == 4000
+    assert len(harness.state.members.consumers["G"].subscriptions) == 4000
 
 
 async def test_a_heartbeat_of_many_groups_registers_them_in_slices(harness: Harness) -> None:
@@ -188,7 +188,7 @@ async def test_a_heartbeat_of_many_groups_registers_them_in_slices(harness: Harn
     before = turns.slices
     assert (await harness.client().heartbeat_body({"clientID": "c", "consumerDataSet": named})).code == 0
     assert turns.slices - before > 50
-    assert len(harness.parts.members.consumers) == 1000
+    assert len(harness.state.members.consumers) == 1000
 
 
 async def test_a_lock_of_many_queues_takes_slices_and_holds_all_or_what_it_held(open_harness: OpenHarness) -> None:
@@ -204,7 +204,7 @@ async def test_a_lock_of_many_queues_takes_slices_and_holds_all_or_what_it_held(
     assert (await lock(10)).code == 0
     before = turns.slices
     assert (await lock(3000)).code == ResponseCode.SYSTEM_BUSY
-    assert len(harness.parts.locks) == 10
+    assert len(harness.state.locks) == 10
     assert len(orjson.loads((await lock(2000)).body)["lockOKMQSet"]) == 2000
     assert turns.slices - before > 10
 

@@ -87,7 +87,7 @@ class Served:
         harness = self.harness
 
         def handle(peer: Peer, connection: object) -> Handler:
-            return RemotingHandler(harness.parts, peer, cast(RemotingConnection, connection))
+            return RemotingHandler(harness.state, peer, cast(RemotingConnection, connection))
 
         def connect(now: float) -> RemotingConnection:
             return RemotingConnection(harness.config.frame_bytes_max, harness.config.idle_s, now)
@@ -104,7 +104,7 @@ class Served:
 async def serve(harness: Harness, config: ServerConfig | None = None) -> Served:
     served = Served(harness, config or ServerConfig())
     await harness.nursery.start(served.server.run, ())
-    harness.nursery.start_soon(harness.parts.deadlines.run)
+    harness.nursery.start_soon(harness.state.deadlines.run)
     harness.topic("T")
     return served
 
@@ -187,7 +187,7 @@ async def test_a_consumer_that_never_reads_holds_little_and_harms_nobody(
     stuck.link.cut()
     await trio.testing.wait_all_tasks_blocked()
     assert (await other.ask(PULL, pull_ext("T", 0))).code == 0
-    assert (served.unsent(), len(harness.parts.parked)) == (0, 0)
+    assert (served.unsent(), len(harness.state.parked)) == (0, 0)
 
 
 # In real time: virtual time would pass by while a thread waits for the disk.

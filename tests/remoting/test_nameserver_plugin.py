@@ -92,7 +92,7 @@ async def test_texts_outlive_the_broker_and_a_broken_file(harness: Harness, capl
     harness.store.write_file(KV_FILE, b"torn")
     with caplog.at_level(logging.WARNING):
         assert start().kv.get("n", "k") == "v"
-    assert "its previous generation is tried" in caplog.text
+    assert "trying its previous generation" in caplog.text
 
 
 async def test_services_and_capability_are_of_one_name_server(harness: Harness) -> None:

@@ -171,8 +171,8 @@ async def test_one_no_is_enough_and_nothing_is_made(
     answer = await harness.client().ask(code, ext, encoded(body))
     assert answer.code == ResponseCode.NO_PERMISSION
     assert "'' may not " in str(answer.remark)
-    assert (harness.broker.groups.get("G"), harness.parts.members.group("G")) == (None, None)
-    assert (harness.parts.members.producers, len(harness.parts.locks)) == ({}, 0)
+    assert (harness.broker.groups.get("G"), harness.state.members.group("G")) == (None, None)
+    assert (harness.state.members.producers, len(harness.state.locks)) == ({}, 0)
     assert harness.store.appended == end
 
 

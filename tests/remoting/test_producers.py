@@ -48,7 +48,7 @@ async def half_of(made: Broker) -> Record:
 
 
 async def test_a_live_producer_is_asked_with_what_it_sent(harness: Harness) -> None:
-    producers = RemotingProducers(lambda: harness.parts)
+    producers = RemotingProducers(lambda: harness.state)
     half = await half_of(harness.broker)
     client, other = harness.client(), harness.client()
     await client.ask(RequestCode.HEART_BEAT, body=heartbeat("c", "P"))
@@ -63,7 +63,7 @@ async def test_a_live_producer_is_asked_with_what_it_sent(harness: Harness) -> N
         "tranStateTableOffset": "1",
         "msgId": "U1",
         "transactionId": "U1",
-        "offsetMsgId": harness.parts.message_id(half.position),
+        "offsetMsgId": harness.state.message_id(half.position),
         "bname": harness.broker.config.name,
     }
     sent = decode_record(asked.body, 0, half.position)
@@ -75,7 +75,7 @@ async def test_a_live_producer_is_asked_with_what_it_sent(harness: Harness) -> N
 
 
 async def test_the_producers_of_a_group_are_asked_in_turn_and_nobody_who_has_left(harness: Harness) -> None:
-    producers = RemotingProducers(lambda: harness.parts)
+    producers = RemotingProducers(lambda: harness.state)
     half = await half_of(harness.broker)
     clients = [harness.client() for _ in range(3)]
     for number, client in enumerate(clients):

@@ -390,7 +390,7 @@ async def test_a_filter_that_raises_is_named_and_ends_no_connection(harness: Har
     await fill(harness, topic, "")
     await harness.step()
     assert client.answers.pop(number).code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert (client.peer.closed_with, len(harness.parts.parked)) == (None, 0)
+    assert (client.peer.closed_with, len(harness.state.parked)) == (None, 0)
     assert bodies(other.answers.pop(waiting)) == [b"x"]
 
 
@@ -419,7 +419,7 @@ def wait_ext(topic: str, offset: int, **more: object) -> dict[str, object]:
 @pytest.fixture
 async def waiting(harness: Harness, nursery: trio.Nursery) -> Harness:
     """A harness in which held pulls expire."""
-    nursery.start_soon(harness.parts.deadlines.run)
+    nursery.start_soon(harness.state.deadlines.run)
     return harness
 
 
@@ -432,7 +432,7 @@ async def test_a_held_pull_is_answered_when_a_message_arrives(waiting: Harness) 
     client = waiting.client()
     number = client.send(PULL, wait_ext(topic, 0))
     await waiting.step()
-    assert (client.answers, parked(client), len(waiting.parts.parked)) == ({}, 1, 1)
+    assert (client.answers, parked(client), len(waiting.state.parked)) == ({}, 1, 1)
     await fill(waiting, topic, "A", queue_id=1)
     await waiting.step()
     assert client.answers == {}
@@ -440,7 +440,7 @@ async def test_a_held_pull_is_answered_when_a_message_arrives(waiting: Harness) 
     await waiting.step()
     answer = client.answers.pop(number)
     assert (answer.code, offsets(answer), bodies(answer)) == (FOUND, (1, 0, 1), [b"x"])
-    assert (parked(client), len(waiting.parts.parked), len(waiting.parts.deadlines)) == (0, 0, 0)
+    assert (parked(client), len(waiting.state.parked), len(waiting.state.deadlines)) == (0, 0, 0)
 
 
 async def test_a_held_pull_is_answered_when_its_time_is_over(waiting: Harness, autojump_clock: MockClock) -> None:
@@ -455,7 +455,7 @@ async def test_a_held_pull_is_answered_when_its_time_is_over(waiting: Harness, a
     await waiting.step()
     answer = client.answers.pop(number)
     assert (answer.code, answer.remark, offsets(answer)) == (NOT_FOUND, "OFFSET_OVERFLOW_ONE", (1, 0, 1))
-    assert len(waiting.parts.parked) == 0
+    assert len(waiting.state.parked) == 0
 
 
 async def test_a_pull_is_held_no_longer_than_the_limit(waiting: Harness, autojump_clock: MockClock) -> None:
@@ -518,7 +518,7 @@ async def test_a_message_wakes_only_the_pulls_that_may_want_it(waiting: Harness)
     await waiting.step()
     answered = {expression for expression, group in clients.items() if all(client.answers for client in group)}
     assert answered == {"A", "A || B", "*"}
-    assert len(waiting.parts.parked) == 60  # one of them was parked again
+    assert len(waiting.state.parked) == 60  # one of them was parked again
 
 
 async def test_a_pull_that_is_woken_goes_on_where_the_unwanted_end(waiting: Harness) -> None:
@@ -565,7 +565,7 @@ async def test_what_arrives_after_a_thread_found_nothing_is_not_missed(waiting: 
         while not client.answers:
             await waiting.step()
     assert bodies(client.answers.pop(pull.opaque)) == [b"x"]
-    assert len(waiting.parts.parked) == 0
+    assert len(waiting.state.parked) == 0
 
 
 async def test_nobody_is_woken_before_the_record_may_be_read(open_harness: OpenHarness) -> None:
@@ -596,7 +596,7 @@ async def test_a_client_that_goes_takes_its_pulls_along(waiting: Harness, autoju
     client = waiting.client()
     client.send(PULL, wait_ext(topic, 0))
     client.close()
-    assert (len(waiting.parts.parked), len(waiting.parts.deadlines)) == (0, 0)
+    assert (len(waiting.state.parked), len(waiting.state.deadlines)) == (0, 0)
     await fill(waiting, topic, "A")
     await trio.sleep(20)
     assert client.peer.sent == []
@@ -608,10 +608,10 @@ async def test_a_queue_is_watched_only_while_somebody_waits(waiting: Harness, au
     client.send(PULL, wait_ext(topic, 0))
     queue = waiting.store.queue(topic, 0)
     assert len(queue.watchers or ()) == 1
-    waiting.parts.parked.sweep()
+    waiting.state.parked.sweep()
     assert len(queue.watchers or ()) == 1
     await trio.sleep(20)
-    waiting.parts.parked.sweep()
+    waiting.state.parked.sweep()
     assert len(queue.watchers or ()) == 0
 
 
@@ -634,7 +634,7 @@ async def crowd(open_harness: OpenHarness, connections: int, pulls: int, host: s
     for client in clients * pulls:
         client.send(PULL, wait_ext(topic, 0))
     await harness.step()
-    assert harness.parts.statistics()["parked_pulls"] == connections * pulls
+    assert harness.state.statistics()["parked_pulls"] == connections * pulls
     assert not any(client.answers for client in clients)
     return harness, clients
 
@@ -658,9 +658,9 @@ async def test_few_connections_with_many_pulls_let_others_wait(open_harness: Ope
     client = harness.client()
     await hold_beside(harness, greedy, client, 50)
     assert (client.answers, parked(client)) == ({}, 50)
-    counters = harness.parts.statistics()
+    counters = harness.state.statistics()
     assert counters["parked_pulls"] == 400
-    assert counters["parked_pulls_given_up"] == harness.parts.refusals[ResponseCode.SYSTEM_BUSY] > 50
+    assert counters["parked_pulls_given_up"] == harness.state.refusals[ResponseCode.SYSTEM_BUSY] > 50
 
 
 async def test_many_connections_of_one_address_let_other_addresses_wait(open_harness: OpenHarness) -> None:
@@ -690,7 +690,7 @@ async def test_pulls_count_by_the_expression_they_bring(open_harness: OpenHarnes
     await harness.step()
     assert (parked(client), [answer.code for answer in client.answers.values()]) == (2, [ResponseCode.SYSTEM_BUSY])
     client.close()
-    assert harness.parts.statistics()["parked_pulls"] == 0
+    assert harness.state.statistics()["parked_pulls"] == 0
 
 
 @pytest.mark.usefixtures("nothing_cached")
@@ -698,7 +698,7 @@ async def test_pulls_on_their_way_count_as_waiting(open_harness: OpenHarness) ->
     """Who does not take its answers has pulls that are ready and that a thread shall read for; they wait as well."""
     harness, topic = await with_backlog(open_harness, 40)
     slow = harness.client()
-    harness.parts.parked._limit = 20
+    harness.state.parked._limit = 20
     for offset in range(20):
         slow.send(PULL, pull_ext(topic, offset, maxMsgNums="1"))
     desk = slow.handler.context.pulls
@@ -713,7 +713,7 @@ async def test_pulls_on_their_way_count_as_waiting(open_harness: OpenHarness) ->
         while len(slow.answers) < 20:
             await harness.step()
     assert sorted(answer.code for answer in slow.answers.values()) == [0] * 19 + [ResponseCode.SYSTEM_BUSY]
-    assert (number in other.answers, harness.parts.statistics()["parked_pulls"]) == (False, 1)
+    assert (number in other.answers, harness.state.statistics()["parked_pulls"]) == (False, 1)
 
 
 async def very_many(harness: Harness, topic: str, *expressions: str) -> list[FakeClient]:
@@ -723,13 +723,13 @@ async def very_many(harness: Harness, topic: str, *expressions: str) -> list[Fak
         for _ in range(1000):
             client.send(PULL, wait_ext(topic, 0, subscription=expression))
     await harness.step()
-    assert len(harness.parts.parked) == 1000 * len(clients)
+    assert len(harness.state.parked) == 1000 * len(clients)
     return clients
 
 
 async def release_all(harness: Harness) -> list[int]:
     """Do what `ParkedPulls.run` does; return how many pulls each turn released."""
-    held, counts = harness.parts.parked, list[int]()
+    held, counts = harness.state.parked, list[int]()
     while held.is_releasing:
         before = len(held)
         held.release_some()
@@ -742,7 +742,7 @@ async def test_very_many_pulls_of_a_queue_look_again_some_in_each_turn(harness: 
     topic = harness.topic("T")
     clients = await very_many(harness, topic, "*", "*", "*")
     await fill(harness, topic, "A")
-    assert len(harness.parts.parked) == 3000
+    assert len(harness.state.parked) == 3000
     assert await release_all(harness) == [RELEASED_A_TURN, RELEASED_A_TURN, 3000 - 2 * RELEASED_A_TURN]
     assert [answer.code for client in clients for answer in client.answers.values()] == [FOUND] * 3000
 
@@ -751,12 +751,12 @@ async def test_messages_that_come_while_very_many_pulls_look_again_are_not_misse
     topic = harness.topic("T")
     clients = await very_many(harness, topic, "A", "B", "A || B")
     await fill(harness, topic, "A")
-    harness.parts.parked.release_some()
+    harness.state.parked.release_some()
     await fill(harness, topic, "B")
     await release_all(harness)
     assert [len(client.answers) for client in clients] == [1000] * 3
     assert {answer.code for client in clients for answer in client.answers.values()} == {FOUND}
-    assert (len(harness.parts.parked), len(harness.parts.deadlines)) == (0, 0)
+    assert (len(harness.state.parked), len(harness.state.deadlines)) == (0, 0)
 
 
 async def test_very_many_pulls_that_want_nothing_of_it_wait_on(harness: Harness) -> None:
@@ -777,7 +777,7 @@ async def test_pulls_that_leave_while_very_many_look_again_leave_nothing_behind(
     for client in clients:
         client.close()
     assert await release_all(harness) == [0]
-    assert (len(harness.parts.parked), harness.parts.statistics()["parked_pulls"]) == (0, 0)
+    assert (len(harness.state.parked), harness.state.statistics()["parked_pulls"]) == (0, 0)
 
 
 async def test_a_connection_answers_a_bounded_number_of_pulls_at_once(waiting: Harness) -> None:
@@ -797,7 +797,7 @@ async def test_a_reset_ends_the_wait(waiting: Harness) -> None:
     client = waiting.client()
     number = client.send(PULL, wait_ext(topic, 2))
     waiting.broker.groups.reset("G", topic, {0: 1})
-    waiting.parts.parked.wake_topic(topic)
+    waiting.state.parked.wake_topic(topic)
     await waiting.step()
     assert (client.answers[number].code, offsets(client.answers[number])[0]) == (MOVED, 1)
 
@@ -810,7 +810,7 @@ async def test_a_held_pull_of_a_deleted_topic_says_so_at_once(waiting: Harness) 
     admin = waiting.client()
     assert (await admin.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": deleted})).code == 0
     assert [client.answers.pop(number).code for number in numbers] == [ResponseCode.TOPIC_NOT_EXIST] * 2
-    assert (client.answers, parked(client), len(waiting.parts.parked)) == ({}, 1, 1)
+    assert (client.answers, parked(client), len(waiting.state.parked)) == ({}, 1, 1)
 
 
 async def test_a_pull_does_not_wait_for_a_topic_that_took_the_name_of_its_own(waiting: Harness) -> None:
@@ -828,14 +828,14 @@ async def test_at_the_end_every_held_pull_is_answered_and_none_held_any_more(wai
     client = waiting.client()
     number = client.send(PULL, wait_ext(topic, 0))
     await waiting.step()
-    waiting.parts.parked.answer_all()
+    waiting.state.parked.answer_all()
     await waiting.step()
     assert client.answers.pop(number).code == NOT_FOUND
     assert (await client.ask(PULL, wait_ext(topic, 0))).code == NOT_FOUND
 
 
 def stop(harness: Harness, client: FakeClient) -> None:
-    harness.parts.parked.answer_all()
+    harness.state.parked.answer_all()
     finish(client.handler.context)
     client.receive()
 
@@ -851,7 +851,7 @@ async def test_at_the_end_a_pull_that_was_just_woken_is_answered_and_not_held_ag
     stop(waiting, client)
     answer = client.answers.pop(number)
     assert (answer.code, offsets(answer)) == (RETRY, (1, 0, 1))
-    assert len(waiting.parts.parked) == 0
+    assert len(waiting.state.parked) == 0
 
 
 @pytest.mark.usefixtures("nothing_cached")

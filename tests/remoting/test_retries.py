@@ -32,7 +32,7 @@ async def running(open_harness: OpenHarness, nursery: trio.Nursery) -> Harness:
     """A harness whose clocks and deadlines run, with one message in topic T."""
     harness = await open_harness(store={"flush": "async"})
     harness.clock.run()
-    nursery.start_soon(harness.parts.deadlines.run)
+    nursery.start_soon(harness.state.deadlines.run)
     harness.topic("T")
     return harness
 
@@ -135,11 +135,11 @@ async def test_a_pull_behind_a_pause_leaves_no_trace_when_its_client_goes(
     await publish(running, b"a", RETRY, 16)
     client.send(PULL, pull_ext(RETRY, 0, sysFlag=MAY_WAIT))
     await running.step()
-    assert len(running.parts.parked) == 1
+    assert len(running.state.parked) == 1
     client.close()
-    assert len(running.parts.parked) == 0
+    assert len(running.state.parked) == 0
     await trio.sleep(LONGEST_MS / 1000 + 1)
-    assert len(running.parts.deadlines) == 0
+    assert len(running.state.deadlines) == 0
 
 
 async def test_a_pull_with_an_earlier_offset_is_not_late_for_its_own_record(
@@ -169,7 +169,7 @@ async def test_new_retries_do_not_wake_a_pull_that_waits_for_an_older_one(
     for _ in range(3):
         await publish(running, b"b", RETRY, 1)
         assert not client.handler.context.pulls.ready
-        assert len(running.parts.parked) == 1
+        assert len(running.state.parked) == 1
 
 
 async def test_a_reset_and_a_deletion_reach_a_pull_that_waits_for_a_retry(
@@ -181,7 +181,7 @@ async def test_a_reset_and_a_deletion_reach_a_pull_that_waits_for_a_retry(
     opaque = client.send(PULL, pull_ext(RETRY, 0, sysFlag=MAY_WAIT))
     await running.step()
     running.broker.groups.reset("G", RETRY, {0: 1})
-    running.parts.parked.wake_topic(RETRY)
+    running.state.parked.wake_topic(RETRY)
     await running.step()
     answer = client.answers.pop(opaque)
     assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "1")
@@ -199,7 +199,7 @@ async def test_a_broker_that_stops_answers_a_pull_that_waits_for_a_retry(
     await publish(running, b"a", RETRY, 16)
     opaque = client.send(PULL, pull_ext(RETRY, 0, sysFlag=MAY_WAIT))
     await running.step()
-    running.parts.parked.answer_all()
+    running.state.parked.answer_all()
     await running.step()
     assert client.answers.pop(opaque).code == ResponseCode.PULL_NOT_FOUND
 
@@ -230,7 +230,7 @@ async def test_retries_far_behind_the_end_of_the_log_wait_as_well(
 ) -> None:
     harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
     harness.clock.run()
-    nursery.start_soon(harness.parts.deadlines.run)
+    nursery.start_soon(harness.state.deadlines.run)
     harness.topic("T")
     await publish(harness, b"a", RETRY, 3)
     for _ in range(40):
@@ -251,7 +251,7 @@ async def test_a_restart_neither_loses_a_retry_nor_shortens_its_pause(
     after = await open_harness(store={"flush": "async"})
     after.broker.topics.ensure(RETRY, 1)
     after.clock.run()
-    nursery.start_soon(after.parts.deadlines.run)
+    nursery.start_soon(after.state.deadlines.run)
     (record,) = await pull(after, after.client(), 0)
     assert (record.body, record.reconsume_times) == (b"a", 1)
     assert pause_ms(1) <= after.clock.now_ms() - record.store_ms <= pause_ms(1) + LATE_MS

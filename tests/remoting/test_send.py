@@ -336,7 +336,7 @@ async def test_a_batch_with_an_empty_member_is_refused_whole(harness: Harness) -
     answer = await harness.client().ask(V2, send_ext(harness.topic("T"), m="true"), members(b"a", b""))
     assert (answer.code, answer.remark) == (
         ResponseCode.SYSTEM_ERROR,
-        "message body is empty; a message has at least one byte",
+        "message body is empty; send at least one byte",
     )
     assert harness.store.appended == 0
 
@@ -500,7 +500,7 @@ async def test_the_quick_way_stores_and_answers_as_the_long_one(harness: Harness
         if quick.code == 0:
             first, second = (_stored(harness, answer) for answer in (quick, long))
             assert first == second, ext
-    assert len(harness.parts.refusals) >= 4
+    assert len(harness.state.refusals) >= 4
 
 
 def _stored(harness: Harness, answer: Command) -> tuple[object, ...]:

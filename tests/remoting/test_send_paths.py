@@ -54,7 +54,7 @@ class Paths:
         record = None
         if grown:
             record = self._newest()
-            assert answer.ext["msgId"] == self.harness.parts.message_id(record.position)
+            assert answer.ext["msgId"] == self.harness.state.message_id(record.position)
             assert answer.ext["queueOffset"] == str(record.queue_offset)
         return answer.code, answer.remark, fields, record and _contents(record)
 

@@ -124,7 +124,7 @@ async def test_a_client_signs_as_the_java_hook_does(client: FakeClient) -> None:
 
 def test_a_signing_key_needs_both_parts_and_hides_the_secret() -> None:
     assert "s3cret" not in repr(SigningKey("ann", "s3cret"))
-    with pytest.raises(ValueError, match="access key '' is empty; write the name"):
+    with pytest.raises(ValueError, match="access key '' is empty; give the name"):
         SigningKey("", "s3cret")
     with pytest.raises(ValueError, match="secret of access key 'ann' is empty"):
         SigningKey("ann", "")

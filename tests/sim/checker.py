@@ -449,8 +449,8 @@ class Checker:
         if life.server.pending.unsent_bytes != sum(peer.out_bytes + peer.held_bytes for peer in life.server._peers):
             self.fail("the sum of what waits is not what waits")
         waiting = sum(len(tap.asked) for tap in life.taps)
-        if len(life.parts.parked) > waiting:
-            self.fail(f"{len(life.parts.parked)} pulls are held, {waiting} questions are open")
+        if len(life.state.parked) > waiting:
+            self.fail(f"{len(life.state.parked)} pulls are held, {waiting} questions are open")
 
     # starts
 

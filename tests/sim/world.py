@@ -34,7 +34,7 @@ from martlet.testing.disk import Cut, FakeDisk, PowerCut
 from martlet.testing.links import Conditions, Link
 from martlet.testing.stores import small_config
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.context import Parts
+from martlet_remoting.context import RemotingState
 from martlet_remoting.plugin import RemotingPlugin
 
 from .checker import DATA, Checker, Tap, Violation
@@ -111,8 +111,8 @@ class Life:
         self.ledger: Ledger
 
     @property
-    def parts(self) -> Parts:
-        return self.plugin.parts
+    def state(self) -> RemotingState:
+        return self.plugin.state
 
     def stalled(self, name: str) -> bool:
         """Whether the link of that name lets nothing through just now."""
@@ -300,7 +300,7 @@ class World:
             nursery.start_soon(persistence.run, life.broker)
             nursery.start_soon(life.broker.projections.run)
             nursery.start_soon(move, self, life, self._chance())
-            for service in (life.parts.deadlines.run, life.parts.rates.run, life.plugin._scan):
+            for service in (life.state.deadlines.run, life.state.rates.run, life.plugin._scan):
                 nursery.start_soon(service)
             nursery.start_soon(self._watch, life)
             life.serving = True

@@ -137,10 +137,10 @@ async def test_an_orderly_stop_keeps_notes_that_nobody_committed() -> None:
 async def test_what_cannot_be_noted_is_refused() -> None:
     store = await open_on(FakeDisk())
     journal = Journal(store, "a")
-    with pytest.raises(Refused, match="the note has 513 bytes; the most is 512") as caught:
+    with pytest.raises(Refused, match="note has 513 bytes; the maximum is 512") as caught:
         journal.note(bytes(513))
     assert caught.value.reason is Reason.ILLEGAL
-    with pytest.raises(Refused, match="the note has 513 bytes; the most is 512"):
+    with pytest.raises(Refused, match="note has 513 bytes; the maximum is 512"):
         journal.records_of([b"", bytes(513)])
     store.admission.refusal = "the disk is full"
     with pytest.raises(Refused, match="the disk is full"):
@@ -154,7 +154,7 @@ async def test_what_cannot_be_noted_is_refused() -> None:
 @pytest.mark.parametrize("name", ["", "A", "a.b", "a/b", "x" * 65])
 async def test_a_journal_has_a_name_that_every_broker_can_keep(name: str) -> None:
     store = await open_on(FakeDisk())
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is invalid; use"):
         Journal(store, name)
     store.crash()
 

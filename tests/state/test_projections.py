@@ -323,7 +323,7 @@ async def test_a_damaged_record_is_skipped_and_said(disk: FakeDisk, caplog: pyte
     data[at] ^= 1
     again = await start(disk)
     assert again.tally.totals() == {"A": (2, {"good1", "good2"})}
-    assert "is damaged; it is skipped" in caplog.text
+    assert "is damaged; skipping it" in caplog.text
     again.store.crash()
 
 

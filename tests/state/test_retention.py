@@ -73,7 +73,7 @@ async def test_records_stay_while_a_roll_is_refused_but_not_for_ever(
     async with full(disk, tally) as running:
         await trio.sleep(2.5)
         assert running.store.first_position == 0
-        assert "stay for now; a projection needs them; the disk is full" in caplog.text
+        assert "are kept for now, because a projection needs them; the disk is full" in caplog.text
         await trio.sleep(5)
         assert running.store.first_position > 0
         assert made == [b"precious"]
@@ -89,7 +89,7 @@ async def test_nobody_holds_records_back_for_ever(autojump_clock: MockClock, cap
         assert running.store.first_position == 0
         await trio.sleep(5)
         assert running.store.first_position > 0
-        assert "go though a projection needs them; the disk is full" in caplog.text
+        assert "although a projection needs them; the disk is full" in caplog.text
 
 
 async def test_a_failed_projection_holds_nothing_back(autojump_clock: MockClock) -> None:

@@ -224,18 +224,18 @@ async def test_a_group_is_in_its_light_queues_as_a_whole(before: int) -> None:
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        ("a", "'a' in INNER_MULTI_DISPATCH is no light topic; its name begins with %LMQ%"),
+        ("a", "'a' in INNER_MULTI_DISPATCH is no light topic; its name must begin with %LMQ%"),
         ("%LMQ%", "'%LMQ%' in INNER_MULTI_DISPATCH is no light topic"),
         ("%LMQ%a,b", "'b' in INNER_MULTI_DISPATCH is no light topic"),
-        ("%LMQ%a/b", "cannot be the name of a light topic"),
-        ("%LMQ%$", "cannot be the name of a light topic"),
-        ("%LMQ%$parent", "and %LMQ%[$] begins %LMQ%[$]parent[$]child only"),
-        ("%LMQ%$parent$", "cannot be the name of a light topic"),
-        ("%LMQ%$$child", "cannot be the name of a light topic"),
-        ("%LMQ%$parent$child$more", "cannot be the name of a light topic"),
-        ("%LMQ%" + "x" * 251, "cannot be the name of a light topic"),
-        (",".join(f"%LMQ%{n}" for n in range(7)), r"[79] or more light topics are named together; the most is 6"),
-        ("%LMQ%1,%LMQ%2,%LMQ%3,%LMQ%4", r"4 more are wanted; the most is 3 \(store.light_queues_max\)"),
+        ("%LMQ%a/b", "is an invalid light topic"),
+        ("%LMQ%$", "is an invalid light topic"),
+        ("%LMQ%$parent", "and %LMQ%[$] only for %LMQ%[$]parent[$]child"),
+        ("%LMQ%$parent$", "is an invalid light topic"),
+        ("%LMQ%$$child", "is an invalid light topic"),
+        ("%LMQ%$parent$child$more", "is an invalid light topic"),
+        ("%LMQ%" + "x" * 251, "is an invalid light topic"),
+        (",".join(f"%LMQ%{n}" for n in range(7)), r"[79] or more light topics are named together; the maximum is 6"),
+        ("%LMQ%1,%LMQ%2,%LMQ%3,%LMQ%4", r"4 more are needed; the maximum is 3 \(store.light_queues_max\)"),
     ],
 )
 async def test_light_topics_that_cannot_be_are_refused(names: str, text: str) -> None:
@@ -258,7 +258,7 @@ async def test_light_topics_that_cannot_be_are_refused(names: str, text: str) ->
     assert all_of(store) == {"P/0": [b"good"], "%LMQ%1/0": [b"good"], "%LMQ%2/0": [b"good"]}
     store.append(routed("known", "1", "2"), 0)
     store.queue("%LMQ%read", 0)
-    with pytest.raises(Refused, match=r"there are 3 light queues and 1 more are wanted"):
+    with pytest.raises(Refused, match=r"there are 3 light queues and 1 more are needed"):
         store.queue("%LMQ%read too", 0)
     store.crash()
 
@@ -267,7 +267,7 @@ async def test_the_messages_of_a_batch_or_group_share_the_limit_of_names() -> No
     store = await open_on(FakeDisk(), light_names_max=4)
     three = [routed("x", "1", "2"), message("plain", "P"), routed("y", "1", "2"), routed("z", "1")]
     for append in (partial(store.append_batch, three, 0), partial(store.append_group, three, [0] * 4)):
-        with pytest.raises(Refused, match=r"5 or more light topics are named together; the most is 4"):
+        with pytest.raises(Refused, match=r"5 or more light topics are named together; the maximum is 4"):
             append()
     assert store.append_run([store.run_item(each, 0) for each in three]).refused == {}
     assert len(store.append_batch(three[:3], 0)) == 3

@@ -325,9 +325,9 @@ async def test_a_batch_stands_in_one_segment_or_nowhere(open_store: OpenStore) -
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
-        (Message("T", b"x" * 101), "the body has 101 bytes; the most is 100"),
+        (Message("T", b"x" * 101), "the body has 101 bytes; the maximum is 100"),
         (Message("T", b"", b"x" * 32768), "the properties have 32768 bytes"),
-        (Message("T", b"", b"k\x01\x00\x02"), r"hold U\+0000"),
+        (Message("T", b"", b"k\x01\x00\x02"), r"contain U\+0000"),
         (Message("a/b", b""), "cannot be a directory"),
         (Message("..", b""), "cannot be a directory"),
         (Message("T", b"", b"x" * 4096), "a segment has 4096"),

@@ -102,9 +102,9 @@ async def test_a_message_that_is_refused_does_not_stop_the_others_of_its_run(ope
     assert [position >= 0 for position in result.positions] == [True, False, False, True, False, True]
     assert [end >= 0 for end in result.ends] == [True, False, False, True, False, True]
     assert {place: str(refused) for place, refused in result.refused.items()} == {
-        1: "the body has 101 bytes; the most is 100 (store.message_bytes_max)",
-        2: "the properties hold U+0000; the store tells by it that a write was torn",
-        4: "the properties have 40002 bytes; the most is 32767",
+        1: "the body has 101 bytes; the maximum is 100 (store.message_bytes_max)",
+        2: "the properties contain U+0000, by which the store recognizes torn writes; remove it",
+        4: "the properties have 40002 bytes; the maximum is 32767",
     }
     assert all(refused.reason is Reason.ILLEGAL for refused in result.refused.values())
     store.commit()
@@ -216,5 +216,5 @@ async def test_invariants_of_the_ends_are_checked(open_store: OpenStore) -> None
     with pytest.raises(AssertionError, match="out of order"):
         store.flusher._done(store.written + 1, 0.0)
     store.readable_end.allow(store.written)
-    with pytest.raises(AssertionError, match="before the earlier"):
+    with pytest.raises(AssertionError, match="cannot move back"):
         store.readable_end.allow(0)

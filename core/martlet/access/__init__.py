@@ -1,4 +1,4 @@
-"""Who a client is, and what it may do: authentication, access rules, and the gate that every protocol goes through."""
+"""Access control: authentication, access rules, and the gate through which protocols use the broker."""
 
 from martlet.access.authentication import ANONYMOUS, Authentication
 from martlet.access.gate import Gate

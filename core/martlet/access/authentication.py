@@ -1,9 +1,9 @@
-"""Authentication: credentials in, an identity out.
+"""Authentication: turns credentials into an identity.
 
-The authenticators of the plugins are asked in order, and the first one with an opinion
-decides: it returns an identity, or refuses. A password is checked in a worker thread,
-because a good password hash takes tens of milliseconds by design; everything else is
-checked on the event loop.
+The authenticators of the plugins are called in order. The first one that does not abstain
+decides: it returns an identity or refuses. A password is checked in a worker thread, because
+a good password hash takes tens of milliseconds by design; other credentials are checked on
+the event loop.
 """
 
 from typing import Final, final
@@ -16,7 +16,7 @@ from martlet.errors import Reason, Refused
 __all__ = ["ANONYMOUS", "Authentication"]
 
 ANONYMOUS: Final = Identity()
-# A password hash keeps one core busy, and the event loop needs one as well.
+# One at a time: a password hash keeps one core busy, and the event loop needs another.
 PASSWORD_THREADS: Final = 2
 
 
@@ -32,11 +32,11 @@ class Authentication:
     def authenticate(self, credentials: Credentials) -> Identity:
         """Return the identity that *credentials* prove; for a `Password` use `authenticate_password`.
 
-        A certificate that no authenticator has an opinion on leaves its owner anonymous: TLS has checked it. Other
-        credentials are refused then, so that nobody takes himself for known who is not.
+        If all authenticators abstain, the owner of a certificate, which TLS has verified, is anonymous; other
+        credentials are refused, so that a client does not wrongly believe it was authenticated.
 
         Raises:
-          Refused: they are wrong, or no authenticator checks such credentials (Reason.CREDENTIALS).
+          Refused: they are wrong, or no authenticator supports such credentials (Reason.CREDENTIALS).
         """
         try:
             return self._ask(credentials)
@@ -48,7 +48,7 @@ class Authentication:
         """Return the identity that *password* proves; checks it in a worker thread.
 
         Raises:
-          Refused: it is wrong, or no authenticator checks passwords (Reason.CREDENTIALS).
+          Refused: it is wrong, or no authenticator supports passwords (Reason.CREDENTIALS).
         """
         if not self.authenticators:
             return ANONYMOUS
@@ -68,4 +68,4 @@ class Authentication:
         if not self.authenticators or isinstance(credentials, Certificate):
             return ANONYMOUS
         kind = "a password" if isinstance(credentials, Password) else "a signed request"
-        raise Refused(Reason.CREDENTIALS, f"no plugin checks {kind}; enable one that knows its users, or send none")
+        raise Refused(Reason.CREDENTIALS, f"no plugin checks {kind}; enable one that does, or send none")

@@ -1,13 +1,13 @@
-"""The gate: the one way in and out for whoever is not the broker itself.
+"""The gate: everything that a protocol can do with the broker, after checking permissions.
 
-A protocol gets a gate for the identity of its client (`Broker.gate`), and publishes,
-subscribes, joins groups, looks things up and administers through nothing else. The gate
-asks the authorizers (`rules.Decisions`), once per action and name until the rules change,
-and keeps the broker's own topics closed.
+A protocol gets a gate for the identity of its client (`Broker.gate`). It publishes,
+subscribes, joins groups, queries and administers only through the gate. The gate asks the
+authorizers (`rules.Decisions`), once per action and name until the rules change, and keeps
+the broker's internal topics closed.
 
-Names that authorizers are asked about: a topic by its name, a consumer group by its retry
-topic ``%RETRY%<group>``, and the broker as a whole by the empty name. In a topic that a `Feed` follows each message
-has a name, its tag; it is asked about as ``topic/name``, and so is a topic filter.
+The names in a decision: a topic has its own name, a consumer group that of its retry topic
+``%RETRY%<group>``, and the whole broker the empty name. In a topic that a `Feed` follows,
+each message has a name too, its tag: decisions on messages and topic filters use ``topic/name``.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -51,7 +51,7 @@ __all__ = ["Gate"]
 
 
 class Behind(Protocol):
-    """What a gate leads to; `martlet.broker.Broker` is one."""
+    """The broker as a gate uses it; implemented by `martlet.broker.Broker`."""
 
     store: Store
     topics: Topics
@@ -78,9 +78,9 @@ class Behind(Protocol):
 
 @final
 class Gate:
-    """What one identity may do with the broker.
+    """The operations of the broker for one identity.
 
-    Every method raises `Refused` (NO_PERMISSION) for what the identity may not do, besides what it says itself.
+    Every method raises `Refused` (NO_PERMISSION) if the identity lacks the permission, in addition to its own errors.
     """
 
     __slots__ = (
@@ -96,16 +96,16 @@ class Gate:
     def __init__(self, behind: Behind, decisions: Decisions) -> None:
         self._behind = behind
         self._decisions = decisions
-        # Messages name light topics themselves only where routers are.
+        # Only with routers can a message name light topics itself.
         self._publish = self._publish_named if behind.routers else behind.publish
-        # By topic what `check_publish` returned; for the hot path of a protocol.
+        # Results of `check_publish` by topic, for hot paths of protocols.
         self.publishable: Mapping[str, PublishGrant] = decisions.publishable
         self._tags: Mapping[str, Collection[bytes]] = decisions.publishable_tags
         self._tables = behind.store, behind.topics, behind.groups
         self.identity: Identity = decisions.identity
 
     def allows(self, action: str, name: str) -> bool:
-        """Whether the identity may do *action* (``publish``, ``read`` or ``manage``) on *name*."""
+        """Return whether the identity may do *action* (``publish``, ``read`` or ``manage``) on *name*."""
         return self._decisions.allows(action, name)
 
     def check(self, action: str, name: str) -> None:
@@ -115,9 +115,9 @@ class Gate:
     # publishing
 
     def publish(self, message: Message) -> Placed:
-        """Store *message* as `Broker.publish` does; asks for ``publish`` on its topic, or its name there.
+        """Store *message* like `Broker.publish`; requires ``publish`` on its topic or on its name there.
 
-        With light queues it asks for that on each light topic, too, that the message names.
+        With light queues, it also requires ``publish`` on each light topic that the message names.
         """
         if message.topic not in self.publishable:
             self._check_message(message.topic, message.properties)
@@ -133,7 +133,7 @@ class Gate:
                 self.check("publish", topic)
 
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
-        """Store *messages* one by one; return for each where it was stored, or why it was not."""
+        """Store *messages* independently; return for each where it was stored or why it was refused."""
         if not self._behind.routers and self.publishable.keys() >= {message.topic for message in messages}:
             return self._behind.publish_many(messages)
         refusals: dict[int, Refused] = {}
@@ -149,19 +149,19 @@ class Gate:
         return [refusals[place] if place in refusals else next(results) for place in range(len(messages))]
 
     def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
-        """Store *messages* of one topic in one queue, in order: all of them, or none."""
+        """Store *messages* of one topic in one queue, in order: all or none."""
         self._check_publish_all(messages)
         return self._behind.publish_batch(messages)
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None:
-        """Return the queue for a message of a run; None where that must go through `publish`, as `Broker.find_queue`.
+        """Return the queue for a message of a run, like `Broker.find_queue`; None if the message needs `publish`.
 
-        Asks nobody, so it is None as well until `check_publish` has allowed the topic.
+        It does not check permissions, so it returns None until `check_publish` has allowed the topic.
         """
         return self._behind.find_queue(topic, queue_id) if topic in self.publishable else None
 
     def publish_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
-        """Store the messages of *run* in queues of `find_queue`, as `Broker.publish_run` does."""
+        """Store the messages of *run* in queues from `find_queue`, like `Broker.publish_run`."""
         if not self.publishable.keys() >= {item[0].topic for item in run}:
             for item in run:
                 if item[0].topic not in self.publishable:
@@ -171,7 +171,7 @@ class Gate:
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ()
     ) -> list[Placed]:
-        """Store *messages* of any topics, and notes, all or none, as `Broker.publish_atomic` does."""
+        """Store *messages* of any topics, and notes, all or none, like `Broker.publish_atomic`."""
         self._check_publish_all(messages)
         return self._behind.publish_atomic(messages, acknowledgements)
 
@@ -197,7 +197,7 @@ class Gate:
     def give_back(self, group: str, message: Message) -> Placed:
         """Store a *message* that a member of *group* could not process, in the group's retry or dead-letter topic.
 
-        Asks for ``read`` on the group: its members may do so without a permission to publish.
+        Requires ``read`` on the group: its members need no permission to publish.
         """
         self.check("read", RETRY_PREFIX + group)
         if message.topic not in (RETRY_PREFIX + group, DLQ_PREFIX + group):
@@ -206,9 +206,9 @@ class Gate:
         return self._publish(message)
 
     def check_publish(self, topic: str) -> PublishGrant:
-        """Return what is needed to find *topic*, or to create it, before messages are published to it.
+        """Return the grant to find or create *topic* before publishing; requires ``publish``.
 
-        Where messages have names, nobody is asked about an existing topic: each message is by its name.
+        In a topic whose messages have names, the permission is checked per message instead.
         """
         grant = self.publishable.get(topic)
         if grant is not None:
@@ -229,10 +229,10 @@ class Gate:
     # consuming
 
     def find_topic(self, name: str, action: str, new_queues: int) -> Topic | None:
-        """Return topic *name* for *action*, ``publish`` or ``read``; None when there is none.
+        """Return topic *name* for *action*, ``publish`` or ``read``; None if there is none.
 
-        Where naming a topic creates it (`Topics.auto_create_enabled`), it has *new_queues* queues; a dead-letter
-        topic is created for an existing group.
+        If automatic creation is on (`Topics.auto_create_enabled`), a missing topic is created with *new_queues*
+        queues. A dead-letter topic is created only for an existing group.
         """
         if action == "publish":
             self.check_publish(name)
@@ -257,9 +257,9 @@ class Gate:
         start: Start = from_tail,
         credit: int = 0,
     ) -> Subscription:
-        """Return a new subscription, as `Subscriptions.open` does; asks for ``read`` on *topic*.
+        """Return a new subscription, like `Subscriptions.open`; requires ``read`` on *topic*.
 
-        It asks again at each `Subscription.collect`, which raises `Refused` once the answer is no.
+        The permission is checked again at each `Subscription.collect`, which then may raise `Refused`.
         """
         self._check_open(topic)
         permit = self._decisions.reading(topic)
@@ -271,10 +271,10 @@ class Gate:
     def follow(
         self, feed: Feed, wake: Callable[[], None], filters: Mapping[str, Hashable], position: int | None = None
     ) -> Cursor:
-        """Return a new cursor of *feed*, as `Feed.open` does; asks for ``read`` on each filter in the feed's topics.
+        """Return a new cursor of *feed*, like `Feed.open`; requires ``read`` on each filter in the feed's topics.
 
-        It asks about each name that a filter matches as well, and delivers only what may be read. When the rules
-        change it asks again about the filters: `Cursor.collect` raises `Refused` once one is denied.
+        The cursor also checks each message's name and delivers only what the identity may read. After a change of
+        the rules, the filters are checked again: `Cursor.collect` raises `Refused` if one is denied.
         """
         permit = self._follow_permit(feed)
         for each in filters:
@@ -308,10 +308,10 @@ class Gate:
         policy: GroupPolicy | None = None,
         holder: Hashable = None,
     ) -> Member:
-        """Return a new member of a shared group, as `Shares.join` does; asks for ``read`` on *topic* and *group*.
+        """Return a new member of a shared group, like `Shares.join`; requires ``read`` on *topic* and *group*.
 
-        For a group that is no consumer group, one with a *policy*, it asks for the topic only. It asks again at each
-        `Member.collect`, which raises `Refused` once the answer is no.
+        A group with a *policy* is not a consumer group; it requires only ``read`` on *topic*. The permission is checked
+        again at each `Member.collect`, which then may raise `Refused`.
         """
         permit = self._may_share(topic, group, policy)
         return self._behind.shares.join(
@@ -329,7 +329,7 @@ class Gate:
         )
 
     def share(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
-        """Return a shared group to settle messages by their handles, as `Shares.find`; asks as `join` does."""
+        """Return a shared group, to settle messages by handle, like `Shares.find`; requires the same as `join`."""
         self._may_share(topic, group, policy)
         return self._behind.shares.find(topic, group, policy)
 
@@ -341,7 +341,7 @@ class Gate:
         return permit
 
     def consume(self, group: str, topic: str) -> ConsumeGrant:
-        """Return what a pull by *group* needs; asks for ``read`` on both, so call it before each answer."""
+        """Return the grant for a pull; requires ``read`` on both, so call it before each answer."""
         grant = self._decisions.consumable.get((group, topic))
         if grant is None:
             self.check("read", RETRY_PREFIX + group)
@@ -353,48 +353,48 @@ class Gate:
 
     def _check_open(self, topic: str) -> None:
         if is_closed(topic):
-            raise Refused(Reason.NO_PERMISSION, f"Reading topic[{topic}] is forbidden; it is for the broker itself")
+            raise Refused(Reason.NO_PERMISSION, f"Reading topic[{topic}] is forbidden; it is internal to the broker")
 
     # sessions
 
     def open_session(
         self, protocol: str, name: str, position: int, lost: Callable[[str], None], *, expiry_s: int | None = None
     ) -> tuple[Session, bool]:
-        """Return the session *name* of this identity, as `Sessions.open` does, and whether it existed before."""
+        """Return the session *name* of this identity, like `Sessions.open`, and whether it existed before."""
         return self._behind.sessions.open(protocol, self.identity.name, name, position, lost, expiry_s=expiry_s)
 
-    # looking things up
+    # queries
 
     def query(self, topic: str) -> TopicGrant:
-        """Return what requests about *topic* read; asks for ``read``."""
+        """Return the grant for queries about *topic*; requires ``read``."""
         self.check("read", topic)
         return TopicGrant(*self._tables, topic)
 
     def query_group(self, group: str) -> GroupGrant:
-        """Return what requests about *group*, and its members, need; asks for ``read`` on it."""
+        """Return the grant for queries about *group* and for its members; requires ``read`` on it."""
         self.check("read", RETRY_PREFIX + group)
         return GroupGrant(*self._tables, group)
 
     def query_broker(self) -> BrokerGrant:
-        """Return what requests about the broker as a whole read; asks for ``read`` on the empty name."""
+        """Return the grant for queries about the whole broker; requires ``read`` on the empty name."""
         self.check("read", "")
         return BrokerGrant(*self._tables)
 
     def query_keys(
         self, topic: str, key: bytes, count_max: int, begin_ms: int, end_ms: int, bytes_max: int
     ) -> Steps[Found]:
-        """Return the records of *topic* that carry *key*, as `Store.query_keys` does; asks for ``read``.
+        """Return the records of *topic* with *key*, like `Store.query_keys`; requires ``read``.
 
-        What is in the broker's own topics is shown to those who may ``manage`` the broker.
+        For internal topics it requires ``manage`` on the broker.
         """
         self._check_shown(topic)
         return self._behind.store.query_keys(topic, key, count_max, begin_ms, end_ms, bytes_max)
 
     async def record_at(self, position: int) -> bytes | None:
-        """Return the record at *position* of the log, None when no intact one starts there.
+        """Return the record at *position* of the log, None if no intact one starts there.
 
-        Asks as `query_keys` does; it is enough to be allowed to read a light topic that the record names. The disk is
-        waited for in a worker thread.
+        Requires the same permissions as `query_keys`, or ``read`` on a light topic of the record. Waits for the disk
+        in a worker thread.
         """
         data = await self._behind.store.record_far(position)
         if data is not None and not self._may_read_light(RecordView(data)):
@@ -416,16 +416,16 @@ class Gate:
     # administration
 
     def manage(self, topic: str) -> TopicAdminGrant:
-        """Return what is needed to create, change or delete *topic*; asks for ``manage``."""
+        """Return the grant to create, change or delete *topic*; requires ``manage``."""
         self.check("manage", topic)
         return TopicAdminGrant(*self._tables, topic)
 
     def manage_group(self, group: str) -> GroupAdminGrant:
-        """Return what is needed to create, change, reset or delete *group*; asks for ``manage``."""
+        """Return the grant to create, change, reset or delete *group*; requires ``manage``."""
         self.check("manage", RETRY_PREFIX + group)
         return GroupAdminGrant(*self._tables, group)
 
     def manage_broker(self) -> BrokerAdminGrant:
-        """Return what is needed to change the broker as a whole; asks for ``manage`` on the empty name."""
+        """Return the grant to change the whole broker; requires ``manage`` on the empty name."""
         self.check("manage", "")
         return BrokerAdminGrant(*self._tables)

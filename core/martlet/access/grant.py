@@ -1,7 +1,7 @@
-"""What a request may use once it was allowed: grants, each bound to the topic, the group or the broker it is for.
+"""Grants: what a permitted request can use. Each is bound to one topic, one group or the whole broker.
 
-A grant has no method that takes the name of another topic or group to read or change. Keep one no longer than its
-request: it does not ask again.
+A grant has no method that reads or changes another topic or group. Do not keep a grant longer than its request: it
+does not check permissions again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ __all__ = [
 
 
 def is_closed(topic: str) -> bool:
-    """Whether *topic* is for the broker itself: an internal topic of RocketMQ's, or one of ours such as a journal."""
+    """Return whether *topic* is internal: one of RocketMQ's internal topics, or one of Martlet's such as a journal."""
     return topic in BROKER_TOPICS or topic.startswith(OWN_PREFIX)
 
 
 class TopicFigures:
-    """One topic: its configuration, and offsets and times of its queues, but no messages."""
+    """One topic's configuration, and the offsets and times of its queues, but no messages."""
 
     __slots__ = ("_groups", "_store", "_topics", "name")
 
@@ -52,31 +52,31 @@ class TopicFigures:
         return self._topics.get(self.name)
 
     def has_used(self, queue_id: int) -> bool:
-        """Whether anything was ever stored in this queue, or asked of it."""
+        """Return whether this queue was ever used."""
         return self._queue(queue_id) is not None
 
     def first_offset(self, queue_id: int) -> int:
-        """The oldest offset that is kept; 0 for a queue that was never used."""
+        """Return the oldest offset left; 0 for a queue that was never used."""
         queue = self._queue(queue_id)
         return queue.first_offset if queue is not None else 0
 
     def end_offset(self, queue_id: int) -> int:
-        """The offset after the newest readable message; 0 for a queue that was never used."""
+        """Return the offset after the newest readable message; 0 for a queue that was never used."""
         queue = self._queue(queue_id)
         return self._store.end_offset(queue) if queue is not None else 0
 
     def store_ms_at(self, queue_id: int, offset: int) -> int:
-        """When message *offset* was stored; -1 if it is not readable or damaged. Raises `NotReady`."""
+        """Return when message *offset* was stored; -1 if it is not readable or damaged. Raises `NotReady`."""
         queue = self._queue(queue_id)
         return self._store.store_ms_at(queue, offset) if queue is not None else -1
 
     def earliest_store_ms(self, queue_id: int) -> int:
-        """When the oldest message was stored; -1 for an empty queue. Raises `NotReady`."""
+        """Return when the oldest message was stored; -1 for an empty queue. Raises `NotReady`."""
         queue = self._queue(queue_id)
         return self._store.earliest_store_ms(queue) if queue is not None else -1
 
     def offset_by_time(self, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> int:
-        """As `Store.offset_by_time`; 0 for a queue that was never used. Raises `NotReady`."""
+        """Like `Store.offset_by_time`; 0 for a queue that was never used. Raises `NotReady`."""
         queue = self._queue(queue_id)
         return self._store.offset_by_time(queue, timestamp_ms, upper) if queue is not None else 0
 
@@ -86,7 +86,7 @@ class TopicFigures:
         return self._store.queues.position_at(queue, offset) if queue is not None else -1
 
     def bytes_since(self, queue_id: int, offset: int) -> int:
-        """How much the log has grown since message *offset*; -1 if that is not readable. Raises `NotReady`."""
+        """Return how much the log has grown since message *offset*; -1 if that is not readable. Raises `NotReady`."""
         queue = self._queue(queue_id)
         position = self._store.position_at(queue, offset) if queue is not None else -1
         return self._store.readable - position if position >= 0 else -1
@@ -97,27 +97,27 @@ class TopicFigures:
 
 @final
 class TopicGrant(TopicFigures):
-    """One topic, for requests that look at it; `Gate.query` returns it."""
+    """One topic, for queries; returned by `Gate.query`."""
 
     __slots__ = ()
 
     def entries(self, queue_id: int, offset: int, count: int) -> bytes:
-        """The consume-queue entries from *offset* on, up to *count* of them and to the end of one file."""
+        """Return up to *count* consume queue entries from *offset* on; stops at the end of a file."""
         queue = self._queue(queue_id)
         return self._store.queues.entries(queue, offset, count) if queue is not None else b""
 
     def groups(self) -> list[str]:
-        """The groups that have committed offsets of the topic."""
+        """Return the groups with committed offsets in the topic."""
         return self._groups.groups_of(self.name)
 
     def committed(self, group: str) -> Mapping[int, int]:
-        """What *group* has committed on the topic: queue id -> offset; not to be changed or kept."""
+        """Return the committed offsets of *group* in the topic: queue id -> offset; do not change or keep it."""
         return self._groups.committed(group, self.name)
 
 
 @final
 class TopicAdminGrant(TopicFigures):
-    """One topic, for requests that change it; `Gate.manage` returns it."""
+    """One topic, for changes; returned by `Gate.manage`."""
 
     __slots__ = ()
 
@@ -131,15 +131,15 @@ class TopicAdminGrant(TopicFigures):
         attributes: dict[str, str] | None = None,
         filter_type: str = "SINGLE_TAG",
     ) -> Topic:
-        """Create or change the topic, and return it. Raises `Refused` as `Topics.update`, or if it is internal."""
+        """Create or change the topic, and return it. Raises `Refused` like `Topics.update`, or if it is internal."""
         self._check_open()
         return self._topics.update(self.name, read_queues, write_queues, perm, sys_flag, order, attributes, filter_type)
 
     def delete(self) -> bool:
-        """Delete the topic, its messages and what groups have committed on it; False if there was none.
+        """Delete the topic, its messages and the groups' offsets in it; return False if there was none.
 
         Raises:
-          Refused: it is internal, or the disk is full; the topic is still there.
+          Refused: it is internal, or the disk is full; the topic was not deleted.
         """
         self._check_open()
         if not self._topics.delete(self.name):
@@ -150,12 +150,12 @@ class TopicAdminGrant(TopicFigures):
     def _check_open(self) -> None:
         if is_closed(self.name):
             raise Refused(
-                Reason.NO_PERMISSION, f"Changing topic[{self.name}] is forbidden; it is for the broker itself"
+                Reason.NO_PERMISSION, f"Changing topic[{self.name}] is forbidden; it is internal to the broker"
             )
 
 
 class GroupGrant:
-    """One consumer group, for requests that look at it, and for its members; `Gate.query_group` returns it."""
+    """One consumer group, for queries and for its members; returned by `Gate.query_group`."""
 
     __slots__ = ("_groups", "_store", "_topics", "name")
 
@@ -170,53 +170,53 @@ class GroupGrant:
         return self._groups.get(self.name)
 
     def ensure(self) -> Group | None:
-        """Return the group, created if the configuration allows that; None otherwise. Raises `Refused`."""
+        """Return the group, created if the configuration allows it; None otherwise. Raises `Refused`."""
         return self._groups.ensure(self.name)
 
     def topics(self) -> list[str]:
-        """The topics on which the group has committed."""
+        """Return the topics with committed offsets of the group."""
         return self._groups.topics_of(self.name)
 
     def committed(self, topic: str) -> Mapping[int, int]:
-        """What the group has committed on *topic*: queue id -> offset; not to be changed or kept."""
+        """Return the group's committed offsets in *topic*: queue id -> offset; do not change or keep it."""
         return self._groups.committed(self.name, topic)
 
     def offset(self, topic: str, queue_id: int) -> int:
-        """The offset that the group has committed in that queue; -1 if it never did."""
+        """Return the group's committed offset in that queue, -1 if there is none."""
         return self._groups.offset(self.name, topic, queue_id)
 
     def is_forbidden(self, topic: str) -> bool:
-        """Whether an administrator has forbidden the group to read *topic*."""
+        """Return whether an administrator has forbidden the group to read *topic*."""
         return self._groups.is_forbidden(self.name, topic)
 
     def figures(self, topic: str) -> TopicFigures:
-        """The offsets of *topic*, which say how far the group is in it."""
+        """Return the offsets of *topic*, to compare the group's committed offsets with."""
         return TopicFigures(self._store, self._topics, self._groups, topic)
 
     def make_retry_topic(self, queues: int, sys_flag: int = 0) -> Topic:
-        """Return the group's retry topic, created with so many queues if there is none. Raises `Refused`."""
+        """Return the group's retry topic; create it with *queues* queues if there is none. Raises `Refused`."""
         return self._topics.ensure(RETRY_PREFIX + self.name, queues, sys_flag=sys_flag)
 
     def make_dead_letter_topic(self) -> Topic:
-        """Return the group's dead-letter topic, created if there is none. Raises `Refused`."""
+        """Return the group's dead-letter topic; create it if there is none. Raises `Refused`."""
         return self._topics.ensure(DLQ_PREFIX + self.name, 1)
 
 
 @final
 class GroupAdminGrant(GroupGrant):
-    """One consumer group, for requests that change it; `Gate.manage_group` returns it."""
+    """One consumer group, for changes; returned by `Gate.manage_group`."""
 
     __slots__ = ()
 
     def update(self, group: Group) -> Group:
-        """Create or change the group. Raises `Refused`: *group* is another one, or as `Groups.update`."""
+        """Create or change the group. Raises `Refused` if *group* is another one, and like `Groups.update`."""
         if group.name != self.name:
-            text = f"group {group.name!r} may not be changed; the permission is for group {self.name!r}"
+            text = f"group {group.name!r} cannot be changed; the permission is for group {self.name!r}"
             raise Refused(Reason.NO_PERMISSION, text)
         return self._groups.update(group)
 
     def delete(self, *, clean_offsets: bool) -> bool:
-        """Delete the group, with *clean_offsets* also what it has committed; False if there was none."""
+        """Delete the group, with *clean_offsets* also its offsets; return False if there was none."""
         return self._groups.delete(self.name, clean_offsets=clean_offsets)
 
     def set_forbidden(self, topic: str, *, readable: bool) -> None:
@@ -224,20 +224,20 @@ class GroupAdminGrant(GroupGrant):
         self._groups.set_forbidden(self.name, topic, readable=readable)
 
     def commit(self, topic: str, offsets: Mapping[int, int]) -> None:
-        """Note what the group has consumed of *topic*: queue id -> offset. Raises `Refused` (BUSY): too many."""
+        """Commit offsets in *topic*: queue id -> offset. Raises `Refused` (BUSY) if there are too many."""
         self._groups.check_may_commit(self.name, topic, offsets)
         for queue_id, offset in offsets.items():
             self._groups.commit(self.name, topic, queue_id, offset)
 
     def reset(self, topic: str, offsets: Mapping[int, int]) -> None:
-        """Make the next pull of each queue start at its new offset. Raises `Refused` (BUSY): too many."""
+        """Make the next pull of each queue start at its new offset. Raises `Refused` (BUSY) if there are too many."""
         self._groups.check_may_commit(self.name, topic, offsets)
         self._groups.reset(self.name, topic, offsets)
 
 
 @final
 class ConsumeGrant:
-    """One group as a consumer of one topic; `Gate.consume` returns it."""
+    """One group as a consumer of one topic; returned by `Gate.consume`."""
 
     __slots__ = ("_groups", "_store", "_topics", "group", "topic")
 
@@ -265,43 +265,43 @@ class ConsumeGrant:
         return self._groups.get(self.group)
 
     def ensure_group(self) -> Group | None:
-        """Return the group, created if the configuration allows that; None otherwise. Raises `Refused`."""
+        """Return the group, created if the configuration allows it; None otherwise. Raises `Refused`."""
         return self._groups.ensure(self.group)
 
     def is_forbidden(self) -> bool:
-        """Whether an administrator has forbidden the group to read the topic."""
+        """Return whether an administrator has forbidden the group to read the topic."""
         return self._groups.is_forbidden(self.group, self.topic)
 
     def figures(self) -> TopicFigures:
-        """The offsets of the topic."""
+        """Return the offsets of the topic."""
         return TopicFigures(self._store, self._topics, self._groups, self.topic)
 
     def end_offset(self, queue_id: int) -> int:
-        """The offset after the newest readable message; 0 for a queue that was never used."""
+        """Return the offset after the newest readable message; 0 for a queue that was never used."""
         queue = self._store.find_queue(self.topic, queue_id)
         return self._store.end_offset(queue) if queue is not None else 0
 
     def offset(self, queue_id: int) -> int:
-        """The offset that the group has committed in that queue; -1 if it never did."""
+        """Return the group's committed offset in that queue, -1 if there is none."""
         return self._groups.offset(self.group, self.topic, queue_id)
 
     def commit(self, queue_id: int, offset: int) -> None:
-        """Note that the group has consumed everything below *offset*. Raises `Refused` (BUSY): too many are kept."""
+        """Commit *offset*: the group has consumed everything below it. Raises `Refused` (BUSY): too many offsets."""
         self._groups.check_may_commit(self.group, self.topic, (queue_id,))
         self._groups.commit(self.group, self.topic, queue_id, offset)
 
     def pending_reset(self, queue_id: int) -> int:
-        """The offset that a reset wants; -1 when none waits."""
+        """Return the offset of the pending reset, -1 if there is none."""
         return self._groups.pending_reset(self.group, self.topic, queue_id)
 
     def take_reset(self, queue_id: int) -> int:
-        """As `pending_reset`, and the reset is done with."""
+        """Return the offset of the pending reset like `pending_reset`, and clear it."""
         return self._groups.take_reset(self.group, self.topic, queue_id)
 
 
 @final
 class PublishGrant:
-    """One topic, to find or create it before messages are published to it; `Gate.check_publish` returns it."""
+    """One topic, to find or create it before publishing; returned by `Gate.check_publish`."""
 
     __slots__ = ("_groups", "_readable_end", "_store", "_tail", "_topics", "code_of", "name")
 
@@ -319,27 +319,27 @@ class PublishGrant:
         return self._topics.get(self.name)
 
     def auto_create(self, template: str, queues_wanted: int) -> Topic | None:
-        """Create the topic as *template* says; None where the configuration forbids it. Raises `Refused`."""
+        """Create the topic like topic *template*; return None if the configuration forbids it. Raises `Refused`."""
         return self._topics.auto_create(self.name, template, queues_wanted)
 
     def retry_group(self) -> GroupGrant | None:
-        """The group whose retry topic this is; None for any other topic."""
+        """Return the group if this is a retry topic, else None."""
         group = self.name.removeprefix(RETRY_PREFIX)
         return GroupGrant(self._store, self._topics, self._groups, group) if group != self.name else None
 
     @property
     def unflushed_bytes(self) -> int:
-        """How much of the log is appended and not readable yet."""
+        """Return how many appended bytes of the log are not readable yet."""
         return self._tail.position - self._readable_end.position
 
     @property
     def segment(self) -> Segment:
-        """The last segment of the log; what is in an earlier one is committed already."""
+        """The last segment of the log; records in earlier ones are committed already."""
         return self._tail.segment
 
 
 class BrokerGrant:
-    """The whole broker, for requests that look at it; `Gate.query_broker` returns it."""
+    """The whole broker, for queries; returned by `Gate.query_broker`."""
 
     __slots__ = ("_groups", "_store", "_topics")
 
@@ -355,7 +355,7 @@ class BrokerGrant:
 
     @property
     def directory(self) -> str:
-        """Where the store is."""
+        """The store's directory."""
         return self._store.directory
 
     @property
@@ -380,62 +380,62 @@ class BrokerGrant:
         return self._groups.version
 
     def topics(self) -> Iterator[Topic]:
-        """All topics, in the order in which the table grew."""
+        """Yield all topics in order of creation."""
         return iter(self._topics)
 
     def groups(self) -> Sequence[str]:
-        """The names of all groups, in the order in which the table grew."""
+        """Return the names of all groups in order of creation."""
         return self._groups.names()
 
     def group(self, name: str) -> GroupGrant:
-        """One of the groups."""
+        """Return the grant for one group."""
         return GroupGrant(self._store, self._topics, self._groups, name)
 
     def forbidden(self) -> Mapping[str, Mapping[str, int]]:
-        """What groups may not read: group -> topic -> bits; not to be changed or kept."""
+        """Return what groups must not read: group -> topic -> bits; do not change or keep it."""
         return self._groups.forbidden()
 
     def offsets_in_steps(self) -> Steps[list[bytes]]:
-        """Everything that all groups have committed, as JSON."""
+        """Return the committed offsets of all groups as JSON."""
         return self._groups.offsets_in_steps()
 
     def statistics(self) -> StoreStatistics:
-        """What the store counts."""
+        """Return the store's counters."""
         return self._store.statistics()
 
     def disk_usage(self) -> Usage:
-        """How full the disk of the store is."""
+        """Return how full the store's disk is."""
         return self._store.disk.usage(self._store.directory)
 
     def earliest_store_ms(self) -> int:
-        """When the first record of the log was stored; -1 when there is none, or it is damaged."""
+        """Return when the log's first record was stored; -1 if there is none or it is damaged."""
         data = self._store.record_at(self._store.first_position)
         return RecordView(data).store_ms if data is not None else -1
 
 
 @final
 class BrokerAdminGrant(BrokerGrant):
-    """The whole broker, for requests that change it; `Gate.manage_broker` returns it."""
+    """The whole broker, for changes; returned by `Gate.manage_broker`."""
 
     __slots__ = ()
 
     def set_config(self, config: StoreConfig) -> None:
-        """Replace the store's configuration, of which it follows how long messages are kept."""
+        """Replace the store's configuration; the store applies changes of retention."""
         self._store.config = config
 
     def set_auto_create(self, *, topics: bool | None = None, groups: bool | None = None) -> None:
-        """Switch the creation of topics or groups by their first use on or off; None leaves it."""
+        """Switch automatic creation of topics or groups on or off; None leaves it unchanged."""
         if topics is not None:
             self._topics.auto_create_enabled = topics
         if groups is not None:
             self._groups.auto_create = groups
 
     def clean(self) -> None:
-        """Look for old segments now instead of at the next interval."""
+        """Run retention now instead of at the next interval."""
         self._store.retention.look()
 
     def delete_unused_topics(self) -> Steps[None]:
-        """Remove what is stored of topics that are in no table, in slices."""
+        """Remove stored messages of topics that no longer exist, in slices."""
         for name in self._store.topics_on_disk():
             if self._topics.get(name) is None:
                 self._store.delete_topic(name)

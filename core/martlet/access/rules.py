@@ -1,4 +1,4 @@
-"""Access rules: what the authorizers of the plugins say, and the answers of theirs that still hold."""
+"""Access rules: asks the authorizers of the plugins, and caches their answers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, final
@@ -11,7 +11,7 @@ from martlet.tables.topics import RETRY_PREFIX
 
 __all__ = ["Decisions", "FollowPermit", "Rules"]
 
-# Decisions that one identity keeps. A client uses few topics; one that uses more asks again.
+# Cached decisions per identity. A client uses few topics; for others the authorizers are asked again.
 DECISIONS_MAX: Final = 4096
 # Decisions about names inside topics, of all identities together: some 150 bytes each.
 NAMES_MAX: Final = 100_000
@@ -20,12 +20,12 @@ SEPARATOR: Final = "/"  # between a topic and a name inside it; no topic's name 
 
 @final
 class Rules:
-    """The authorizers of all plugins; a `Decisions` for each identity that is in use."""
+    """The authorizers of all plugins, and a `Decisions` for each identity in use."""
 
     def __init__(self) -> None:
         self._authorizers: tuple[Authorizer, ...] = ()
         self._in_use: WeakValueDictionary[Identity, Decisions] = WeakValueDictionary()
-        self.generation = 0  # goes up with each change; what a plugin derives from decisions holds for one generation
+        self.generation = 0  # incremented by each change; a plugin can cache results of decisions for one generation
         self.denied = 0
         # Topics in which each message has a name: its tag. Rules may be about these names.
         self.named: set[str] = set()
@@ -34,7 +34,7 @@ class Rules:
 
     @property
     def authorizers(self) -> tuple[Authorizer, ...]:
-        """Asked in this order; the first opinion decides. Without any, everything is allowed."""
+        """The authorizers in order; the first one that does not abstain decides. Without any, everything is allowed."""
         return self._authorizers
 
     @authorizers.setter
@@ -43,7 +43,7 @@ class Rules:
         self.changed()
 
     def changed(self) -> None:
-        """Forget all decisions: the authorizers may answer differently from now on."""
+        """Drop all cached decisions, because the authorizers may decide differently now."""
         self.generation += 1
         self._names_known = 0
         for decisions in list(self._in_use.values()):
@@ -73,10 +73,10 @@ class Rules:
         return found
 
     def decide(self, identity: Identity, action: str, name: str) -> bool:
-        """Ask the authorizers; where there are some and none has an opinion, the answer is no.
+        """Ask the authorizers; if all of them abstain, the answer is no.
 
-        A name inside a topic, ``topic/name``, is denied where the topic is; else the opinion about the name decides,
-        and where nobody has one, that about the topic.
+        A name inside a topic, ``topic/name``, is denied if the topic is. Otherwise the opinion on the name decides,
+        and if there is none, the opinion on the topic.
         """
         if not self._authorizers:
             return True
@@ -88,7 +88,7 @@ class Rules:
         return opinion is True
 
     def _opinion(self, identity: Identity, action: str, name: str) -> bool | None:
-        """The first opinion of an authorizer; None where nobody has one."""
+        """Return the first opinion of an authorizer, None if all abstain."""
         for authorizer in self._authorizers:
             opinion = authorizer(identity, action, name)
             if opinion is not None:
@@ -98,7 +98,7 @@ class Rules:
 
 @final
 class Decisions:
-    """What the authorizers said about one identity, each asked once per action and name until the rules change."""
+    """The cached decisions for one identity, one per action and name, until the rules change."""
 
     __slots__ = (
         "__weakref__",
@@ -129,7 +129,7 @@ class Decisions:
         return self._rules.generation
 
     def allows(self, action: str, name: str) -> bool:
-        """Whether the identity may do *action* (``publish``, ``read`` or ``manage``) on *name*."""
+        """Return whether the identity may do *action* (``publish``, ``read`` or ``manage``) on *name*."""
         rules = self._rules
         if not rules.authorizers:
             return True
@@ -177,7 +177,7 @@ class Decisions:
             raise self._refusal(action, f"{name!r:.200} in topic[{topic}]" if name else _shown(topic))
 
     def remember_publishable(self, grant: PublishGrant) -> None:
-        """Let further messages for its topic pass with one look-up."""
+        """Cache *grant*, so that further messages for its topic need one look-up."""
         if len(self.publishable) >= DECISIONS_MAX:
             self.publishable.clear()
         self.publishable[grant.name] = grant
@@ -190,13 +190,13 @@ class Decisions:
             self.publishable_tags.setdefault(topic, set()).add(tag)
 
     def remember_consumable(self, grant: ConsumeGrant) -> None:
-        """Let further pulls of its group and topic pass with one look-up."""
+        """Cache *grant*, so that further pulls of its group and topic need one look-up."""
         if len(self.consumable) >= DECISIONS_MAX:
             self.consumable.clear()
         self.consumable[grant.group, grant.topic] = grant
 
     def forget(self) -> None:
-        """Ask again for everything."""
+        """Drop all cached decisions."""
         self._known.clear()
         self.forget_names()
         self.publishable.clear()
@@ -208,7 +208,7 @@ class Decisions:
         self.publishable_tags.clear()
 
     def reading(self, *names: str) -> Callable[[], None]:
-        """Return what raises `Refused` once the identity may not read one of *names* any more."""
+        """Return a function that raises `Refused` if the identity may no longer read one of *names*."""
 
         def check() -> None:
             for name in names:

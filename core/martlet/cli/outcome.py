@@ -82,7 +82,7 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         if error.filename is None:
             return f"input or output failed; {error.strerror}"
-        return f"cannot use {error.filename!r}; {error.strerror}"
+        return f"{error.filename!r} cannot be used; {error.strerror}"
     return str(error)
 
 

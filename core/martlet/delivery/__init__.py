@@ -1,1 +1,1 @@
-"""Delivery: from readable records to peers. Cursors, shared encodings, leases, shared groups and sessions."""
+"""Delivery of readable records to clients: cursors, shared encodings, leases, shared groups and sessions."""

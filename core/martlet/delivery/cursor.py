@@ -1,16 +1,16 @@
-"""A place in the log of some topics, from wherever a receiver left off to the tail.
+"""Cursors: read the log of some topics from any position up to the tail, and then follow the tail.
 
-A `Feed` is what one protocol follows: some topics and the topic filters of its receivers. Each receiver has a `Cursor`.
-At the tail the cursor's filters are in a trie that the topics' tail readers ask. A cursor behind the tail is *swept*:
-one task reads the log once for all cursors that are behind, from the lowest of their positions on, in log order over
-all queues of the topics, and routes each record by a trie of their filters. So ten thousand clients that return
-together cost one pass over what they missed. Where the sweep meets the tail its cursors go over to the tail readers,
-without a gap and without a repetition.
+A `Feed` is what one protocol follows: some topics, and the topic filters of its receivers. Each receiver has a
+`Cursor`. At the tail, the cursor's filters are in a trie that the topics' tail readers query. Cursors behind the tail
+are *swept*: one task reads the log once for all of them, from the lowest of their positions on, in log order over all
+queues of the topics, and routes each record by a trie of their filters. So ten thousand clients that return together
+cost one pass over the records that they missed. When the sweep reaches the tail, its cursors join the tail readers, and
+get each record exactly once.
 
-Where all filters in a sweep are names without wildcards, only records with the tag codes of these names are read.
+If all filters in a sweep are names without wildcards, only records with the tag codes of these names are read.
 
-What a receiver has not collected is bounded. A cursor that is full remembers its position in the log and lets go; it is
-swept again once there is room. It holds positions, never a backlog.
+A receiver's uncollected records are limited. A full cursor remembers its position in the log and stops taking records;
+it is swept again once there is room. It holds positions, never a backlog.
 """
 
 import logging
@@ -37,32 +37,32 @@ __all__ = ["Cursor", "Cursors", "Feed", "Permit", "Place"]
 
 log = logging.getLogger("martlet.delivery")
 
-# A message of a name that was not routed lately takes about 25 us.
+# Routing a message whose name has no cached route takes about 25 us.
 MESSAGES_A_SLICE: Final = 256
 BYTES_A_SLICE: Final = 1 << 20
-CURSORS_A_SLICE: Final = 256  # that a sweep takes along, or lets join the tail
-CODES_MAX: Final = 1000  # names that one pass over the entries looks for
+CURSORS_A_SLICE: Final = 256  # that a sweep adds, or moves to the tail
+CODES_MAX: Final = 1000  # names to search for in one pass over the entries
 PENDING_BYTES: Final = 1 << 18
 MESSAGES_ANY: Final = 1 << 62
 
 
 @unique
 class Place(Enum):
-    """Where a cursor is."""
+    """Whether a cursor is behind the tail, at it, or full."""
 
     BEHIND = "behind"  # the sweep has not reached it yet
     SWEPT = "swept"
     TAIL = "tail"
-    FULL = "full"  # until something of it is collected
+    FULL = "full"  # until some records are collected
     CLOSED = "closed"
 
 
 class Permit(Protocol):
-    """What one receiver may follow and read; a gate makes one."""
+    """Decides what one receiver may follow and read; created by a gate."""
 
     @property
     def generation(self) -> int:
-        """Goes up when the answers may have changed."""
+        """Incremented when the answers may have changed."""
         ...
 
     def check(self, topic_filter: str) -> None:
@@ -70,15 +70,15 @@ class Permit(Protocol):
         ...
 
     def allows(self, name: str) -> bool:
-        """Whether the receiver may read messages of *name*."""
+        """Return whether the receiver may read messages of *name*."""
         ...
 
 
 @final
 class Cursor:
-    """One receiver of a `Feed`; made by `Feed.open`.
+    """One receiver of a `Feed`; created by `Feed.open`.
 
-    ``place`` says where it is; at `Place.TAIL` it has joined the tail. ``wake`` is called when there is something to
+    ``place`` tells where it is; at `Place.TAIL` it has joined the tail. ``wake`` is called when there is something to
     collect, and when the tail is joined.
     """
 
@@ -117,7 +117,7 @@ class Cursor:
 
     @property
     def position(self) -> int:
-        """The log position before which everything was collected; open a cursor there to go on."""
+        """The log position before which everything was collected; to continue later, open a cursor there."""
         if self._pending:
             return self._pending[0][0].position
         if self.place is Place.TAIL:
@@ -128,17 +128,17 @@ class Cursor:
 
     @property
     def start(self) -> int:
-        """The log position before which the cursor takes nothing from a sweep."""
+        """The log position before which the cursor ignores records of a sweep."""
         return self._position
 
     def collect(self, budget_bytes: int, messages_max: int = MESSAGES_ANY) -> list[tuple[Run, tuple[Hashable, ...]]]:
-        """Return runs, and the values of the filters that match them, of about *budget_bytes* of records.
+        """Return about *budget_bytes* of records, as runs with the values of the filters that match them.
 
-        Stops after the run that crosses the budget, and after *messages_max* messages, where a run is split. Wakes
-        again if more is pending.
+        Stops after the run that crosses the budget, and after *messages_max* messages, where a run is split. Wakes the
+        receiver again if more is pending.
 
         Raises:
-          Refused: the receiver may not follow one of its filters any more.
+          Refused: the receiver may no longer follow one of its filters.
         """
         if self._permit is not None and self._permit.generation != self._generation:
             self._ask_again(self._permit)
@@ -160,7 +160,7 @@ class Cursor:
         return found
 
     def _ask_again(self, permit: Permit) -> None:
-        """The rules have changed: check the filters, and route again what is pending."""
+        """Check the filters and route pending runs again, because the rules have changed."""
         for each in self.filters:
             permit.check(each)
         self._generation = permit.generation
@@ -171,7 +171,7 @@ class Cursor:
             self._feed.go_back(self, position)
 
     def may_read(self, name: str) -> bool:
-        """Whether messages of *name* may be delivered to the receiver; not where that cannot be decided."""
+        """Return whether messages of *name* may be delivered to the receiver; False if the decision fails."""
         try:
             return self._permit is None or self._permit.allows(name)
         except Refused:
@@ -184,7 +184,7 @@ class Cursor:
             self._permit.check(topic_filter)
 
     def matched(self, run: Run, grants: tuple[Hashable, ...]) -> None:
-        """Take *run* (`Receiver`); a cursor that is full lets go of the tail, or of its sweep."""
+        """Take *run* (see `Receiver`); a cursor that is full then leaves the tail or its sweep."""
         if self.place is not Place.TAIL and self.place is not Place.SWEPT:
             return
         size = len(run.data)
@@ -198,31 +198,31 @@ class Cursor:
         self._pending_bytes += size
 
     def move_to(self, place: Place, position: int) -> None:
-        """The feed has put the cursor there; everything before *position* was taken or is pending."""
+        """Set the cursor to *position*: everything before was taken or is pending."""
         self._position = max(self._position, position)
         self.place = place
 
     def restart(self, position: int) -> None:
-        """The feed has let go of the cursor, which goes on from *position*."""
+        """Note that the feed has removed the cursor from a sweep or the tail; it continues from *position*."""
         self._position = position
 
     def add_filter(self, topic_filter: str, value: Hashable = None) -> None:
-        """Let messages from now on come that *topic_filter* matches. Raises `Refused` as `check` does."""
+        """Deliver messages that match *topic_filter* from now on. Raises `Refused` like `check`."""
         self.check(topic_filter)
         self._feed.add_filter(self, topic_filter, value)
 
     def remove_filter(self, topic_filter: str) -> None:
-        """Let no more messages come for *topic_filter* alone."""
+        """Stop delivering messages that match only *topic_filter*."""
         self._feed.remove_filter(self, topic_filter)
 
     def skip_to_tail(self) -> None:
-        """Give up what is pending and what is behind the tail; the receiver goes on with what comes from now on."""
+        """Drop everything pending and missed; continue with messages published from now on."""
         self._pending.clear()
         self._pending_bytes = 0
         self._feed.skip_to_tail(self)
 
     def close(self) -> None:
-        """Take nothing more; call it when the receiver is gone."""
+        """Stop receiving; call it when the receiver is gone."""
         position = self.position
         self._feed.close_cursor(self)
         self._pending.clear()
@@ -231,7 +231,7 @@ class Cursor:
 
 @final
 class Feed:
-    """What one protocol follows; made by `Cursors.open`. ``viewed`` counts the records that sweeps looked at."""
+    """What one protocol follows; created by `Cursors.open`. ``viewed`` counts the records that sweeps read."""
 
     def __init__(self, owner: "Cursors", topics: Sequence[str], make_trie: Callable[[], FilterTrie[Cursor]]) -> None:
         self.viewed = 0
@@ -248,12 +248,12 @@ class Feed:
         self._swept: dict[Cursor, None] = {}
         self._cursors: dict[Cursor, None] = {}
         self._offsets: dict[Queue, int] = {}
-        self._starts: list[int] = []  # a heap: where cursors begin that the sweep has not come to
+        self._starts: list[int] = []  # a heap of the positions at which cursors join the sweep
         self._codes: frozenset[int] | None = None
         self._codes_known = False
 
     def __len__(self) -> int:
-        """How many cursors are open."""
+        """The number of open cursors."""
         return len(self._cursors)
 
     def open(
@@ -264,18 +264,18 @@ class Feed:
         pending_bytes_max: int = PENDING_BYTES,
         permit: Permit | None = None,
     ) -> Cursor:
-        """Return the cursor of a new receiver; a protocol calls `Gate.follow`, which asks for permission.
+        """Return the cursor of a new receiver; protocols call `Gate.follow`, which checks permissions.
 
         Args:
-          wake: is called when there is something to collect; must not collect itself.
-          filters: topic filters, each with a value that comes with the runs it matches.
-          position: begin with the first record at or after this log position; None for the tail, which is also where
-            a position begins that a power cut took from the log.
-          pending_bytes_max: records that wait to be collected; one run always finds room.
-          permit: says what the receiver may follow and read; None allows everything.
+          wake: called when there is something to collect; must not collect itself.
+          filters: topic filters, each with a value that is returned with the runs that it matches.
+          position: start with the first record at or after this log position; None for the tail. A position beyond the
+            end, which a power failure can cause, means the tail too.
+          pending_bytes_max: limit for uncollected records; a single run always fits.
+          permit: decides what the receiver may follow and read; None allows everything.
 
         Raises:
-          Refused: a filter is not valid, or a topic of the feed is gone.
+          Refused: a filter is invalid, or a topic of the feed is gone.
         """
         for each in filters:
             self._tail.check(each)
@@ -295,13 +295,13 @@ class Feed:
         self._tail.check(topic_filter)
 
     def hand_on(self, topic: str, encoding: str, placed: Sequence[Placed], data: bytes, ends: Sequence[int]) -> None:
-        """Let the frames of messages just published to *topic* be used, as `TailReader.hand_on` does."""
+        """Use the given frames for messages just published to *topic*, like `TailReader.hand_on`."""
         for reader in self._readers:
             if reader.topic.name == topic:
                 reader.hand_on(encoding, placed, data, ends)
 
     def cursors(self) -> Iterable[Cursor]:
-        """All that are open."""
+        """All open cursors."""
         return self._cursors
 
     def _permitted(self, name: str, grants: Grants[Cursor]) -> Grants[Cursor]:
@@ -310,12 +310,12 @@ class Feed:
         return {cursor: values for cursor, values in grants.items() if cursor.may_read(name)}
 
     def forget_routes(self) -> None:
-        """Find all routes again: the rules have changed."""
+        """Drop all cached routes, because the rules have changed."""
         self._tail.forget_routes()
         self._sweep.forget_routes()
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """Stop following the topics."""
         for cursor in list(self._cursors):
             cursor.close()
         self._owner.forget(self)
@@ -331,10 +331,10 @@ class Feed:
         for reader in readers:
             reader.detach(self._tail)
 
-    # what cursors ask for
+    # requests of cursors
 
     def tail_position(self) -> int:
-        """The log position before which everything was given to the cursors at the tail."""
+        """The log position before which everything was delivered to the cursors at the tail."""
         readable_to = self._owner.store.readable
         return min((reader.position for reader in self._readers if reader.is_behind), default=readable_to)
 
@@ -343,24 +343,24 @@ class Feed:
         return self._owner.store.first_position
 
     def resume(self, cursor: Cursor) -> None:
-        """Let the next sweep that comes by its position take *cursor* along."""
+        """Add *cursor* to the sweep when it passes the cursor's position."""
         cursor.move_to(Place.BEHIND, 0)
         self._behind[cursor] = None
         self._owner.ring(self)
 
     def go_back(self, cursor: Cursor, position: int) -> None:
-        """Let *cursor* be swept again from *position* on."""
+        """Sweep *cursor* again from *position* on."""
         self._take_out(cursor)
         cursor.restart(position)
         self.resume(cursor)
 
     def pause(self, cursor: Cursor) -> None:
-        """*cursor* is full."""
+        """Stop delivering to *cursor*, which is full."""
         self._take_out(cursor)
         cursor.move_to(Place.FULL, 0)
 
     def close_cursor(self, cursor: Cursor) -> None:
-        """*cursor* is over."""
+        """Remove *cursor*."""
         if cursor.place is not Place.CLOSED:
             self._take_out(cursor)
             cursor.move_to(Place.CLOSED, 0)
@@ -369,13 +369,13 @@ class Feed:
                 self._detach()
 
     def skip_to_tail(self, cursor: Cursor) -> None:
-        """Let *cursor* go on at the tail, whatever it has missed."""
+        """Move *cursor* to the tail, skipping everything before."""
         if cursor.place is not Place.CLOSED:
             self._take_out(cursor)
             self._join(cursor)
 
     def add_filter(self, cursor: Cursor, topic_filter: str, value: Hashable) -> None:
-        """Add to what *cursor* wants."""
+        """Add a filter of *cursor*."""
         self._tail.check(topic_filter)
         cursor.filters[topic_filter] = value
         self._codes_known = False
@@ -384,7 +384,7 @@ class Feed:
             trie.add(topic_filter, cursor, value)
 
     def remove_filter(self, cursor: Cursor, topic_filter: str) -> None:
-        """Take from what *cursor* wants."""
+        """Remove a filter of *cursor*."""
         if cursor.filters.pop(topic_filter, self) is not self:
             trie = self._trie_of(cursor)
             if trie is not None:
@@ -415,7 +415,7 @@ class Feed:
         return bool(self._behind or self._swept)
 
     async def sweep(self) -> None:
-        """Do one slice of a sweep: read, route, and let cursors join the tail when it is reached."""
+        """Do one slice of a sweep: read, route, and move cursors to the tail when it is reached."""
         if not self._swept:
             await self._begin()
         if self._take_along() and self._swept:
@@ -425,7 +425,7 @@ class Feed:
                 self._join_some()
 
     async def _begin(self) -> None:
-        """Begin a sweep where the cursor is that is furthest behind."""
+        """Start a sweep at the position of the cursor that is furthest behind."""
         self.sweeps += 1
         start = min((cursor.start for cursor in self._behind), default=self._owner.store.readable)
         offsets: dict[Queue, int] = {}
@@ -436,7 +436,7 @@ class Feed:
         self._starts.clear()
 
     def _take_along(self) -> bool:
-        """Sweep cursors that are no further behind than the sweep is; False if there are more of them."""
+        """Add cursors that the sweep has reached; return False if there are more of them."""
         fitting = (cursor for cursor in self._behind if cursor.start >= self.swept_to)
         taken = list(islice(fitting, CURSORS_A_SLICE))
         self._codes_known = self._codes_known and not taken
@@ -451,7 +451,7 @@ class Feed:
         return len(taken) < CURSORS_A_SLICE
 
     async def _read(self) -> dict[Queue, ReadResult]:
-        """Read on in each queue, up to where the tail readers are."""
+        """Read further in each queue, up to the position of the tail readers."""
         ranges = [
             (queue, self._offsets.setdefault(queue, queue.first_offset), reader.routed(queue))
             for reader in self._readers
@@ -467,7 +467,7 @@ class Feed:
         return results
 
     def _wanted_codes(self) -> frozenset[int] | None:
-        """The tag codes of all names that are wanted; None where a filter has a wildcard, or there are too many."""
+        """Return the tag codes of all wanted names; None if a filter has a wildcard, or there are too many."""
         if not self._codes_known:
             self._codes = self._find_codes()
             self._codes_known = True
@@ -483,7 +483,7 @@ class Feed:
         return frozenset(codes)
 
     def _give(self, found: list[Found]) -> None:
-        """Route *found*; a run ends where the route changes, and where a cursor begins that came along later."""
+        """Route *found*; a run ends where the route changes, or where a cursor that joined the sweep later begins."""
         self.viewed += len(found)
         starts = self._starts
         first, current = 0, None
@@ -517,7 +517,7 @@ class Feed:
         )
 
     def _join_some(self) -> None:
-        """The sweep has met the tail, and nothing was awaited since its last record; the rest joins a slice later."""
+        """Move some cursors to the tail, in the turn in which the sweep reached it; the others follow later."""
         for cursor in list(islice(self._swept, CURSORS_A_SLICE)):
             self._take_out(cursor)
             self._join(cursor)
@@ -526,10 +526,10 @@ class Feed:
 
 @final
 class Cursors:
-    """The feeds of a broker; `run` does their sweeps."""
+    """All feeds of a broker; `run` does their sweeps."""
 
     def __init__(self, store: Store, topics: Topics, tails: Tails) -> None:
-        # Whether receivers have to be asked about by name, and who is told of the topics in which messages have names.
+        # Whether permissions depend on the names of messages; and who is told which topics have such names.
         self.asks: Callable[[], bool] = lambda: False
         self.on_opened: Callable[[Sequence[str]], None] = lambda topics: None
         self.store = store
@@ -537,7 +537,7 @@ class Cursors:
         self._tails = tails
         self._feeds: dict[Feed, None] = {}
         self._sweeping: dict[Feed, None] = {}
-        self._asking: list[Cursor] = []  # to be woken since the rules changed
+        self._asking: list[Cursor] = []  # to wake, because the rules have changed
         self._rung = trio.Event()
 
     def open(self, topics: Iterable[str], make_trie: Callable[[], FilterTrie[Cursor]] = FilterTrie) -> Feed:
@@ -545,7 +545,7 @@ class Cursors:
 
         Args:
           topics: their names; they must exist.
-          make_trie: makes an empty trie with the protocol's separator and wildcards.
+          make_trie: returns an empty trie with the protocol's separator and wildcards.
 
         Raises:
           Refused: there is no such topic, or it is not readable.
@@ -559,30 +559,30 @@ class Cursors:
         return feed
 
     def forget_routes(self) -> None:
-        """Find all routes again, and let each cursor look at its filters: who may read what has changed."""
+        """Drop all cached routes and have each cursor check its filters, because permissions have changed."""
         for feed in self._feeds:
             feed.forget_routes()
         self._asking = [cursor for feed in self._feeds for cursor in feed.cursors()]
         self._rung.set()
 
     def readers(self, topics: Sequence[str]) -> list[TailReader]:
-        """The tail readers of *topics*. Raises `Refused`."""
+        """Return the tail readers of *topics*. Raises `Refused`."""
         return [self._tails.of(each) for each in [readable(self._topics, name) for name in topics]]
 
     def forget(self, feed: Feed) -> None:
-        """*feed* was closed."""
+        """Remove *feed*, which was closed."""
         self._feeds.pop(feed, None)
         self._sweeping.pop(feed, None)
 
     def ring(self, feed: Feed) -> None:
-        """A cursor of *feed* is behind."""
+        """Wake the sweeper for *feed*: one of its cursors is behind."""
         self._sweeping[feed] = None
         self._rung.set()
 
     async def first_from(self, queue: Queue, position: int) -> int:
-        """The first offset of *queue* whose record begins at *position* or later, or an earlier one.
+        """Return the first offset of *queue* whose record begins at *position* or later, or an earlier offset.
 
-        Entries in files are read in a thread.
+        Reads entries from files in a thread.
         """
         queues, low, saved = self.store.queues, queue.first_offset, queue.tail_offset
         try:
@@ -607,7 +607,7 @@ class Cursors:
                     try:
                         await feed.sweep()
                     except (Refused, StoreError) as error:
-                        log.error("cursors behind the tail cannot be read for, again in 5 s; %s", error)
+                        log.error("cursors behind the tail cannot read, retrying in 5 s; %s", error)
                         await trio.sleep(READ_AGAIN_S)
                     await trio.lowlevel.checkpoint()
                     if not feed.is_sweeping:

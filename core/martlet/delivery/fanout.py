@@ -1,9 +1,8 @@
-"""Encode once, send to many: what subscribers of one queue share at its tail.
+"""Fan-out: records at the tail of a queue are encoded once for all subscribers.
 
-A range of a queue in one encoding is the same bytes for everybody who reads it, so the
-first who asks encodes it and the others send slices of the same object. Only what
-several readers want is kept, a few ranges a queue and a bounded number of bytes in all;
-everything else is read from the log again when somebody wants it.
+A range of a queue in one encoding is the same bytes for every reader, so the first reader encodes it and the others
+send slices of the same object. Only ranges that several readers want are kept, a few per queue and a limited number of
+bytes in total; all others are read from the log again.
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,18 +19,18 @@ from martlet.store.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, PLACE, WIDE_HOST
 
 __all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "parts"]
 
-# Readers at the tail are at most a few commits apart; who is further behind reads the log.
+# Readers at the tail are at most a few commits apart; slower ones read the log.
 BATCHES_A_TAIL: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How a protocol encodes records for its peers.
+    """How a protocol encodes records for its clients.
 
     Args:
       name: identifies the encoding: subscribers whose encodings have the same name share encoded bytes.
-      encode: gets consecutive records as the log stores them, and returns one frame for each, in order; a frame
-        may be empty. `parts` takes records apart.
+      encode: takes consecutive records in stored form, and returns one frame for each, in order; a frame may be
+        empty. `parts` splits records into their fields.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Encoding:
 
 @final
 class Batch:
-    """The selected messages of one queue from *start* to before *next*, encoded."""
+    """The selected messages of one queue from *start* up to *next*, encoded."""
 
     __slots__ = ("data", "ends", "next", "offsets", "positions", "start")
 
@@ -60,11 +59,11 @@ class Batch:
         self.ends = list(accumulate(map(len, frames)))
 
     def index(self, offset: int) -> int:
-        """Which message of the batch is the first from *offset* on."""
+        """Return the index of the first message in the batch from *offset* on."""
         return 0 if offset <= self.start else bisect_left(self.offsets, offset)
 
     def cut(self, offset: int, count_max: int, budget_bytes: int) -> tuple[Buffer, int, int]:
-        """Return (data, count, next offset) of what is there from *offset* on.
+        """Return (data, count, next offset) for the messages from *offset* on.
 
         Stops after the message that crosses *budget_bytes*, so one big message always gets through.
         """
@@ -85,8 +84,8 @@ class Batch:
 def parts(piece: Buffer) -> list[tuple[int, int, int, bytes, bytes]]:
     """Return (queue id, queue offset, sysFlag, body, properties) of each record in *piece*.
 
-    For the function of an `Encoding`: much faster than decoding whole records. Bit 0x1 of sysFlag says that the
-    producer compressed the body, and the bits 0x700 say how: 0 or 0x300 is ZLIB, 0x100 LZ4 (frame), 0x200 ZSTD.
+    For the function of an `Encoding`: much faster than decoding whole records. Bit 0x1 of sysFlag means that the
+    producer compressed the body, and the bits 0x700 tell how: 0 or 0x300 is ZLIB, 0x100 LZ4 (frame), 0x200 ZSTD.
     """
     data = bytes(piece)
     found: list[tuple[int, int, int, bytes, bytes]] = []
@@ -96,7 +95,7 @@ def parts(piece: Buffer) -> list[tuple[int, int, int, bytes, bytes]]:
         size, magic, queue_id, offset, flags, body_bytes = unpack(data, at)
         behind = at + size
         if flags & WIDE_HOSTS or magic != MAGIC_V1:
-            # body_bytes stands elsewhere behind IPv6 hosts, and the topic's length is wider in V2
+            # with IPv6 hosts body_bytes has another offset, and in V2 the topic's length is wider
             record = decode_record(data, at, check_body=False)
             found.append((queue_id, offset, flags, record.body, record.properties))
         else:
@@ -108,7 +107,7 @@ def parts(piece: Buffer) -> list[tuple[int, int, int, bytes, bytes]]:
 
 
 def encode_result(result: ReadResult, start: int, encoding: Encoding) -> Batch:
-    """Return what a read from *start* found, in *encoding*."""
+    """Return the result of a read from *start* in *encoding*."""
     frames: list[bytes] = []
     for piece in result.pieces:
         frames += encoding.encode(piece)
@@ -117,7 +116,7 @@ def encode_result(result: ReadResult, start: int, encoding: Encoding) -> Batch:
 
 
 def _places(pieces: list[Buffer]) -> tuple[list[int], list[int]]:
-    """The queue offset and the log position of each record in *pieces*."""
+    """Return the queue offset and the log position of each record in *pieces*."""
     offsets: list[int] = []
     positions: list[int] = []
     unpack = PLACE.unpack_from
@@ -133,7 +132,7 @@ def _places(pieces: list[Buffer]) -> tuple[list[int], list[int]]:
 
 @final
 class SharedTail:
-    """What readers of one queue share who want the same selection in the same encoding."""
+    """Encoded batches shared by readers of one queue with the same selection and encoding."""
 
     __slots__ = ("_cache", "batches", "encoding", "key", "readers", "selection")
 
@@ -146,14 +145,14 @@ class SharedTail:
         self.batches: list[Batch] = []
 
     def find(self, offset: int) -> Batch | None:
-        """The batch that goes on at *offset*, if somebody encoded it lately."""
+        """Return the cached batch that contains *offset*, None if there is none."""
         for batch in self.batches:
             if batch.start <= offset < batch.next:
                 return batch
         return None
 
     def encode(self, result: ReadResult, start: int) -> Batch:
-        """Encode what a read from *start* found, and keep it for the other readers if there are any."""
+        """Encode the result of a read from *start*, and keep it if there are other readers."""
         batch = encode_result(result, start, self.encoding)
         if self.readers > 1 and batch.data:
             self._cache.keep(self, batch)
@@ -165,7 +164,7 @@ Key = tuple[Queue, str, str]
 
 @final
 class Encodings:
-    """All tails, and the bound on what they keep together."""
+    """All shared tails, and the limit on the size of all their batches."""
 
     __slots__ = ("_kept", "_limit_bytes", "_tails", "kept_bytes")
 
@@ -176,7 +175,7 @@ class Encodings:
         self.kept_bytes = 0
 
     def join(self, queue: Queue, encoding: Encoding, selection: Selection) -> SharedTail:
-        """Return the tail for one more reader; it says `leave` when it goes."""
+        """Return the tail, counting one more reader, which must call `leave` later."""
         key = (queue, encoding.name, selection.name)
         tail = self._tails.get(key)
         if tail is None:
@@ -193,7 +192,7 @@ class Encodings:
             del self._tails[tail.key]
 
     def keep(self, tail: SharedTail, batch: Batch) -> None:
-        """Remember *batch* while there is room; the oldest make room."""
+        """Cache *batch*; drop the oldest batches if there is not enough room."""
         if len(tail.batches) >= BATCHES_A_TAIL:
             self._drop(tail.batches[-1])
         tail.batches.insert(0, batch)

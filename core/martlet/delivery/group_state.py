@@ -1,13 +1,13 @@
-"""What shared groups remember through a restart: a projection over notes in a journal, and who writes the notes.
+"""The durable state of shared groups: a projection over notes in a journal, and the writer of these notes.
 
-`shared_groups.py` changes its leases at once and has each change noted; the notes of a commit are collected and become
-one note for each queue of each group. `GroupState` applies them when they are readable and is all that is left after a
-restart: of each queue which messages are not settled, since when and for how long each is out, and how often it was.
-Who holds them is not kept: after a restart they are acknowledged by their handle (offset and generation), or come
-back after the rest of their time.
+`shared_groups.py` changes its leases immediately and has each change noted; the notes of a commit are combined into one
+note for each queue of each group. `GroupState` applies them when they are readable and is all that remains after a
+restart: for each queue, which messages are unsettled, since when and for how long each is leased, and how often it was
+delivered. Holders are not stored: after a restart a message is acknowledged by its handle (offset and generation), or
+it returns when its lease expires.
 
-A commit that fails takes its notes with it. Then, and while the store takes no writes, the queues concerned are noted
-anew as a whole, before anything else.
+A failed commit loses its notes. After that, and after times when the store accepted no writes, the complete state of
+the affected queues is noted before anything else.
 """
 
 import logging
@@ -45,22 +45,22 @@ log = logging.getLogger("martlet.shares")
 FORMAT: Final = 1
 NOTE_BYTES_OF_A_STEP: Final = 8
 SNAPSHOT_NOTE_BYTES: Final = 1 << 30
-# After every position and offset.
+# Greater than every position and offset.
 NEVER: Final = 1 << 62
-# A message whose notes were lost: it comes again.
+# A message whose notes were lost: it is delivered again.
 UNKNOWN: Final = LeaseState(0, 0, 0)
-# More such messages in a row are not believed.
+# A longer series of such messages is treated as damage.
 UNKNOWN_MAX: Final = 1_000_000
-# So many turns `roll` waits for what is under way in a group.
+# Turns of the event loop for which `roll` waits for pending changes in a group.
 ROLL_TURNS: Final = 1000
 
 
 @final
 class Lane:
-    """One queue as one group shares it, as far as the log says.
+    """One queue as shared by one group, according to the log.
 
-    What is below ``next`` and not in ``leases`` is settled. ``since`` is the position of the oldest record
-    that says something of the present state.
+    Messages below ``next`` that are not in ``leases`` are settled. ``since`` is the position of the oldest record that
+    contributes to the present state.
     """
 
     __slots__ = ("edition", "key", "leases", "next", "number", "since")
@@ -70,7 +70,7 @@ class Lane:
         self.key = key
         self.since = since
         self.edition = edition
-        self.next = -1  # nothing is known
+        self.next = -1  # unknown
         self.leases: dict[int, LeaseState] = {}
 
     @property
@@ -107,9 +107,9 @@ class Lane:
             self._hand_again(change, 1 if kind == AGAIN else 0)
 
     def _skip_lost(self, offset: int) -> None:
-        """Let messages before *offset* come again of which nothing is known.
+        """Deliver messages before *offset* again if nothing is known of them.
 
-        What is not durable yet can survive a power cut though earlier notes do not.
+        A later note can survive a power failure although earlier ones, not yet durable, do not.
         """
         if 0 <= self.next < offset <= self.next + UNKNOWN_MAX:
             self.leases.update(dict.fromkeys(range(self.next, offset), UNKNOWN))
@@ -127,7 +127,7 @@ class Lane:
 
 
 def whole(next_offset: int, leases: Iterable[tuple[int, LeaseState]]) -> list[Change]:
-    """The changes that lead from nothing to *leases*: those that are equal together."""
+    """Return the changes that recreate *leases* from nothing; messages with equal leases are combined."""
     alike: dict[LeaseState, list[int]] = {}
     for offset, state in leases:
         alike.setdefault(state, []).append(offset)
@@ -139,14 +139,14 @@ def whole(next_offset: int, leases: Iterable[tuple[int, LeaseState]]) -> list[Ch
 class GroupState:
     """The projection (martlet.state.Projection).
 
-    ``settled`` is called with what the acknowledgements of an atomic group settle, once it is readable.
+    ``settled`` is called with the messages that an atomic group acknowledges, once it is readable.
     """
 
     def __init__(self, topic: str) -> None:
         self.name = "shared-groups"
         self.topics = frozenset((topic,))
         self.settled: Callable[[Key, Sequence[int]], None] | None = None
-        # Has a lane noted again as it is now; False while that is not known.
+        # Notes the complete state of a lane; returns False while that is unknown.
         self.note_again: Callable[[Lane], bool] | None = None
         self._lanes: dict[int, Lane] = {}
         self._numbers: dict[Key, int] = {}
@@ -158,11 +158,11 @@ class GroupState:
         return len(self._lanes)
 
     def get(self, key: Key) -> Lane | None:
-        """Return what is known of *key*; not to be changed or kept."""
+        """Return the state of *key*; do not change or keep it."""
         return self._lanes.get(self._numbers.get(key, -1))
 
     def known(self) -> AbstractSet[Key]:
-        """The groups and queues of which something is known."""
+        """The groups and queues with a state."""
         return self._numbers.keys()
 
     def apply(self, records: Sequence[RecordView]) -> None:
@@ -224,7 +224,7 @@ class GroupState:
                 yield
 
     def forget(self, topic: str) -> None:
-        """Nothing: nobody deletes a journal, and what is known of a deleted topic is dropped by a note."""
+        """Do nothing: journals are never deleted, and a note drops the state of a deleted topic."""
 
     def floor(self) -> int:
         return min((lane.since for lane in self._lanes.values()), default=NOTHING)
@@ -237,7 +237,7 @@ class GroupState:
                     break
                 yield
             else:
-                raise Refused(Reason.BUSY, f"lane {number} of the shared groups has acknowledgements under way")
+                raise Refused(Reason.BUSY, f"lane {number} of the shared groups has acknowledgements in progress")
             yield
 
 
@@ -253,17 +253,17 @@ class Source(Protocol):
 
     @property
     def is_settling(self) -> bool:
-        """Whether the outcome of an acknowledgement in an atomic group is not known yet."""
+        """Return whether an acknowledgement in an atomic group has no result yet."""
         ...
 
     def state(self) -> tuple[int, list[tuple[int, LeaseState]]]:
-        """Return the offset that comes next, and every unsettled message."""
+        """Return the next offset, and every unsettled message."""
         ...
 
 
 @final
 class _Pending:
-    """What is to be noted of one lane with the next commit."""
+    """Changes of one lane to note with the next commit."""
 
     __slots__ = ("again", "changes", "key", "number")
 
@@ -271,10 +271,10 @@ class _Pending:
         self.number = number
         self.key = key
         self.changes: list[Change] = []
-        self.again = False  # note it as a whole
+        self.again = False  # note the complete state
 
     def add(self, change: Change) -> None:
-        """Note *change*, together with the one before if they differ in their offsets only."""
+        """Add *change*; merge it into the previous one if they differ only in their offsets."""
         last = self.changes[-1] if self.changes else None
         if last is not None and last.kind != NEW and last[:4] == change[:4] and isinstance(last.offsets, list):
             last.offsets.extend(change.offsets)
@@ -302,39 +302,39 @@ class GroupNotes:
         self._numbers: dict[Key, int] = {}
         self._sources: dict[Key, Source] = {}
         self._pending: dict[Key, _Pending] = {}
-        # Lanes whose notes may yet be lost, with the log position behind these.
+        # Lanes whose newest notes may still be lost, with the log position after these.
         self._unsure: dict[Key, int] = {}
-        # The offset that the journal has at least, unless a commit failed.
+        # The minimum offset that the journal should have, unless a commit failed.
         self._expected = 0
-        # Lanes that were noted as a whole while an acknowledgement in an atomic group was under way.
+        # Lanes whose complete state was noted while an acknowledgement in an atomic group was in progress.
         self._noted_settling: dict[Key, None] = {}
         self._number_max = 0
         self._waits = False
         state.note_again = self._note_again
 
     def check_room(self, keys: Sequence[Key]) -> None:
-        """Raise `Refused` (BUSY) unless *keys* can be remembered."""
+        """Raise `Refused` (BUSY) unless there is room for *keys*."""
         known = len(self.known())
         new = sum(key not in self._numbers and self._state.get(key) is None for key in keys)
         if new and known + new > self._lanes_max:
-            text = f"{known} queues of shared groups are remembered; delivery.share_queues_max is {self._lanes_max}"
-            raise Refused(Reason.BUSY, f"{text}, delete groups or topics that nobody uses")
+            text = f"{known} queues of shared groups are in use; delivery.share_queues_max is {self._lanes_max}"
+            raise Refused(Reason.BUSY, f"{text}, delete unused groups or topics")
 
     def known(self) -> set[Key]:
-        """The groups and queues that are remembered, or will be with the next commit."""
+        """Return the groups and queues that have state now, or will have with the next commit."""
         return self._numbers.keys() | self._state.known()
 
     def open(self, key: Key, source: Source) -> None:
-        """Let *source* be the live state of *key*, from now on."""
+        """Use *source* as the live state of *key*."""
         self._sources[key] = source
 
     def close(self, key: Key) -> None:
-        """The live state of *key* ends; it is remembered."""
+        """End the live state of *key*; its stored state remains."""
         self._flush_of(key)
         self._sources.pop(key, None)
 
     def note(self, key: Key, change: Change) -> None:
-        """Note *change* of *key* with the commit under way."""
+        """Note *change* of *key* with the current commit."""
         self._get(key).add(change)
 
     def ack(self, key: Key, offset: int) -> None:
@@ -343,22 +343,22 @@ class GroupNotes:
         (pending or self._get(key)).ack(offset)
 
     def begin(self, key: Key, offset: int) -> None:
-        """The lane begins at *offset*: nothing else is known of it."""
+        """Note that the lane begins at *offset*, and has no other state."""
         pending = self._get(key)
         pending.changes = [Change(BEGIN, number=offset)]
 
     def drop(self, key: Key) -> None:
-        """Forget *key*."""
+        """Drop the state of *key*."""
         if key in self._numbers or self._state.get(key) is not None:
             self._sources.pop(key, None)
             pending = self._get(key)
             pending.changes, pending.again = [Change(DROP)], False
 
     def settle(self, key: Key, offset: int, began: int) -> tuple[Journal, bytes]:
-        """Return what `Broker.publish_atomic` takes to acknowledge the message at *offset*.
+        """Return the argument of `Broker.publish_atomic` that acknowledges the message at *offset*.
 
-        Everything noted before goes into the log first. Where a power cut takes that and not this note, the lane is
-        as it *began*: every message from there on comes again but this one.
+        All earlier notes are written to the log first. If a power failure loses those but not this one, the lane is
+        restored as it *began*: every message from there on is delivered again, except this one.
         """
         first = head(self._get(key).number, key)
         self._write_notes()
@@ -388,7 +388,7 @@ class GroupNotes:
             self._store.commit_soon()
 
     def _write(self) -> None:
-        """Write what is to be noted; the commit under way calls it."""
+        """Write the collected notes; called by the commit."""
         self._waits = False
         self._write_notes()
 
@@ -425,7 +425,7 @@ class GroupNotes:
         return encode_changes(first, changes, self.journal.note_bytes_max, head(number))
 
     def _find_lost(self) -> None:
-        """Have lanes noted as a whole whose last notes were not stored, since a commit failed."""
+        """After a failed commit, note the complete state of lanes whose last notes were not stored."""
         if not self._unsure:
             return
         readable = self._store.readable
@@ -443,7 +443,7 @@ class GroupNotes:
             pending.again = True
 
     def _keep_for_later(self) -> None:
-        """The store takes no writes: note the lanes as a whole when it does again."""
+        """Note the complete state of the lanes later, because the store accepts no writes now."""
         for pending in self._pending.values():
             if pending.key in self._sources:
                 pending.again, pending.changes = True, []
@@ -452,24 +452,24 @@ class GroupNotes:
             self._store.before_commit.append(self._write)
 
     def _flush_of(self, key: Key) -> None:
-        """Fix what is pending of *key* before its source ends."""
+        """Fix the pending changes of *key* before its source ends."""
         pending, source = self._pending.get(key), self._sources.get(key)
         if pending is not None and pending.again and source is not None:
             pending.changes, pending.again = whole(*source.state()), False
 
     def must_note_settled(self, key: Key) -> bool:
-        """Whether what an atomic group settled has to be noted once more: it was noted as unsettled meanwhile."""
+        """Return whether to note again what an atomic group settled: it was noted as unsettled meanwhile."""
         return key in self._noted_settling
 
     def _note_again(self, lane: Lane) -> bool:
         self._store.admission.check()
         source = self._sources.get(lane.key)
         if source is not None and source.is_settling:
-            return False  # noted as unsettled it would stay so after the acknowledgement, which comes before
+            return False  # noted as unsettled, it would stay so: the acknowledgement precedes the note
         if source is not None:
             self._get(lane.key).again = True
         elif lane.key in self._pending or self._unsure.get(lane.key, 0) > self._store.readable:
-            return False  # what was noted last is not known here yet
+            return False  # the last note has not been applied yet
         else:
             pending = self._get(lane.key)
             pending.changes = whole(lane.next, lane.leases.items())

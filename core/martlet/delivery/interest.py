@@ -1,12 +1,13 @@
-"""Who wants the messages of a name: a trie of topic filters, and routes cached per name.
+"""Finds the subscribers of a name: a trie of topic filters, and routes cached per name.
 
-A filter is levels with wildcards: one for any level, one for the rest. The trie finds the subscribers of a name in a
-walk over its levels, whatever the number of filters. What it finds is cached as a `Route`, because names repeat.
+A filter consists of levels with wildcards: one for any level, one for the rest. The trie finds the subscribers of a
+name in one walk over its levels, whatever the number of filters. The result is cached as a `Route`, because names
+repeat.
 
-A change of filters must not make every cached route be found again: devices that connect bring thousands of changes.
-So a route depends on the stamps of its name's prefixes. A change counts up one stamp, that of the levels before the
-filter's first wildcard, and a filter without wildcards only drops the route of its own name. While nothing changes a
-lookup compares one number.
+A change of filters must not invalidate every cached route: devices that connect bring thousands of changes. So a route
+depends on the stamps of its name's prefixes. A change increments one stamp, that of the levels before the filter's
+first wildcard, and a filter without wildcards only drops the route of its own name. While nothing changes, a lookup
+compares one number.
 
 Precedents: NATS ``server/sublist.go``, mosquitto ``subs.c``. MQTT 3.1.1 section 4.7 has the rules of the wildcards.
 """
@@ -20,7 +21,7 @@ __all__ = ["FilterTrie", "Grants", "Route"]
 
 T = TypeVar("T", bound=Hashable)
 
-Grants: TypeAlias = dict[T, tuple[Hashable, ...]]  # subscribers, with the values of their filters that match
+Grants: TypeAlias = dict[T, tuple[Hashable, ...]]  # subscribers, with the values of their matching filters
 
 NAMES_MAX: Final = 200_000
 ROOT: Final = None
@@ -28,7 +29,7 @@ ROOT: Final = None
 
 @final
 class Route(Generic[T]):
-    """The subscribers of a name, and for each the values of its filters that match; names share equal routes."""
+    """The subscribers of a name, and for each the values of its matching filters; names share equal routes."""
 
     __slots__ = ("grants",)
 
@@ -38,7 +39,7 @@ class Route(Generic[T]):
 
 @final
 class _Node(Generic[T]):
-    """One level of filters: *here* end filters at it, *rest* those with the wildcard for the rest below it."""
+    """One level of filters: *here* are filters that end at it, *rest* those with the wildcard for further levels."""
 
     __slots__ = ("children", "here", "one", "rest")
 
@@ -54,7 +55,7 @@ class _Node(Generic[T]):
 
 @final
 class _Stamp:
-    """Counts the changes of filters whose levels before the first wildcard are one certain prefix."""
+    """Counts the changes of filters with a certain prefix: the levels before their first wildcard."""
 
     __slots__ = ("count",)
 
@@ -64,7 +65,7 @@ class _Stamp:
 
 @final
 class _Cached(Generic[T]):
-    """A route and the stamps it depends on, whose sum was ``total``; it was right after ``checked`` changes."""
+    """A route and its stamps, whose sum was ``total``; last found valid after ``checked`` changes."""
 
     __slots__ = ("checked", "route", "stamps", "total")
 
@@ -80,11 +81,11 @@ class FilterTrie(Generic[T]):
     """Topic filters of subscribers; a subscriber is any hashable.
 
     Args:
-      separator: between the levels of names and filters.
-      one: the level of a filter that any one level matches.
-      rest: the last level of a filter that any number of levels matches, none included.
-      hidden: wildcards at a filter's first level do not match names that begin with it; empty for none.
-      names_max: how many names have cached routes; more drop them all.
+      separator: separates the levels of names and filters.
+      one: a level of a filter that matches any single level.
+      rest: the last level of a filter that matches any number of further levels, including none.
+      hidden: names that begin with it are not matched by wildcards at a filter's first level; empty for none.
+      names_max: the maximum number of names with cached routes; one more drops them all.
     """
 
     def __init__(
@@ -102,38 +103,39 @@ class FilterTrie(Generic[T]):
         self._stamps: dict[str | None, _Stamp] = {}
         self._equal: dict[frozenset[tuple[T, tuple[Hashable, ...]]], Route[T]] = {}
         self.found = 0  # routes that were not cached
-        # Takes those out of a new route of a name who may not have its messages.
+        # Removes subscribers without permission for a name from its new route.
         self.permitted: Callable[[str, Grants[T]], Grants[T]] | None = None
 
     def __len__(self) -> int:
-        """How many filters there are."""
+        """The number of filters."""
         return self._count
 
     # filters
 
     def check(self, topic_filter: str) -> list[str]:
-        """Return the levels of *topic_filter*. Raises `Refused` (ILLEGAL) when a wildcard is not a level of its own."""
+        """Return the levels of *topic_filter*. Raises `Refused` (ILLEGAL) if a wildcard is misplaced."""
         levels = topic_filter.split(self._separator)
         if self._rest in topic_filter or self._one in topic_filter:
             for index, level in enumerate(levels):
                 if level == self._rest and index == len(levels) - 1:
                     break
                 if self._rest in level or (self._one in level and level != self._one):
-                    text = (
-                        f"topic filter {topic_filter!r:.200} has a wildcard in a level of its own or the last one only"
+                    text = f"topic filter {topic_filter!r:.200} has a misplaced wildcard"
+                    raise Refused(
+                        Reason.ILLEGAL,
+                        f"{text}; use {self._one!r} only as a whole level, {self._rest!r} only as the last one",
                     )
-                    raise Refused(Reason.ILLEGAL, f"{text}; write {self._one!r} or a last {self._rest!r}")
         return levels
 
     def is_literal(self, topic_filter: str) -> bool:
-        """Whether *topic_filter* matches one name only: itself."""
+        """Return whether *topic_filter* matches only one name: itself."""
         return self._one not in topic_filter and self._rest not in topic_filter
 
     def add(self, topic_filter: str, subscriber: T, value: Hashable = None) -> None:
-        """Let *subscriber* have what *topic_filter* matches; *value* is in its routes and replaces an earlier one.
+        """Subscribe *subscriber* to *topic_filter*; *value* is in its routes and replaces an earlier one.
 
         Raises:
-          Refused: the filter is not valid.
+          Refused: the filter is invalid.
         """
         levels = self.check(topic_filter)
         node = self._root
@@ -168,7 +170,7 @@ class FilterTrie(Generic[T]):
         return node.here
 
     def remove(self, topic_filter: str, subscriber: T) -> bool:
-        """Take the filter of *subscriber* out; False when it was not there."""
+        """Remove the filter of *subscriber*; return False if there was none."""
         levels = topic_filter.split(self._separator)
         path: list[tuple[_Node[T], str]] = []
         node: _Node[T] | None = self._root
@@ -187,7 +189,7 @@ class FilterTrie(Generic[T]):
         return True
 
     def _prune(self, path: list[tuple[_Node[T], str]]) -> None:
-        """Drop nodes that hold nothing any more."""
+        """Remove empty nodes."""
         for parent, level in reversed(path):
             child = parent.one if level == self._one else (parent.children or {}).get(level)
             if child is None or not child.is_empty():
@@ -198,7 +200,7 @@ class FilterTrie(Generic[T]):
                 del parent.children[level]
 
     def _changed(self, topic_filter: str, levels: list[str]) -> None:
-        """Let the cached routes that the change concerns be found again, and no others."""
+        """Invalidate the cached routes that the change affects, and no others."""
         self._equal.clear()
         literal = len(levels)
         for index, level in enumerate(levels):
@@ -210,14 +212,14 @@ class FilterTrie(Generic[T]):
             return
         prefix = self._separator.join(levels[:literal]) if literal else ROOT
         if prefix is not None and levels[literal] == self._rest:
-            self._cached.pop(prefix, None)  # the wildcard for the rest matches no further level, too
+            self._cached.pop(prefix, None)  # the wildcard for the rest also matches zero levels
         stamp = self._stamps.get(prefix)
         if stamp is not None:
             stamp.count += 1
             self._changes += 1
 
     def forget_routes(self) -> None:
-        """Find all routes again: who may have which messages has changed."""
+        """Drop all cached routes, because permissions have changed."""
         self._cached.clear()
         self._equal.clear()
         self._stamps.clear()
@@ -251,7 +253,7 @@ class FilterTrie(Generic[T]):
         return route
 
     def _stamps_of(self, name: str) -> tuple[_Stamp, ...]:
-        """The stamps of all proper prefixes of *name*, made where they are missing."""
+        """Return the stamps of all proper prefixes of *name*, creating missing ones."""
         found: list[_Stamp] = []
         prefix: str | None = ROOT
         at = -1
@@ -266,7 +268,7 @@ class FilterTrie(Generic[T]):
             prefix = name[:at]
 
     def match(self, name: str) -> dict[T, tuple[Hashable, ...]]:
-        """Return the subscribers of *name* with the values of their filters that match, without the cache."""
+        """Return the subscribers of *name* with the values of their matching filters, without using the cache."""
         hidden = bool(self._hidden) and name.startswith(self._hidden)
         nodes = [self._root]
         tables: list[dict[tuple[T, str], Hashable]] = []

@@ -1,9 +1,9 @@
-"""Notes of shared groups <-> bytes: what was handed out, acknowledged, given back; pure functions.
+"""Encodes and decodes notes of shared groups about deliveries, acknowledgements and returned messages; pure functions.
 
-A note is about one *lane*, a queue as one group shares it, and begins with the lane's number. Then come changes, each
-a kind, its numbers, and the offsets that it is about as runs. All numbers are unsigned LEB128; generations and first
-offsets are differences to those of the change before. A first delivery of 32 messages takes 15-20 bytes, an
-acknowledgement among others 1-2.
+A note is about one *lane*, a queue as shared by one group, and begins with the lane's number. Changes follow, each with
+a kind, its numbers, and its offsets as runs. All numbers are unsigned LEB128; generations and first offsets are
+differences to the previous change. A first delivery of 32 messages takes 15-20 bytes, an acknowledgement among others
+1-2.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 Kind = int
-# The lane's number now means a certain group and queue, and nothing is known of it.
+# The lane's number now denotes a certain group and queue, without any state.
 DEFINE: Final[Kind] = 1
 DROP: Final[Kind] = 2
-# The lane begins again at an offset: everything below is settled, nothing is known from there on.
+# The lane restarts at an offset: everything below is settled, nothing is known from there on.
 BEGIN: Final[Kind] = 3
-# An unsettled message as it is, in a snapshot or when the notes about it are removed.
+# The state of an unsettled message, in a snapshot or when the notes about it are removed.
 KEEP: Final[Kind] = 4
 NEW: Final[Kind] = 5
 AGAIN: Final[Kind] = 6
@@ -47,13 +47,13 @@ RENEW: Final[Kind] = 9
 # An acknowledgement in an atomic group, which takes effect when the group is readable.
 SETTLE: Final[Kind] = 10
 
-# A change holds at most so many bytes for each offset: a run of one, wherever it is.
+# The maximum size of a change per offset: a run of one message at any offset.
 OFFSET_BYTES_MAX: Final = 10
 CHANGE_BYTES_MAX: Final = 48
 
 
 class Key(NamedTuple):
-    """Which group shares which queue; *scope* is empty for a consumer group, else whose name it is."""
+    """A group and a queue that it shares; *scope* is empty for a consumer group, else the owner of the group's name."""
 
     scope: str
     group: str
@@ -62,9 +62,9 @@ class Key(NamedTuple):
 
 
 class LeaseState(NamedTuple):
-    """One unsettled message: when it was handed out or came back, for how long that holds, and how often it was out.
+    """One unsettled message: when it was leased or returned, for how long that holds, and its number of deliveries.
 
-    A duration of 0 means that it comes back when the broker starts again.
+    A duration of 0 means that it returns when the broker restarts.
     """
 
     generation: int
@@ -73,16 +73,16 @@ class LeaseState(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One change of a lane; which fields count depends on its kind."""
+    """One change of a lane; which fields are used depends on its kind."""
 
     kind: Kind
     generation: int = 0
     duration_ms: int = 0
-    # For BEGIN and NEW: the offset that comes next. For KEEP: how often the message was handed out.
-    # For SETTLE: where the lane began, for a log that says nothing of it.
+    # For BEGIN and NEW: the next offset. For KEEP: the number of deliveries. For SETTLE: where the lane began, in case
+    # the log has no earlier notes.
     number: int = 0
     offsets: Sequence[int] = ()
-    # For NEW: the offset that came next before. If a power cut took earlier notes, the log goes less far.
+    # For NEW: the previous next offset. If a power failure lost earlier notes, the restored lane ends before it.
     first: int = 0
 
 
@@ -108,7 +108,7 @@ def _put(out: bytearray, number: int) -> None:
 
 
 def head(number: int, key: Key | None = None) -> bytes:
-    """Return how a note about lane *number* begins; with *key* it says what the number means."""
+    """Return the beginning of a note about lane *number*; *key* adds the definition of the number."""
     out = bytearray()
     _put(out, number)
     if key is not None:
@@ -120,7 +120,7 @@ def head(number: int, key: Key | None = None) -> bytes:
 
 
 def _runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Ascending *offsets* as (first, count)."""
+    """Return ascending *offsets* as (first, count)."""
     found: list[tuple[int, int]] = []
     first = end = -1
     for offset in offsets:
@@ -136,7 +136,7 @@ def _runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
 
 
 class _Before:
-    """What the numbers of a change are differences to."""
+    """The numbers to which those of a change are relative."""
 
     __slots__ = ("generation", "offset")
 
@@ -169,7 +169,7 @@ def _encode(change: Change, before: _Before) -> bytes:
         runs = _runs(sorted(change.offsets))
         _put(out, len(runs))
         for first, count in runs:
-            # The lowest bit says whether a count follows; most runs are single messages or all of them.
+            # The lowest bit tells whether a count follows; most runs are single messages or all of them.
             _put(out, _signed(first - before.offset) << 1 | (count > 1))
             if count > 1:
                 _put(out, count - 2)
@@ -180,7 +180,7 @@ def _encode(change: Change, before: _Before) -> bytes:
 def encode_changes(prefix: bytes, changes: Iterable[Change], bytes_max: int, more: bytes) -> list[bytes]:
     """Return notes of at most *bytes_max* with *changes*.
 
-    The first begins with *prefix*, those after it with *more*.
+    The first begins with *prefix*, the others with *more*.
     """
     notes: list[bytes] = []
     note = bytearray(prefix)
@@ -207,7 +207,8 @@ def _split(change: Change, step: int) -> Iterable[Change]:
     offsets = sorted(change.offsets)
     parts = [change._replace(offsets=offsets[at : at + step]) for at in range(0, len(offsets), step)]
     if change.kind == NEW:
-        # Each goes on where the one before ends, up to its own last message; the last one to the end of all.
+        # Each continues where the previous one ends, up to its own last message; the last one up to the end of the
+        # change.
         ends = [part.offsets[-1] + 1 for part in parts[:-1]] + [change.number]
         firsts = [change.first, *ends[:-1]]
         parts = [p._replace(number=end, first=first) for p, end, first in zip(parts, ends, firsts, strict=True)]
@@ -215,7 +216,7 @@ def _split(change: Change, step: int) -> Iterable[Change]:
 
 
 class _Reader:
-    """Takes numbers from a note."""
+    """Reads numbers from a note."""
 
     __slots__ = ("at", "before", "data")
 
@@ -255,7 +256,7 @@ class _Reader:
 
 
 def decode_note(note: bytes) -> tuple[int, Key | None, Iterator[Change]]:
-    """Return the number of the lane, what it means where the note says that, and the changes.
+    """Return the number of the lane, its key if the note defines it, and the changes.
 
     Raises:
       StoreError: it is no such note; the iterator may raise that too.

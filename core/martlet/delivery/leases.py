@@ -1,18 +1,16 @@
-"""Shared consumption of one queue: who holds which message, until when, and what comes back.
+"""Shared consumption of one queue: which consumer holds which message, until when, and what is delivered again.
 
-Pure logic over numbers; it reads nothing and sees no clock. A message is, at any time, in
-one of five places: never handed out (from `Leases.next` on), held by one holder until a
-deadline, waiting to be handed out again (at once, or not before a time), dead (its
-deliveries are used up and somebody must bury it), or settled. All below `Leases.low` is
-settled: that is the offset a group commits. What is settled above it is known here, and
-`group_state.py` keeps it through a restart.
+Pure logic over numbers, without I/O or clock. At any time a message is in one of five states: never delivered (from
+`Leases.next` on), held by one holder until a deadline, waiting to be delivered again (at once, or not before a time),
+dead (its deliveries are used up; it must become a dead letter), or settled. Everything below `Leases.low` is settled:
+that is the offset that a group commits. Messages settled above it are tracked here, and `group_state.py` preserves them
+across restarts.
 
-Each hand-out has a *generation*, the time of it in ms. Offset and generation are a handle by which
-anyone may settle the message, over any connection; a counter instead of a time would give the same
-handles again after a restart.
+Each delivery has a *generation*: its time in ms. Offset and generation form a handle by which anyone may settle the
+message, over any connection. A counter instead of a time would produce the same handles again after a restart.
 
-Precedents: the visibility timeout of SQS, the reserve and touch of beanstalkd, RocketMQ's
-POP check points. Redelivery does not wait for the messages before it; order is not kept.
+Precedents: the visibility timeout of SQS, the reserve and touch of beanstalkd, RocketMQ's POP check points. Redelivery
+does not wait for earlier messages; order is not preserved.
 """
 
 import heapq
@@ -30,7 +28,7 @@ STALE_TIMERS_MIN: Final = 64
 
 @final
 class _Lease:
-    """One message that is handed out and not settled; ``holder`` None: it waits, or is dead."""
+    """One message that is delivered and not settled; without a ``holder`` it is waiting or dead."""
 
     __slots__ = ("dead", "deliveries", "generation", "holder", "settling", "until")
 
@@ -40,18 +38,18 @@ class _Lease:
         self.generation = generation
         self.deliveries = 1
         self.dead = False
-        # An acknowledgement is in the commit under way: only its outcome or its deadline changes anything now.
+        # An acknowledgement is in the current commit: only its result or the deadline may change the state now.
         self.settling = False
 
 
 @final
 class Leases:
-    """The messages of one queue shared out among holders.
+    """The messages of one queue, distributed to holders.
 
     Args:
-      first: the offset to begin with; all below counts as settled.
-      window: how many messages may be unsettled, or settled behind an unsettled one; bounds memory.
-      deliveries_max: after so many deliveries a message that comes back is dead; 0 for no limit.
+      first: the offset to begin with; everything below is settled.
+      window: the maximum number of messages from the oldest unsettled one on; limits memory.
+      deliveries_max: a message that returns after this many deliveries is dead; 0 for no limit.
     """
 
     __slots__ = (
@@ -73,14 +71,14 @@ class Leases:
         self.window = window
         self._deliveries_max = deliveries_max
         self._slots: dict[int, _Lease] = {}
-        self._order: deque[int] = deque()  # every offset handed out from `low` on, settled or not, ascending
+        self._order: deque[int] = deque()  # every offset delivered from `low` on, settled or not, ascending
         self._held: dict[Hashable, dict[int, None]] = {}
         self._timers: list[tuple[float, int]] = []  # a heap; an entry may be stale
         self._waiting: list[int] = []  # a heap
         self._dead: dict[int, None] = {}
 
     def restore(self, holder: Hashable, offset: int, until: float, deliveries: int, generation: int) -> None:
-        """Let *holder* hold what was handed out in an earlier run; call it ascending, before anything else."""
+        """Restore a lease of an earlier run for *holder*; call it in ascending order, before anything else."""
         lease = self._slots[offset] = _Lease(holder, until, generation)
         lease.deliveries = deliveries
         self._held.setdefault(holder, {})[offset] = None
@@ -94,85 +92,83 @@ class Leases:
 
     @property
     def room(self) -> int:
-        """How many messages may be handed out for the first time now."""
+        """How many messages may be delivered for the first time now."""
         return self.window - len(self._order)
 
     @property
     def size(self) -> int:
-        """How many messages this remembers; at most the window."""
+        """How many messages are tracked; at most the window."""
         return len(self._order)
 
     @property
     def unsettled(self) -> int:
-        """How many messages are handed out and not settled."""
+        """How many messages are delivered and not settled."""
         return len(self._slots)
 
     @property
     def waiting(self) -> int:
-        """How many messages can be handed out again now."""
+        """How many messages can be delivered again now."""
         return len(self._waiting)
 
     def returned(self, count: int) -> list[int]:
-        """The first *count* offsets that `hand_again` would give, oldest first."""
+        """Return the first *count* offsets that `hand_again` would return, oldest first."""
         return self._waiting[:1] if count == 1 else heapq.nsmallest(count, self._waiting)
 
     def is_waiting(self, offset: int) -> bool:
-        """Whether the message at *offset* can be handed out again now."""
+        """Return whether the message at *offset* can be delivered again now."""
         lease = self._slots.get(offset)
         return lease is not None and lease.holder is None and not lease.dead and lease.until == -math.inf
 
     def is_dead(self, offset: int) -> bool:
-        """Whether the message at *offset* waits to be buried."""
+        """Return whether the message at *offset* must become a dead letter."""
         return offset in self._dead
 
     def held(self, holder: Hashable) -> list[int]:
-        """The offsets that *holder* holds."""
+        """Return the offsets that *holder* holds."""
         return list(self._held.get(holder, ()))
 
     def deliveries(self, offset: int) -> int:
-        """How often the message at *offset* was handed out; 0 when it is settled or never was."""
+        """Return how often the message at *offset* was delivered; 0 if it is settled or never was."""
         lease = self._slots.get(offset)
         return lease.deliveries if lease is not None else 0
 
     def generation(self, offset: int) -> int:
-        """The generation of the newest hand-out of the message at *offset*; 0 when it is settled or never was."""
+        """Return the generation of the newest delivery of the message at *offset*; 0 if it is settled or never was."""
         lease = self._slots.get(offset)
         return lease.generation if lease is not None else 0
 
     def holder(self, offset: int, generation: int) -> Hashable | None:
-        """Who holds the message at *offset* since *generation*; None when that handle is no longer valid."""
+        """Return the holder of the message at *offset* since *generation*; None if that handle is no longer valid."""
         lease = self._slots.get(offset)
         return lease.holder if lease is not None and lease.generation == generation else None
 
     def unsettled_leases(self) -> list[tuple[int, float, int, int]]:
-        """Of each unsettled message, ascending: offset, deadline, deliveries, generation."""
+        """Yield for each unsettled message, ascending: offset, deadline, deliveries, generation."""
         slots = self._slots
         return [(o, slots[o].until, slots[o].deliveries, slots[o].generation) for o in self._order if o in slots]
 
     @property
     def is_settling(self) -> bool:
-        """Whether the outcome of an acknowledgement is not known yet."""
+        """Return whether the result of an acknowledgement is pending."""
         return any(lease.settling for lease in self._slots.values())
 
-    # handing out
+    # deliveries
 
     def hand_out(self, holder: Hashable, offsets: Sequence[int], until: float, generation: int = 0) -> None:
-        """Lease messages that nobody had before to *holder*: ascending, all >= `next`, at most `room`.
+        """Lease new messages to *holder*: ascending offsets, all >= `next`, at most `room`.
 
-        *until* is infinity for a lease that never ends by itself. Offsets that are left out between them hold
-        nothing for anybody and count as settled.
+        *until* is infinity for a lease that never expires. Offsets skipped between them are for nobody and count as
+        settled.
 
         Raises:
           LocalProtocolError: an offset is below `next`, or there are more than `room`.
         """
         if len(offsets) > self.room:
-            raise LocalProtocolError(
-                f"{len(offsets)} messages are more than the {self.room} that the window has room for"
-            )
+            raise LocalProtocolError(f"{len(offsets)} messages exceed the room of {self.room} in the window")
         held = self._held.setdefault(holder, {}) if offsets else {}
         for offset in offsets:
             if offset < self.next:
-                raise LocalProtocolError(f"offset {offset} was handed out before; the next is {self.next}")
+                raise LocalProtocolError(f"offset {offset} was delivered before; the next is {self.next}")
             self.next = offset + 1
             self._slots[offset] = _Lease(holder, until, generation)
             held[offset] = None
@@ -188,9 +184,9 @@ class Leases:
             self._trim()
 
     def hand_again(self, holder: Hashable, count: int, until: float, generation: int = 0) -> list[tuple[int, int]]:
-        """Lease up to *count* messages that came back to *holder*, oldest first: (offset, which delivery this is).
+        """Lease up to *count* returned messages to *holder*, oldest first; return (offset, number of the delivery).
 
-        A message whose last hand-out has that *generation* or a later one gets the next.
+        If a message's last delivery has this *generation* or a later one, it gets the next.
         """
         given: list[tuple[int, int]] = []
         held = self._held.setdefault(holder, {})
@@ -209,10 +205,10 @@ class Leases:
             del self._held[holder]
         return given
 
-    # what holders say
+    # actions of holders
 
     def ack(self, holder: Hashable, offset: int) -> bool:
-        """Settle the message at *offset*; False when *holder* does not hold it (any more)."""
+        """Settle the message at *offset*; return False if *holder* does not hold it (any more)."""
         lease = self._slots.get(offset)
         if lease is None or lease.holder is None or lease.settling or lease.holder != holder:
             return False
@@ -228,9 +224,9 @@ class Leases:
         return True
 
     def renew(self, holder: Hashable, offset: int, until: float, generation: int = 0) -> bool:
-        """Let the lease end at *until*, earlier or later than before; False when *holder* does not hold it.
+        """Set the end of the lease to *until*, earlier or later than before; return False if *holder* does not hold it.
 
-        Its generation becomes *generation*, or the next one.
+        The lease gets *generation*, or the next one if that is not newer.
         """
         lease = self._find(holder, offset)
         if lease is None:
@@ -243,9 +239,9 @@ class Leases:
         return True
 
     def begin_settling(self, holder: Hashable, offset: int, until: float) -> bool:
-        """An acknowledgement of the message is in the commit under way; False when *holder* does not hold it.
+        """Note that an acknowledgement is in the current commit; return False if *holder* does not hold the message.
 
-        It takes effect with `end_settling`; if that does not come, the message comes back at *until*.
+        It takes effect with `end_settling`; without that, the message returns at *until*.
         """
         lease = self._find(holder, offset)
         if lease is None:
@@ -257,7 +253,7 @@ class Leases:
         return True
 
     def end_settling(self, offset: int, *, done: bool) -> Hashable | None:
-        """Settle the message at *offset* if *done*, else leave it with its holder; return that, None for none."""
+        """Settle the message at *offset* if *done*, else leave it with its holder; return that one or None."""
         lease = self._slots.get(offset)
         if lease is None or not lease.settling:
             return None
@@ -283,7 +279,7 @@ class Leases:
         self._trim()
 
     def give_back(self, holder: Hashable, offset: int, at: float = -math.inf) -> bool:
-        """Let the message at *offset* be handed out again, not before *at*; False when *holder* does not hold it."""
+        """Return the message at *offset* for redelivery, not before *at*; return False if *holder* does not hold it."""
         lease = self._find(holder, offset)
         if lease is None:
             return False
@@ -294,9 +290,9 @@ class Leases:
     # time
 
     def lapse(self, now: float, lost: list[Hashable] | None = None) -> int:
-        """Take back what silent holders held too long; returns how many messages can be handed out more than before.
+        """End expired leases; return how many more messages than before can be delivered.
 
-        Each holder is added to *lost* as often as it lost a message.
+        Each holder is added to *lost* once per message that it lost.
         """
         before = len(self._waiting)
         while self._timers and self._timers[0][0] <= now:
@@ -318,24 +314,24 @@ class Leases:
         return len(self._waiting) - before
 
     def deadline(self) -> float:
-        """When `lapse` has something to do; may be early, never late. Infinity for never."""
+        """Return when to call `lapse` next; may be early, never late. Infinity if there is nothing to do."""
         return self._timers[0][0] if self._timers else math.inf
 
-    # the dead
+    # dead letters
 
     def dead(self) -> list[int]:
         """The messages whose deliveries are used up; each stays until it is settled with `bury`."""
         return list(self._dead)
 
     def bury(self, offset: int) -> None:
-        """The dead message at *offset* is safe elsewhere: settle it."""
+        """Settle the dead message at *offset*, which is stored as a dead letter."""
         del self._dead[offset]
         self._settle(offset)
 
     # inside
 
     def _find(self, holder: Hashable, offset: int) -> _Lease | None:
-        """The lease of the message at *offset* if *holder* holds it and nothing is being done with it."""
+        """Return the lease of the message at *offset* if *holder* holds it and no acknowledgement is pending."""
         lease = self._slots.get(offset)
         if lease is None or lease.holder is None or lease.settling or lease.holder != holder:
             return None
@@ -375,7 +371,7 @@ class Leases:
         self.low = order[0] if order else self.next
 
     def _forget_stale_timers(self) -> None:
-        """Settled messages leave their timers behind; rebuild before these outnumber the live ones."""
+        """Rebuild the timers before those of settled messages outnumber the live ones."""
         if len(self._timers) > STALE_TIMERS_MIN + 2 * len(self._slots):
             self._timers = [
                 (lease.until, offset) for offset, lease in self._slots.items() if abs(lease.until) < math.inf

@@ -1,7 +1,7 @@
-"""Selection: which records a consumer gets, compiled from an expression of a filter language.
+"""Selections: which records a consumer gets, compiled from an expression of a filter language.
 
-Every protocol gets its selections from `Broker.selection`, so tags and the languages of plugins mean the same
-everywhere. Compiled selections are kept, since many consumers, and every RocketMQ pull, bring the same expression.
+All protocols get their selections from `Broker.selection`, so tags and the languages of plugins mean the same
+everywhere. Compiled selections are cached, since many consumers, and every RocketMQ pull, use the same expression.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ __all__ = [
 
 TAG: Final = "TAG"
 EXPRESSION_CHARS_MAX: Final = 16_384
-# A longer expression is compiled each time: a thousand of the longest would take most of a GiB.
+# Longer expressions are compiled each time: a thousand of the longest would take most of a GiB.
 CACHED_CHARS_MAX: Final = 512
 CACHED_MAX: Final = 1024
 TAGS_NAME: Final = TAGS.encode()
@@ -40,7 +40,7 @@ class Selection:
       name: identifies the selection: subscribers whose selections have the same name share encoded bytes.
       codes: hashes of tags (`martlet.store.codec.tags_code`); None for every tag. Different tags can have the same
         hash, so an exact selection has a predicate as well.
-      predicate: gets a view of one record, and returns whether it is wanted. It may run in a thread.
+      predicate: takes a view of one record, and returns whether to deliver it. It may run in a thread.
     """
 
     name: str = ""
@@ -48,7 +48,7 @@ class Selection:
     predicate: Predicate | None = None
 
     def both(self, other: "Selection") -> "Selection":
-        """Return the selection of the records that this one and *other* want."""
+        """Return the selection of the records that both this one and *other* select."""
         if self is EVERYTHING or other is EVERYTHING:
             return other if self is EVERYTHING else self
         codes = self.codes
@@ -78,10 +78,10 @@ def split_tags(expression: str) -> tuple[str, ...]:
 
 
 def select_tags(tags: Sequence[str], *, exact: bool = True) -> Selection:
-    """Return the selection of records with one of *tags*; every record if there are none.
+    """Return the selection of records with one of *tags*; of all records if there are none.
 
     Args:
-      exact: compares the tags themselves. Without it only their hashes are compared, which RocketMQ's consumers
+      exact: compare the tags themselves. Otherwise only their hashes are compared, which RocketMQ's consumers
         expect: they compare the tags again.
     """
     if not tags:
@@ -95,7 +95,7 @@ def select_tags(tags: Sequence[str], *, exact: bool = True) -> Selection:
 
 @final
 class Selections:
-    """Compiles selections, and keeps those compiled lately."""
+    """Compiles selections, and caches recent ones."""
 
     __slots__ = ("_cached", "_compiler_of")
 
@@ -116,12 +116,12 @@ class Selections:
 
     def _compile(self, language: str, expression: str, exact: bool) -> Selection:
         if len(expression) > EXPRESSION_CHARS_MAX:
-            text = f"expression of {len(expression)} characters is too long; at most {EXPRESSION_CHARS_MAX}"
+            text = f"expression of {len(expression)} characters is too long; the maximum is {EXPRESSION_CHARS_MAX}"
             raise Refused(Reason.ILLEGAL, text)
         if language == TAG:
             tags = split_tags(expression)
             if not tags and expression not in ("", "*"):
-                text = f"expression {expression!r:.80} holds no tag; write 'A || B', or '*' for all"
+                text = f"expression {expression!r:.80} contains no tag; write 'A || B', or '*' for all"
                 raise Refused(Reason.ILLEGAL, text)
             return select_tags(tags, exact=exact)
         compile_expression = self._compiler_of(language)

@@ -1,9 +1,9 @@
-"""Subscription: a cursor, a selection and credit over the queues of a topic.
+"""Subscriptions: a cursor, a selection and credit over the queues of a topic.
 
-It holds numbers, never messages: a subscriber that is slow, or has no credit, costs a
-cursor a queue. The topic's tail reader wakes its peer when records with a wanted tag arrive; when the peer's
-socket has room the server asks the handler to collect, and the handler asks the subscription, which reads from the
-log in batches and shares the encoded bytes with the others at the tail (`fanout.py`).
+A subscription holds numbers, never messages: a slow subscriber, or one without credit, costs one cursor per queue. The
+topic's tail reader wakes its peer when records with a wanted tag arrive. When the peer's socket has room, the server
+calls the handler's `collect`, which calls that of the subscription. It reads from the log in batches and shares the
+encoded bytes with the others at the tail (`fanout.py`).
 """
 
 from collections import deque
@@ -27,17 +27,17 @@ Start = Callable[[Queue], int]
 
 
 def from_tail(queue: Queue) -> int:
-    """Start at the end: with messages published from now on."""
+    """Start at the end, with messages published from now on."""
     return queue.next_offset
 
 
 def from_earliest(queue: Queue) -> int:
-    """Start with the oldest message that the queue holds."""
+    """Start with the oldest message in the queue."""
     return queue.first_offset
 
 
 def from_offset(offset: int) -> Start:
-    """Start at *offset* of every queue, or at the nearest offset that the queue has."""
+    """Start at *offset* of every queue, or at the nearest existing offset."""
     return lambda queue: min(max(offset, queue.first_offset), queue.next_offset)
 
 
@@ -45,9 +45,8 @@ def from_offset(offset: int) -> Start:
 class Delivery:
     """Encoded messages of one queue, ready to be sent.
 
-    ``data`` has the frames of ``count`` messages, those selected from offset ``first`` to below ``next``.
-    ``delivery`` is above 1 when a shared group delivers them again, and ``generation`` is the group's part of their
-    handles.
+    ``data`` has the frames of ``count`` messages, those selected from offset ``first`` up to ``next``. ``delivery`` is
+    above 1 if a shared group delivers them again, and ``generation`` is the group's part of their handles.
     """
 
     __slots__ = ("_batch", "count", "data", "delivery", "first", "generation", "next", "queue_id")
@@ -74,19 +73,19 @@ class Delivery:
 
     @property
     def offsets(self) -> Sequence[int]:
-        """The offset of each message."""
+        """Return the offset of each message."""
         at = self._batch.index(self.first)
         return self._batch.offsets[at : at + self.count]
 
     @property
     def positions(self) -> Sequence[int]:
-        """Where each message begins in the log."""
+        """Return the log position of each message."""
         at = self._batch.index(self.first)
         return self._batch.positions[at : at + self.count]
 
     @property
     def ends(self) -> list[int]:
-        """Where the frame of each message ends in ``data``."""
+        """Return the end of each message's frame in ``data``."""
         at = self._batch.index(self.first)
         begin = self._batch.ends[at - 1] if at else 0
         return [end - begin for end in self._batch.ends[at : at + self.count]]
@@ -94,7 +93,7 @@ class Delivery:
 
 @final
 class _Lane:
-    """One queue as one subscription sees it."""
+    """One queue of one subscription."""
 
     __slots__ = ("cursor", "due", "queue", "tail")
 
@@ -107,11 +106,11 @@ class _Lane:
 
 @final
 class Subscription:
-    """One subscriber of one topic; made by `Subscriptions.open`.
+    """One subscriber of one topic; created by `Subscriptions.open`.
 
-    ``credit`` is how many more messages may be sent; at 0 the subscription waits for `add_credit`. ``gone`` is set,
-    and the peer woken, when the topic was deleted or is no longer readable: the handler then tells its peer and
-    closes the subscription.
+    ``credit`` is how many more messages may be sent; at 0 the subscription waits for `add_credit`. If the topic is
+    deleted or no longer readable, ``gone`` is set and the peer is woken: the handler then tells its client and closes
+    the subscription.
     """
 
     __slots__ = (
@@ -160,7 +159,7 @@ class Subscription:
         self._failure: Refused | None = None
 
     def cursor(self, queue_id: int) -> int:
-        """Return the offset of the message that comes next from that queue, -1 if there is no such queue."""
+        """Return the offset of the next message from that queue, -1 if there is no such queue."""
         lane = self._lanes.get(queue_id)
         return lane.cursor if lane is not None else -1
 
@@ -171,12 +170,12 @@ class Subscription:
             self.peer.wake()
 
     def collect(self, budget_bytes: int) -> list[Delivery]:
-        """Return what to send now: at most ``credit`` messages and about *budget_bytes*; spends their credit.
+        """Return the messages to send now: at most ``credit`` messages and about *budget_bytes*; uses up their credit.
 
-        Call it in `Handler.collect`. It wakes the peer again when there is more to send.
+        Call it in `Handler.collect`. It wakes the peer again if there is more to send.
 
         Raises:
-          Refused: the filter failed, or reading is not allowed any more; close the subscription.
+          Refused: the filter failed, or reading is no longer allowed; close the subscription.
         """
         if self._permit is not None:
             self._permit()
@@ -211,7 +210,7 @@ class Subscription:
         self.peer.wake()
 
     def arrived_at(self, queue: Queue) -> None:
-        """Records that may be wanted became readable in *queue*."""
+        """Handle that *queue* has new readable records that may be selected."""
         lane = self._lanes.get(queue.queue_id)
         if lane is not None and lane.queue is queue:
             self._make_due(lane)
@@ -236,11 +235,11 @@ class Subscription:
             self._due.clear()
 
     def listen(self) -> None:
-        """Be woken when records that may be wanted become readable."""
+        """Wake the peer when records become readable that may be selected."""
         self._tail.listen(self)
 
     def follow(self, topic: Topic, *, new: bool = False) -> None:
-        """Read all queues that *topic* has now; those that come later begin at their beginning."""
+        """Read all queues that *topic* has now; new ones are read from their beginning."""
         self.topic = topic
         for queue_id in range(topic.read_queues):
             if queue_id not in self._lanes:
@@ -254,7 +253,7 @@ class Subscription:
             self._make_due(lane)
 
     def _take(self, lane: _Lane, budget_bytes: int) -> Delivery | None:
-        """Move the cursor of *lane* on over what fits; ``lane.due`` says whether more may be there."""
+        """Advance the cursor of *lane* over the messages that fit; ``lane.due`` tells whether there may be more."""
         batch = lane.tail.find(lane.cursor)
         if batch is None:
             batch = self._read(lane, budget_bytes)
@@ -276,7 +275,8 @@ class Subscription:
         if result is None:
             return None
         if result.next_offset <= lane.cursor:
-            # At the end of what is readable; more will call `arrived_at`. Only a queue that began anew is behind us.
+            # At the end of the readable records; for more, `arrived_at` is called. The cursor is only beyond the end if
+            # the queue was recreated.
             lane.cursor = min(lane.cursor, queue.next_offset)
             lane.due = False
             return None
@@ -288,12 +288,12 @@ class Subscription:
 
 
 def is_readable(topic: Topic) -> bool:
-    """Whether *topic* is open to readers, and has queues for them."""
+    """Return whether *topic* is readable and has queues for readers."""
     return bool(topic.perm & READ) and topic.read_queues > 0
 
 
 def readable(topics: Topics, name: str) -> Topic:
-    """Return topic *name*, which may be read. Raises `Refused`."""
+    """Return topic *name*, which must be readable. Raises `Refused`."""
     topic = topics.get(name)
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{name}] does not exist; create it, or publish to it first")
@@ -305,7 +305,7 @@ def readable(topics: Topics, name: str) -> Topic:
 
 @final
 class Subscriptions:
-    """All subscriptions of a broker; follows changes of the topic table."""
+    """All subscriptions of a broker; keeps them up to date with the topic table."""
 
     def __init__(self, store: Store, topics: Topics, tails: Tails, config: DeliveryConfig) -> None:
         self.store = store
@@ -331,13 +331,13 @@ class Subscriptions:
         """Return a new subscription of *peer* to all queues of *topic*.
 
         Args:
-          peer: is woken when there is something to collect.
+          peer: woken when there is something to collect.
           topic: its name; it must exist.
-          encoding: makes frames of records.
+          encoding: encodes records into frames.
           selection: which messages the peer gets.
           start: where to begin in each queue: `from_tail`, `from_earliest` or `from_offset`.
           credit: how many messages may be sent before `Subscription.add_credit` is called.
-          permit: raises `Refused` once the peer may not read any more; called at each collect.
+          permit: raises `Refused` if the peer may not read any more; called at each collect.
 
         Raises:
           Refused: there is no such topic, it is not readable, or there are too many subscriptions.
@@ -354,7 +354,7 @@ class Subscriptions:
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
-        """*subscription* was closed."""
+        """Remove *subscription*, which was closed."""
         name = subscription.topic.name
         table = self._by_topic[name]
         del table[subscription]
@@ -365,7 +365,7 @@ class Subscriptions:
     def _topic_changed(self, topic: Topic | None) -> None:
         if topic is not None:
             for subscription in list(self._by_topic.get(topic.name, ())):
-                if subscription.topic.queues is topic.queues:  # else that one was deleted, and is over
+                if subscription.topic.queues is topic.queues:  # else that topic was deleted, and the subscription ends
                     subscription.follow(topic)
                     subscription.gone = not is_readable(topic)
                     if subscription.gone:

@@ -1,13 +1,14 @@
-"""What becomes readable at the end of a topic, read once for everybody who follows it there.
+"""Reads new records of a topic once for all that follow its tail.
 
 A `TailReader` watches the queues of one topic. Subscriptions (`subscriptions.py`) take everything or select by tag:
-the codes of tags are in the entries of the queues, so whom to wake is known without reading a record. Protocols with
-names and filters attach an *interest*, such as a `FilterTrie`. Then the reader reads each new range once, in log order
-over all queues of the topic, takes the name of each message once (its tag), asks the interest for the route of the
-name, and hands each receiver of the route the `Run` of its messages. Who is not matched is not touched.
+the entries of the queues contain the codes of tags, so the reader knows whom to wake without reading a record.
+Protocols with names and filters attach an *interest*, such as a `FilterTrie`. Then the reader reads each new range
+once, in log order over all queues of the topic, takes the name of each message once (its tag), asks the interest for
+the route of the name, and passes each receiver of the route the `Run` of its messages. Receivers without a match
+cost nothing.
 
-A run is shared by its receivers, and so are its frames in each encoding. A publisher may hand its frames on
-(`hand_on`): where a run holds exactly these messages they leave as they came.
+Receivers share a run and its frames in each encoding. A publisher may hand on its frames (`hand_on`): if a run consists
+of exactly these messages, they are sent as they were received.
 """
 
 import logging
@@ -44,7 +45,7 @@ __all__ = [
 
 log = logging.getLogger("martlet.delivery")
 
-# One slice of work: a message takes 5 us, one of a name that was not routed lately about 20.
+# For one slice of work: a message takes 5 us, one whose name has no cached route about 20.
 MESSAGES_A_SLICE: Final = 512
 BYTES_A_SLICE: Final = 1 << 20
 READ_AGAIN_S: Final = 5.0
@@ -53,37 +54,37 @@ POSITION_OF: Final = itemgetter(0)
 
 
 class Receiver(Protocol):
-    """Gets runs at the tail; any hashable object."""
+    """Receives runs at the tail; any hashable object."""
 
     def matched(self, run: "Run", grants: tuple[Hashable, ...]) -> None:
-        """Take *run*; *grants* are the values of the filters that matched. It must not raise, and must not wait."""
+        """Take *run*; *grants* are the values of the matching filters. It must not raise or wait."""
         ...
 
 
 class Route(Protocol):
-    """Whom the messages of a name go to."""
+    """The receivers of the messages of a name."""
 
     @property
     def grants(self) -> Mapping[Any, tuple[Hashable, ...]]:
-        """The receivers, and for each the values of its filters that match."""
+        """The receivers, and for each the values of its matching filters."""
         ...
 
 
 class Interest(Protocol):
-    """Who wants which names; `martlet.delivery.interest.FilterTrie` is one."""
+    """Maps names to receivers; implemented by `martlet.delivery.interest.FilterTrie`."""
 
     def route(self, name: str) -> Route:
-        """Return the receivers of *name*, the same object for names with equal ones; a message without tag has ""."""
+        """Return the route of *name*, the same object for equal routes; a message without a tag has the name ""."""
         ...
 
 
 class Listener(Protocol):
-    """What waits at the tail of queues for any record, or for records with certain tags."""
+    """Waits at the tail of queues for any record, or for records with certain tags."""
 
     selection: Selection
 
     def arrived_at(self, queue: Queue) -> None:
-        """Records of *queue* became readable; it must not raise."""
+        """Handle that records of *queue* became readable; it must not raise."""
         ...
 
 
@@ -98,7 +99,7 @@ class Frames:
         self.ends = ends
 
     def part(self, first: int, last: int) -> "Frames":
-        """Return the frames of the messages from *first* to before *last*."""
+        """Return the frames of the messages from *first* up to *last*."""
         begin = self.ends[first - 1] if first else 0
         ends = [end - begin for end in self.ends[first:last]]
         return Frames(self.data[begin : begin + ends[-1]], ends)
@@ -106,9 +107,9 @@ class Frames:
 
 @final
 class Run:
-    """Messages of one route that follow each other in the log, as far as the topic is concerned.
+    """Consecutive messages of a topic with the same route.
 
-    ``data`` has their records, whole and in log order; ``position`` is that of the first, ``end`` is behind the last.
+    ``data`` has their records, whole and in log order; ``position`` is that of the first, ``end`` the end of the last.
     """
 
     __slots__ = ("_first", "_frames", "_whole", "count", "data", "end", "position")
@@ -119,15 +120,15 @@ class Run:
         self.position = position
         self.end = end
         self._frames: dict[str, Frames] | None = None
-        self._whole: Run | None = None  # of which this is a part, and
-        self._first = 0  # which of its messages is the first here
+        self._whole: Run | None = None  # the run of which this is a part, and
+        self._first = 0  # the index of the first message there
 
     def records(self) -> Iterator[RecordView]:
         """Yield each record: queue id, queue offset, position, properties, body."""
         return record_views(self.data)
 
     def frames(self, encoding: Encoding) -> Frames:
-        """Return the messages in *encoding*; encoded once for all receivers."""
+        """Return the frames of the messages in *encoding*; they are encoded once for all receivers."""
         if self._whole is not None:
             return self._whole.frames(encoding).part(self._first, self._first + self.count)
         found = self._frames.get(encoding.name) if self._frames is not None else None
@@ -138,7 +139,7 @@ class Run:
         return found
 
     def split(self, count: int) -> tuple["Run", "Run"]:
-        """Return the first *count* messages, at least one and not all, and the others; they share the frames of all."""
+        """Return the first *count* messages, at least one and not all, and the others; both share the frames."""
         at = last = 0
         for _ in range(count):
             last, at = at, at + I32.unpack_from(self.data, at)[0]
@@ -150,36 +151,36 @@ class Run:
         return head, tail
 
     def keep(self, encoding: str, frames: Frames) -> None:
-        """Let *frames* be those of *encoding*: a publisher handed them on."""
+        """Use *frames*, which a publisher handed on, for *encoding*."""
         if self._frames is None:
             self._frames = {}
         self._frames[encoding] = frames
 
 
-# Where a handed-on frame is: (buffer, start, end).
+# A frame that was handed on: (buffer, start, end).
 Handed: TypeAlias = tuple[bytes, int, int]
-# (position, bytes that hold the record, where it begins there, its end there, name, its queue)
+# (position, bytes with the record, start and end of the record there, name, its queue)
 Found: TypeAlias = tuple[int, bytes, int, int, str, Queue]
 
 
 @final
 class TailReader:
-    """Follows one topic at its end; made by `Tails.of`.
+    """Follows one topic at its end; created by `Tails.of`.
 
-    ``position`` is the log position before which all is routed; ``viewed`` counts the records whose name was read,
-    ``reads`` the reads of queues.
+    ``position`` is the log position before which everything is routed; ``viewed`` counts the records whose name was
+    read, ``reads`` the reads of queues.
     """
 
     def __init__(self, tails: "Tails", topic: Topic) -> None:
         self.topic = topic
-        self.position = tails.store.readable  # what was readable before is routed
+        self.position = tails.store.readable  # earlier records count as routed
         self.reads = 0
         self.viewed = 0
         self._tails = tails
         self._store = tails.store
-        # The offset from which on each queue is new to us.
+        # The first unrouted offset of each queue.
         self._routed: dict[Queue, int] = {}
-        self._touched: dict[Queue, None] = {}  # queues with records that are not routed yet
+        self._touched: dict[Queue, None] = {}  # queues with unrouted records
         self._everything: dict[Listener, None] = {}
         self._by_code: dict[int, dict[Listener, None]] = {}
         self._interests: dict[Interest, None] = {}
@@ -213,21 +214,21 @@ class TailReader:
 
     @property
     def is_behind(self) -> bool:
-        """Whether readable records are not routed yet."""
+        """Whether there are readable records that are not routed yet."""
         return bool(self._touched)
 
     def routed(self, queue: Queue) -> int:
-        """From this offset of *queue* on the attached interests are asked."""
+        """Return the offset of *queue* from which on the attached interests are asked."""
         return self._routed.get(queue, 0)
 
     def queues(self) -> list[Queue]:
-        """The queues of the topic that are followed."""
+        """The queues of the topic."""
         return list(self._routed)
 
-    # who follows
+    # followers
 
     def listen(self, listener: Listener) -> None:
-        """Tell *listener* of records that its selection may want; those that only a predicate knows are all told."""
+        """Notify *listener* of records that its selection may match; with only a predicate, of all records."""
         for table in self._tables(listener):
             table[listener] = None
 
@@ -246,7 +247,7 @@ class TailReader:
         return [self._by_code.setdefault(code, {}) for code in codes]
 
     def attach(self, interest: Interest) -> None:
-        """Route what becomes readable from now on by *interest*."""
+        """Route new records by *interest* from now on."""
         if not self._interests:
             self._touched.clear()
             for queue in self._routed:
@@ -254,15 +255,15 @@ class TailReader:
         self._interests[interest] = None
 
     def detach(self, interest: Interest) -> None:
-        """Ask *interest* no more."""
+        """Stop routing by *interest*."""
         self._interests.pop(interest, None)
         self._tails.release(self)
 
     def hand_on(self, encoding: str, placed: Sequence[Placed], data: bytes, ends: Sequence[int]) -> None:
-        """Let the frames of messages just published be used for those who want them in *encoding*.
+        """Use the given frames of messages just published for receivers with *encoding*.
 
-        Frame *i* of *data* ends before ``ends[i]`` and is that of ``placed[i]``. Frames are kept until the messages
-        are readable, and no more than `delivery.encoded_bytes` in all; what finds no room is encoded again.
+        Frame *i* of *data* ends before ``ends[i]`` and belongs to ``placed[i]``. Frames are kept until the messages are
+        readable, but at most `delivery.encoded_bytes` in total; further messages are encoded again.
         """
         if not self._interests or self._handed_bytes + len(data) > self._tails.handed_bytes_max:
             return
@@ -273,10 +274,10 @@ class TailReader:
             table[each.position] = (data, start, end)
             start = end
 
-    # what arrives
+    # new records
 
     def _arrived(self, queue: Queue) -> None:
-        """Records of *queue* became readable."""
+        """Handle that records of *queue* became readable."""
         for listener in list(self._everything):
             listener.arrived_at(queue)
         start, end = self._routed[queue], self._store.end_offset(queue)
@@ -289,7 +290,7 @@ class TailReader:
             self._routed[queue] = max(start, end)
 
     def _wake_by_code(self, queue: Queue, start: int, end: int) -> None:
-        """Wake those whose tags are among the new entries; after a pause of reading, everybody."""
+        """Wake the listeners whose tags are among the new entries; after a pause of reading, all of them."""
         self.reads += 1
         codes = codes_between(self._store, queue, start, end)
         wanted = self._by_code
@@ -298,7 +299,7 @@ class TailReader:
             listener.arrived_at(queue)
 
     def route_near(self) -> bool:
-        """Route what is new, as far as memory and the page cache have it; False if there is more."""
+        """Route new records that are in memory or in the page cache; return False if there are more."""
         results: dict[Queue, ReadResult] = {}
         readable = self._store.readable
         for queue, start in self._ranges():
@@ -311,7 +312,7 @@ class TailReader:
         return not self._touched
 
     async def route_far(self) -> None:
-        """As `route_near`, waiting for the disk where need be."""
+        """Like `route_near`, but wait for the disk if necessary."""
         results: dict[Queue, ReadResult] = {}
         readable = self._store.readable
         for queue, start in self._ranges():
@@ -323,13 +324,13 @@ class TailReader:
         return [(queue, self._routed[queue]) for queue in self._touched]
 
     def _limits(self) -> tuple[int, int]:
-        """Messages and bytes that a slice reads of each queue."""
+        """Return how many messages and bytes a slice reads from each queue."""
         share = len(self._touched)
         return max(MESSAGES_A_SLICE // share, 1), BYTES_A_SLICE // share
 
     def _take(self, results: dict[Queue, ReadResult], readable: int) -> None:
-        """Route what was read, up to where the first of the queues was not read on."""
-        results = {queue: result for queue, result in results.items() if queue in self._touched}  # else it is deleted
+        """Route the results of reads, up to where the first queue has unread records."""
+        results = {queue: result for queue, result in results.items() if queue in self._touched}  # else it was deleted
         found = merge(self._store, results, self._routed, readable)
         for queue in results:
             if self._routed[queue] >= self._store.end_offset(queue):
@@ -364,10 +365,10 @@ class TailReader:
             try:
                 receiver.matched(run, grants)
             except Exception:
-                log.exception("a receiver of topic[%s] failed; it misses %d messages", self.topic.name, run.count)
+                log.exception("a receiver of topic[%s] failed and misses %d messages", self.topic.name, run.count)
 
     def _forget_handed(self) -> None:
-        """Drop the frames of what was routed."""
+        """Drop handed-on frames that were routed."""
         if not self._handed:
             return
         if not self._touched:
@@ -383,17 +384,17 @@ class TailReader:
 
 
 def codes_between(store: Store, queue: Queue, start: int, end: int) -> set[int] | None:
-    """The tag codes of the messages from *start* to before *end*; None where looking would take long."""
+    """Return the tag codes of the messages from *start* up to *end*; None if that would take long."""
     if end - start > MESSAGES_A_SLICE or start < queue.tail_offset:
         return None
     return {entry[2] for entry in ENTRY.iter_unpack(store.queues.entries(queue, start, end - start))}
 
 
 def merge(store: Store, results: dict[Queue, ReadResult], offsets: dict[Queue, int], readable: int) -> list[Found]:
-    """Return the records of *results* in log order, and move *offsets* on over them.
+    """Return the records of *results* in log order, and advance *offsets* over them.
 
-    Where a queue was not read to its end, the records of others behind that place are left for the next time; so are
-    those that were not *readable* when the reads began, because another queue may have got records since.
+    If a queue was not read to its end, later records of other queues are left for the next time. So are records that
+    were not *readable* when the reads began, because another queue may have got records since.
     """
     found: list[Found] = []
     limit = readable - 1
@@ -427,18 +428,18 @@ def _records(queue: Queue, result: ReadResult) -> list[Found]:
 
 
 def make_run(found: Sequence[Found]) -> Run:
-    """Return the run of records that `merge` found."""
+    """Return the run of the records that `merge` found."""
     position, data, at, _, _, _ = found[0]
     last_position, last_data, last_at, last_end, _, _ = found[-1]
     if last_data is data and last_end - at == last_position + last_end - last_at - position:
-        whole = data[at:last_end]  # side by side
+        whole = data[at:last_end]  # contiguous
     else:
         whole = b"".join([each[1][each[2] : each[3]] for each in found])
     return Run(whole, len(found), position, last_position + last_end - last_at)
 
 
 def _handed_frames(table: dict[int, Handed], found: list[Found]) -> Frames | None:
-    """The frames of all messages in *found* as their publisher sent them; None if some were not handed on."""
+    """Return the frames of all messages in *found* as sent by their publisher; None if some were not handed on."""
     pieces: list[bytes] = []
     ends: list[int] = []
     size = 0
@@ -460,7 +461,7 @@ def _handed_frames(table: dict[int, Handed], found: list[Found]) -> Frames | Non
 
 
 def watch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
-    """Call *watcher* whenever records of *queue* became readable."""
+    """Call *watcher* whenever records of *queue* become readable."""
     if queue.watchers is None:
         queue.watchers = [watcher]
     else:
@@ -468,7 +469,7 @@ def watch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
 
 
 def unwatch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
-    """Call *watcher* no more."""
+    """Stop calling *watcher*."""
     if queue.watchers is not None and watcher in queue.watchers:
         queue.watchers.remove(watcher)
         if not queue.watchers:
@@ -477,7 +478,7 @@ def unwatch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
 
 @final
 class Tails:
-    """The tail readers of all topics that somebody follows."""
+    """The tail readers of all followed topics."""
 
     def __init__(self, store: Store, topics: Topics, handed_bytes_max: int) -> None:
         self.store = store
@@ -518,7 +519,7 @@ class Tails:
             self._drop(reader)
 
     def _flushed(self) -> None:
-        """More is readable: route a slice of it at once."""
+        """Route a slice of the new readable records immediately."""
         if not self.touched:
             return
         touched, self.touched = self.touched, {}
@@ -528,7 +529,7 @@ class Tails:
                 self._rung.set()
 
     async def run(self) -> None:
-        """Route what does not fit into one slice, or has to be read from the disk, until cancelled."""
+        """Route what does not fit into one slice or must be read from disk, until cancelled."""
         while True:
             await self._rung.wait()
             self._rung = trio.Event()
@@ -537,7 +538,7 @@ class Tails:
                     try:
                         await reader.route_far()
                     except (Refused, StoreError) as error:
-                        log.error("topic[%s] cannot be read at its tail, again in 5 s; %s", reader.topic.name, error)
+                        log.error("topic[%s] cannot be read at its tail, retrying in 5 s; %s", reader.topic.name, error)
                         await trio.sleep(READ_AGAIN_S)
                     await trio.lowlevel.checkpoint()
                     if not reader.is_behind:

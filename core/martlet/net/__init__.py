@@ -1,1 +1,1 @@
-"""Sockets, TLS and connections: everything that talks to the network."""
+"""The network layer: sockets, TLS and connections."""

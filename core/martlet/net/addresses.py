@@ -1,4 +1,4 @@
-"""Addresses as the configuration names them, as logs show them, and as records hold them."""
+"""Addresses in the configuration, in logs and in records."""
 
 from ipaddress import ip_address
 
@@ -11,7 +11,7 @@ def split_address(text: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``; an IPv6 host is in brackets.
 
     Raises:
-      ConfigError: it is neither.
+      ConfigError: *text* is not ``HOST:PORT``.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -20,7 +20,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def check_address(key: str, text: str) -> None:
-    """Refuse *text*, the value of the configuration's *key*, unless it is ``HOST:PORT``. Raises ConfigError."""
+    """Raise `ConfigError` unless *text*, the value of configuration key *key*, is ``HOST:PORT``."""
     try:
         split_address(text)
     except ConfigError as error:
@@ -28,7 +28,7 @@ def check_address(key: str, text: str) -> None:
 
 
 def pack_host(host: str, port: int) -> bytes:
-    """Return 4 or 16 address bytes and an i32 port, big-endian, as records hold them."""
+    """Return the format of records: 4 or 16 address bytes and an i32 port, big-endian."""
     return ip_address(host).packed + port.to_bytes(4, "big")
 
 

@@ -1,4 +1,4 @@
-"""Warnings about connections: a peer that provokes one a thousand times a second does not fill the disk with them."""
+"""Warnings about connections, limited in number, so that a client cannot fill the disk with them."""
 
 import logging
 from typing import Final, final
@@ -12,7 +12,7 @@ PER_SECOND: Final = 20
 
 @final
 class Complaints:
-    """Logs so many warnings in a second and counts the others; the next one says how many these were."""
+    """Logs a limited number of warnings per second and counts the others; the next one reports how many."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -28,7 +28,7 @@ class Complaints:
             self._room = PER_SECOND
             if self.left_out > self._left_out_told:
                 self._log.warning(
-                    "%d more warnings about connections were left out", self.left_out - self._left_out_told
+                    "%d more warnings about connections were suppressed", self.left_out - self._left_out_told
                 )
                 self._left_out_told = self.left_out
         if self._room > 0:

@@ -11,13 +11,13 @@ from martlet.net.peer import CLOSED, CLOSING, ServerPeer
 
 __all__ = ["Deadlines"]
 
-SLACK: Final = 64  # entries of peers that are gone, before they are looked for
+SLACK: Final = 64  # entries of closed connections that are tolerated before a cleanup
 PASSED_A_TURN: Final = 32  # thousands that connected together are silent together; each takes up to 0.1 ms
 
 
 @final
 class Deadlines:
-    """Calls *passed* with a peer and the time once `Connection.deadline` may have passed."""
+    """Calls *passed* with a peer and the current time once `Connection.deadline` may have passed."""
 
     def __init__(self, passed: Callable[[ServerPeer, float], None]) -> None:
         self._passed = passed
@@ -30,7 +30,7 @@ class Deadlines:
         return len(self._heap)
 
     def watch(self, peer: ServerPeer) -> None:
-        """Watch the deadline of *peer*, if it is nearer than the one that is watched already."""
+        """Watch the deadline of *peer*, if it is earlier than the one already watched."""
         deadline = peer.connection.deadline()
         if deadline < peer.alarm and peer.state < CLOSING:
             peer.alarm = deadline
@@ -42,7 +42,7 @@ class Deadlines:
                 self._changed.set()
 
     def _forget_closed(self) -> None:
-        """Drop the entries of closed peers; they would keep all that these held."""
+        """Drop the entries of closed peers, which would keep their memory alive."""
         self._heap = [entry for entry in self._heap if entry[2].state is not CLOSED]
         heapq.heapify(self._heap)
         self._forget_at = SLACK + 2 * len(self._heap)

@@ -1,14 +1,14 @@
-"""One task that reads from all plain sockets, in rounds, and lingers a moment before it goes back to trio.
+"""One task that reads from all plain sockets in rounds, and waits briefly for more before it returns to trio.
 
-A turn of trio's loop costs about as much as a small request: re-arming the socket, waking the task, the bookkeeping
-around both. The pump has an epoll of its own, in which each socket is registered once. Whatever is ready makes a
-round: one read of each socket, then one commit, one flush request, one wake pass (`martlet.net.rounds`). While
-nothing is ready it waits up to a millisecond for more, with trio's own epoll beside its sockets, so that a thread
-that finishes, a new connection or a TLS peer ends the wait at once. It goes back to trio when another task can
-run, when a deadline is near, and at the latest after a millisecond.
+A turn of trio's loop costs about as much as a small request: re-arming the socket, waking the task, and bookkeeping.
+The pump has its own epoll, in which each socket is registered once. A round handles all sockets that are ready: one
+read of each, then one commit, one flush request, one wake pass (`martlet.net.rounds`). If no socket is ready, the
+pump waits up to a millisecond for more. It also waits for trio's own epoll, so that a finished thread, a new
+connection or data on a TLS connection ends the wait immediately. It returns to trio when another task can run, when
+a deadline is near, and after a millisecond at the latest.
 
-docs/decisions/0016-one-reader-for-all-plain-sockets.md says which private attribute of trio that takes, and what
-happens without it.
+docs/decisions/0016-one-reader-for-all-plain-sockets.md describes the private attribute of trio that this uses, and
+what happens without it.
 """
 
 import select
@@ -24,12 +24,12 @@ __all__ = ["EventPump", "trio_epoll_fd"]
 
 T = TypeVar("T")
 
-TURN_S: Final = 0.001  # handling that much goes on without a turn of trio's loop, and a pause longer than that ends it
+TURN_S: Final = 0.001  # the longest time without a turn of trio's loop, and the longest wait for more data
 SOCKETS_A_ROUND: Final = 64
 
 
 def trio_epoll_fd() -> int:
-    """Return the descriptor that trio's loop waits on; -1 if this version of trio keeps it somewhere else."""
+    """Return the file descriptor of trio's epoll; -1 if this version of trio stores it elsewhere."""
     try:
         fd: int = trio._core._run.GLOBAL_RUN_CONTEXT.runner.io_manager._epoll.fileno()  # type: ignore[attr-defined,unused-ignore]
     except AttributeError:
@@ -39,7 +39,7 @@ def trio_epoll_fd() -> int:
 
 @final
 class TaskWatch(trio.abc.Instrument):
-    """Notes that a task became runnable."""
+    """Records that a task became runnable."""
 
     def __init__(self) -> None:
         self.scheduled = False
@@ -50,7 +50,7 @@ class TaskWatch(trio.abc.Instrument):
 
 @final
 class EventPump(Generic[T]):
-    """Calls *readable* with what `watch` got for each socket that is ready; *T* stands for a connection."""
+    """Calls *readable* with the object passed to `watch` for each socket that is ready; *T* is its type."""
 
     def __init__(self, rounds: Rounds, readable: Callable[[T], None]) -> None:
         self._rounds = rounds
@@ -58,20 +58,20 @@ class EventPump(Generic[T]):
         self._sockets = select.epoll()
         self._sockets_fd = self._sockets.fileno()
         self._watched: dict[int, T] = {}
-        self._ready: list[tuple[int, int]] = []  # sockets that a round had no time for
+        self._ready: list[tuple[int, int]] = []  # ready sockets for which a round had no time
         self._both = select.epoll()  # our sockets, and what trio waits for
         self._tasks = TaskWatch()
         self._lingers = False
         self._last_s = 0.0  # when a socket was ready last
 
     def watch(self, fd: int, reading: T) -> None:
-        """Read from the socket *fd* from now on; ignored once `run` was cancelled."""
+        """Read from the socket *fd* from now on; ignored after `run` was cancelled."""
         if not self._sockets.closed:
             self._watched[fd] = reading
             self._sockets.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int, reading: T) -> None:
-        """Read no more from *fd*; call it before that is closed. Ignored if it is not watched for *reading*."""
+        """Stop reading from *fd*; call it before closing *fd*. Ignored if *fd* is not watched for *reading*."""
         if self._watched.get(fd) is reading:
             del self._watched[fd]
             if not self._sockets.closed:
@@ -96,7 +96,7 @@ class EventPump(Generic[T]):
             self._sockets.close()
 
     def _work(self) -> bool:
-        """Do rounds until another task shall run (True), or until it is better to wait in trio (False)."""
+        """Run rounds until another task must run (return True), or until it is better to wait in trio (False)."""
         tasks, clock = self._tasks, time.perf_counter
         tasks.scheduled = may_wait = False
         turn_ends = clock() + TURN_S
@@ -124,7 +124,7 @@ class EventPump(Generic[T]):
                 return True
 
     def _round(self) -> bool:
-        """Read from the sockets that are ready, as many as there is time for; False when none is."""
+        """Read from sockets that are ready, as many as time allows; return False if none is."""
         events = self._ready or self._sockets.poll(0, SOCKETS_A_ROUND)
         if not events:
             return False

@@ -1,10 +1,10 @@
-"""What connections hold of requests that are not complete, and which of them close when it is too much.
+"""Limits the memory for incomplete requests, and chooses the connections to close when a limit is exceeded.
 
-Two limits: for all connections together, and for those of one address, so that no address alone uses up what
-is for all. Many clients may share an address (NAT, a proxy), so it alone says nothing about who is to blame.
-What does is how long the bytes held have been waiting on average. A connection that sends a large request at any
-useful speed is far below one that stopped in the middle, or that sends a byte now and then: those make no difference
-to the average. So over a limit those close whose bytes have waited longest, however much or little they hold.
+There are two limits: for all connections, and for the connections of one address, so that one address cannot use up
+the total. Many clients may share an address (NAT, a proxy), so the address alone does not identify the culprit.
+The average age of the incomplete bytes does. It is low for a connection that sends a large request at a useful speed,
+and high for one that stopped in the middle or sends a byte from time to time. So if a limit is exceeded, the
+connections whose bytes are oldest on average are closed, regardless of how many bytes they have.
 """
 
 from heapq import nsmallest
@@ -20,18 +20,18 @@ AT_ONCE: Final = 256  # connections, so that nobody else waits long
 
 @final
 class _Part:
-    """What is here of one connection's request."""
+    """The incomplete request of one connection."""
 
     __slots__ = ("arrival_sum", "origin", "size")
 
     def __init__(self, origin: bytes) -> None:
         self.origin = origin
         self.size = 0
-        self.arrival_sum = 0.0  # over all bytes, the time when each came
+        self.arrival_sum = 0.0  # sum of the arrival times of all bytes
 
     @property
     def arrival(self) -> float:
-        """When a byte of it came, on average."""
+        """Return the average arrival time of its bytes."""
         return self.arrival_sum / self.size
 
 
@@ -63,7 +63,7 @@ class IncompleteRequests(Generic[T]):
             del self._parts[owner]
 
     def forget(self, owner: T) -> None:
-        """*owner* is gone, with what it held."""
+        """Remove the bytes of *owner*, which was closed."""
         part = self._parts.pop(owner, None)
         if part is not None:
             self._grow(part.origin, -part.size)
@@ -77,17 +77,17 @@ class IncompleteRequests(Generic[T]):
             self._by_origin.pop(origin, None)
 
     def held_by(self, origin: bytes) -> int:
-        """How many bytes all connections from *origin* hold."""
+        """Return the incomplete bytes of all connections from *origin*."""
         return self._by_origin.get(origin, 0)
 
     def over(self, origin: bytes) -> bool:
-        """Whether all connections, or those from *origin*, hold too much."""
+        """Return whether a limit is exceeded, the total one or that of *origin*."""
         return self.total > self._total_max or self.held_by(origin) > self._origin_max
 
     def give_way(self, origin: bytes) -> list[T]:
-        """Forget whose bytes have waited longest, and return them, longest first.
+        """Remove and return the connections with the oldest bytes, oldest first.
 
-        That makes room, or where very many hold very little, some of it; then the next request that comes makes more.
+        That frees enough, unless very many connections have very few bytes each; then the next request frees more.
         """
         found: list[T] = []
         limit = self._origin_max
@@ -100,7 +100,7 @@ class IncompleteRequests(Generic[T]):
         return found
 
     def _take(self, owners: list[T], excess: int) -> list[T]:
-        """Forget those of *owners* whose bytes have waited longest, until they held *excess* bytes in all."""
+        """Remove those of *owners* with the oldest bytes, until they had *excess* bytes in total."""
         parts = self._parts
         found: list[T] = []
         for owner in nsmallest(AT_ONCE, owners, key=lambda owner: parts[owner].arrival):
@@ -112,5 +112,5 @@ class IncompleteRequests(Generic[T]):
         return found
 
     def largest_origin(self) -> int:
-        """How many bytes the connections of one address hold at most."""
+        """Return the incomplete bytes of the address that has the most."""
         return max(self._by_origin.values(), default=0)

@@ -1,4 +1,4 @@
-"""Where connections come from, so that no address takes from the others what is for all."""
+"""Groups connections by address, so that no address uses up the limit of connections."""
 
 from typing import Final, Generic, TypeVar, final
 
@@ -10,9 +10,9 @@ MAPPED: Final = bytes(10) + b"\xff\xff"  # IPv4 in IPv6 (RFC 4291 2.5.5.2)
 
 
 def origin_of(host: bytes) -> bytes:
-    """Return what the connections of one client have in common: its IPv4 address, or its IPv6 network of 64 bits.
+    """Return the part of an address that identifies a client: the IPv4 address or the IPv6 /64 network.
 
-    *host* is an address and a port as records hold them; who has one IPv6 address usually has a whole such network.
+    *host* is an address and port in the format of records. An IPv6 client usually has a whole /64 network.
     """
     address = host[:-PORT_BYTES]
     return address[:8] if len(address) == 16 and not address.startswith(MAPPED) else address
@@ -20,7 +20,7 @@ def origin_of(host: bytes) -> bytes:
 
 @final
 class Origins(Generic[T]):
-    """All connections by their origin; *T* is a connection."""
+    """All connections by origin; *T* is a connection."""
 
     def __init__(self) -> None:
         self._by_origin: dict[bytes, dict[T, None]] = {}
@@ -31,7 +31,7 @@ class Origins(Generic[T]):
         self._count += 1
 
     def remove(self, connection: T, origin: bytes) -> None:
-        """Forget *connection*; one that is not known is ignored."""
+        """Remove *connection*; ignored if it is unknown."""
         connections = self._by_origin.get(origin)
         if connections is not None and connection in connections:
             del connections[connection]
@@ -40,9 +40,9 @@ class Origins(Generic[T]):
                 del self._by_origin[origin]
 
     def give_way(self, origin: bytes) -> T | None:
-        """Forget the newest connection from the most crowded origin and return it, where *origin* has fewer by far.
+        """Remove and return the newest connection of the origin with the most, if *origin* has far fewer.
 
-        That is, less than the average, and so few that it has fewer still with one more.
+        Far fewer means: below the average, and still fewer after adding one.
         """
         mine = len(self._by_origin.get(origin, ()))
         if mine * len(self._by_origin) >= self._count:
@@ -58,5 +58,5 @@ class Origins(Generic[T]):
         return len(self._by_origin[origin])
 
     def largest(self) -> int:
-        """How many connections come from the most crowded origin."""
+        """Return the number of connections of the origin with the most."""
         return max(map(len, self._by_origin.values()), default=0)

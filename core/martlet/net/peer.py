@@ -1,7 +1,7 @@
-"""The server's side of one connection: the states of its life, what waits to leave, and its background tasks.
+"""The server's side of one connection: its life cycle, its unsent output, and its background tasks.
 
-Answers of a step collect in `_batch`. At the end of the round `queue_output` moves them to `_held`, if the log has to
-be flushed first, or to `_out`, and sends. Only when the transport does not take everything a task drains the rest.
+The answers of a round collect in `_batch`. At the end of the round `queue_output` moves them to `_held`, if the log
+must be flushed first, or to `_out`, and sends. If the transport does not accept everything, a task drains the rest.
 """
 
 import logging
@@ -25,18 +25,18 @@ __all__ = ["DELIVERY_TRANSITIONS", "TRANSITIONS", "Delivery", "PeerState", "Serv
 
 log = logging.getLogger("martlet.server")
 
-REST_BYTES: Final = 65536  # a piece of what a peer could not take yet
-FAREWELL_S: Final = 5.0  # how long a peer that ends has to take what was sent to it
+REST_BYTES: Final = 65536  # size of the pieces of unsent output
+FAREWELL_S: Final = 5.0  # time limit for sending the rest of the output before a connection is closed
 
 
 class PeerState(IntEnum):
-    """The life of a peer. States only ever grow, so that ``state >= CLOSING`` covers all that follows."""
+    """The life cycle of a connection. The state never decreases, so ``state >= CLOSING`` includes all later states."""
 
     OPEN = 0  # requests are read and answered
-    READ_ENDED = 1  # no more is read: the client finished or broke the protocol; work under way is still answered
-    CLOSING = 2  # no more requests are handled; what was sent still leaves
-    LOST = 3  # nothing can be sent any more
-    CLOSED = 4  # everything is freed
+    READ_ENDED = 1  # reading has ended: the client finished or broke the protocol; current requests are still answered
+    CLOSING = 2  # no more requests are handled; queued output is still sent
+    LOST = 3  # nothing can be sent anymore
+    CLOSED = 4  # all resources are freed
 
 
 OPEN: Final = PeerState.OPEN
@@ -55,11 +55,11 @@ TRANSITIONS: Final[dict[PeerState, frozenset[PeerState]]] = {
 
 
 class Delivery(IntEnum):
-    """Whether the handler is to be asked for more to send (`Handler.collect`)."""
+    """Whether `Handler.collect` must be called."""
 
-    IDLE = 0  # nobody woke it
-    QUEUED = 1  # it was woken and has its place in the queue
-    NO_ROOM = 2  # it was woken; its turn comes once the peer has taken some of what waits
+    IDLE = 0  # not woken
+    QUEUED = 1  # woken, and in the queue
+    NO_ROOM = 2  # woken; it is queued once enough of its output has been sent
 
 
 IDLE: Final = Delivery.IDLE
@@ -75,7 +75,7 @@ DELIVERY_TRANSITIONS: Final[dict[Delivery, frozenset[Delivery]]] = {
 
 @final
 class _Ended:
-    """Stands in for the connection and the handler of a closed peer; does nothing."""
+    """Replaces the connection and the handler of a closed peer; does nothing."""
 
     buffered_bytes: int = 0
 
@@ -106,7 +106,7 @@ ENDED: Final = _Ended()
 
 @final
 class ServerPeer:
-    """One client (martlet.contracts.Peer)."""
+    """One client connection; implements `martlet.contracts.Peer`."""
 
     __slots__ = (
         "_batch",
@@ -167,19 +167,19 @@ class ServerPeer:
         self._batch: list[Buffer] = []  # sent by the handler in this round
         self._batch_bytes = 0
         self._hold_position = 0
-        # Each position in `_batch` from which on the answers depend on a log position, and that.
+        # Pairs of an index in `_batch` and the log position that the answers from there on depend on.
         self._holds: list[tuple[int, int]] = []
         self._held: deque[tuple[int, list[Buffer], int]] = deque()  # (log position, pieces, bytes)
         self.held_bytes = 0
-        self._out: list[Buffer] = []  # free to leave
+        self._out: list[Buffer] = []  # ready to send
         self.out_bytes = 0
-        self.draining = False  # a task waits until the transport takes more of `_out`
+        self.draining = False  # whether a task waits until the transport accepts more of `_out`
         self._progress: trio.Event | None = None
-        self._scopes: set[trio.CancelScope] = set()  # of slow work under way
-        self.rest: Awaitable[None] | None = None  # of a request that is not finished yet
+        self._scopes: set[trio.CancelScope] = set()  # of slow requests in progress
+        self.rest: Awaitable[None] | None = None  # the rest of an unfinished request
         self.rest_scope: trio.CancelScope | None = None
-        self.alarm = math.inf  # the deadline that is watched
-        self.incomplete = False  # whether it holds bytes of a request of which more is to come
+        self.alarm = math.inf  # the deadline being watched
+        self.incomplete = False  # whether it has received part of a request
         self.connection: Connection = protocol.connect(trio.current_time())
         self.handler: Handler = protocol.handle(self, self.connection)
 
@@ -188,7 +188,7 @@ class ServerPeer:
         self.state = state
 
     def set_delivery(self, delivery: Delivery) -> None:
-        """Go to the state *delivery*."""
+        """Change the delivery state to *delivery*."""
         assert delivery in DELIVERY_TRANSITIONS[self.delivery], f"{self.delivery!r} to {delivery!r}"
         self.delivery = delivery
 
@@ -220,7 +220,7 @@ class ServerPeer:
         limit = self._config.peer_tasks_max
         if len(self._scopes) >= limit:
             raise Refused(
-                Reason.BUSY, f"{limit} slow requests of this connection are under way; server.peer_tasks_max is {limit}"
+                Reason.BUSY, f"{limit} slow requests of this connection are running; server.peer_tasks_max is {limit}"
             )
         scope = trio.CancelScope()
         self._scopes.add(scope)
@@ -236,11 +236,11 @@ class ServerPeer:
         else:
             self._nursery.start_soon(self._close_when_idle)
 
-    # what may leave, and what has to wait
+    # output
 
     @property
     def over(self) -> bool:
-        """Whether no more requests should be read until some of the answers have left."""
+        """Whether to stop reading requests until some of the output has been sent."""
         waiting = self.out_bytes + self.held_bytes + self._batch_bytes
         config = self._config
         return waiting > config.unsent_bytes_max or (
@@ -249,17 +249,17 @@ class ServerPeer:
 
     @property
     def batch_bytes(self) -> int:
-        """How much was sent in this round."""
+        """The size of the answers of this round."""
         return self._batch_bytes
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to leave."""
+        """Whether there is no unsent output."""
         return not (self._out or self._held or self._batch or self.transport.pending())
 
     @property
     def hold_position(self) -> int:
-        """Up to where the log must be flushed before what was sent in this round may leave."""
+        """The log position that must be flushed before the answers of this round may be sent."""
         return self._hold_position
 
     @property
@@ -268,9 +268,9 @@ class ServerPeer:
         return self._held[0][0] if self._held else -1
 
     def queue_output(self, readable: int, committed: int) -> None:
-        """Close what was sent in this round into a unit that leaves or is held, and send what may leave.
+        """Queue the answers of this round, hold those that depend on the log, and send the others.
 
-        What waits for `NEXT_COMMIT` waits for *committed*, where the log ends now.
+        Answers that wait for `NEXT_COMMIT` wait for *committed*, the current end of the log.
         """
         self._touched = False
         if self.state is CLOSED:
@@ -300,7 +300,7 @@ class ServerPeer:
             self.push()
 
     def discard_batch(self) -> None:
-        """Forget what was sent in this round: what it says did not happen."""
+        """Drop the answers of this round, because the commit failed."""
         self._batch = []
         self._batch_bytes = 0
         self._holds.clear()
@@ -308,9 +308,9 @@ class ServerPeer:
         self._note_progress()
 
     def refuse_batch(self, written: int, refused: Refused) -> bool:
-        """Replace the answers of this round that say that something beyond *written* is stored.
+        """Replace the answers of this round that acknowledge records beyond *written* by refusals.
 
-        Returns False when the handler cannot say so.
+        Return False if the handler cannot do that.
         """
         batch = self._batch
         for index, position in self._holds:
@@ -324,7 +324,7 @@ class ServerPeer:
         return True
 
     def _let_out(self, pieces: list[Buffer]) -> None:
-        """Let *pieces* leave after what waits; behind a drain they are copied, for views would pin whole chunks."""
+        """Append *pieces* to the output; if a task is draining it, copy them, because views would pin whole pages."""
         self._out.extend(map(bytes, pieces) if self.draining else pieces)
 
     def _add_out(self, size: int) -> None:
@@ -336,7 +336,7 @@ class ServerPeer:
         self._pending.unsent_bytes += size
 
     def release(self, readable: int) -> bool:
-        """Send what waited for the log to be flushed up to *readable*; True when nothing is held any more."""
+        """Send the answers that waited for log positions up to *readable*; return True if none is held anymore."""
         held = self._held
         while held and held[0][0] <= readable:
             _, pieces, size = held.popleft()
@@ -350,7 +350,7 @@ class ServerPeer:
         return not held
 
     def push(self) -> None:
-        """Send what fits now; a task drains the rest."""
+        """Send as much as the transport accepts now; a task drains the rest."""
         if self.state >= LOST:
             return
         try:
@@ -369,20 +369,20 @@ class ServerPeer:
         self.drain()
 
     def _keep_rest(self, taken: int) -> None:
-        """Drop the first *taken* bytes of what waits; copy the rest, for views would pin whole chunks of the log."""
+        """Drop the first *taken* bytes of the output; copy the rest, because views would pin whole pages of the log."""
         rest: list[Buffer] = []
         for piece in self._out:
             size = len(piece)
             if taken >= size:
                 taken -= size
                 continue
-            # In short pieces, so that a send which takes some of a long one does not copy all the others again.
+            # Use short pieces, so that a partial send of one does not copy all the rest again.
             rest += [bytes(piece[at : at + REST_BYTES]) for at in range(taken, size, REST_BYTES)]
             taken = 0
         self._out = rest
 
     def drain(self) -> None:
-        """Have a task send what waits as the transport takes it."""
+        """Start a task that sends the output as the transport accepts it."""
         if not self.draining and self.state is not CLOSED:
             self.draining = True
             self._nursery.start_soon(self._drain)
@@ -405,17 +405,17 @@ class ServerPeer:
     # waiting
 
     async def wait_room(self) -> None:
-        """Return once enough of what waits has left, or the peer is lost."""
+        """Return once enough of the output has been sent, or the peer is lost."""
         while self.over and self.state < LOST:
             await self._wait_progress()
 
     async def wait_idle(self, *, slow_work: bool = False) -> None:
-        """Return once all that was sent has left, with *slow_work* also what is under way, or the peer is lost."""
+        """Return once all output has been sent, with *slow_work* also that of slow requests, or the peer is lost."""
         while self.state < LOST and (not self.idle or (slow_work and self._scopes)):
             await self._wait_progress()
 
     async def wait_farewell(self, *, slow_work: bool = False) -> None:
-        """As `wait_idle`, for a few seconds at most."""
+        """Like `wait_idle`, but for a few seconds at most."""
         with trio.move_on_after(FAREWELL_S):
             await self.wait_idle(slow_work=slow_work)
 
@@ -449,19 +449,19 @@ class ServerPeer:
         self.transport.close()
 
     def fail(self, error: Exception) -> None:
-        """Close after *error*, which is a defect of the protocol's code."""
-        log.error("%s %s closed; a defect", self.protocol.name, self.address, exc_info=error)
+        """Close the connection after *error*, a bug in the protocol's code."""
+        log.error("%s %s closed because of a bug", self.protocol.name, self.address, exc_info=error)
         self.close(f"{type(error).__name__}: {error}")
 
     def end_reading(self) -> None:
-        """Read no more; requests under way are still answered."""
+        """Stop reading; current requests are still answered."""
         if self.state is OPEN:
             self._become(READ_ENDED)
 
     def lose(self, error: Exception) -> None:
-        """Give up what waits: nothing can be sent any more, because of *error*."""
+        """Drop the output, because nothing can be sent anymore after *error*."""
         if not isinstance(error, OSError | trio.ClosedResourceError):
-            log.error("%s %s closed; a defect", self.protocol.name, self.address, exc_info=error)
+            log.error("%s %s closed because of a bug", self.protocol.name, self.address, exc_info=error)
         self.reason = self.reason or f"{type(error).__name__}: {error}"
         if self.state < LOST:
             self._become(LOST)
@@ -471,7 +471,7 @@ class ServerPeer:
             self.rest_scope.cancel()
 
     def end(self) -> None:
-        """Free everything; the transport closes and slow work is cancelled."""
+        """Free all resources: close the transport and cancel slow requests."""
         self._become(CLOSED)
         self.transport.close()
         self._pending.held.pop(self, None)
@@ -484,6 +484,6 @@ class ServerPeer:
             scope.cancel()
 
     def drop_handler(self) -> None:
-        """Drop the connection and the handler: both refer to this peer, and the cycle would keep all they hold."""
+        """Drop the connection and the handler: they refer to this peer, and the cycle would keep their memory alive."""
         self.connection = ENDED
         self.handler = ENDED

@@ -1,4 +1,4 @@
-"""What all peers together have left to do at the end of a round, and how much waits for them to take it."""
+"""The work that all peers together have to do at the end of a round, and the total of their unsent output."""
 
 from collections import deque
 from typing import Generic, TypeVar, final
@@ -14,9 +14,9 @@ T = TypeVar("T")
 class Pending(Generic[T]):
     """The work that `martlet.net.rounds.Rounds` does at the end of a round; *T* is a peer.
 
-    A round is what happens between two turns of the event loop: the requests of one or several socket reads, a
-    deadline, a notice of the disk. `in_round` says that the code that runs now will end the round itself. Work
-    that comes up at any other time, in a task of a plugin for example, sets `due`.
+    A round is the work between two turns of the event loop: the requests of one or several socket reads, a deadline,
+    or a completed flush. While `in_round` is set, the running code ends the round itself. Work that is added at other
+    times, for example in a task of a plugin, sets `due`.
     """
 
     __slots__ = (
@@ -43,19 +43,19 @@ class Pending(Generic[T]):
         self.bytes_out = 0
 
     def want_commit(self) -> None:
-        """Have the store commit at the end of this round."""
+        """Request a commit at the end of this round."""
         self.commit_wanted = True
         if not self.in_round:
             self.due.set()
 
     def touch(self, peer: T) -> None:
-        """Have the output of *peer* queued at the end of this round."""
+        """Request that the output of *peer* is queued at the end of this round."""
         self.touched.append(peer)
         if not self.in_round:
             self.due.set()
 
     def wake(self, peer: T) -> None:
-        """Have *peer* collect at the end of this round, or of one of the next."""
+        """Request a call of `Handler.collect` for *peer* at the end of this round or a later one."""
         self.woken.append(peer)
         if not self.in_round:
             self.due.set()

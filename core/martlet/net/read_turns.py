@@ -18,7 +18,7 @@ ENDS_A_TURN: Final = 2  # 0.1 ms each, 3 ms where 4,096 pulls of the peer wait
 
 @final
 class ReadTurns(trio.abc.Instrument):
-    """Lets *limit* callers of `wait` go on in each turn of the loop, while `run` runs."""
+    """Lets *limit* callers of `wait` continue in each turn of the event loop, while `run` runs."""
 
     def __init__(self, limit: int = READS_A_TURN) -> None:
         self._limit = limit
@@ -27,7 +27,7 @@ class ReadTurns(trio.abc.Instrument):
         self._crowded = trio.Event()
 
     def before_io_wait(self, timeout: float) -> None:
-        """A turn of the loop is over."""
+        """Handle the end of a turn of the event loop."""
         self._left = self._limit
 
     async def wait(self) -> None:
@@ -39,7 +39,7 @@ class ReadTurns(trio.abc.Instrument):
         await self._line.park()
 
     async def run(self) -> None:
-        """Let those who wait go on, until cancelled."""
+        """Let waiting callers continue, until cancelled."""
         trio.lowlevel.add_instrument(self)
         try:
             while True:

@@ -1,7 +1,7 @@
-"""Reading from peers: bytes to events, events to the handler, and the answers of a read in one round.
+"""Reads from connections: decodes bytes to events, passes events to the handler, and ends the round.
 
-A peer that does not read what we send it is not read from either, so what waits for it stays near
-`ServerConfig.unsent_bytes_max`.
+While a client does not read its answers, the server stops reading its requests, so that its unsent output stays
+near `ServerConfig.unsent_bytes_max`.
 """
 
 import logging
@@ -39,7 +39,7 @@ Authenticate: TypeAlias = Callable[[Credentials], Identity]
 
 @final
 class Reading:
-    """How far reading from one peer by the pump is."""
+    """The state of reading from one peer by the pump."""
 
     __slots__ = ("_fd", "_pump", "attention", "closed", "ended", "events", "first", "now", "peer", "plain", "received")
 
@@ -47,17 +47,17 @@ class Reading:
         self.peer = peer
         self._pump = pump
         self._fd = fd
-        self.attention = trio.Event()  # set when the peer's own task has to act
-        self.plain = False  # its first bytes were the protocol's own
-        self.first: bytes | None = None  # its first bytes, which were not
-        self.events: Iterator[Any] | None = None  # what is left of a read whose handling must wait
-        self.received = 0  # bytes of that read
-        self.now = 0.0  # its time
-        self.ended = False  # nothing more is to be read
+        self.attention = trio.Event()  # set when the peer's own task must act
+        self.plain = False  # whether the first bytes were the protocol's own
+        self.first: bytes | None = None  # the first bytes, if they were not
+        self.events: Iterator[Any] | None = None  # the remaining events of a read that must wait
+        self.received = 0  # size of that read
+        self.now = 0.0  # time of that read
+        self.ended = False  # the client has ended its side
         self.closed = False  # the socket was closed on our side
 
     async def wait_attention(self) -> None:
-        """Let the pump read until the peer's own task has to act."""
+        """Let the pump read until the peer's own task must act."""
         self.attention = trio.Event()
         self._pump.watch(self._fd, self)
         try:
@@ -71,14 +71,14 @@ class Reading:
         self.attention.set()
 
     def close(self) -> None:
-        """The socket is about to close."""
+        """Prepare for the closing of the socket."""
         self.closed = True
         self.stop()
 
 
 @final
 class Reader:
-    """Reads from every peer of a server."""
+    """Reads from all peers of a server."""
 
     def __init__(
         self, config: ServerConfig, rounds: Rounds, complaints: Complaints, authenticate: Authenticate
@@ -87,10 +87,10 @@ class Reader:
         self._authenticate = authenticate
         self._rounds = rounds
         self._complaints = complaints
-        # Answers of one read before we look whether the peer can take them.
+        # The size of answers after which the reader checks whether the peer accepts them.
         self._look_bytes = config.unsent_bytes_max // 8
-        self.pump: EventPump[Reading] | None = None  # while it runs
-        self.turns = ReadTurns()  # of peers that the pump does not read from
+        self.pump: EventPump[Reading] | None = None  # set while it runs
+        self.turns = ReadTurns()  # for peers that the pump does not read from
         self.deadlines = Deadlines(self._deadline_passed)
         self.incomplete: IncompleteRequests[ServerPeer] = IncompleteRequests(
             config.incomplete_total_bytes_max, config.incomplete_address_bytes_max
@@ -100,14 +100,14 @@ class Reader:
         self.bytes_in = 0
 
     async def read(self, peer: ServerPeer) -> None:
-        """Read until the client's side ends or something is wrong; an error ends this peer and nothing else."""
+        """Read until the client's side ends or an error occurs; an error closes only this connection."""
         try:
             await self._read(peer)
         except Exception as error:
             self._ended_by(peer, error)
 
     def _ended_by(self, peer: ServerPeer, error: Exception) -> None:
-        """Act on *error* of reading from *peer* or of handling what it sent."""
+        """Handle *error*, raised while reading from *peer* or handling its requests."""
         if isinstance(error, RemoteProtocolError):
             self.protocol_errors += 1
             peer.reason = str(error)
@@ -143,10 +143,10 @@ class Reader:
             if not data or peer.state >= CLOSING:
                 return
             await self._take(peer, data)
-            del data  # or every idle connection would keep what it said last
+            del data  # else every idle connection would keep its last bytes in memory
 
     async def _open(self, peer: ServerPeer, data: bytes) -> None:
-        """Look at the first bytes, *data*: TLS or not, and then WebSocket or the protocol itself."""
+        """Detect from the first bytes, *data*, whether the client speaks TLS, WebSocket or the protocol itself."""
         if not data:
             return
         context, websocket = peer.protocol.tls(), peer.protocol.websocket
@@ -155,28 +155,28 @@ class Reader:
             if websocket is None or not (data := await self._receive_some(peer)):
                 return
         elif peer.protocol.tls_required:
-            raise RemoteProtocolError("peer speaks plain text; this port takes TLS only")
+            raise RemoteProtocolError("client speaks plain text; this port requires TLS")
         if websocket is not None and data[0] == HTTP_GET:
             peer.transport = WebSocketTransport(peer.transport, websocket, data)
             return
         await self._take(peer, data)
 
     def _identify(self, peer: ServerPeer, certificate: Certificate) -> None:
-        """Set who *peer* is, from the certificate that TLS has verified."""
+        """Set the identity of *peer* from its certificate, which TLS has verified."""
         try:
             peer.identity = self._authenticate(certificate)
         except Refused as refused:
             raise RemoteProtocolError(f"certificate of {certificate.common_name!r} was refused; {refused}") from refused
 
     def _is_plain(self, peer: ServerPeer, data: bytes) -> bool:
-        """Whether *data*, the first bytes of *peer*, is neither TLS nor WebSocket, nor must be."""
+        """Return whether *data*, the first bytes of *peer*, needs neither TLS nor WebSocket."""
         protocol = peer.protocol
         if data[0] == TLS_HANDSHAKE and protocol.tls() is not None:
             return False
         return not protocol.tls_required and (protocol.websocket is None or data[0] != HTTP_GET)
 
     async def _receive_some(self, peer: ServerPeer) -> bytes:
-        """Return the next bytes that the transport has; empty at the end."""
+        """Return the next bytes from the transport; empty at the end."""
         while True:
             await peer.transport.wait_readable()
             await self.turns.wait()
@@ -189,7 +189,7 @@ class Reader:
     # reading by the pump
 
     async def run_pump(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Have the pump read from plain sockets; without epoll (macOS) every peer reads by itself."""
+        """Run the pump, which reads from plain sockets; without epoll (macOS) each peer has its own task."""
         if not hasattr(select, "epoll"):
             task_status.started()
             return
@@ -203,9 +203,9 @@ class Reader:
     async def _read_pumped(
         self, peer: ServerPeer, transport: SocketTransport, pump: "EventPump[Reading]"
     ) -> bytes | None:
-        """Let the pump read; this task takes over where something must be waited for, and at the end.
+        """Let the pump read; this task takes over when it is necessary to wait, and at the end.
 
-        Returns the first bytes when they are not the protocol's own, so that the pump cannot go on; None at the end.
+        Return the first bytes if they are not the protocol's own, so that the pump cannot continue; None at the end.
         """
         reading = Reading(peer, pump, transport.fileno())
         transport.on_close = reading.close
@@ -228,7 +228,7 @@ class Reader:
             transport.on_close = None
 
     def _read_now(self, reading: "Reading") -> None:
-        """Read once and handle what is complete, in a round of the pump."""
+        """Read once and handle complete requests, in a round of the pump."""
         peer = reading.peer
         try:
             data = peer.transport.receive(RECEIVE_BYTES)
@@ -260,12 +260,12 @@ class Reader:
             reading.events, reading.received, reading.now = events, len(data), now
 
     def _taken(self, peer: ServerPeer, received: int, now: float) -> None:
-        """Everything that was *received* is handled, or belongs to a request that is not complete."""
+        """Finish a read of *received* bytes, after all complete requests in it were handled."""
         self._note_incomplete(peer, received, now)
         self.deadlines.watch(peer)
 
     async def _take(self, peer: ServerPeer, data: bytes) -> None:
-        """Handle all that *data* completes, and let the answers leave together."""
+        """Handle all requests that *data* completes, and send their answers together."""
         now = trio.current_time()
         self.bytes_in += len(data)
         self._rounds.begin()
@@ -282,7 +282,7 @@ class Reader:
             await peer.wait_room()
 
     def _handle(self, peer: ServerPeer, events: Iterator[Any]) -> bool:
-        """Handle *events*; False when something must be waited for before the next one."""
+        """Handle *events*; return False if it is necessary to wait before the next one."""
         handle = peer.handler.handle
         for event in events:
             rest = handle(event)
@@ -296,7 +296,7 @@ class Reader:
         return True
 
     async def _go_on(self, peer: ServerPeer, events: Iterator[Any], received: int, now: float) -> None:
-        """Wait for the rest of a request or for room, and handle the remaining *events*, until there are none."""
+        """Wait for the rest of a request or for room in the output, and handle the remaining *events*."""
         done = False
         while not done:
             if peer.rest is not None:
@@ -313,7 +313,7 @@ class Reader:
                 self._rounds.end()
 
     async def _wait_rest(self, peer: ServerPeer) -> None:
-        """Wait for the rest of a request; earlier answers have left, later requests of this peer wait."""
+        """Wait for the rest of a request; earlier answers were sent, later requests of this peer wait."""
         rest, peer.rest = peer.rest, None
         assert rest is not None
         scope = peer.rest_scope = trio.CancelScope()
@@ -324,7 +324,7 @@ class Reader:
         peer.rest_scope = None
 
     def _note_incomplete(self, peer: ServerPeer, received: int, now: float) -> None:
-        """Account for what *peer* holds of requests that are not handled; over a limit the slowest peers are closed."""
+        """Update the incomplete bytes of *peer*; if a limit is exceeded, close the slowest peers."""
         size = peer.connection.buffered_bytes
         if not size and not peer.incomplete:
             return
@@ -335,14 +335,14 @@ class Reader:
             self._close_slow(peer)
 
     def _close_slow(self, peer: ServerPeer) -> None:
-        """Too much is held of incomplete requests, at the latest since *peer* sent more: the slowest of them end."""
+        """Close the connections with the oldest incomplete requests, because *peer* exceeded a limit."""
         requests, config = self.incomplete, self._config
         held, held_here = requests.total, requests.held_by(peer.origin)
         slow = requests.give_way(peer.origin)
         self.incomplete_closed += len(slow)
         self._complaints.warn(
-            "%d connections closed, the slowest in sending a request, %s first; incomplete requests held %d bytes "
-            "and those from the address of %s %d, server.incomplete_total_bytes_max is %d and "
+            "%d connections closed because they sent requests most slowly, %s first; incomplete requests used "
+            "%d bytes and those from the address of %s %d, server.incomplete_total_bytes_max is %d and "
             "server.incomplete_address_bytes_max %d",
             len(slow),
             slow[0].address,
@@ -353,11 +353,11 @@ class Reader:
             config.incomplete_address_bytes_max,
         )
         for each in slow:
-            each.lose(TimeoutError("it was among the slowest in sending a request when too many were incomplete"))
+            each.lose(TimeoutError("it sent its request too slowly when too many requests were incomplete"))
 
     def _deadline_passed(self, peer: ServerPeer, now: float) -> None:
-        """Have the connection of *peer* act on its deadline, if that has passed indeed."""
-        if peer.state >= CLOSING or peer.rest_scope is not None:  # after the rest of a request it is watched again
+        """Let the connection of *peer* handle its deadline, if that has really passed."""
+        if peer.state >= CLOSING or peer.rest_scope is not None:  # watched again after the rest
             return
         self._rounds.begin()
         try:
@@ -365,7 +365,7 @@ class Reader:
                 peer.connection.handle_timeout(now)
                 for event in peer.connection.events():
                     if peer.handler.handle(event) is not None:
-                        raise LocalProtocolError("an event that a timeout made must be handled at once")
+                        raise LocalProtocolError("an event of a timeout must be handled without waiting")
         except RemoteProtocolError as error:
             self.protocol_errors += 1
             peer.send(peer.connection.farewell(error))

@@ -27,36 +27,36 @@ log = logging.getLogger("martlet.server")
 COLLECTS_A_ROUND: Final = 64
 COLLECT_S: Final = 0.004  # a round that has collected for so long collects no more; one peer may take a few ms
 RELEASES_A_ROUND: Final = 128  # peers whose held answers leave; a send takes 10 to 20 us
-# While too much waits over all peers, one that reads well is given so much less at once, in case it stops reading.
+# While the total of unsent output is over its limit, each peer gets less at a time by this factor.
 COLLECT_LESS: Final = 16
-# Others may send a peer that is not read from any more so often its `unsent_bytes_max`; then it is given up.
+# A peer is closed when requests of others have queued this many times `unsent_bytes_max` for it.
 PUSHED_MOST: Final = 32
 
 
 class Log(TypingProtocol):
-    """What the server asks of the store."""
+    """The methods of the store that the server uses."""
 
     on_flushed: list[Callable[[], None]]
     on_commit_wanted: Callable[[], None] | None
 
     @property
     def readable(self) -> int:
-        """The log position up to which answers may leave."""
+        """The log position up to which answers may be sent."""
         ...
 
     @property
     def written(self) -> int:
-        """The log position up to which records were handed to the disk."""
+        """The log position up to which records were written."""
         ...
 
     def commit(self) -> None:
-        """Hand what was appended to the disk; raises `MartletError`, and then none of it is stored."""
+        """Write the appended records; if it raises `MartletError`, none of them is stored."""
         ...
 
 
 @final
 class Rounds:
-    """Ends rounds; `run` ends those that nobody else does."""
+    """Ends rounds; `run` ends those that no other code ends."""
 
     def __init__(
         self,
@@ -75,20 +75,20 @@ class Rounds:
 
     @property
     def readable(self) -> int:
-        """The log position up to which answers may leave."""
+        """The log position up to which answers may be sent."""
         return self._store.readable if self._store is not None else 0
 
     @property
     def committed(self) -> int:
-        """Where the log ends when all that was appended is committed; after every position while it is not."""
+        """The end of the log if all appended records are committed, else a value greater than every position."""
         return NEXT_COMMIT if self._store is None or self._pending.commit_wanted else self._store.written
 
     def begin(self) -> None:
-        """Begin a round that the caller ends, whatever happens, before it waits for anything."""
+        """Begin a round; the caller must end it, also after an error, before it waits for anything."""
         self._pending.in_round = True
 
     def end(self) -> None:
-        """Commit, let answers leave, and have woken peers collect, a bounded number of them."""
+        """Commit, send answers, and call `Handler.collect` of woken peers, a limited number of them."""
         pending = self._pending
         pending.in_round = True
         try:
@@ -104,7 +104,7 @@ class Rounds:
             pending.due.set()
 
     def _commit(self) -> None:
-        """Commit what was appended since the last commit; costs nothing when that is nothing."""
+        """Commit the records appended since the last commit, if there are any."""
         if self._store is None or not self._pending.commit_wanted:
             return
         self._pending.commit_wanted = False
@@ -114,19 +114,19 @@ class Rounds:
             self._drop_answers(self._store.written, error)
 
     def _drop_answers(self, written: int, error: MartletError) -> None:
-        """Refuse what the answers of this round say is stored beyond *written*, or close their peers."""
+        """Replace answers of this round that acknowledge records beyond *written*, or close their peers."""
         wrong = [peer for peer in self._pending.touched if peer.hold_position > written]
         for peer in wrong:
             if isinstance(error, Refused) and peer.refuse_batch(written, error):
                 continue
-            log.error("%s %s closed, its answers were dropped; %s", peer.protocol.name, peer.address, error)
+            log.error("%s %s closed and its answers dropped; %s", peer.protocol.name, peer.address, error)
             peer.discard_batch()
             peer.close(str(error))
         if not wrong:
-            log.error("messages that nobody waits for were not stored; %s", error)
+            log.error("messages without a waiting client were not stored; %s", error)
 
     def _queue_output(self) -> None:
-        """Let the answers of this round leave, or hold them."""
+        """Send the answers of this round, or hold them."""
         pending = self._pending
         limit = self._config.unsent_bytes_max
         while pending.touched:
@@ -140,15 +140,15 @@ class Rounds:
                     self._check_pushed(peer)
 
     def _check_pushed(self, peer: ServerPeer) -> None:
-        """Give up *peer* when others have sent it far too much: it had no room, so it was not read from."""
+        """Close *peer* if others have queued far too much output for it while it had no room."""
         waiting = peer.out_bytes + peer.held_bytes
         if waiting > PUSHED_MOST * self._config.unsent_bytes_max:
-            peer.lose(TimeoutError(f"{waiting} bytes wait for it and it does not read them"))
+            peer.lose(TimeoutError(f"{waiting} bytes are queued for it and it does not read them"))
 
     # delivery to peers that were woken
 
     def _collect_woken(self) -> None:
-        """Collect from woken peers, a bounded number at a time; one without room collects once it has some."""
+        """Call `Handler.collect` of woken peers, a limited number at a time; peers without room wait for it."""
         woken = self._pending.woken
         ends, collected = self._clock() + COLLECT_S, 0
         for _ in range(min(COLLECTS_A_ROUND, len(woken))):
@@ -181,7 +181,7 @@ class Rounds:
     # held answers
 
     def _flushed(self) -> None:
-        """The log is flushed further than before: what waited for that leaves now."""
+        """Send the answers that waited for the flush that has just completed."""
         pending = self._pending
         if pending.held:
             self._release()
@@ -208,7 +208,7 @@ class Rounds:
                 pending.held.pop(peer, None)
 
     async def run(self) -> None:
-        """End the rounds of what happens outside of socket reads, and those with too many woken peers for one."""
+        """End rounds of work outside of socket reads, and continue rounds with too many woken peers."""
         pending = self._pending
         while True:
             await pending.due.wait()

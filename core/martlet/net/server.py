@@ -1,8 +1,8 @@
-"""Listening sockets, and who may connect: accepts clients, and serves each until it is gone.
+"""Listens on sockets, accepts connections within limits, and serves each until it closes.
 
-The path of one socket read: the transport gives bytes, the connection makes events of them, the handler acts on
-each (`reader`); at the end of the round the store takes all that was appended in one write, and all answers of a peer
-leave in one send, or are held until the log is flushed (`rounds`, `peer`).
+The path of one socket read: the transport returns bytes, the connection decodes them to events, the handler handles
+each (`reader`). At the end of the round the store writes all appended records at once, and all answers of a peer are
+sent at once, or held until the log is flushed (`rounds`, `peer`).
 """
 
 import logging
@@ -37,7 +37,7 @@ ACCEPT_AGAIN_S: Final = 0.1
 
 @final
 class Server:
-    """Serves the protocols of plugins; owns every socket that others connect to."""
+    """Serves the protocols of plugins; owns all listening sockets and connections."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class Server:
     # start and stop
 
     def bind(self, protocol: Protocol) -> socket.socket:
-        """Return a socket that listens where *protocol* wants; its real address is passed to ``protocol.bound``.
+        """Return a listening socket for *protocol*, and call ``protocol.bound`` with its actual address.
 
         Raises:
-          ConfigError: the address is wrong, or in use.
+          ConfigError: the address is invalid or in use.
         """
         host, port = split_address(protocol.listen)
         try:
@@ -111,7 +111,7 @@ class Server:
             self.stop_accepting()
 
     def stop_accepting(self, listener: socket.socket | None = None) -> None:
-        """Close the listening sockets, or only *listener*; peers stay."""
+        """Close the listening sockets, or only *listener*; open connections are not affected."""
         for each in self._listeners if listener is None else [listener]:
             if each.fileno() >= 0:
                 trio.lowlevel.notify_closing(each)
@@ -119,12 +119,12 @@ class Server:
         self._listeners = [each for each in self._listeners if each.fileno() >= 0]
 
     async def wait_idle(self) -> None:
-        """Return when all that was answered has left; the caller bounds the wait."""
+        """Return when all output has been sent; the caller limits the wait."""
         for peer in list(self._peers):
             await peer.wait_idle()
 
     def close_peers(self, reason: str, protocol: Protocol | None = None) -> None:
-        """Close every peer, or those of *protocol*, after what was sent to it has left."""
+        """Close all peers, or those of *protocol*, after their output has been sent."""
         for peer in list(self._peers):
             if protocol is None or peer.protocol is protocol:
                 peer.close(reason)
@@ -145,7 +145,7 @@ class Server:
                 return
             except OSError as error:
                 if not failing:
-                    log.warning("%s cannot accept, tried again until it can; %s", protocol.name, error.strerror)
+                    log.warning("%s cannot accept connections, retrying; %s", protocol.name, error.strerror)
                 failing = True
                 await trio.sleep(ACCEPT_AGAIN_S)
 
@@ -157,34 +157,34 @@ class Server:
             return
         try:
             transport = SocketTransport(connected)
-        except OSError:  # it is gone already
+        except OSError:  # it has closed already
             connected.close()
             return
         self.serve(protocol, transport, address, host)
 
     def _make_room(self, address: str, origin: bytes) -> bool:
-        """Close a connection of an address that has very many for one of *origin*; False where that has as many."""
+        """Close a connection of the address with the most, to accept one of *origin*; False if that has as many."""
         limit = self.config.connections_max
         peer = self._origins.give_way(origin)
         if peer is None:
             self._turned_away += 1
-            text = "%s turned away; %d connections are open, server.connections_max is %d"
+            text = "%s rejected; %d connections are open, server.connections_max is %d"
             self._complaints.warn(text, address, len(self._peers), limit)
             return False
         self._gave_way += 1
         text = "%s %s closed for %s, whose address has fewer; server.connections_max is %d"
         self._complaints.warn(text, peer.protocol.name, peer.address, address, limit)
-        peer.lose(TimeoutError("its address has the most connections, and another needed one"))
+        peer.lose(TimeoutError("its address has the most connections, and another address needed one"))
         return True
 
     def serve(self, protocol: Protocol, transport: Transport, address: str, host: bytes) -> None:
-        """Serve one peer over *transport* until it goes."""
+        """Serve one connection over *transport* until it closes."""
         assert self._nursery is not None
         self._accepted += 1
         try:
             peer = ServerPeer(protocol, transport, address, host, self.pending, self.config, self._nursery)
         except Exception:
-            log.exception("%s %s closed; a defect", protocol.name, address)
+            log.exception("%s %s closed because of a bug", protocol.name, address)
             transport.close()
             return
         self._peers[peer] = None
@@ -193,7 +193,7 @@ class Server:
         self._nursery.start_soon(self._live, peer)
 
     async def _live(self, peer: ServerPeer) -> None:
-        """Everything one peer does, from its first byte to its end."""
+        """Run one connection from its first byte to its end."""
         try:
             await self._reader.read(peer)
             await self._ends.wait()
@@ -201,7 +201,7 @@ class Server:
             await self._end(peer)
 
     async def _end(self, peer: ServerPeer) -> None:
-        """Let the last answers leave, then free everything of *peer*."""
+        """Send the last answers, then free the resources of *peer*."""
         peer.end_reading()
         half_closed = peer.state is READ_ENDED
         try:
@@ -214,13 +214,13 @@ class Server:
             peer.end()
             self._tell_closed(peer)
             peer.drop_handler()
-            log.debug("%s left %s; %s", peer.address, peer.protocol.name, peer.reason or "its side closed")
+            log.debug("%s disconnected from %s; %s", peer.address, peer.protocol.name, peer.reason or "client closed")
 
     def _tell_closed(self, peer: ServerPeer) -> None:
         try:
             peer.handler.closed(peer.reason)
         except Exception:
-            log.exception("%s %s did not end well; a defect", peer.protocol.name, peer.address)
+            log.exception("%s %s failed while closing because of a bug", peer.protocol.name, peer.address)
 
     def statistics(self) -> dict[str, object]:
         reader, incomplete = self._reader, self._reader.incomplete

@@ -1,4 +1,4 @@
-"""TLS contexts: of a plugin's port, made of the configured files and made again when told to; and of a client."""
+"""TLS contexts for ports of plugins, created from configured files and reloadable, and for clients."""
 
 import logging
 import ssl
@@ -12,7 +12,7 @@ log = logging.getLogger("martlet.tls")
 
 
 class TlsConfig(Protocol):
-    """The four keys that a plugin's configuration record needs for `Tls`."""
+    """The four keys that a plugin's configuration must have for `Tls`."""
 
     @property
     def tls(self) -> Literal["disabled", "permissive", "enforcing"]: ...
@@ -26,9 +26,9 @@ class TlsConfig(Protocol):
 
 @final
 class Tls:
-    """The TLS settings of a port, from the four keys of its section; *section* is that section's name in errors.
+    """The TLS settings of a port, from the four keys of configuration section *section*.
 
-    A reload that fails keeps the old certificates.
+    If a reload fails, the old certificates stay in use.
     """
 
     def __init__(self, config: TlsConfig, section: str) -> None:
@@ -37,20 +37,20 @@ class Tls:
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the context for a new peer, None if the port has no TLS."""
+        """Return the context for a new connection, None if the port has no TLS."""
         return self._context
 
     @property
     def required(self) -> bool:
-        """Whether plain text is refused."""
+        """Return whether plain text is refused."""
         return self._config.tls == "enforcing"
 
     def reload(self) -> None:
-        """Read the files again, for peers that connect from now on."""
+        """Reload the files, for new connections."""
         try:
             self._context = self._load()
         except ConfigError as error:
-            log.error("TLS certificates are not reloaded, the old ones stay in force; %s", error)
+            log.error("TLS certificates cannot be reloaded, keeping the old ones; %s", error)
 
     def _load(self) -> ssl.SSLContext | None:
         config = self._config
@@ -59,13 +59,13 @@ class Tls:
         if not config.tls_cert:
             if config.tls == "enforcing":
                 raise ConfigError(
-                    f"{self._section}.tls is 'enforcing' and {self._section}.tls_cert is empty; name a certificate"
+                    f"{self._section}.tls is 'enforcing' and {self._section}.tls_cert is empty; name a certificate file"
                 )
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            # An encrypted key is refused: OpenSSL would ask for its pass phrase on the terminal, and wait.
+            # Refuse an encrypted key: OpenSSL would ask for its pass phrase on the terminal, and wait.
             context.load_cert_chain(config.tls_cert, config.tls_key or None, lambda: "")
         except (OSError, ssl.SSLError) as error:
             text = f"{self._section}.tls_cert {config.tls_cert!r} with tls_key {config.tls_key!r} cannot be used"
@@ -81,13 +81,13 @@ class Tls:
 
 
 def client_context(ca: str = "", cert: str = "", key: str = "", *, verify: bool = True) -> ssl.SSLContext:
-    """Return the context of a client: trusts *ca*, the system's authorities if empty, and presents *cert*.
+    """Return a client context that trusts *ca* (the system's authorities if empty) and presents *cert*.
 
     Raises:
-      ConfigError: a file cannot be used.
+      ConfigError: a file is missing or invalid.
     """
     if key and not cert:
-        raise ConfigError(f"TLS key {key!r} has no certificate; name its certificate as well")
+        raise ConfigError(f"TLS key {key!r} has no certificate; set its certificate as well")
     context = ssl.create_default_context()
     if ca:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -109,7 +109,7 @@ def client_context(ca: str = "", cert: str = "", key: str = "", *, verify: bool 
 
 
 def _reason(error: OSError) -> str:
-    """What OpenSSL or the system says, without numbers."""
+    """Return the reason from OpenSSL or the system, without numbers."""
     if isinstance(error, ssl.SSLError):
-        return f"not PEM, or not what belongs together ({error.reason or error})"
+        return f"not PEM, or certificate and key do not match ({error.reason or error})"
     return error.strerror or str(error)

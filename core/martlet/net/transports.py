@@ -1,8 +1,7 @@
-"""What carries a peer's bytes: a socket, or TLS over one. A simulation brings its own.
+"""Transports carry the bytes of a connection: a socket, or TLS over one. A simulation has its own.
 
-Nothing here waits but `wait_readable` and `wait_writable`; `receive` and `send` do what
-can be done at once. So one readiness notice, one receive and one send serve a whole
-batch of requests.
+Only `wait_readable` and `wait_writable` wait; `receive` and `send` do what is possible
+without waiting. So a whole batch of requests needs one wait, one receive and one send.
 """
 
 import socket
@@ -22,18 +21,18 @@ TLS_BYTES_AT_ONCE: Final = 262144
 
 
 class Transport(Protocol):
-    """Bytes to and from one peer."""
+    """Carries the bytes of one connection."""
 
     def receive(self, limit: int) -> bytes | None:
-        """Return up to *limit* bytes that are here, empty at the end, None when there are none now."""
+        """Return up to *limit* available bytes, empty at the end, None if none are available now."""
         ...
 
     def send(self, pieces: list[Buffer]) -> int:
-        """Send what fits now and return how many bytes of *pieces* that was. Raises `OSError`."""
+        """Send as much of *pieces* as possible now; return the number of bytes. Raises `OSError`."""
         ...
 
     def pending(self) -> bool:
-        """Whether taken bytes still wait inside for room."""
+        """Return whether accepted bytes are still buffered inside."""
         ...
 
     async def wait_readable(self) -> None: ...
@@ -57,7 +56,7 @@ class SocketTransport:
         self.on_close: Callable[[], None] | None = None
 
     def fileno(self) -> int:
-        """The descriptor of the socket, -1 when it is closed."""
+        """Return the file descriptor of the socket, -1 if it is closed."""
         return self._socket.fileno()
 
     def receive(self, limit: int) -> bytes | None:
@@ -101,10 +100,10 @@ class SocketTransport:
 
 @final
 class TlsTransport:
-    """TLS spoken over another transport; *first* is what was read before TLS was noticed.
+    """TLS over another transport; *first* is the bytes that were read to detect TLS.
 
-    Once the handshake is over, before anything is received, *verified* is called with the client's certificate if it
-    sent one.
+    After the handshake, before the first bytes are received, *verified* is called with the client's certificate, if
+    it sent one.
     """
 
     __slots__ = ("_incoming", "_inner", "_object", "_outgoing", "_ready", "_shaken", "_unsent", "_verified")
@@ -120,7 +119,7 @@ class TlsTransport:
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._unsent = b""
         self._shaken = False
-        self._ready: trio.Event | None = None  # somebody waits for the end of the handshake
+        self._ready: trio.Event | None = None  # set while a task waits for the end of the handshake
 
     def receive(self, limit: int) -> bytes | None:
         if not self._incoming.pending:
@@ -172,7 +171,7 @@ class TlsTransport:
         return taken
 
     def _flush(self) -> bool:
-        """Pass encrypted bytes on; True when none are left."""
+        """Send encrypted bytes; return True if none are left."""
         if self._outgoing.pending:
             self._unsent += self._outgoing.read()
         if self._unsent:
@@ -190,7 +189,7 @@ class TlsTransport:
         if self._shaken or self._unsent:
             await self._inner.wait_writable()
             return
-        # The socket has room, but nothing of ours can leave before the handshake is over.
+        # The socket is writable, but no application data can be sent before the handshake is over.
         if self._ready is None:
             self._ready = trio.Event()
         await self._ready.wait()
@@ -206,7 +205,7 @@ class TlsTransport:
 
 
 def _certificate(fields: dict[str, Any], der: bytes) -> Certificate:
-    """What `ssl.SSLObject.getpeercert` returned, as credentials."""
+    """Convert the result of `ssl.SSLObject.getpeercert` to credentials."""
     subject = dict(pair for pairs in fields.get("subject", ()) for pair in pairs)
     names = tuple(name for kind, name in fields.get("subjectAltName", ()) if kind == "DNS")
     return Certificate(subject.get("commonName", ""), names, der)

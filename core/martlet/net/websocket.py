@@ -1,8 +1,8 @@
-"""WebSocket (RFC 6455), server side, as a byte stream over another transport, plain or TLS.
+"""The server side of WebSocket (RFC 6455) as a byte stream over another transport, plain or TLS.
 
-Messages have no meaning here: the payloads of all binary frames, whole or in fragments, are one stream of bytes, which
-is what MQTT over WebSocket asks for (MQTT 5 section 6). Payload is passed on as it arrives, so a frame of any length
-takes no memory; the HTTP request is bounded, control frames have 125 bytes at most.
+Message boundaries are ignored: the payloads of all binary frames form one byte stream, as MQTT over WebSocket requires
+(MQTT 5 section 6). Payload is passed on as it arrives, so even a long frame takes no memory. The HTTP request is
+limited in size, and control frames have 125 bytes at most.
 """
 
 import contextlib
@@ -32,20 +32,20 @@ __all__ = ["HTTP_GET", "WebSocketTransport"]
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
-# Makes frames. What `Connection` sends depends on what was received: after a close frame it takes no more data, though
-# requests before it are still to be answered.
+# Encodes frames. `Connection` cannot be used for that: after it has received a close frame it sends no more data,
+# although earlier requests must still be answered.
 FRAMES: Final = FrameProtocol(client=False, extensions=[])
 HTTP_GET: Final = 0x47  # the G of GET
 HEAD_END: Final = b"\r\n\r\n"
 HEAD_BYTES_MAX: Final = 16384  # of the HTTP request; h11's own limit
-PAYLOAD_BYTES: Final = 262144  # of one frame that we send
-RECEIVE_BYTES: Final = 4096  # parsed at once: may be hundreds of tiny frames, of about 8 us each
-UNSENT_PONG_BYTES_MAX: Final = 4096  # while more waits, pings are not answered (RFC 6455 5.5.3 allows that)
+PAYLOAD_BYTES: Final = 262144  # largest payload of a frame that we send
+RECEIVE_BYTES: Final = 4096  # parsed at once: this can be hundreds of tiny frames, of about 8 us each
+UNSENT_PONG_BYTES_MAX: Final = 4096  # above, pings are not answered (RFC 6455 5.5.3 allows that)
 
 
 @final
 class WebSocketTransport:
-    """A WebSocket over *inner*; *first* is what was read before it was noticed."""
+    """A WebSocket over *inner*; *first* is the bytes that were read to detect it."""
 
     __slots__ = (
         "_close_frame",
@@ -67,14 +67,14 @@ class WebSocketTransport:
         self._settings = settings
         self._head = b""
         self._unparsed = first
-        self._frames: Connection | None = None  # once the handshake is over
-        self._payload = b""  # received along with the handshake
+        self._frames: Connection | None = None  # set after the handshake
+        self._payload = b""  # received together with the handshake
         self._unsent = b""
-        self._ended = False  # nothing more is received
-        self._failure = ""  # why, if that is the client's fault
-        self._closed = False  # nothing more is sent
-        self._close_frame = b""  # answers what the client ended with; the last thing to leave
-        self._opened: trio.Event | None = None  # somebody waits for the end of the handshake
+        self._ended = False  # receiving has ended
+        self._failure = ""  # the reason, if it is the client's fault
+        self._closed = False  # sending has ended
+        self._close_frame = b""  # the last frame to send
+        self._opened: trio.Event | None = None  # set while a task waits for the end of the handshake
 
     # receiving
 
@@ -100,7 +100,7 @@ class WebSocketTransport:
         return payload or self._nothing()
 
     def _nothing(self) -> bytes | None:
-        """Return None, or empty at the end of the stream. Raises `RemoteProtocolError` if the client broke it off."""
+        """Return None, or empty at the end of the stream. Raises `RemoteProtocolError` if the client aborted it."""
         if self._failure:
             raise RemoteProtocolError(self._failure)
         return b"" if self._ended else None
@@ -113,7 +113,7 @@ class WebSocketTransport:
             self._reject(f"an HTTP request of more than {HEAD_BYTES_MAX} bytes", 431)
 
     def _shake_hands(self) -> None:
-        """Answer the HTTP request; what came after it is frames already."""
+        """Answer the HTTP request; the bytes after it are frames."""
         head, end, rest = self._head.partition(HEAD_END)
         self._head = b""
         handshake = H11Handshake(ConnectionType.SERVER)
@@ -152,7 +152,7 @@ class WebSocketTransport:
                 self._receive_frames(self._frames, rest)
 
     def _reject(self, why: str, status: int, headers: Headers = ()) -> None:
-        """Refuse the handshake; the connection ends after that."""
+        """Refuse the handshake and end the connection."""
         self._unsent += _response(status, headers)
         self._closed = self._ended = True
         self._failure = f"WebSocket handshake refused: {why}"
@@ -170,19 +170,19 @@ class WebSocketTransport:
                 if len(self._unsent) < UNSENT_PONG_BYTES_MAX:
                     self._unsent += FRAMES.pong(event.payload)
             elif isinstance(event, CloseConnection):
-                # Without a frame of the client's it is wsproto's word for what it could not parse.
+                # A close event without a frame from the client is wsproto's report of a parse error.
                 broken = frames.state is ConnectionState.OPEN
                 why = f"broke the WebSocket protocol: {event.reason}" if broken else ""
                 self._end(event.code, event.reason or "", why)
                 break
             elif isinstance(event, TextMessage):
-                why = "sent a text frame; this protocol takes binary frames only"
-                self._end(CloseReason.UNSUPPORTED_DATA, "text frames are not taken", why)
+                why = "sent a text frame; this protocol accepts only binary frames"
+                self._end(CloseReason.UNSUPPORTED_DATA, "text frames are not accepted", why)
                 break
         self._payload += b"".join(parts)
 
     def _end(self, code: int, reason: str, failure: str) -> None:
-        """Receive no more. What was received before is still answered; the close frame leaves in `close`."""
+        """Stop receiving. Earlier requests are still answered; `close` sends the close frame."""
         self._ended = True
         self._close_frame = bytes(FRAMES.close(code, reason))
         self._failure = f"peer {failure}" if failure else ""
@@ -201,7 +201,7 @@ class WebSocketTransport:
         return taken
 
     def _flush(self) -> bool:
-        """Pass on what is framed; True when nothing is left."""
+        """Send encoded frames; return True if none are left."""
         if self._unsent:
             self._unsent = self._unsent[self._inner.send([self._unsent]) :]
         return not self._unsent
@@ -219,7 +219,7 @@ class WebSocketTransport:
         if self._frames is not None or self._unsent or self._closed:
             await self._inner.wait_writable()
             return
-        # The socket has room, but nothing of ours can leave before the handshake is over.
+        # The socket is writable, but no application data can be sent before the handshake is over.
         if self._opened is None:
             self._opened = trio.Event()
         await self._opened.wait()
@@ -240,7 +240,7 @@ class WebSocketTransport:
 
 
 def _head_of(pieces: Sequence[Buffer]) -> tuple[bytes, int]:
-    """As many of *pieces* as make a frame, joined, and how many bytes these are."""
+    """Return as many of *pieces* as fit into one frame, joined, and their size."""
     chosen: list[Buffer] = []
     size = 0
     for piece in pieces:
@@ -252,7 +252,7 @@ def _head_of(pieces: Sequence[Buffer]) -> tuple[bytes, int]:
 
 
 def _response(status: int, headers: Headers) -> bytes:
-    """An HTTP response without a body."""
+    """Return an HTTP response without a body."""
     fixed = [(b"Connection", b"close"), (b"Content-Length", b"0")]
     lines = [b"HTTP/1.1 %d " % status, *(b"%s: %s" % header for header in (*headers, *fixed))]
     return b"\r\n".join(lines) + HEAD_END

@@ -67,7 +67,7 @@ class Hooks:
 
     @hookspec
     def martlet_authenticators(self, broker: "Broker") -> Sequence[Authenticator]:
-        """Return functions that say who a client is; the first opinion of all plugins decides."""
+        """Return functions that identify clients; the first opinion of all plugins decides."""
         return ()
 
     @hookspec
@@ -87,7 +87,7 @@ class Hooks:
 
     @hookspec
     def martlet_dispatchers(self) -> Mapping[str, Dispatcher]:
-        """Return by topic what supplies the codes of its consume-queue entries; called before the store is opened."""
+        """Return by topic the functions that compute codes of queue entries; called before the store is opened."""
         return {}
 
     @hookspec
@@ -102,11 +102,11 @@ class Hooks:
 
     @hookspec
     def martlet_reload(self) -> None:
-        """Read again what may change while the broker runs, such as certificates; called on SIGHUP."""
+        """Reload what may change while the broker runs, such as certificates; called on SIGHUP."""
 
     @hookspec
     def martlet_stopping(self) -> None:
-        """Tell connected peers that the broker stops; called when its ports are closed."""
+        """Tell connected clients that the broker stops; called after its ports are closed."""
 
 
 HOOKS = tuple(name for name in vars(Hooks) if name.startswith("martlet_"))

@@ -1,10 +1,9 @@
-"""Load plugins by name, keep their order, and resolve their hooks.
+"""Loads plugins by name, in the order of the configuration, and calls their hooks.
 
-The only caller of pluggy. A plugin is found by its entry point in the group
-``martlet.plugins``; only what the configuration enables is imported. A plugin that
-raises, or hangs, when it is imported or in a cold hook ends the start of the broker with
-its name and the reason. One that fails later, in a projection, is taken out as a whole
-and the others go on, unless it decides who may do what, or the configuration requires it.
+The only user of pluggy. A plugin is found by its entry point in the group ``martlet.plugins``; only enabled plugins are
+imported. If a plugin raises or hangs during its import or in a cold hook, the broker does not start and names the
+plugin and the reason. If one fails later, in a projection, it is removed as a whole and the others continue, unless it
+guards access or is required by the configuration.
 """
 
 import logging
@@ -43,7 +42,7 @@ GROUP: Final = "martlet.plugins"
 HOOK_TIMEOUT_S: Final = 10.0
 # A large library on a cold, busy disk takes some seconds to import.
 IMPORT_TIMEOUT_S: Final = 30.0
-# Without these a broker would let in whom it should not.
+# Without these hooks a broker would admit clients that it must not.
 GUARDS: Final = frozenset({"martlet_authenticators", "martlet_authorizers"})
 
 T = TypeVar("T")
@@ -51,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One loaded plugin; ``hooks`` are the names of those that it overrides."""
+    """One loaded plugin; ``hooks`` are the names of the hooks that it overrides."""
 
     name: str
     distribution: str
@@ -64,7 +63,7 @@ def available() -> dict[str, EntryPoint]:
 
 
 class _Pluggy(pluggy.PluginManager):
-    """pluggy where a method is an implementation when it overrides `Hooks`."""
+    """A pluggy manager for which a method that overrides one of `Hooks` is an implementation."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         if name.startswith("martlet_") and getattr(type(plugin), name, None) is not getattr(Hooks, name, None):
@@ -82,10 +81,10 @@ class Plugins:
         self._pluggy.add_hookspecs(Hooks)
         self._loaded: dict[str, Plugin] = {}
         self.failed: dict[str, str] = {}
-        self.reloaded: list[Callable[[], None]] = []  # called once all plugins were told to reload
+        self.reloaded: list[Callable[[], None]] = []  # called after all plugins have reloaded
 
     def add(self, name: str, plugin: Hooks, distribution: str = "") -> None:
-        """Take *plugin* in under *name*.
+        """Add *plugin* under *name*.
 
         Raises:
           PluginError: it overrides a hook that does not exist, or with other arguments.
@@ -112,7 +111,7 @@ class Plugins:
         """Return (plugin, result) of *hook* for every plugin that overrides it.
 
         Raises:
-          PluginError: a plugin failed, or hangs; the text names it.
+          PluginError: a plugin failed or hung; the text names it.
         """
         results: list[tuple[str, Any]] = []
         for name in list(self._loaded):
@@ -127,9 +126,9 @@ class Plugins:
         return results
 
     async def tell(self, hook: str, timeout_s: float = HOOK_TIMEOUT_S) -> None:
-        """Call *hook*, which returns nothing, of all plugins at once while the broker runs.
+        """Call *hook*, which returns nothing, of all plugins concurrently while the broker runs.
 
-        Who fails, or hangs for *timeout_s*, is named and stays, and keeps no other from being told.
+        If one fails, or hangs for *timeout_s*, that is logged with its name; it does not affect the others.
         """
         async with trio.open_nursery() as nursery:
             for name in list(self._loaded):
@@ -144,14 +143,14 @@ class Plugins:
             log.error("plugin %r failed in %s; %s: %s", name, hook, type(error).__name__, error)
 
     def take_out(self, name: str) -> bool:
-        """Forget plugin *name*; return whether it guards access."""
+        """Remove plugin *name*; return whether it guards access."""
         guards = GUARDS.intersection(self._loaded[name].hooks)
         self._pluggy.unregister(name=name)
         del self._loaded[name]
         return bool(guards)
 
     def leave_out(self, name: str, what: str, error: Exception, *, guards: bool = False) -> None:
-        """Go on without plugin *name*, which failed while the broker runs.
+        """Continue without plugin *name*, which failed while the broker runs.
 
         Raises:
           PluginError: it guards access, or the configuration requires it.
@@ -162,23 +161,23 @@ class Plugins:
             raise PluginError(f"{text}; it guards access, so the broker does not run without it") from error
         if name in self._required:
             raise PluginError(f"{text}; plugins.required names it, so the broker does not run without it") from error
-        log.error("%s; it is left out, the others go on", text)
+        log.error("%s; the plugin is removed, the others continue", text)
 
 
 def _told(error: Exception) -> str:
-    """What *error* says; our own errors say it without their type."""
+    """Return the text of *error*; with its type unless it is one of our own errors."""
     return str(error) if isinstance(error, MartletError) else f"{type(error).__name__}: {error}"
 
 
 async def _bounded(function: Callable[..., T], values: list[object], timeout_s: float = HOOK_TIMEOUT_S) -> T:
-    """Call *function* in a thread, and give up waiting when it hangs."""
+    """Call *function* in a thread, and stop waiting for it if it hangs."""
     with trio.move_on_after(timeout_s):
         return await trio.to_thread.run_sync(function, *values, abandon_on_cancel=True)
     raise PluginError(f"it did not return within {timeout_s:g} s")
 
 
 def guarded_authenticator(plugin: str, authenticator: Authenticator) -> Authenticator:
-    """Return *authenticator* so that a failure, or a wrong result, is a refusal that names the plugin."""
+    """Return *authenticator* wrapped so that an error or an invalid result becomes a refusal that names the plugin."""
 
     def ask(credentials: Credentials) -> Identity | None:
         try:
@@ -193,7 +192,7 @@ def guarded_authenticator(plugin: str, authenticator: Authenticator) -> Authenti
 
 
 def guarded_authorizer(plugin: str, authorizer: Authorizer) -> Authorizer:
-    """Return *authorizer* so that a failure, or a wrong result, is a refusal that names the plugin."""
+    """Return *authorizer* wrapped so that an error or an invalid result becomes a refusal that names the plugin."""
 
     def ask(identity: Identity, action: str, name: str) -> bool | None:
         try:
@@ -218,9 +217,9 @@ def _guard_failed(plugin: str, what: str, error: Exception) -> Refused:
 
 
 def guarded_filter(plugin: str, language: str, compile_expression: Compile) -> Compile:
-    """Return *compile_expression* so that what it or a predicate of its raises is refused, and names the plugin.
+    """Return *compile_expression* wrapped so that errors of it and its predicates are refusals that name the plugin.
 
-    The log is told once for each expression that was compiled.
+    Each compiled expression is logged once at most.
     """
 
     def failed(error: Exception) -> Refused:

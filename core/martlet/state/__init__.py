@@ -1,4 +1,4 @@
-"""State that is computed from the log: projections, their snapshots and their replay."""
+"""State computed from the log: projections, their snapshots and their replay."""
 
 from martlet.state.pages import Pages
 from martlet.state.projection import NOTHING, Projection

@@ -1,10 +1,9 @@
-"""A plugin's own notes, in the log beside the messages they belong to.
+"""Journals: a plugin's own notes, stored in the log together with the messages that they belong to.
 
-A note is a few bytes that mean something to the plugin alone: a session began, a message was handed out, a packet id
-is free again. Notes are collected and become a record of each commit, after the messages of that commit; a long one is
-split. The records go to an internal topic, one for each journal. Whoever follows that topic and those of the messages
-sees both in the order of the log, live and in a replay; a plugin changes its state only then, not when it writes the
-note.
+A note is a few bytes with a meaning for the plugin only: a session began, a message was delivered, a packet id is
+free again. The notes of a commit become one record after the messages of that commit, in an internal topic of the
+journal. A projection that follows this topic and those of the messages sees both in log order, live and in a replay.
+The plugin changes its state only then, not when it writes the note.
 
 Body of a record: a msgpack array of byte strings.
 """
@@ -25,43 +24,43 @@ __all__ = ["NEXT_COMMIT", "Journal", "read_notes"]
 PREFIX: Final = OWN_PREFIX + "journal."
 _NAME: Final = re.compile(r"[a-z0-9_-]{1,64}")
 NOTE_BYTES_MAX: Final = 65_536
-# Notes that are collected before they become a record, commit or not. A projection applies a record in one piece:
-# 300 to 400 notes, which take it 1 to 2 ms.
+# Notes are collected up to this size before they become a record, with or without a commit. A projection applies a
+# record in one piece: 300 to 400 notes take 1 to 2 ms.
 RECORD_BYTES: Final = 8_192
 # The length of a byte string in msgpack.
 LENGTH_BYTES: Final = 5
-# After every position: an answer that is held until it leaves once all of this round is durable.
+# Greater than every position: an answer held until this is sent once everything of this round is durable.
 NEXT_COMMIT: Final = 2**62
 
 
 @final
 class Journal:
-    """The notes of one plugin; made by `Broker.journal`.
+    """The notes of one plugin; created by `Broker.journal`.
 
-    Its ``topic`` is what a projection follows. No client can read or write it. Its records go with their
-    segments, like all others: what is still needed has to be noted again before.
+    A projection follows its ``topic``, which clients can neither read nor write. Retention removes its records with
+    their segments; the plugin must note again what it still needs.
     """
 
     __slots__ = ("_bytes", "_notes", "_record_bytes", "_store", "note_bytes_max", "topic")
 
     def __init__(self, store: Store, name: str) -> None:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"journal {name!r} is no name; it has 1 to 64 of a-z, 0-9, _ and -")
+            raise ValueError(f"journal name {name!r} is invalid; use 1 to 64 of a-z, 0-9, _ and -")
         self.topic = PREFIX + name
         self._store = store
         self._notes: list[bytes] = []
         self._bytes = 0
-        # A record must fit into a segment, however small tests make that.
+        # A record must fit into a segment, which can be very small in tests.
         self._record_bytes = min(RECORD_BYTES, store.config.segment_bytes // 4)
         self.note_bytes_max = min(NOTE_BYTES_MAX, store.config.segment_bytes // 4)
 
     def note(self, data: bytes) -> int:
-        """Add *data* to the commit under way, after all notes before; return what to pass to `Peer.hold_until`.
+        """Add *data* to the current commit, after all earlier notes; return a position for `Peer.hold_until`.
 
-        Nothing is stored when that commit fails; the server then closes the peers whose answers were held.
+        If that commit fails, nothing is stored, and the server closes the connections whose answers were held.
 
         Raises:
-          Refused: the note is too large (Reason.ILLEGAL), or the store takes no writes just now.
+          Refused: the note is too large (Reason.ILLEGAL), or the store accepts no writes at the moment.
           StoreFailed: the disk failed.
         """
         size = len(data) + LENGTH_BYTES
@@ -75,10 +74,10 @@ class Journal:
         return NEXT_COMMIT
 
     def write(self) -> None:
-        """Append what was noted since the last record; every commit does this by itself.
+        """Append the notes since the last record; every commit does this automatically.
 
         Raises:
-          Refused: the store takes no writes just now; the notes are dropped, and the commit under way fails.
+          Refused: the store accepts no writes at the moment; the notes are dropped and the current commit fails.
           StoreFailed: the disk failed.
         """
         if not self._notes:
@@ -91,10 +90,10 @@ class Journal:
             raise
 
     def records_of(self, notes: Iterable[bytes]) -> list[Message]:
-        """Return the messages that hold *notes*, to be appended with others in an atomic group.
+        """Return messages with *notes*, to append them with others in an atomic group.
 
         Raises:
-          Refused: a note is too large (Reason.ILLEGAL), or the store takes no writes just now.
+          Refused: a note is too large (Reason.ILLEGAL), or the store accepts no writes at the moment.
         """
         records: list[list[bytes]] = []
         room = 0
@@ -113,7 +112,7 @@ class Journal:
 
     def _check(self, note: bytes) -> None:
         if len(note) > self.note_bytes_max:
-            raise Refused(Reason.ILLEGAL, f"the note has {len(note)} bytes; the most is {self.note_bytes_max}")
+            raise Refused(Reason.ILLEGAL, f"note has {len(note)} bytes; the maximum is {self.note_bytes_max}")
         self._store.admission.check()
 
 

@@ -1,10 +1,9 @@
-"""Reads the records of several queues in log order: a merge of their consume queues by position.
+"""Reads the records of several queues in log order, by merging their consume queues by position.
 
-A record that several of them index, because some are light queues, comes once.
+A record that several of these queues index (light queues do) is returned once.
 
-Entries and records that are in memory are read at once; whatever the disk might have to be waited for is read in a
-worker thread. Of a queue so many entries are read ahead at a time that a queue with few records is not read over and
-over while another has many.
+Entries and records in memory are read directly; everything that may have to come from disk is read in a worker
+thread. Entries are read ahead, more of them from queues with many records, so that each read of a file is worth it.
 """
 
 import heapq
@@ -24,17 +23,17 @@ from martlet.store.queues import BlockDamaged
 
 __all__ = ["Cursor", "LogOrder"]
 
-# Entries that are read ahead: of all queues together, and of one at least.
+# Entries to read ahead: of all queues together, and the minimum of one queue.
 AHEAD: Final = 65_536
 AHEAD_LEAST: Final = 16
-# Entries that are merged at a time, for one run after the other: to look at 8,192 queues takes 5 ms.
+# Entries to merge at once, for several runs in a row: a pass over 8,192 queues takes 5 ms.
 MERGED: Final = 2048
-# Records of one run, and their bytes; a run has one record at least. So a run takes a projection 1 to 2 ms.
+# Limits of one run, in records and in bytes; it has at least one record. A projection applies it in 1 to 2 ms.
 RUN_RECORDS: Final = 256
 RUN_BYTES: Final = 256 * 1024
-# A byte of a journal counts so often: its records are all notes, each as much work as a message.
+# Each byte of a journal counts this many times: its records are all notes, and each note costs as much as a message.
 JOURNAL_BYTE: Final = 32
-# Records so close to each other are read in one go.
+# Records at most this far apart are read together.
 GAP_BYTES: Final = 4096
 
 # Position, size, and the number of the cursor.
@@ -44,10 +43,10 @@ Run = list[RecordView]
 
 @final
 class Cursor:
-    """How far one queue has been read.
+    """The read position in one queue.
 
-    ``offset`` is the next one to return, ``ahead`` has entries from there on, and ``position`` is what the entry before
-    ``offset`` says, -1 for none.
+    ``offset`` is the next one to return, ``ahead`` has the entries from there on, and ``position`` is the log position
+    in the entry before ``offset``, -1 if there is none.
     """
 
     __slots__ = ("ahead", "byte", "end", "number", "offset", "position", "queue")
@@ -59,7 +58,7 @@ class Cursor:
         self.offset = queue.first_offset
         self.position = -1
         self.ahead: list[Entry] = []
-        # Behind the newest readable record, as of the last look.
+        # The offset after the newest readable record, at the last check.
         self.end = 0
 
     @property
@@ -77,8 +76,8 @@ class Cursor:
 class LogOrder:
     """The readable records of a set of queues, merged by log position.
 
-    `next_run_nowait` and `next_run` each return the records that follow, and move on. ``position``, ``size`` and
-    ``crc`` (of its first `HEAD_BYTES`) are those of the newest record that was returned.
+    `next_run_nowait` and `next_run` return the next records and advance. ``position``, ``size`` and ``crc`` (of its
+    first `HEAD_BYTES`) are those of the last returned record.
     """
 
     __slots__ = (
@@ -97,13 +96,13 @@ class LogOrder:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.cursors: dict[int, Cursor] = {}
-        # Of these there may be something to return.
+        # Cursors that may have records to return.
         self.behind: dict[int, Cursor] = {}
         self._numbers: dict[Queue, int] = {}
         self._next_number = 0
-        # The next entries of all queues in log order; none of them comes behind one that is not loaded yet.
+        # The next entries of all queues in log order; all earlier entries are loaded.
         self._merged: deque[Entry] = deque()
-        # A thread reads for `next_run`.
+        # Whether a thread is reading for `next_run`.
         self.busy = False
         self.position = self.size = self.crc = 0
 
@@ -122,12 +121,12 @@ class LogOrder:
         self.behind[number] = self.cursors[number]
 
     def remove_topic(self, topic: str) -> None:
-        """Follow the queues of *topic* no longer."""
+        """Stop following the queues of *topic*."""
         for queue in [queue for queue in self._numbers if queue.topic == topic]:
             self._remove(queue)
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """Stop following all queues."""
         for queue in list(self._numbers):
             self._remove(queue)
 
@@ -141,15 +140,15 @@ class LogOrder:
 
     @property
     def at_end(self) -> bool:
-        """Whether every readable record was returned."""
+        """Return whether every readable record was returned."""
         return all(cursor.offset >= self.store.end_offset(cursor.queue) for cursor in self.behind.values())
 
     def passed(self, end: int) -> bool:
-        """Whether no record before log position *end* is left to return."""
+        """Return whether all records before log position *end* were returned."""
         return not self.busy and (self.position + self.size >= end or self.at_end)
 
     def next_run_nowait(self) -> Run | None:
-        """Return the next records, empty at the end; None where the disk might have to be waited for."""
+        """Return the next records, empty at the end; None if they may have to be read from disk."""
         if self.busy or not self._look():
             return None
         taken = self._take()
@@ -159,7 +158,7 @@ class LogOrder:
         return run
 
     async def next_run(self) -> Run:
-        """As `next_run_nowait`, reading in a worker thread what is not at hand."""
+        """Like `next_run_nowait`, but read from disk in a worker thread if necessary."""
         self.busy = True
         try:
             while not self._look():
@@ -174,7 +173,7 @@ class LogOrder:
         return run
 
     def next_run_blocking(self) -> Run:
-        """As `next_run_nowait`, blocking; for the end of a broker."""
+        """Like `next_run_nowait`, but read from disk, blocking; for shutdown."""
         while not self._look():
             try:
                 self._load_far(self._wanted())
@@ -196,7 +195,7 @@ class LogOrder:
     # ---- entries
 
     def _look(self) -> bool:
-        """Find how far the queues go, and take the entries that are in memory; False where some are in files only."""
+        """Update the ends of the queues and take the entries in memory; return False if some are only in files."""
         if self._merged:
             return True
         store, limit, is_loaded = self.store, self._limit(), True
@@ -205,7 +204,7 @@ class LogOrder:
             cursor.end = store.end_offset(queue)
             if not cursor.ahead:
                 if cursor.offset < queue.first_offset:
-                    cursor.offset = queue.first_offset  # retention removed what was before
+                    cursor.offset = queue.first_offset  # retention removed the entries before
                 if cursor.offset >= cursor.end:
                     del self.behind[cursor.number]
                     continue
@@ -220,7 +219,7 @@ class LogOrder:
         return is_loaded
 
     def _merge(self) -> None:
-        """Put the next entries in order, up to where the first of the queues is not loaded any further."""
+        """Merge the next entries, up to the last loaded entry of any queue that has more."""
         waiting = [cursor for cursor in self.behind.values() if cursor.ahead]
         horizon = min((c.ahead[-1][0] for c in waiting if c.loaded < c.end), default=1 << 63)
         entries = islice(heapq.merge(*[cursor.ahead for cursor in waiting]), MERGED)
@@ -230,7 +229,7 @@ class LogOrder:
         return max(AHEAD // max(len(self.behind), 1), AHEAD_LEAST)
 
     def _wanted(self) -> list[tuple[Cursor, int]]:
-        """The cursors whose next entries are in files only, each with the offset behind the last one wanted."""
+        """Return the cursors whose next entries are only in files, each with the offset up to which to read."""
         limit = self._limit()
         return [
             (cursor, min(cursor.offset + limit, cursor.queue.tail_offset, cursor.end))
@@ -239,12 +238,12 @@ class LogOrder:
         ]
 
     def _load_far(self, wanted: Iterable[tuple[Cursor, int]]) -> None:
-        """Read entries from files; a thread calls it. Raises `BlockDamaged`."""
+        """Read entries from files; runs in a thread. Raises `BlockDamaged`."""
         for cursor, end in wanted:
             while cursor.loaded < end:
                 data = self.store.queues.saved_entries(cursor.queue, cursor.loaded, end - cursor.loaded)
                 if not data:
-                    # Their file is gone, for retention or by hand: there is nothing to return.
+                    # Retention or a person removed their file: there is nothing to return.
                     if not cursor.ahead:
                         cursor.offset = end
                     break
@@ -261,7 +260,7 @@ class LogOrder:
         return found
 
     def _advance(self, taken: list[Entry], run: Run) -> None:
-        """Move the cursors behind *taken*, whose records are *run*."""
+        """Advance the cursors past *taken*, whose records are *run*."""
         merged = self._merged
         if merged and taken and merged[0] is taken[0]:  # else a topic was deleted while a thread read
             for _ in taken:
@@ -271,7 +270,7 @@ class LogOrder:
         for number, count in Counter(entry[2] for entry in taken).items():
             cursor = self.cursors.get(number)
             if cursor is None:
-                gone = True  # its topic was deleted while a thread read
+                gone = True  # its topic was deleted while a thread was reading
                 continue
             del cursor.ahead[:count]
             cursor.offset += count
@@ -287,7 +286,7 @@ class LogOrder:
     # ---- records
 
     def _read_near(self, taken: list[Entry]) -> Run | None:
-        """The records of *taken* that are there; None where one is not in memory."""
+        """Return the existing records of *taken*; None if one is not in memory."""
         chunks, verify = self.store.chunks, self.store.config.verify_reads
         run: Run = []
         chunk: Chunk | None = None
@@ -317,7 +316,7 @@ class LogOrder:
         return run
 
     def _read_far(self, taken: list[Entry]) -> Run:
-        """As `_read_near`, from files; a thread calls it."""
+        """Like `_read_near`, but from files; runs in a thread."""
         run: Run = []
         begin = self.store.first_position
         # By position: a light queue may index the record of another.
@@ -338,7 +337,7 @@ class LogOrder:
         return self.position if self.size else -1
 
     def _read_range(self, start: int, end: int) -> bytes:
-        """The bytes of the log from *start* to *end*, which may be in several segments."""
+        """Return the bytes of the log from *start* to *end*, which may span several segments."""
         segments = self.store.segments
         parts: list[bytes] = []
         while start < end and (part := segments.read(start, end - start)):
@@ -357,7 +356,7 @@ class LogOrder:
 
 
 def _neighbours(entries: list[Entry]) -> list[list[Entry]]:
-    """Split *entries*, which are in log order, where the log has other records between them."""
+    """Split *entries*, which are in log order, at gaps with other records."""
     found: list[list[Entry]] = []
     end = -GAP_BYTES - 1
     for entry in entries:

@@ -1,7 +1,7 @@
-"""What a projection is: state that is computed from records of the log and can be computed again.
+"""The interface of a projection: state that is computed from records of the log and can be recomputed at any time.
 
-The core drives it (`martlet.state.projections`): it restores the newest usable snapshot, replays the records after it,
-and from then on applies records as they become readable, always in log order.
+The core drives it (`martlet.state.projections`): it restores the newest valid snapshot, replays the records after it,
+and then applies records as they become readable, always in log order.
 """
 
 from collections.abc import Sequence
@@ -19,51 +19,51 @@ NOTHING: Final = 1 << 62
 class Projection(Protocol):
     """State computed from the records of some topics, in log order.
 
-    The state changes in `apply`, `forget` and `restore` only, and depends on nothing but their arguments: neither the
-    clock nor chance. So a replay always leads to the same state. All methods are called on the event loop.
+    The state changes only in `apply`, `forget` and `restore`, and depends only on their arguments, not on the clock or
+    on random numbers. So a replay always leads to the same state. All methods are called on the event loop.
     """
 
-    name: str  # of its file, ``config/<name>.snapshot``
-    topics: frozenset[str]  # the topics it follows; with another set a snapshot is not used
+    name: str  # the name of its file, ``config/<name>.snapshot``
+    topics: frozenset[str]  # the topics it follows; a snapshot with another set is not used
 
     def apply(self, records: Sequence[RecordView]) -> None:
-        """Take the next *records* of the followed topics, in log order, each exactly once.
+        """Apply the next *records* of the followed topics; called in log order, exactly once for each record.
 
-        A view is good until this returns; copy what the state keeps. Must take less than a millisecond or so.
+        A view is valid until this returns; copy what the state keeps. Must take less than about a millisecond.
         """
         ...
 
     def freeze(self) -> Steps[Sequence[bytes]]:
-        """Render the present state in slices; the result is the pieces of the snapshot (`martlet.state.pack_rows`).
+        """Render the current state in slices; the result is the pieces of the snapshot (`martlet.state.pack_rows`).
 
-        The call and the first slice run on the event loop, take less than a millisecond together, and copy what may
-        change. `martlet.state.Pages` is a table that need not be copied; a `dict` of 50,000 entries takes a
-        millisecond. The other slices run in a worker thread, each for about
-        a millisecond: the event loop runs only between them, as C code such as msgpack's keeps the interpreter's lock.
+        The call and the first slice run on the event loop. Together they must take less than a millisecond and copy
+        everything that can change: a `dict` of 50,000 entries takes a millisecond, and `martlet.state.Pages` is a
+        table that need not be copied. The other slices run in a worker thread and should take about a millisecond
+        each: C code such as msgpack's holds the interpreter's lock, so the event loop runs only between slices.
         """
         ...
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
-        """Replace the state by that of *data*, which `freeze` rendered, in slices; empty bytes mean the empty state.
+        """Replace the state with *data*, rendered by `freeze`, in slices; empty bytes mean the empty state.
 
-        What came from records before *first_position*, where the log begins now, is dropped.
+        Drop everything that came from records before *first_position*, where the log begins now.
 
         Raises:
-          StoreError: *data* is of another format. The projection is then restored from an older snapshot, or empty.
+          StoreError: *data* has another format. The projection is then restored from an older snapshot, or empty.
         """
         ...
 
     def forget(self, topic: str) -> None:
-        """Drop what came from records of *topic*, which was deleted. Must take less than a millisecond or so."""
+        """Drop everything that came from records of the deleted *topic*. Must take less than about a millisecond."""
         ...
 
     def floor(self) -> int:
-        """The position of the oldest record that the state still needs in the log; `NOTHING` if it needs none."""
+        """Return the position of the oldest record that the state still needs; `NOTHING` if it needs none."""
         ...
 
     def roll(self, start: int, end: int) -> Steps[None]:
-        """Append again what is needed of the records from position *start* to *end*, in slices; they are removed next.
+        """Append again what is still needed of the records from *start* to *end*, before they are removed. In slices.
 
-        What was appended is made durable before the records go. They go even if `floor` still says otherwise.
+        The records are removed once the appended ones are durable, regardless of what `floor` then returns.
         """
         ...

@@ -1,7 +1,7 @@
-"""Drives projections: restores and replays them at startup, applies what becomes readable, saves snapshots.
+"""Drives projections: restores and replays them at startup, applies new records, saves snapshots.
 
-A snapshot is only a short cut: without one, or with one that does not fit the log, a projection is computed from the
-whole log. So whatever happens to the file changes nothing but the time that a start takes.
+A snapshot is only an optimization: without one, or with one that does not match the log, a projection is computed
+from the whole log. So a lost or damaged file only makes the start slower.
 """
 
 import logging
@@ -25,24 +25,24 @@ __all__ = ["Projections"]
 
 log = logging.getLogger("martlet.state")
 
-# A snapshot is due after so many bytes of followed records, and after so many times its own size.
+# A snapshot is due after this many bytes of followed records, but at least this many times its own size.
 SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
 SNAPSHOT_TIMES: Final = 4
-# After a snapshot could not be written.
+# Pause after a failed write of a snapshot.
 RETRY_S: Final = 60.0
-# Between two lines in the log about a replay.
+# Time between log lines during a replay.
 PROGRESS_S: Final = 5.0
-# Runs that are applied as soon as they are readable, of all projections together, and one of each at least.
+# Runs that are applied as soon as they are readable: of all projections together, but at least one of each.
 RUNS_AT_ONCE: Final = 4
-# So often a damaged block is rebuilt before a start gives up.
+# A start gives up after rebuilding a damaged block this often.
 REPAIRS: Final = 3
-# So often `roll` is tried again after it was refused, before the records go all the same.
+# A refused `roll` is retried this often before the records are removed anyway.
 ROLL_TRIES: Final = 10
 
 
 @final
 class Driven:
-    """One projection and how far it is."""
+    """One projection and its progress."""
 
     __slots__ = ("failed", "followed_bytes", "order", "plugin", "projection", "retry_at", "saved_bytes", "topics")
 
@@ -51,7 +51,7 @@ class Driven:
         self.projection = projection
         self.topics = sorted(projection.topics)
         self.order = order
-        # Bytes of records that were applied since the newest snapshot, and the bytes of that one; -1 for none.
+        # Bytes of records applied since the newest snapshot, and the size of that snapshot; -1 if there is none.
         self.followed_bytes = 0
         self.saved_bytes = -1
         self.retry_at = 0.0
@@ -66,7 +66,7 @@ class Driven:
         return f"config/{self.name}.snapshot"
 
     def snapshot(self) -> tuple[int, Steps[list[bytes]]]:
-        """Freeze the projection; return the position up to which it goes, and what renders its file."""
+        """Freeze the projection; return the position up to which it is complete, and slices that render its file."""
         order = self.order
         rows = begin(self.projection.freeze())
         reached = [(each.queue, each.offset, each.position) for each in order.cursors.values()]
@@ -84,8 +84,8 @@ class Driven:
 class Projections:
     """All projections of a broker.
 
-    `add` them, `replay` before anyone connects, `run` while the broker does, `save` at the end. A projection that
-    raises in `apply` is never called again; `on_failed` is told its plugin and why.
+    Call `add` for each, `replay` before ports open, `run` while the broker runs, and `save` at the end. A projection
+    that raises in `apply` is never called again; `on_failed` is called with its plugin and the error.
     """
 
     def __init__(self, store: Store, turns: Turns, *, snapshot_bytes: int = SNAPSHOT_BYTES) -> None:
@@ -96,7 +96,7 @@ class Projections:
         self._driven: list[Driven] = []
         self._work = trio.Event()
         self._due = trio.Event()
-        # Retention may remove what is before this position; 0 until the replay is over.
+        # Retention may remove records before this position; 0 until the replay is over.
         self.released = 0
         self._roll_tries = 0
         self._replayed = False
@@ -105,14 +105,14 @@ class Projections:
         return len(self._driven)
 
     def add(self, plugin: str, projection: Projection) -> None:
-        """Drive *projection* of *plugin* from the next `replay` on.
+        """Drive *projection* of *plugin*, beginning with `replay`.
 
         Raises:
-          PluginError: another projection has its name.
+          PluginError: another projection has the same name.
         """
         for driven in self._driven:
             if driven.name == projection.name:
-                text = f"plugin {driven.plugin!r} has one of that name"
+                text = f"plugin {driven.plugin!r} has one with this name"
                 raise PluginError(f"projection {projection.name!r} of plugin {plugin!r} cannot be added; {text}")
         self._driven.append(Driven(plugin, projection, LogOrder(self._store)))
 
@@ -155,7 +155,7 @@ class Projections:
             yield from list(self._store.queues.topics.get(topic, {}).values())
 
     def _check_fits(self, driven: Driven, snapshot: Snapshot) -> None:
-        """Raise `StoreError` unless *snapshot* was made from this log, which still has the newest record in it."""
+        """Raise `StoreError` unless *snapshot* was made from this log and its newest record still exists."""
         store = self._store
         if snapshot.topics != driven.topics:
             raise StoreError(f"it follows topics {snapshot.topics}; the projection follows {driven.topics}")
@@ -169,10 +169,10 @@ class Projections:
             raise StoreError(f"it was made from another log; the record at position {snapshot.position} differs")
 
     async def _deleted_topics(self, snapshot: Snapshot) -> set[str]:
-        """The topics whose queues are not those that *snapshot* was made from: they were deleted since.
+        """Return the topics that were deleted after *snapshot*: their queues are not those that it was made from.
 
         Raises:
-          StoreError: a queue has older records than such a topic can have; its files are not what they were.
+          StoreError: a queue has older records than a recreated topic can have; its files were replaced.
         """
         deleted: set[str] = set()
         for mark in snapshot.marks:
@@ -185,14 +185,14 @@ class Projections:
         return deleted
 
     async def _fits(self, queue: Queue, mark: Mark) -> bool:
-        """Whether *queue* is the one that *mark* is about."""
+        """Return whether *queue* is the one that *mark* describes."""
         if queue.next_offset < mark.offset:
             return False
-        removed = mark.offset <= queue.first_offset  # by retention, unless it is empty
+        removed = mark.offset <= queue.first_offset  # by retention, or the queue is empty
         return removed or await self._position_at(queue, mark.offset - 1) == mark.position
 
     async def _position_at(self, queue: Queue, offset: int) -> int:
-        """What the entry of *offset* says of the position; -1 where there is none."""
+        """Return the log position in the entry at *offset*; -1 if there is none."""
         if offset >= queue.next_offset:
             return -1
         for _ in range(REPAIRS):
@@ -206,7 +206,7 @@ class Projections:
         raise StoreError(f"consume queue {queue.topic}/{queue.queue_id} is damaged again after each rebuild")
 
     def _continue_from(self, driven: Driven, snapshot: Snapshot, deleted: set[str]) -> None:
-        """Put the cursors where *snapshot* ends, and forget the topics *deleted* since."""
+        """Set the cursors to the end of *snapshot*, and forget the topics *deleted* since."""
         for topic in sorted(deleted):
             driven.projection.forget(topic)
         order = driven.order
@@ -219,7 +219,7 @@ class Projections:
                 cursor.offset, cursor.position = max(mark.offset, queue.first_offset), mark.position
 
     async def _catch_up(self, driven: Driven) -> None:
-        """Apply every readable record; says now and then how far it is."""
+        """Apply every readable record; log the progress from time to time."""
         order, store = driven.order, self._store
         begin, count = max(order.position + order.size, store.first_position), 0
         said_at = trio.current_time()
@@ -243,7 +243,7 @@ class Projections:
             self._apply_some(driven, max(RUNS_AT_ONCE // len(behind), 1))
 
     def _apply_some(self, driven: Driven, runs: int) -> None:
-        """Apply what is in memory of the next *runs*; `run` does the rest."""
+        """Apply up to *runs* runs of records that are in memory; `run` does the rest."""
         for _ in range(runs):
             run = driven.order.next_run_nowait()
             if run is None:
@@ -292,7 +292,7 @@ class Projections:
         return not driven.failed and driven.followed_bytes >= due_bytes and trio.current_time() >= driven.retry_at
 
     async def run(self) -> None:
-        """Apply what could not be applied when it became readable, and save snapshots; until cancelled."""
+        """Apply records that must be read from disk, and save snapshots; until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._apply_rest)
             nursery.start_soon(self._save_due)
@@ -317,24 +317,24 @@ class Projections:
                     await self._save(driven)
 
     async def _save(self, driven: Driven) -> None:
-        """Write a snapshot of now; one that cannot be written is tried again later."""
+        """Write a snapshot of the current state; retry later if that fails."""
         store = self._store
-        followed_bytes = driven.followed_bytes  # what is applied while it is written belongs to the next
+        followed_bytes = driven.followed_bytes  # records applied during the write belong to the next snapshot
         try:
             position, content = driven.snapshot()
             pieces = await store.disk.off_loop(partial(finish_off_loop, content))
-            # What is not durable could be lost, and other records could come in its place.
+            # Records that are not durable could be lost and replaced by others.
             await store.flusher.wait_durable(position)
             await store.disk.off_loop(partial(store.write_file, driven.path, *pieces))
         except Exception as error:
-            log.error("%s cannot be written, tried again later; %s", driven.path, error)
+            log.error("%s cannot be written, retrying later; %s", driven.path, error)
             driven.retry_at = trio.current_time() + RETRY_S
             return
         driven.saved_bytes = sum(map(len, pieces))
         driven.followed_bytes -= followed_bytes
 
     def save(self) -> None:
-        """Apply what is left and write every snapshot that is not of now; for the end of a broker, blocking."""
+        """Apply the remaining records and write every outdated snapshot, blocking; for shutdown."""
         store = self._store
         if store.failed is not None or not self._replayed:
             return
@@ -342,7 +342,7 @@ class Projections:
             store.commit()
             store.flusher.flush_now()
         except (Refused, OSError) as error:
-            log.warning("no snapshots are written, so that the next start takes longer; %s", error)
+            log.warning("snapshots cannot be written, so the next start takes longer; %s", error)
             return
         for driven in self._driven:
             while not driven.failed and not driven.order.at_end:
@@ -353,16 +353,16 @@ class Projections:
                 pieces = finish_now(driven.snapshot()[1])
                 store.write_file(driven.path, *pieces)
             except Exception as error:
-                log.error("%s cannot be written, so that the next start takes longer; %s", driven.path, error)
+                log.error("%s cannot be written, so the next start takes longer; %s", driven.path, error)
                 continue
             driven.saved_bytes, driven.followed_bytes = sum(map(len, pieces)), 0
 
     # ---- retention
 
     async def release(self, end: int) -> None:
-        """Have what projections need of the records before *end* appended again; then they may be removed.
+        """Have projections append again what they need of the records before *end*, so that these can be removed.
 
-        A projection whose `roll` is refused, for a full disk, is asked again at the next `ROLL_TRIES` removals.
+        If `roll` is refused because the disk is full, it is retried at the next `ROLL_TRIES` removals.
         """
         live = [driven for driven in self._driven if not driven.failed]
         if not self._replayed or end <= self.released or not all(driven.order.passed(end) for driven in live):
@@ -378,15 +378,19 @@ class Projections:
             self._roll_tries += 1
             if self._roll_tries <= ROLL_TRIES:
                 log.warning(
-                    "records from position %d to %d stay for now; a projection needs them; %s", start, end, error
+                    "records from position %d to %d are kept for now, because a projection needs them; %s",
+                    start,
+                    end,
+                    error,
                 )
                 return
-            log.error("records from position %d to %d go though a projection needs them; %s", start, end, error)
+            text = "removing records from position %d to %d although a projection needs them; %s"
+            log.error(text, start, end, error)
         self._roll_tries = 0
         self.released = end
 
     def statistics(self) -> dict[str, object]:
-        """Of each projection: where it is, the bytes of its snapshot, those that came since, and whether it failed."""
+        """Return per projection: position, size of its snapshot, bytes applied since, and whether it failed."""
         return {
             driven.name: {
                 "position": driven.order.position + driven.order.size,

@@ -1,7 +1,7 @@
-"""The usual content of a snapshot: the number of its format, then one msgpack object for each entry of the state.
+"""The usual content of a snapshot: a format number, then one msgpack object for each row of the state.
 
-Objects of their own, because msgpack packs and unpacks one object in one piece: an array of 100,000 rows
-would keep the event loop, or the lock of the interpreter, for 100 ms.
+They are separate objects because msgpack packs and unpacks an object in one piece: an array of 100,000 rows would
+block the event loop, or hold the interpreter's lock, for 100 ms.
 """
 
 from collections.abc import Generator, Iterable
@@ -18,7 +18,7 @@ BYTES_OF_A_STEP: Final = 256
 
 
 def pack_rows(version: int, rows: Iterable[object]) -> Steps[list[bytes]]:
-    """Return the pieces of a snapshot of *rows* in format *version*; the first slice does not touch *rows* yet."""
+    """Return the pieces of a snapshot of *rows* in format *version*; the first slice does not read *rows*."""
     yield
     pace = Pace()
     lines: list[bytes] = [msgpack.packb(version)]
@@ -35,10 +35,10 @@ def pack_rows(version: int, rows: Iterable[object]) -> Steps[list[bytes]]:
 
 
 def unpack_rows(version: int, data: bytes) -> Generator[Any]:
-    """Yield the rows of a snapshot in format *version*, arrays as lists; none where *data* is empty.
+    """Yield the rows of a snapshot in format *version*, arrays as lists; nothing if *data* is empty.
 
     Raises:
-      StoreError: *data* is of another format, or not such a snapshot.
+      StoreError: *data* has another format, or is not such a snapshot.
     """
     if not data:
         return

@@ -1,8 +1,8 @@
-"""The file of a projection's snapshot: which records it contains, and the bytes that the projection rendered.
+"""The file format of snapshots: a header that tells which records are included, and the projection's own bytes.
 
-``magic, CRC-32 of the rest, bytes of the header, header in msgpack, rendered state``. It is good for the log that it
-was made from and for no other: the header has the CRC of the head of the newest record in it, and of each queue the
-next offset and the position of the newest entry.
+Layout: ``magic, CRC-32 of the rest, size of the header, header in msgpack, rendered state``. A snapshot is valid only
+for the log that it was made from. To verify that, the header has the CRC of the head of the newest record, and for
+each queue the next offset and the position of the newest entry.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ __all__ = ["Mark", "Snapshot", "decode_snapshot", "encode_snapshot"]
 
 MAGIC: Final = b"MARTSNAP"
 FORMAT: Final = 1
-HEAD: Final = Struct(">8sII")  # magic, CRC of everything behind it, bytes of the header
+HEAD: Final = Struct(">8sII")  # magic, CRC of everything after it, size of the header
 CRC_FROM: Final = 12
 BYTES_OF_A_SLICE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a queue was applied: its next offset, and the log position of the entry before that, -1 for none."""
+    """The progress in a queue: its next offset, and the log position of the entry before that, -1 if there is none."""
 
     topic: str
     queue_id: int
@@ -37,7 +37,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything up to and with the record at ``position``, of ``size`` bytes with ``crc`` of its head; 0 for none."""
+    """All records up to the one at ``position``, with ``size`` and the ``crc`` of its head; 0 if there is none."""
 
     topics: list[str]
     position: int
@@ -48,12 +48,12 @@ class Snapshot:
 
     @property
     def end(self) -> int:
-        """The log position behind the newest record in it."""
+        """The log position after the newest included record."""
         return self.position + self.size
 
 
 def encode_snapshot(name: str, snapshot: Snapshot, pieces: Sequence[bytes]) -> Steps[list[bytes]]:
-    """Return the content of the file of projection *name*, in pieces; ``snapshot.data`` is in *pieces*."""
+    """Return the file of projection *name* in pieces; *pieces* is the rendered state."""
     pace = Pace(BYTES_OF_A_SLICE)
     marks = [(mark.topic, mark.queue_id, mark.offset, mark.position) for mark in snapshot.marks]
     header = msgpack.packb([FORMAT, name, snapshot.topics, snapshot.position, snapshot.size, snapshot.crc, marks])
@@ -67,10 +67,10 @@ def encode_snapshot(name: str, snapshot: Snapshot, pieces: Sequence[bytes]) -> S
 
 
 def decode_snapshot(name: str, content: bytes) -> Snapshot:
-    """Return what `encode_snapshot` wrote for projection *name*.
+    """Decode the file of projection *name*.
 
     Raises:
-      StoreError: it is damaged, of another projection, or of another format.
+      StoreError: it is damaged, of another projection, or in another format.
     """
     if len(content) < HEAD.size:
         raise StoreError(f"snapshot of {len(content)} bytes is too short")

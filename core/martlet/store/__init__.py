@@ -1,4 +1,4 @@
-"""The log on disk: one CommitLog, and indexes that can be rebuilt from it."""
+"""The log on disk (RocketMQ's CommitLog), and indexes that can be rebuilt from it."""
 
 from martlet.store.config import StoreConfig
 from martlet.store.files import Disk, RealDisk, Usage, atomic_write, read_generation

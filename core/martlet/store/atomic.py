@@ -1,16 +1,16 @@
-"""Atomic groups: records that are stored all or none, whatever the moment of a crash.
+"""Atomic groups: after a crash at any moment, either all records of a group are stored or none.
 
-Each record of a group says in two bits of its sysFlag, which nobody else uses, whether it is the first, an inner or the
-last one. The records lie side by side in one segment and are written in one commit. There is no begin and no commit
-record: a scan after a crash takes the first record of a group only where the last one follows through intact records,
-and resynchronisation never enters a group. So each record carries all that has to be known of it.
+Two bits of sysFlag, unused otherwise, mark each record of a group as the first, an inner or the last one. The records
+are contiguous in one segment and are written in one commit. There are no begin and commit records: a scan after a crash
+accepts the first record of a group only if intact records lead from it to the last one, and resynchronisation never
+enters a group. So each record carries all the information that the scan needs.
 
-One byte of the magic of a commit's first group is written after everything else (`LogWriter.write_out`). RocketMQ,
-which knows nothing of groups, so ends the log before what a killed process left unfinished.
+One byte of the magic of a commit's first group is written after everything else (`LogWriter.write_out`). So RocketMQ,
+which does not know groups, ends the log before a group that a killed process left unfinished.
 
-RocketMQ copies sysFlag into the messages that it delivers late, so these bits also occur outside of groups. Where a
-record follows intact that does not go on with the group, there was none; and a log to which RocketMQ may have written
-since our checkpoint is not judged at all.
+RocketMQ copies sysFlag into the messages that it delivers late, so these bits also occur outside of groups. If an
+intact record follows that does not continue the group, there was no group. A log to which RocketMQ may have written
+since our checkpoint is not checked at all.
 """
 
 from collections.abc import Callable
@@ -49,26 +49,26 @@ __all__ = [
     "whole_group",
 ]
 
-# The byte of a record with the two bits: 0x20000000, 0x40000000 and both in sysFlag.
+# The byte of a record with the two bits: 0x20000000 and 0x40000000 of sysFlag.
 MARK_AT: Final = SYS_FLAG_AT
 FIRST: Final = 0x20
 INNER: Final = 0x40
 LAST: Final = 0x60
 INNER_FLAG: Final = INNER << 24
 
-NOWHERE: Final = 2**62  # after every position
+NOWHERE: Final = 2**62  # greater than every position
 TORN: Final = -1
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]
 
 
 def group_marks(count: int) -> list[int]:
-    """Return the marks of a group of *count* records; one alone has none."""
+    """Return the marks for a group of *count* records; a single record has none."""
     return [FIRST, *[INNER] * (count - 2), LAST] if count > 1 else [0] * count
 
 
 def whole_group(data: Buffer, start: int, room: int, base: int) -> int:
-    """Where the group that begins at *start* of *data* ends; `TORN`, or 0 where *data* ends before that can be told.
+    """Return the end of the group that begins at *start* of *data*; `TORN`, or 0 if *data* is too short to tell.
 
     Args:
       room: index of the end of the segment, which may be after the end of *data*.
@@ -102,7 +102,7 @@ def whole_group(data: Buffer, start: int, room: int, base: int) -> int:
 
 
 def _is_usual(data: Buffer, start: int, end: int, topic_at: int, crc: int) -> bool:
-    """As `_is_intact`, for a V1 record with IPv4 hosts whose header fits; the topic's length is at *topic_at*."""
+    """Like `_is_intact`, for a V1 record with IPv4 hosts and a complete header; the topic's length is at *topic_at*."""
     at = topic_at + 1 + data[topic_at]
     if at + 2 > end or at + 2 + (data[at] << 8 | data[at + 1]) != end:
         return False
@@ -112,10 +112,10 @@ def _is_usual(data: Buffer, start: int, end: int, topic_at: int, crc: int) -> bo
 
 
 def _is_intact(data: Buffer, start: int, end: int, position: int) -> bool:
-    """Whether ``data[start:end]`` is a record that a scan takes, also where a write may have been torn."""
+    """Return whether ``data[start:end]`` is a record that a scan accepts, even where a write may be torn."""
     if not check_record(data, start, end, position):
         return False
-    # No CRC guards topic and properties: what is missing of them reads as zeros.
+    # No CRC covers topic and properties; the parts that were not written read as zeros.
     view = RecordView(data, start)
     return 0 not in view.topic_bytes and 0 not in view.properties
 
@@ -123,9 +123,10 @@ def _is_intact(data: Buffer, start: int, end: int, position: int) -> bool:
 def valid_after(
     segments: Segments, position: int, groups_from: int = NOWHERE, on_part: Callable[[int], None] | None = None
 ) -> int:
-    """The first position after *position* at which an intact record begins; -1 when none does.
+    """Return the first position after *position* at which an intact record begins; -1 if there is none.
 
-    From *groups_from* on that is none of a group, or the first of a whole one; *on_part* is told where others begin.
+    From *groups_from* on, that record is outside of groups or the first of a whole one; *on_part* is called with the
+    positions of other members.
     """
     for segment in segments.items:
         if segment.end <= position:
@@ -167,7 +168,7 @@ def _valid_in(
 
 
 def _is_record_at(segments: Segments, segment: Segment, position: int) -> bool:
-    """Whether an intact record begins at *position* of *segment*."""
+    """Return whether an intact record begins at *position* of *segment*."""
     head = segments.read(position, FILLER_BYTES)
     if len(head) < FILLER_BYTES:
         return False
@@ -179,13 +180,13 @@ def _is_record_at(segments: Segments, segment: Segment, position: int) -> bool:
 
 
 def may_begin_at(segments: Segments, segment: Segment, position: int) -> bool:
-    """Whether the intact record at *position* is none of a group, or the first of a whole one."""
+    """Return whether the intact record at *position* is outside of groups, or the first of a whole one."""
     mark = segments.read(position + MARK_AT, 1)[0] & LAST
     return not mark or (mark == FIRST and _is_whole_at(segments, segment, position))
 
 
 def lacks_magic(segments: Segments, segment: Segment, position: int) -> bool:
-    """Whether a whole group begins at *position* that only wants the byte which is written last."""
+    """Return whether a whole group begins at *position* that lacks only the byte which is written last."""
     head = segments.read(position, MARK_AT + 1)
     if len(head) <= MARK_AT or head[MARK_AT] & LAST != FIRST or head[MAGIC_AT]:
         return False

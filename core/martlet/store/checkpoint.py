@@ -1,8 +1,8 @@
-"""The ``checkpoint`` page: up to where the log is durable and indexed, and which journal says what the queues hold.
+"""The ``checkpoint`` page: how far the log is durable and indexed, and the id of the valid journal of queues.
 
-``checkpoint`` is RocketMQ's page of 4096 bytes with its timestamps (StoreCheckpoint.java). Behind
-them, in the same 512 bytes and hence written with them or not at all, is what Martlet needs, with a
-CRC of its own. RocketMQ leaves those bytes alone, so they stay valid while it writes its timestamps.
+``checkpoint`` is RocketMQ's page of 4096 bytes with its timestamps (StoreCheckpoint.java). Martlet's fields follow in
+the same 512 bytes, so both are written or neither is; they have their own CRC. RocketMQ does not change those bytes, so
+they stay valid when it writes its timestamps.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ PAGE_BYTES: Final = 4096
 TIMES: Final = Struct(">5q")
 OURS_AT: Final = 128
 # Magic, log position; position, entries and headers' CRC of the key index; generation, length and CRC of the journal;
-# orderly stop; a copy of the times, which tells whether RocketMQ had the store open since.
+# orderly stop; a copy of the timestamps: if it differs from them, RocketMQ has opened the store since.
 OURS: Final = Struct(">8s3qI2qI?5q")
 OURS_MAGIC: Final = b"martlet2"
 CRC: Final = Struct(">I")
@@ -28,10 +28,10 @@ NO_JOURNAL: Final = -1
 
 @dataclass(slots=True)
 class Checkpoint:
-    """Below ``position`` the log and its consume-queue entries are durable, below ``index_position`` its keys.
+    """Below ``position`` the log and its consume-queue entries are durable; below ``index_position`` the keys are.
 
-    ``position`` is -1 where only RocketMQ's part of the page could be read: its times say up to which store time log,
-    consume queues and index were flushed. ``journal_generation`` is -1 where the queues are to be rebuilt from the log.
+    ``position`` is -1 if only RocketMQ's part of the page could be read: its timestamps say up to which store time the
+    log, consume queues and index were flushed. ``journal_generation`` is -1 if the queues must be rebuilt from the log.
     """
 
     log_ms: int = 0
@@ -46,21 +46,22 @@ class Checkpoint:
     journal_generation: int = NO_JOURNAL
     journal_length: int = 0
     journal_crc: int = 0
-    # The store was closed in order, and nothing was appended behind `position`.
+    # The store was closed in order, and nothing was appended after `position`.
     orderly: bool = False
-    # When read: another program wrote the times since, and whether Martlet may ever have written this page.
+    # After a read: whether another program has written the timestamps since, and whether Martlet may ever have written
+    # this page.
     shared: bool = False
     known: bool = True
 
 
 def read_checkpoint(files: Files, path: str) -> Checkpoint | None:
-    """Return the checkpoint; None when there is none or it is too short."""
+    """Return the checkpoint; None if there is none or it is too short."""
     data = read_file(files.disk, path)
     if data is None or len(data) < TIMES.size:
         return None
     times = TIMES.unpack_from(data)
     found = Checkpoint(*times)
-    # RocketMQ's file has a whole page from the first moment on.
+    # RocketMQ creates the file as a whole page.
     found.known = len(data) < PAGE_BYTES or any(data[OURS_AT:OURS_END])
     if len(data) < OURS_END:
         return found
@@ -83,14 +84,14 @@ def read_checkpoint(files: Files, path: str) -> Checkpoint | None:
 
 
 def stopped_in_order(checkpoint: Checkpoint | None, *, abort: bool) -> bool:
-    """Whether the last process closed the store; *abort* says that there is a file of that name, RocketMQ's mark."""
+    """Return whether the last process closed the store; *abort*: whether a file of that name, RocketMQ mark, exists."""
     if checkpoint is None or checkpoint.position < 0:
         return not abort
     return checkpoint.orderly and not (abort and checkpoint.shared)
 
 
 def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint) -> None:
-    """Write and sync the page; one sector changes, so a crash leaves the old or the new."""
+    """Write and sync the page. Only one sector changes, so a crash leaves the old page or the new one."""
     page = bytearray(PAGE_BYTES)
     times = (
         checkpoint.log_ms,

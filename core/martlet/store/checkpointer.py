@@ -1,7 +1,7 @@
-"""What follows appends in the background: entries and keys go to their files, checkpoints are made.
+"""Does the background work of appends: writes entries and keys to their files, and makes checkpoints.
 
-A start reads the log only from the newest checkpoint on, so what a checkpoint claims must be on the disk before it is
-written: first the queues' entries of durable records, then the sync of their files, then the checkpoint.
+A start reads the log only from the newest checkpoint on, so everything that a checkpoint claims must be on disk before
+it is written: first the queues' entries of durable records, then the sync of their files, then the checkpoint.
 """
 
 import errno
@@ -33,22 +33,22 @@ __all__ = ["Checkpointer"]
 
 logger = logging.getLogger("martlet.store")
 
-# The slots of the key index, 20 MB, are written at most this often.
+# Minimum time between two writes of the key index's slots, which are 20 MB.
 INDEX_SECONDS: Final = 15.0
-# With more files than this to sync, one sync of the whole file system is quicker.
+# With more files than this, one sync of the whole file system is faster than one per file.
 SYNC_EACH_MAX: Final = 100
-# With more changed queues than this only a checkpoint saves them, and only time brings one: each is a file to open,
-# write and close.
+# With more changed queues than this, they are saved only at checkpoints, and checkpoints are made only by time: each
+# queue is a file to open, write and close.
 SAVE_OFTEN_MAX: Final = 1000
-# Queues whose entries a thread writes before others get their turn; a new one's file is created there, about 1 ms.
+# Queues whose entries a thread writes in one turn. For a new queue it also creates the file, about 1 ms.
 SAVE_BATCH: Final = 64
-# Queues that are encoded for the journal before it does; about 2 us each.
+# Queues to encode for the journal per turn; about 2 us each.
 JOURNAL_BATCH: Final = 256
 
 
 @final
 class Checkpointer:
-    """Writes entries and keys to their files, and checkpoints; whoever has work for it sets *wakeup*."""
+    """Writes entries and keys to their files, and makes checkpoints; set *wakeup* when there is work for it."""
 
     __slots__ = (
         "_admission",
@@ -103,46 +103,47 @@ class Checkpointer:
         self._first_offsets = first_offsets
         self._wakeup = wakeup
         self._dirty_paths: set[str] = set()
-        # The last checkpoint is made: nothing is written any more.
+        # The last checkpoint was made: nothing more is written.
         self._finished = False
         self.journal = Journal(segments.files, directory)
-        # Deleted topics, where the record of the deletion ends, and their queues: the files go once it is durable.
+        # Deleted topics: the end of the record of the deletion, the topic, and its queues. The files are removed once
+        # that record is durable.
         self._doomed: list[tuple[int, str, list[Queue]]] = []
-        # Deletions that the journal is to be told of.
+        # Deletions to write into the journal.
         self._deletions: list[str] = []
-        # Below this log position consume queues and checkpoint are durable.
+        # Consume queues and checkpoint are durable below this log position.
         self.checkpointed = 0
-        # The start found no space for its checkpoint; no append is taken before there is one.
+        # There was no space for the checkpoint at startup; appends are refused until it is written.
         self.owes_checkpoint = False
         # When the slots of the key index were last written.
         self._index_saved_at = 0.0
 
     def owe_checkpoint(self) -> None:
-        """Have the checkpoint made as soon as there is space."""
+        """Make the checkpoint as soon as there is space."""
         self.owes_checkpoint = True
         self._wakeup.set()
 
     def open_after(self, paths: set[str], deleted: list[str]) -> None:
-        """Begin after a recovery that changed *paths* and found the deletions of topics *deleted*."""
+        """Start after a recovery that changed *paths* and found the deletions of topics *deleted*."""
         self._dirty_paths |= paths
         self._deletions = deleted
 
     def distrust(self, checkpoint: Checkpoint | None, *, clean: bool) -> None:
-        """All queues are to be rebuilt: should this start not come to its end, the next does the same."""
+        """Invalidate the checkpoint, so that the next start rebuilds all queues if this one does not complete."""
         before = checkpoint or Checkpoint()
         position = max(before.position, self._segments.start)
         changed = replace(before, position=position, journal_generation=NO_JOURNAL, orderly=clean)
         write_checkpoint(self._files, f"{self._directory}/checkpoint", changed)
 
     def delete_topic(self, topic: str, queues: list[Queue], end: int) -> None:
-        """*topic* was deleted by the record that ends at *end*; the files of *queues* go later."""
+        """Note that *topic* was deleted by the record that ends at *end*; the files of *queues* are removed later."""
         self._doomed.append((end, topic, queues))
         self._wakeup.set()
 
     async def repair_all(self) -> None:
-        """Look at every block of every queue and at the key index, and rebuild what is damaged.
+        """Check every block of every queue and the key index, and rebuild what is damaged.
 
-        Otherwise that is done for what is read. A key index that is far behind is left to `Indexer.complete`.
+        Otherwise this happens only when they are read. A key index that is far behind is left to `Indexer.complete`.
         """
         self._repairs.want_all()
         await self._indexer.check()
@@ -151,7 +152,7 @@ class Checkpointer:
     # ---- entries and checkpoints
 
     async def maintain(self) -> None:
-        """Bring entries and keys to their files, and make checkpoints, as appends come; until cancelled."""
+        """Write entries and keys to their files and make checkpoints while messages are appended; until cancelled."""
         interval = self._config.persist_interval_ms / 1000
         checkpoint_seconds = self._config.checkpoint_interval_ms / 1000
         last = trio.current_time()
@@ -184,23 +185,23 @@ class Checkpointer:
         )
 
     async def _mend(self) -> None:
-        """Rebuild what queries and lookups found damaged."""
+        """Rebuild the blocks and files that queries and lookups found damaged."""
         self._repairs.want_rebuilt()
         await self._repairs.repair_wanted()
         self._indexer.rebuild_damaged()
 
     async def _save_queues(self, limit: int) -> None:
-        """Write the entries of records before *limit*, which are durable, and of the key index, to their files."""
+        """Write the entries of records before *limit*, which are durable, and the key index to their files."""
         if self._finished:
             return
         for topic, queues in self._take_doomed(limit):
             self._queues.let_go(queues)
-            # Queues that were made since under the same name have nothing in files yet.
+            # Queues created since then under the same name have nothing in files yet.
             await self._files.disk.off_loop(partial(self._queues.files.remove_topic, topic))
         dirty = iter(list(self._queues.dirty))
         while batch := list(islice(dirty, SAVE_BATCH)):
             unsaved = [self._queues.take_unsaved(queue, limit) for queue in batch]
-            # Shielded: what was written must be noted.
+            # Shielded: completed writes must be recorded.
             with trio.CancelScope(shield=True):
                 self._dirty_paths |= await self._files.disk.off_loop(partial(_write_unsaved, self._queues, unsaved))
             for each in unsaved:
@@ -209,21 +210,21 @@ class Checkpointer:
             self._indexer.keys.save_entries()
 
     def _take_doomed(self, limit: int) -> list[tuple[str, list[Queue]]]:
-        """The topics whose deletion is durable, below *limit*."""
+        """Return the topics whose deletion is durable, below *limit*."""
         due = [(topic, queues) for end, topic, queues in self._doomed if end <= limit]
         self._doomed = [item for item in self._doomed if item[0] > limit]
         self._deletions += [topic for topic, _ in due]
         return due
 
     async def finish(self) -> None:
-        """Make the last checkpoint, of an orderly stop, once no thread writes any more."""
+        """Make the last checkpoint of an orderly shutdown, after all threads have finished writing."""
         with trio.CancelScope(shield=True):
             async with self._repairs.lock:
                 self.write_checkpoint(orderly=True)
                 self._finished = True
 
     async def checkpoint(self) -> None:
-        """Make the indexes durable and note how far they are, so that a start reads only what is behind."""
+        """Make the indexes durable and record their progress, so that a start reads only later records."""
         await self._indexer.drain()
         async with self._repairs.lock:
             if self._finished:
@@ -237,12 +238,12 @@ class Checkpointer:
                     parts.append(part)
                     await trio.lowlevel.checkpoint()
             except trio.Cancelled:
-                # `parts` alone knows what changed.
+                # Only `parts` knows what changed.
                 self.journal.abandon()
                 raise
             due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
             work = self._take_checkpoint(position, parts, whole=whole, with_index=due)
-            # Shielded: what is to be synced is known to `work` alone.
+            # Shielded: only `work` knows what must be synced.
             with trio.CancelScope(shield=True):
                 await self._files.disk.off_loop(work)
             if self._queues.files.left:
@@ -251,17 +252,17 @@ class Checkpointer:
         self.owes_checkpoint = False
 
     def _journal_parts(self, *, whole: bool) -> Iterator[bytes]:
-        """Encode what the journal is to be told, in parts of less than a millisecond's work.
+        """Encode the changes for the journal, in parts of less than a millisecond each.
 
-        Appends go on meanwhile; they change nothing of what is in files. A topic that is deleted meanwhile is told of
-        next time: its record is behind this checkpoint.
+        Appends continue meanwhile; they do not change what is in files. A topic deleted meanwhile goes into the next
+        journal record: the record of its deletion is after this checkpoint.
         """
         queues = self._queues
         changed: Iterator[Queue] = iter(queues.changed)
         queues.changed = {}
         deletions, self._deletions = self._deletions, []
         if whole:
-            # Queues of topics that were deleted while entries were saved have their files still.
+            # The files of queues deleted while entries were being saved still exist.
             doomed = [queue for _, _, gone in self._doomed for queue in gone]
             changed = chain(_each(list(queues.topics.values())), doomed)
         elif deletions:
@@ -275,13 +276,13 @@ class Checkpointer:
     def _take_checkpoint(
         self, position: int, journal: list[bytes], *, whole: bool, with_index: bool, orderly: bool = False
     ) -> Callable[[], None]:
-        """Return the blocking part of a checkpoint at *position*, whose entries are all in their files."""
+        """Return the blocking part of a checkpoint at *position*; all entries before it are in their files."""
         keys = self._indexer.keys if with_index else None
         if keys is not None:
             try:
                 keys.save_entries()
             except OSError:
-                # *journal* alone knows what changed.
+                # Only *journal* knows what changed.
                 self.journal.abandon()
                 raise
         paths, self._dirty_paths, self._repairs.paths = self._dirty_paths | self._repairs.paths, set(), set()
@@ -316,7 +317,7 @@ class Checkpointer:
                 if whole:
                     self.journal.remove_others()
             except OSError:
-                # The next checkpoint tells a new journal everything.
+                # The next checkpoint writes everything to a new journal.
                 self.journal.abandon()
                 self._indexer.saved, self._index_saved_at = before
                 raise
@@ -336,7 +337,7 @@ class Checkpointer:
             for directory in sorted(directories):
                 self._sync_directory_if_there(directory)
         except OSError as error:
-            # Also for want of space: what was to be synced may be gone, and the next sync would not say so.
+            # This includes lack of space: the kernel may have dropped the data, and the next sync would not report it.
             raise OSError(errno.EIO, f"a sync failed: {error.strerror}", error.filename) from error
 
     def _sync_if_there(self, path: str) -> None:
@@ -352,7 +353,7 @@ class Checkpointer:
             logger.debug("%s was removed before it was synced", path)
 
     def write_checkpoint(self, *, orderly: bool = False) -> None:
-        """As `checkpoint`, blocking; for the start and, *orderly*, for the end."""
+        """Like `checkpoint`, but blocking; for startup and, with *orderly*, for shutdown."""
         self._indexer.drain_now()
         position = self._flusher.durable
         for topic, queues in self._take_doomed(position):
@@ -369,7 +370,7 @@ class Checkpointer:
 
 
 def _each(tables: list[dict[int, Queue]]) -> Iterator[Queue]:
-    """The queues of *tables*, to which others may be added meanwhile."""
+    """Yield the queues of *tables*, which may grow meanwhile."""
     for of_topic in tables:
         yield from list(of_topic.values())
 

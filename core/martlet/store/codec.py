@@ -1,7 +1,7 @@
-"""Records <-> bytes, and Java's hash codes; pure. `layout.py` says where each field of a record is.
+"""Encodes and decodes records, and computes Java's hash codes; pure. `layout.py` defines where the fields are.
 
-A record may be sealed: its last property is then a CRC over all that stands before it
-(RocketMQ enabledAppendPropCRC); the body's CRC, which every record has, covers the body alone.
+A record may be sealed: its last property is then a CRC of everything before it (RocketMQ enabledAppendPropCRC). The
+body's CRC, which every record has, covers only the body.
 """
 
 from array import array
@@ -54,15 +54,15 @@ __all__ = [
 ]
 
 SEAL_NAME: Final = b"__CRC32#"
-SEAL_BYTES: Final = 20  # the name, 0x01, ten digits with the lowest first, 0x02
+SEAL_BYTES: Final = 20  # the name, 0x01, ten digits, lowest first, 0x02
 SEAL_MARK: Final = int.from_bytes(SEAL_NAME + b"\x01\x02", "big")
-# A bit that flips leaves at least one of these two as it was, at their distance from the end.
+# A single flipped bit leaves at least one of these two bytes intact at its distance from the end.
 MARK_FIRST: Final = SEAL_NAME[0]
 MARK_LAST: Final = 1
 
 
 def body_crc(body: Buffer) -> int:
-    """The CRC that a record and every client use: CRC-32 without its highest bit."""
+    """Return the CRC that records and all clients use: CRC-32 without its highest bit."""
     return crc32(body) & 0x7FFFFFFF
 
 
@@ -74,12 +74,12 @@ SEAL_ROOM: Final = _make_seal(0)
 
 
 def seal(data: bytearray, start: int, end: int) -> None:
-    """Fill in the seal of the record ``data[start:end]``, whose properties have room for it at their end."""
+    """Fill in the seal of the record ``data[start:end]``, whose properties end with room for it."""
     data[end - SEAL_BYTES : end] = _make_seal(body_crc(memoryview(data)[start : end - SEAL_BYTES]))
 
 
 def has_seal(data: Buffer, end: int) -> bool:
-    """Whether a seal's mark, or what differs from it in one bit, stands before *end*."""
+    """Return whether a seal's mark, possibly with one flipped bit, precedes *end*."""
     if end < SEAL_BYTES or (data[end - 12] != MARK_LAST and data[end - SEAL_BYTES] != MARK_FIRST):
         return False
     mark = int.from_bytes(bytes(data[end - SEAL_BYTES : end - 11]) + bytes(data[end - 1 : end]), "big") ^ SEAL_MARK
@@ -87,14 +87,14 @@ def has_seal(data: Buffer, end: int) -> bool:
 
 
 def seal_holds(data: Buffer, start: int, end: int) -> bool:
-    """Whether the record ``data[start:end]`` has no seal, or one that is right."""
+    """Return whether the record ``data[start:end]`` has no seal, or a correct one."""
     if not has_seal(data, end):
         return True
     return data[end - SEAL_BYTES : end] == _make_seal(body_crc(memoryview(data)[start : end - SEAL_BYTES]))
 
 
 def with_room_for_seal(properties: bytes) -> bytes:
-    """Return *properties* with room for a seal at the end, and no other seal."""
+    """Return *properties* without any seal, and with room for a new one at the end."""
     properties = remove_property(properties, SEAL_NAME)
     if properties and properties[-1] != 2:
         properties += b"\x02"
@@ -102,13 +102,13 @@ def with_room_for_seal(properties: bytes) -> bytes:
 
 
 def without_seal(properties: bytes) -> bytes:
-    """Return *properties* without what readers would take for the seal of a record: it is another record's."""
+    """Return *properties* without the seal of another record, which readers would take for this record's."""
     properties = remove_property(properties, SEAL_NAME)
     return properties + b"\x02" if has_seal(properties, len(properties)) else properties
 
 
 def record_size(message: Message, topic: bytes, store_host: bytes) -> int:
-    """The bytes that *message* takes in the log."""
+    """Return the size of *message* in the log."""
     wide = len(topic) > TOPIC_V1_BYTES_MAX
     hosts = len(message.born_host) + len(store_host) - 16
     return RECORD_BYTES_MIN + wide + hosts + len(topic) + len(message.body) + len(message.properties)
@@ -117,7 +117,7 @@ def record_size(message: Message, topic: bytes, store_host: bytes) -> int:
 def encode_record(
     message: Message, queue_id: int, queue_offset: int, position: int, store_ms: int, store_host: bytes
 ) -> bytes:
-    """Return the record of *message* for *position* of the log; V2 only where the topic is too long for V1."""
+    """Return the record of *message* for *position* of the log; V2 only if the topic is too long for V1."""
     topic = message.topic.encode()
     body = message.body
     wide = len(topic) > TOPIC_V1_BYTES_MAX
@@ -151,7 +151,7 @@ def encode_record(
 
 
 def encode_filler(remaining: int) -> bytes:
-    """The mark at the end of a segment: *remaining* bytes up to its end hold no record."""
+    """Return the mark for the end of a segment: the *remaining* bytes up to its end hold no record."""
     return FILLER.pack(remaining, BLANK_MAGIC)
 
 
@@ -161,11 +161,11 @@ def decode_record(
     """Return the record that begins at *start* of *data*.
 
     Args:
-      position_check: the log position that the record must name; None takes what it says.
-      check_body: compare the CRCs; every length is checked anyway.
+      position_check: the log position that the record must contain; None accepts any.
+      check_body: check the CRCs too; lengths are always checked.
 
     Raises:
-      CorruptRecord: the bytes are not an intact record; the text says what is wrong.
+      CorruptRecord: the bytes are not an intact record; the text says why.
     """
     where = start if position_check is None else position_check
     if len(data) - start < RECORD_BYTES_MIN:
@@ -230,16 +230,16 @@ def _check_crcs(data: Buffer, start: int, end: int, body: bytes, crc: int, where
     if body and body_crc(body) != crc:
         raise CorruptRecord(where, f"has a body whose CRC is not 0x{crc:08X}")
     if not seal_holds(data, start, end):
-        raise CorruptRecord(where, "has a seal that does not fit what it seals")
+        raise CorruptRecord(where, "has a seal that does not match its content")
 
 
 def decode_records(data: Buffer, *, check_body: bool = True) -> list[Record]:
-    """Return the records that stand one behind the other in *data*, as a pull answer has them.
+    """Return the contiguous records in *data*, as in a pull answer.
 
-    A filler ends a segment: what it spans is skipped.
+    A filler ends a segment; the bytes that it spans are skipped.
 
     Raises:
-      CorruptRecord: something else than an intact record or a filler; position counts from the start of *data*.
+      CorruptRecord: *data* contains anything but intact records and fillers; position counts from the start of *data*.
     """
     records: list[Record] = []
     at = 0
@@ -257,7 +257,7 @@ def decode_records(data: Buffer, *, check_body: bool = True) -> list[Record]:
 
 
 def check_record(data: Buffer, start: int, end: int, position: int) -> bool:
-    """Whether ``data[start:end]`` is one intact record for *position*: lengths, magic, position and CRCs."""
+    """Return whether ``data[start:end]`` is one intact record for *position*: lengths, magic, position and CRCs."""
     size = end - start
     if size < RECORD_BYTES_MIN or end > len(data):
         return False
@@ -282,12 +282,12 @@ def _powers(count: int) -> tuple[int, ...]:
 
 
 POWERS: Final = _powers(256)
-# POWERS_OF[n] are the powers of 31 for a text of n characters, highest first.
+# POWERS_OF[n]: the powers of 31 for a text of n characters, highest first.
 POWERS_OF: Final = tuple(POWERS[256 - n :] for n in range(257))
 
 
 def hash_code(text: bytes) -> int:
-    """Java's String.hashCode() of UTF-8 *text* (over its UTF-16 units), as an unsigned 32-bit number."""
+    """Return Java's String.hashCode() of UTF-8 *text* (over its UTF-16 units), as an unsigned 32-bit number."""
     if not text.isascii():
         units = array("H", text.decode("utf-8", "replace").encode("utf-16-le"))
         return _hash_long(units)
@@ -306,13 +306,13 @@ def _hash_long(units: "bytes | array[int]") -> int:
 
 
 def tags_code(tags: bytes | str) -> int:
-    """The code of a TAGS property in a consume-queue entry: Java's hash code, signed; 0 for no tags."""
+    """Return the code of a TAGS property for a consume-queue entry: Java's hash code, signed; 0 without tags."""
     code = hash_code(tags.encode("utf-8", "surrogatepass") if isinstance(tags, str) else tags)
     return code - 0x1_0000_0000 if code & 0x80000000 else code
 
 
 def key_hash(topic: str, key: bytes) -> int:
-    """The hash under which the key index holds *key* of *topic*: the hash code's magnitude; 0 for the one without."""
+    """Return the hash of *key* of *topic* in the key index: the hash code's magnitude; 0 for -2^31, which has none."""
     code = hash_code(b"%b#%b" % (topic.encode(), key))
     if code & 0x80000000:
         code = 0x1_0000_0000 - code

@@ -1,7 +1,6 @@
-"""From memory to the operating system: one write for everything that was appended since the last one.
+"""Commits: one write to the operating system for everything appended since the last one.
 
-The committer also says what becomes of records whose write fails, and tells when records are readable and segments are
-complete.
+The committer also undoes appends whose write failed, and reports when records become readable and segments complete.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from martlet.store.segments import Segment
 
 __all__ = ["Appended", "Committer"]
 
-# Queue, position and end of a record, when it was stored, and the properties whose keys are to be indexed.
+# Queue, position and end of a record, its store time, and the properties whose keys to index.
 Appended: TypeAlias = tuple[Queue, int, int, int, bytes]
 
 
@@ -27,7 +26,7 @@ class Committer:
     """Commits what the writer appended to *tail*.
 
     Args:
-      index: is given the records of each commit, in order.
+      index: receives the records of each commit, in order.
     """
 
     __slots__ = (
@@ -70,21 +69,21 @@ class Committer:
         self._index = index
         self._clock = clock
         self._sync = sync
-        # Appended and not yet committed, in order.
+        # Appended but not yet committed, in order.
         self.pending: list[Appended] = []
         # Light queues that index pending records as well, and the ends of these records, in order.
         self.light: list[tuple[Queue, int]] = []
-        # The store time of what is pending; 0 when nothing was appended since the last commit.
+        # The store time of pending records; 0 if nothing was appended since the last commit.
         self.now_ms = 0
         # Called at the first append after a commit.
         self.on_commit_wanted: Callable[[], None] | None = None
-        # Called by the next commit, once each, to append the last records of it; may raise what `Writer.append` raises.
+        # Called once each by the next commit, to append its last records; may raise the same errors as `Writer.append`.
         self.before_commit: list[Callable[[], None]] = []
-        # Each is called with a segment that is complete and durable: no record is added to it any more.
+        # Each is called with a segment once it is complete and durable: no more records are added to it.
         self.on_sealed: list[Callable[[Segment], None]] = []
-        # Segments that are complete, and not durable yet.
+        # Segments that are complete, but not yet durable.
         self._full_segments: list[Segment] = []
-        # Why what was appended since the last commit will never be stored, though its appends returned.
+        # Why everything appended since the last commit is lost, although those appends returned.
         self._lost: Refused | StoreFailed | None = None
         self.appended_messages = 0
         self.appended_bytes = 0
@@ -92,7 +91,7 @@ class Committer:
         self.last_store_ms = 0
 
     def read_clock(self) -> int:
-        """The store time of what is appended now: the same until the next commit."""
+        """Return the store time for appends; it is the same until the next commit."""
         if not self.now_ms:
             self.now_ms = self._clock.now_ms()
             if self.on_commit_wanted is not None:
@@ -100,15 +99,15 @@ class Committer:
         return self.now_ms
 
     def commit_soon(self) -> None:
-        """Tell whoever commits that there is something."""
+        """Request a commit."""
         if self.on_commit_wanted is not None:
             self.on_commit_wanted()
 
     def commit(self) -> None:
-        """Hand everything appended since the last commit to the operating system, in one write.
+        """Write everything appended since the last commit to the operating system, in one call.
 
         Raises:
-          Refused: the disk is full; everything since the last commit was taken back.
+          Refused: the disk is full; everything since the last commit was undone.
           StoreFailed: the disk failed.
         """
         if self.before_commit:
@@ -129,9 +128,9 @@ class Committer:
         self._accept()
 
     def _append_last(self) -> None:
-        """Let everyone append who waits for the commit; if one cannot, nothing of this commit is stored."""
+        """Call `before_commit`, whose functions append; if one fails, nothing of this commit is stored."""
         waiting, self.before_commit = self.before_commit, []
-        # What is appended now belongs to this commit and wants no other.
+        # Appends made now belong to this commit and must not request another.
         tell, self.on_commit_wanted = self.on_commit_wanted, None
         failed: Refused | StoreFailed | None = None
         for append in waiting:
@@ -150,7 +149,7 @@ class Committer:
         self._lost = failed
 
     def roll(self) -> None:
-        """Commit, end the segment and begin the next.
+        """Commit, end the segment and start the next.
 
         Raises:
           Refused: the disk is full.
@@ -179,11 +178,11 @@ class Committer:
         self._flusher.created()
 
     def fail_next(self, error: Refused | StoreFailed) -> None:
-        """Raise *error* from the next commit too: it took back what callers believe to be appended."""
+        """Raise *error* from the next commit too: appends that returned to their callers were undone."""
         self._lost = error
 
     def durable_moved(self) -> None:
-        """The flusher's ``durable`` moved, or the disk failed."""
+        """Handle that the flusher's ``durable`` moved or the disk failed."""
         flusher, tail = self._flusher, self._tail
         assert flusher.durable <= tail.written <= tail.position, "durable, written and appended are out of order"
         if flusher.failed is not None:
@@ -198,7 +197,7 @@ class Committer:
             self._readable.announce()
 
     def _accept(self) -> None:
-        """What is pending is written: count it, have its keys indexed, wake who waits for it."""
+        """Account for the pending records, which were written: count them, index their keys, wake waiting readers."""
         pending = self.pending
         if not pending:
             return
@@ -206,10 +205,10 @@ class Committer:
         assert pending[-1][2] <= tail.written <= tail.position, "an accepted record is not written"
         self.commits += 1
         self.appended_messages += len(pending)
-        # Side by side in one segment.
+        # Contiguous in one segment.
         self.appended_bytes += pending[-1][2] - pending[0][1]
         self.last_store_ms = pending[-1][3]
-        # With sync flush a watcher may still come before the records become readable.
+        # With sync flush, a watcher may be added before the records become readable.
         for item in pending:
             if self._sync or item[0].watchers:
                 self._readable.touch(item[0])
@@ -223,11 +222,11 @@ class Committer:
             self._readable.allow(tail.written)
 
     def _take_back(self) -> None:
-        """Nothing that is pending was stored."""
+        """Undo all pending appends; none was stored."""
         self.take_back(0)
 
     def take_back(self, count: int) -> None:
-        """Give back the queue offsets of what is pending, but for the first *count* records."""
+        """Return the queue offsets of the pending records, except the first *count*."""
         kept = self.pending[count - 1][2] if count else 0
         for queue, _, end, _, _ in reversed(self.pending[count:]):
             if queue.last_end == end:

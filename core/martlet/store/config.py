@@ -9,7 +9,7 @@ __all__ = ["QUEUE_FILE_ENTRIES", "StoreConfig"]
 
 MIB: Final = 1024 * 1024
 
-# RocketMQ's readers insist on this length (mappedFileSizeConsumeQueue, 6,000,000 bytes).
+# RocketMQ's readers require this length (mappedFileSizeConsumeQueue, 6,000,000 bytes).
 QUEUE_FILE_ENTRIES: Final = 300_000
 
 

@@ -1,4 +1,4 @@
-"""The data directory: who has it open, and the files of other parts in it."""
+"""The data directory: which process has it open, and the files that other modules keep in it."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ __all__ = ["DataDirectory"]
 
 @final
 class DataDirectory:
-    """Locks a directory for one process, and marks it as in use: the file ``abort`` holds the process's id."""
+    """Locks a directory for one process, and marks it as in use: the file ``abort`` contains the process id."""
 
     __slots__ = ("_disk", "_files", "_lock_fd", "marked", "path")
 
@@ -25,16 +25,16 @@ class DataDirectory:
 
     @property
     def is_locked(self) -> bool:
-        """Whether this process has it open."""
+        """Return whether this process has it open."""
         return self._lock_fd >= 0
 
     @property
     def has_mark(self) -> bool:
-        """Whether a process marked it and did not stop in order."""
+        """Return whether a process marked it and did not shut down in order."""
         return "abort" in self._disk.names(self.path)
 
     def lock(self) -> None:
-        """Make what is missing of it, and lock it.
+        """Create missing parts of the directory, and lock it.
 
         Raises:
           StoreLocked: another process has it open; the text says which.
@@ -51,14 +51,14 @@ class DataDirectory:
             raise StoreLocked(f"data directory {self.path!r} is in use by {holder}; stop it first") from error
 
     def release(self) -> None:
-        """Close every file and give the lock up."""
+        """Close every file and release the lock."""
         self._files.close()
         if self._lock_fd >= 0:
             self._disk.close(self._lock_fd)
             self._lock_fd = -1
 
     def mark(self) -> None:
-        """Say that a process has it open and did not stop in order yet."""
+        """Mark the directory as open; the mark remains unless the process shuts down in order."""
         path = f"{self.path}/abort"
         if not self.has_mark:
             self._files.create(path, 0)
@@ -70,15 +70,15 @@ class DataDirectory:
         self.marked = True
 
     def unmark(self) -> None:
-        """The process stops in order."""
+        """Remove the mark, for an orderly shutdown."""
         if self.has_mark:
             self._disk.unlink(f"{self.path}/abort")
         self._disk.sync_directory(self.path)
 
     def read_generations(self, name: str) -> Iterator[bytes]:
-        """Yield the generations of file *name*, newest first; the caller stops at a good one.
+        """Yield the generations of file *name*, newest first; the caller stops at a valid one.
 
-        A crash between the two renames of a `write_file` leaves the newest as ``name.tmp``.
+        After a crash between the two renames of a `write_file`, the newest is ``name.tmp``.
         """
         for generation in (name, f"{name}.tmp", f"{name}.bak"):
             data = read_file(self._disk, f"{self.path}/{generation}")
@@ -86,5 +86,5 @@ class DataDirectory:
                 yield data
 
     def write_file(self, name: str, *pieces: bytes) -> None:
-        """Replace file *name* at once; its previous content stays as ``name.bak``."""
+        """Replace file *name* atomically; keep the previous content as ``name.bak``."""
         atomic_write(self._disk, f"{self.path}/{name}", *pieces)

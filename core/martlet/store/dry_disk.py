@@ -1,7 +1,7 @@
-"""A disk on which a start can be tried: it reads another disk and keeps every change in memory.
+"""A disk for a dry run of a start: it reads another disk and keeps every change in memory.
 
-So what a start would do is known from the code of the start itself, and `DryDisk.changes` tells what it did.
-Memory is needed for what is written: 20 bytes for each message of a consume queue that is rebuilt.
+So the code of the start itself computes what a start would do, and `DryDisk.changes` reports it. Memory is needed for
+everything written: 20 bytes per message of a consume queue that is rebuilt.
 """
 
 import errno
@@ -17,12 +17,12 @@ __all__ = ["DryDisk"]
 T = TypeVar("T")
 
 PAGE_BYTES: Final = 65536
-NOTHING: Final = -1  # in place of a descriptor of the disk below
+NOTHING: Final = -1  # instead of a descriptor of the disk below
 
 
 @final
 class _File:
-    """One file: ``limit`` bytes of ``source``, a path of the disk below, under the pages that were written."""
+    """One file: ``limit`` bytes of ``source``, a path of the disk below, overlaid by the pages that were written."""
 
     __slots__ = ("limit", "pages", "size", "source")
 
@@ -47,7 +47,7 @@ def _error(code: int, path: str) -> OSError:
 
 @final
 class _Directory:
-    """A directory that was made."""
+    """A created directory."""
 
     __slots__ = ()
 
@@ -58,22 +58,23 @@ DIRECTORY: Final = _Directory()
 
 @final
 class DryDisk:
-    """A `Disk` that leaves *below* as it is."""
+    """A `Disk` that does not change *below*."""
 
     __slots__ = ("_entries", "_next_fd", "_open", "below")
 
     def __init__(self, below: Disk) -> None:
         self.below = below
-        # What differs from the disk below, or was opened: by directory and name; None where it was removed.
+        # Files and directories that differ from the disk below or were opened, by directory and name; None for removed
+        # ones.
         self._entries: dict[str, dict[str, Entry]] = {}
-        # A file and the descriptor of its source, by our descriptor.
+        # The file and the descriptor of its source, by our descriptor.
         self._open: dict[int, tuple[_File, int]] = {}
         self._next_fd = 1 << 20
 
-    # ---- what was done
+    # ---- changes
 
     def changes(self) -> dict[str, str]:
-        """What differs from the disk below: ``created``, ``changed`` or ``removed``, by path."""
+        """Return the differences from the disk below: ``created``, ``changed`` or ``removed``, by path."""
         found: dict[str, str] = {}
         for directory, names in self._entries.items():
             for name, entry in names.items():
@@ -127,7 +128,7 @@ class DryDisk:
         return True
 
     def _find(self, path: str) -> Entry:
-        """What is at *path*; None where there is nothing."""
+        """Return the file or directory at *path*; None if there is none."""
         names, name = self._place(path)
         if name in names:
             return names[name]
@@ -173,7 +174,7 @@ class DryDisk:
         return self._open[fd][0].size
 
     def _page(self, file: _File, source: int, number: int) -> bytes | bytearray:
-        """One whole page; zeros behind the end."""
+        """Return one whole page; zeros after the end of the file."""
         page = file.pages.get(number)
         if page is not None:
             return page
@@ -282,10 +283,10 @@ class DryDisk:
     # ---- the rest
 
     def lock(self, path: str) -> int:
-        """Lock *path* of the disk below if it is there and may be written; nobody else can have it open otherwise."""
+        """Lock *path* of the disk below if it exists and is writable; otherwise no process can have it open."""
         source = NOTHING
         if os.path.basename(path) in self.below.names(os.path.dirname(path)):
-            with suppress(OSError):  # it may only be read, so no broker can have it open either
+            with suppress(OSError):  # read-only, so no broker can have it open either
                 source = self.below.lock(path)
         fd = self._next_fd
         self._next_fd += 1

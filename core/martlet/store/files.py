@@ -1,9 +1,8 @@
-"""Every access to the disk; nothing else in Martlet's core opens a file of the store.
+"""All disk access: no other module of Martlet's core opens files of the store.
 
-A `Disk` is a table of blocking calls on paths and descriptors: `RealDisk` is the
-operating system, `martlet.testing.disk.FakeDisk` forgets what was not synced.
-Files are read and written by position and never mapped: a mapped page that cannot
-be read or written ends the process, and mapped pages count as its memory.
+A `Disk` is a table of blocking calls on paths and descriptors: `RealDisk` is the operating system,
+`martlet.testing.disk.FakeDisk` loses everything that was not synced. Files are read and written by position and never
+mapped: an I/O error on a mapped page kills the process, and mapped pages count as its memory.
 """
 
 import ctypes
@@ -30,13 +29,13 @@ FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def is_full(error: OSError) -> bool:
-    """Whether *error* says that there is no space, which may come back."""
+    """Return whether *error* reports lack of space, which may be temporary."""
     return error.errno in FULL_ERRORS
 
 
 @final
 class Usage:
-    """How full the file system is."""
+    """Space on the file system."""
 
     __slots__ = ("free_bytes", "total_bytes")
 
@@ -46,15 +45,15 @@ class Usage:
 
     @property
     def ratio(self) -> float:
-        """The used part, 0 to 1."""
+        """The used fraction, 0 to 1."""
         return 1 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
 class Disk(Protocol):
-    """What the store asks of an operating system; every call but `off_loop` blocks and raises OSError."""
+    """The operating system's calls that the store uses; all except `off_loop` block and raise OSError."""
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
-        """Return a descriptor; FileNotFoundError without *create*, FileExistsError with it when the file is there."""
+        """Return a descriptor. FileNotFoundError if the file is missing; with *create* FileExistsError if it exists."""
         ...
 
     def close(self, fd: int) -> None: ...
@@ -66,43 +65,43 @@ class Disk(Protocol):
         ...
 
     def read_now(self, fd: int, size: int, position: int) -> bytes | bytearray | None:
-        """Return *size* bytes, fewer only at the end of the file; None where the disk would have to be waited for."""
+        """Return *size* bytes, fewer only at the end of the file; None if that would wait for the disk."""
         ...
 
     def write(self, fd: int, data: Bytes, position: int) -> None:
-        """Write all of *data*, or raise; a part may have been written then."""
+        """Write all of *data*, or raise, possibly after writing a part."""
         ...
 
     def path_size(self, path: str) -> int:
-        """The bytes of the file *path*, holes counted; -1 when it is absent or no file."""
+        """Return the size of the file *path*, including holes; -1 if there is no such file."""
         ...
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cut, or lengthen with zeros that take no space."""
+        """Shorten the file, or lengthen it with zeros that take no space."""
         ...
 
     def sync(self, fd: int) -> None:
-        """Return when data and size are on the disk."""
+        """Return after data and size are on the disk."""
         ...
 
     def next_data(self, fd: int, position: int) -> int:
-        """The first position from *position* on that may hold something else than zeros; the size if there is none."""
+        """Return the first position from *position* on that may contain nonzero bytes; the size if there is none."""
         ...
 
     def sync_directory(self, path: str) -> None:
-        """Return when the names in *path* are on the disk."""
+        """Return after the names in *path* are on the disk."""
         ...
 
     def sync_everything(self, path: str) -> None:
-        """Return when all data and names of the file system of *path* are on the disk."""
+        """Return after all data and names of the file system of *path* are on the disk."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """Make *path* and what is missing above it; fine if it is there."""
+        """Create *path* and missing parents; do nothing if it exists."""
         ...
 
     def names(self, path: str) -> list[str]:
-        """The sorted names in directory *path*; none when it is absent or no directory."""
+        """Return the sorted names in directory *path*; none if there is no such directory."""
         ...
 
     def rename(self, source: str, target: str) -> None: ...
@@ -112,13 +111,13 @@ class Disk(Protocol):
     def remove_directory(self, path: str) -> None: ...
 
     def lock(self, path: str) -> int:
-        """Lock *path* for this opener alone and return its descriptor; closing it unlocks. Raises StoreLocked."""
+        """Lock *path* exclusively and return its descriptor; closing that unlocks it. Raises StoreLocked."""
         ...
 
     def usage(self, path: str) -> Usage: ...
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """Run blocking *work* where it does not stop the event loop; not cancellable."""
+        """Run blocking *work* without stopping the event loop; not cancellable."""
         ...
 
 
@@ -128,7 +127,7 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 
 @final
 class RealDisk:
-    """The operating system's files."""
+    """The real file system."""
 
     __slots__ = ()
 
@@ -159,7 +158,8 @@ class RealDisk:
         try:
             got = os.preadv(fd, [data], position, os.RWF_NOWAIT)
         except OSError:
-            # It is not in the page cache (EAGAIN), or this file system cannot tell (EOPNOTSUPP); `read` names errors.
+            # The data is not in the page cache (EAGAIN), or this file system cannot tell (EOPNOTSUPP); `read` reports
+            # errors.
             return None
         if got < size:
             if position + got < os.fstat(fd).st_size:
@@ -191,7 +191,7 @@ class RealDisk:
             return os.lseek(fd, position, os.SEEK_DATA)
         except OSError as error:
             size = os.fstat(fd).st_size
-            # ENXIO: only a hole follows. Anything else: the file system does not tell.
+            # ENXIO: only a hole follows. Any other error: the file system does not tell.
             return size if error.errno == errno.ENXIO else _skip_zeros(fd, position, size)
 
     def sync_directory(self, path: str) -> None:
@@ -234,8 +234,9 @@ class RealDisk:
         os.rmdir(path)
 
     def lock(self, path: str) -> int:
-        # The first byte, as RocketMQ (BrokerStartup, store/lock), so that either refuses beside the other. A lock
-        # of the open file description: it also holds against a second opener within this process.
+        # Locks the first byte, as RocketMQ does (BrokerStartup, store/lock), so each broker refuses to start while the
+        # other runs. The lock belongs to the open file description, so it also excludes a second opener in this
+        # process.
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 1, 0))
@@ -246,7 +247,7 @@ class RealDisk:
 
     def usage(self, path: str) -> Usage:
         status = os.statvfs(path)
-        # What root alone may use counts as neither used nor free, as in df.
+        # Space reserved for root counts as neither used nor free, as in df.
         used = (status.f_blocks - status.f_bfree) * status.f_frsize
         free = status.f_bavail * status.f_frsize
         return Usage(used + free, free)
@@ -256,7 +257,7 @@ class RealDisk:
 
 
 def _skip_zeros(fd: int, position: int, size: int) -> int:
-    """For a file system that knows no holes: walk over zeros."""
+    """Skip zeros, on a file system that does not report holes."""
     while position < size:
         data = os.pread(fd, 1 << 20, position)
         if data.strip(b"\x00"):
@@ -267,7 +268,7 @@ def _skip_zeros(fd: int, position: int, size: int) -> int:
 
 @final
 class _Open:
-    """A descriptor, and how many calls use it just now."""
+    """A descriptor, and the number of calls that are using it."""
 
     __slots__ = ("fd", "stale", "uses")
 
@@ -279,7 +280,7 @@ class _Open:
 
 @final
 class Files:
-    """Files by path over a bounded number of descriptors; safe to use from several threads."""
+    """Files by path, with a limited number of open descriptors; thread-safe."""
 
     __slots__ = ("_lock", "_open", "disk", "open_max", "read_only")
 
@@ -333,7 +334,7 @@ class Files:
             self._give(held)
 
     def read_now(self, path: str, size: int, position: int) -> bytes | bytearray | None:
-        """As `read`, but None where the disk would have to be waited for."""
+        """Like `read`, but return None if that would wait for the disk."""
         held = self._take(path)
         try:
             return self.disk.read_now(held.fd, size, position)
@@ -355,7 +356,7 @@ class Files:
             self._give(held)
 
     def sync(self, path: str) -> None:
-        """Return when the data of *path* is on the disk."""
+        """Return after the data of *path* is on the disk."""
         held = self._take(path)
         try:
             self.disk.sync(held.fd)
@@ -366,7 +367,7 @@ class Files:
             self._give(held)
 
     def size(self, path: str) -> int:
-        """The bytes of *path*, holes counted."""
+        """Return the size of *path*, including holes."""
         held = self._take(path)
         try:
             return self.disk.size(held.fd)
@@ -377,7 +378,7 @@ class Files:
             self._give(held)
 
     def next_data(self, path: str, position: int) -> int:
-        """As `Disk.next_data`."""
+        """Like `Disk.next_data`."""
         held = self._take(path)
         try:
             return self.disk.next_data(held.fd, position)
@@ -388,7 +389,7 @@ class Files:
             self._give(held)
 
     def truncate(self, path: str, size: int) -> None:
-        """As `Disk.truncate`."""
+        """Like `Disk.truncate`."""
         held = self._take(path)
         try:
             self.disk.truncate(held.fd, size)
@@ -399,14 +400,14 @@ class Files:
             self._give(held)
 
     def clear(self, path: str, position: int) -> None:
-        """Make everything from *position* on zeros that take no space; the size stays. Needs no free space."""
+        """Replace everything from *position* on by zeros that take no space; the size stays. Needs no free space."""
         size = self.size(path)
         if position < size:
             self.truncate(path, position)
             self.truncate(path, size)
 
     def create(self, path: str, size: int) -> None:
-        """Make a new file of *size* zeros that take no space; its name is durable after `Disk.sync_directory`."""
+        """Create a file of *size* zeros that take no space; its name is durable after `Disk.sync_directory`."""
         held = _Open(self.disk.open(path, create=True))
         try:
             self.disk.truncate(held.fd, size)
@@ -427,29 +428,29 @@ class Files:
                 self._retire(held)
 
     def unlink(self, path: str) -> None:
-        """Remove *path*; readers that are at it finish."""
+        """Remove *path*; reads in progress complete."""
         self.forget(path)
         self.disk.unlink(path)
 
     def close(self) -> None:
-        """Close every descriptor; a call that is under way in a thread closes its own."""
+        """Close every descriptor; a call in progress in a thread closes its own."""
         with self._lock:
             while self._open:
                 self._retire(self._open.popitem()[1])
 
 
 def name_path(error: OSError, path: str) -> None:
-    """Make *error*, raised by a call on a descriptor, name *path*; one that names a file already keeps it."""
+    """Add *path* to *error*, raised by a call on a descriptor, unless it names a file already."""
     if error.filename is None:
         error.filename = path
 
 
 def atomic_write(disk: Disk, path: str, *pieces: bytes) -> None:
-    """Replace *path* by *pieces*, one behind another.
+    """Replace the content of *path* by the concatenated *pieces*.
 
-    After a crash it holds the old or the new, and ``path.bak`` what was before.
-    Between the two renames the newest generation is ``path.tmp`` alone. A crash or an error there is
-    completed by the next call before it writes anything.
+    After a crash it holds the old content or the new, and ``path.bak`` the previous one. Between the two renames the
+    newest generation exists only as ``path.tmp``. After a crash or an error there, the next call completes the rename
+    before it writes anything.
     """
     directory, name = os.path.split(path)
     temporary = path + ".tmp"
@@ -470,7 +471,7 @@ def atomic_write(disk: Disk, path: str, *pieces: bytes) -> None:
 
 
 def _write_new(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
-    """Create *path* with *pieces* and sync it; after an error it is gone, so that it takes no space of a full disk."""
+    """Create *path* with *pieces* and sync it; remove it after an error, so that it takes no space of a full disk."""
     fd = disk.open(path, create=True)
     try:
         position = 0
@@ -487,7 +488,7 @@ def _write_new(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
-    """The whole of *path*; None when it is absent."""
+    """Return the content of *path*; None if it does not exist."""
     try:
         fd = disk.open(path, read_only=True)
     except FileNotFoundError:
@@ -502,10 +503,10 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 
 def read_generation(disk: Disk, path: str, parse: Callable[[bytes], T]) -> T | None:
-    """Return *parse* of the newest generation of *path* that it accepts; None when there is none.
+    """Return *parse* of the newest generation of *path* that it accepts; None if there is none.
 
-    A generation is refused by raising MartletError or ValueError. A crash between the two
-    renames of `atomic_write` leaves the newest as ``path.tmp``.
+    *parse* rejects a generation by raising MartletError or ValueError. After a crash between the
+    two renames of `atomic_write`, the newest is ``path.tmp``.
     """
     for generation in (path, path + ".tmp", path + ".bak"):
         data = read_file(disk, generation)

@@ -1,4 +1,4 @@
-"""Moves the first offsets of queues after the oldest segments were removed."""
+"""Advances the first offsets of queues after the oldest segments were removed."""
 
 from typing import final
 
@@ -10,7 +10,7 @@ __all__ = ["FirstOffsets"]
 
 @final
 class FirstOffsets:
-    """Knows which queues may still begin with records that were removed; who reads there is told so."""
+    """Tracks which queues may still begin with removed records; readers of such records get an error."""
 
     __slots__ = ("_behind", "_queues", "_segments", "_stuck")
 
@@ -18,26 +18,26 @@ class FirstOffsets:
         self._queues = queues
         self._segments = segments
         self._behind: dict[Queue, None] = {}
-        # Of these a damaged block, which is being rebuilt, hides where they begin.
+        # Queues whose first record is unknown because of a damaged block that is being rebuilt.
         self._stuck: dict[Queue, None] = {}
 
     @property
     def is_behind(self) -> bool:
-        """Whether some queues may begin with what was removed."""
+        """Return whether some queues may begin with removed records."""
         return bool(self._behind or self._stuck)
 
     def look_again(self) -> int:
-        """Look at every queue: the log begins later now. Returns how many there are."""
+        """Check every queue again, because the log now begins later; return the number of queues."""
         self._behind = dict.fromkeys(self._queues.all())
         return len(self._behind)
 
     def retry_stuck(self) -> None:
-        """Look again at the queues whose damaged blocks may have been rebuilt."""
+        """Check the queues with damaged blocks again; the blocks may have been rebuilt."""
         self._behind |= self._stuck
         self._stuck = {}
 
     def advance(self, count: int) -> bool:
-        """Let up to *count* queues begin with what is left of them; True when there are more."""
+        """Advance up to *count* queues to their first remaining record; return True if there are more queues."""
         queues, start = self._queues, self._segments.start
         while self._behind and count:
             queue, _ = self._behind.popitem()

@@ -1,8 +1,7 @@
-"""Group commit: one fdatasync for everyone who waits.
+"""Group commit: one fdatasync for all that wait.
 
-While one is under way in a worker thread, whatever is appended waits for the next.
-A write or fdatasync that fails ends the store: the kernel may have dropped the pages
-it could not write and would report the next fsync as a success.
+While one runs in a worker thread, later appends wait for the next. A failed write or fdatasync stops the store
+permanently: the kernel may have dropped the pages that it could not write, and the next fsync would report success.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ __all__ = ["Flusher"]
 
 @final
 class Flusher:
-    """Makes what was written durable; ``durable`` is the log position up to which it is.
+    """Flushes written data to disk; everything before the log position ``durable`` is durable.
 
     ``on_moved`` is called after ``durable`` moved, and once when the store failed.
     """
@@ -60,23 +59,23 @@ class Flusher:
         self._busy = False
 
     def wrote(self, path: str) -> None:
-        """*path* holds data that is not durable."""
+        """Note that *path* has data that is not durable."""
         self._dirty.add(path)
 
     def created(self) -> None:
-        """The directory of the log has a new name."""
+        """Note that the directory of the log has a new name."""
         self._new_directory = True
 
     def ask(self) -> None:
-        """Have `run` flush; nothing waits here."""
+        """Request a flush by `run`; does not wait."""
         if not self._is_asked:
             self._is_asked = True
             self._asked.set()
 
     def fail(self, error: OSError) -> StoreFailed:
-        """Stop for good because of *error*; everyone who waits gets the same `StoreFailed`."""
+        """Stop permanently because of *error*; everyone who waits gets the same `StoreFailed`."""
         if self.failed is None:
-            self.failed = StoreFailed(f"the disk failed: {error}; the store takes no more writes until a restart")
+            self.failed = StoreFailed(f"the disk failed: {error}; the store accepts no more writes until a restart")
             self.failed.__cause__ = error
             self._announce()
             self.ask()
@@ -88,10 +87,10 @@ class Flusher:
         self.on_moved()
 
     async def wait_durable(self, position: int) -> None:
-        """Return when everything before *position* is durable.
+        """Return once everything before *position* is durable.
 
         Raises:
-          StoreFailed: it will never be.
+          StoreFailed: the disk failed, so it will never be durable.
         """
         while self.durable < position:
             if self.failed is not None:
@@ -100,7 +99,7 @@ class Flusher:
             await self._moved.wait()
 
     async def run(self, interval_seconds: float) -> None:
-        """Flush whenever somebody asks; at most once every *interval_seconds* if that is not 0."""
+        """Flush on request; at most once every *interval_seconds* if that is not 0."""
         while self.failed is None:
             await self._asked.wait()
             if interval_seconds:
@@ -111,7 +110,7 @@ class Flusher:
         raise self.failed
 
     async def flush(self) -> None:
-        """Make durable what was written before this call, without stopping the event loop; a no-op after a failure."""
+        """Make all earlier writes durable without blocking the event loop; do nothing after a failure."""
         work = self._take()
         if work is None:
             await trio.lowlevel.checkpoint()
@@ -130,7 +129,7 @@ class Flusher:
         self._done(target, trio.current_time() - began)
 
     def flush_now(self) -> None:
-        """As `flush`, blocking.
+        """Like `flush`, but blocking.
 
         Raises:
           StoreFailed: the disk failed, now or earlier.

@@ -1,4 +1,4 @@
-"""Brings the key index to the end of the log, block by block, beside other work."""
+"""Completes the key index up to the end of the log, block by block, in the background."""
 
 from typing import final
 
@@ -13,9 +13,9 @@ __all__ = ["Follower"]
 
 @final
 class Follower:
-    """Indexes what `read` returns.
+    """Indexes the records that `read` returns.
 
-    While it is at work nothing is queued for the index: what is appended meanwhile it reads as well.
+    While it runs, appended records are not queued for the index: it reads them from the log too.
     """
 
     __slots__ = ("_names", "_scan", "keys", "segments")
@@ -23,7 +23,7 @@ class Follower:
     def __init__(self, segments: Segments, queues: Queues, keys: KeyIndex) -> None:
         self.segments = segments
         self.keys = keys
-        # One for each topic, for its name's hash. The index follows queues and never makes one.
+        # One per topic, for the hash of its name. The index follows queues and never creates one.
         self._names: dict[str, Queue] = {}
         self._scan = Scan(segments, queues, self._named, keys=keys)
 
@@ -34,11 +34,11 @@ class Follower:
         return queue
 
     def read(self, end: int, size: int) -> bytes:
-        """Up to *size* bytes from where the index stands, at most to log position *end*; blocks."""
+        """Read up to *size* bytes, from the end of the index to log position *end* at most; blocks."""
         return self.segments.read(self.keys.position, min(size, end - self.keys.position))
 
     def take(self, data: bytes, end: int, size: int) -> int:
-        """Index what `read` returned for *end* and *size*; return the size to read next, 0 for the usual."""
+        """Index the result of `read` for *end* and *size*; return the size to read next, 0 for the default."""
         keys = self.keys
         segment = self.segments.find(keys.position)
         if segment is None:

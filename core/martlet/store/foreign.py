@@ -1,9 +1,9 @@
-"""Takes over the consume queues of a store that RocketMQ wrote: nothing but the files says what they hold.
+"""Loads the consume queues of a store that RocketMQ wrote; only the files tell what they contain.
 
-So they are compared with the log, without reading it: records and fillers cover each segment without a gap, and each
-record has one entry. Where the entries of a segment do not add up to exactly that, some are missing or wrong, and all
-queues are rebuilt from the log. So they are where light queues may have been in use: how many entries these should
-have only the records say.
+They are checked against the log without reading it: records and fillers cover each segment without a gap, and each
+record has one entry. If the entries of a segment do not cover it exactly, some are missing or wrong, and all queues are
+rebuilt from the log. All queues are rebuilt as well if light queues may have been in use: only the records say how many
+entries those should have.
 """
 
 import sys
@@ -21,18 +21,20 @@ from martlet.store.segments import Segment, Segments
 
 __all__ = ["ForeignQueues"]
 
-# Entries that are added up in one go.
+# Entries to sum up in one step.
 SUMMED_AT_ONCE: Final = 50_000
-# Where RocketMQ keeps offsets of consumers, in place of consumerOffset.json, while light queues are on (enableLmq).
+# RocketMQ keeps the offsets of consumers in this file, instead of consumerOffset.json, while light queues are on
+# (enableLmq).
 LIGHT_OFFSETS: Final = "config/lmqConsumerOffset.json"
 
 
 @final
 class _Sums:
-    """What the entries of one segment add up to, with positions counted from its start.
+    """Sums over the entries of one segment, with positions counted from its start.
 
-    Where they cover it without a gap up to ``end``, ``size`` is that, and ``squares``, the sum over all records of the
-    square of the end less that of the start, is its square. Entries that are wrong do not add up to both.
+    If they cover it without a gap up to ``end``, ``size`` equals ``end``, and ``squares`` equals its square. The sum
+    ``squares`` adds, for each record, the square of its end less the square of its start. Wrong entries do not satisfy
+    both.
     """
 
     __slots__ = ("end", "size", "squares")
@@ -54,7 +56,7 @@ class _Sums:
 
 @final
 class ForeignQueues:
-    """Loads every queue up to log position *limit*; `NOWHERE` takes all that the files hold."""
+    """Loads every queue up to log position *limit*; `NOWHERE` loads everything in the files."""
 
     __slots__ = ("_sums", "highest", "limit", "queues", "segments")
 
@@ -62,12 +64,12 @@ class ForeignQueues:
         self.segments = segments
         self.queues = queues
         self.limit = limit
-        # The log position behind the newest record that has an entry.
+        # The end of the newest record that has an entry.
         self.highest = segments.start
         self._sums = {segment.start: _Sums() for segment in segments.items}
 
     def load(self) -> bool:
-        """Return whether the queues have every record of the log; else all are to be rebuilt from it."""
+        """Return whether the queues contain every record of the log; otherwise all must be rebuilt from it."""
         files = self.queues.files
         disk = files.files.disk
         topics = disk.names(files.directory)
@@ -83,7 +85,7 @@ class ForeignQueues:
         return bool(self.queues.topics) and self._cover()
 
     def _add_up(self, queue: Queue) -> bool:
-        """Add the entries of *queue* to the sums of their segments; False when they are out of order."""
+        """Add the entries of *queue* to the sums of their segments; return False if they are out of order."""
         offset, before = queue.first_offset, -1
         if offset == queue.next_offset:
             return True
@@ -120,7 +122,7 @@ class ForeignQueues:
         return True
 
     def _cover(self) -> bool:
-        """Whether the entries of each segment below the limit cover it; a start reads the log from `highest` on."""
+        """Return whether the entries of each segment below the limit cover it; a start reads the log from `highest`."""
         return all(
             self._sums[segment.start].whole and self._ends(segment)
             for segment in self.segments.items
@@ -128,7 +130,7 @@ class ForeignQueues:
         )
 
     def _ends(self, segment: Segment) -> bool:
-        """Whether no record follows those of *segment* that have an entry, or it is one that the start will read."""
+        """Return whether *segment* has no record after its last entry, or only one that the start will read."""
         end = segment.start + self._sums[segment.start].end
         if end == segment.end or (end == self.highest and self.limit == NOWHERE):
             return True
@@ -136,7 +138,7 @@ class ForeignQueues:
         return len(head) == FILLER_BYTES and FILLER.unpack(head) == (segment.end - end, BLANK_MAGIC)
 
     def _load_queue(self, queue: Queue) -> bool:
-        """Set its bounds from the files; False when one is missing or short."""
+        """Set the bounds of a queue from its files; return False if a file is missing or too short."""
         files = self.queues.files
         starts = files.starts(queue)
         if not starts:
@@ -149,7 +151,7 @@ class ForeignQueues:
         if self.limit != NOWHERE:
             end = self._last_sound(queue, low, end)
         queue.begin_at(end)
-        # Blocks that RocketMQ began have no CRC; the next whole one has.
+        # Blocks that RocketMQ started have no CRC; the next whole block has one.
         queue.begins = end == low
         queue.first_offset = self.queues.first_behind(queue, low, end, self.segments.start)
         queue.unsure_names = self.limit != NOWHERE
@@ -166,7 +168,7 @@ class ForeignQueues:
         return position, size
 
     def _search_end(self, queue: Queue, low: int, high: int) -> int:
-        """The offset behind the last entry of a record before the limit."""
+        """Return the offset after the last entry of a record before the limit."""
         while low < high:
             middle = (low + high) // 2
             position, size = self._entry(queue, middle)
@@ -177,7 +179,7 @@ class ForeignQueues:
         return low
 
     def _last_sound(self, queue: Queue, low: int, end: int) -> int:
-        """Walk back from *end* over entries that name no record of this queue: a crash tore them."""
+        """Walk back from *end* over entries torn by a crash: they name no record of this queue."""
         while end > low:
             position, size = self._entry(queue, end - 1)
             if size == BLANK_SIZE or 0 < position < self.segments.start:
@@ -188,7 +190,7 @@ class ForeignQueues:
         return end
 
     def _names_its_record(self, queue: Queue, offset: int) -> bool:
-        """Whether the entry at *offset* names a record that says the same place; a hole names none."""
+        """Return whether the entry at *offset* names a record with this queue and offset; a hole names none."""
         position, size = self._entry(queue, offset)
         if size == BLANK_SIZE:
             return True

@@ -1,4 +1,4 @@
-"""Brings the keys of records into the key index: those of each commit, and in the background all that it lacks."""
+"""Adds the keys of records to the key index: those of each commit at once, and all missing ones in the background."""
 
 import logging
 from functools import partial
@@ -21,22 +21,22 @@ __all__ = ["Indexer"]
 
 logger = logging.getLogger("martlet.store")
 
-# Messages that are indexed before the event loop gets its turn.
+# Messages to index per turn of the event loop.
 INDEX_BATCH: Final = 256
-# Messages that wait for the key index before commits help with it.
+# If more messages than this wait for the key index, commits help.
 UNINDEXED_MAX: Final = 20_000
-INDEX_HELP: Final = 64  # a commit indexes that many more than it adds; 2.3 us each
-# A key index that is this far behind is completed while the store opens, else in the background,
-# in blocks that take less than a millisecond each.
+INDEX_HELP: Final = 64  # a commit indexes this many more than it adds; 2.3 us each
+# A key index that is at most this far behind is completed while the store opens; otherwise in the background, in blocks
+# that take less than a millisecond each.
 FOLLOW_AT_ONCE_BYTES: Final = 16 * 1024 * 1024
 FOLLOW_BYTES: Final = 128 * 1024
-# With so few slots they are counted while the store opens; a real index has 5,000,000.
+# Up to this many slots are counted while the store opens; a production index has 5,000,000.
 SLOTS_AT_ONCE: Final = 65_536
 
 
 @final
 class Indexer:
-    """Feeds *keys*, which is None in a store without a key index; *wakeup* is set when `drain` has something to do."""
+    """Feeds *keys*, which is None in a store without a key index; sets *wakeup* when there is work for `drain`."""
 
     __slots__ = (
         "_behind",
@@ -69,17 +69,17 @@ class Indexer:
         self._tail = tail
         self._flusher = flusher
         self._wakeup = wakeup
-        # Makes up for what the key index lacks; None when it lacks nothing but `keys.pending`.
+        # Adds what the key index lacks; None if it lacks only `keys.pending`.
         self._follower: Follower | None = None
         self._behind = trio.Event()
-        # Set when the key index may have become complete; another takes its place then.
+        # Set when the key index may have become complete, and then replaced by a new event.
         self._moved = trio.Event()
-        # Up to where the key index was durable when its slots were last written, with how many entries, and the CRC of
-        # its headers.
+        # The durable position of the key index when its slots were last written, the number of entries then, and the
+        # CRC of its headers.
         self.saved = (0, 0, 0)
 
     def open_at(self, end: int) -> None:
-        """Begin after a recovery that ended at log position *end*."""
+        """Start after a recovery that ended at log position *end*."""
         keys = self.keys
         if keys is None:
             return
@@ -93,10 +93,10 @@ class Indexer:
         if end - keys.position > FOLLOW_AT_ONCE_BYTES or not self._follow_at_once(self._follower, end):
             self._behind.set()
 
-    # ---- what is appended
+    # ---- appends
 
     def accept(self, appended: list[Appended]) -> None:
-        """Take the records of a commit."""
+        """Accept the records of a commit."""
         keys = self.keys
         if keys is not None and self._follower is None:
             keys.pending.extend(appended)
@@ -105,38 +105,38 @@ class Indexer:
         self._wakeup.set()
 
     def _help(self, keys: KeyIndex, appended: int) -> None:
-        """Index a few more messages than were *appended*: the backlog shrinks, and no commit pays for all of it."""
+        """Index slightly more messages than were *appended*: the backlog shrinks, and no commit pays for all of it."""
         try:
             keys.drain(appended + INDEX_HELP)
         except OSError as error:
-            logger.warning("the key index cannot grow: %s; it goes on later", error)
+            logger.warning("the key index cannot grow: %s; retrying later", error)
 
     async def drain(self) -> None:
-        """Index what waits, a batch a turn."""
+        """Index the waiting messages, one batch per turn."""
         keys = self.keys
         while keys is not None and self._follower is None and keys.drain(INDEX_BATCH):
             await trio.lowlevel.checkpoint()
 
     def drain_now(self) -> None:
-        """As `drain`, blocking."""
+        """Like `drain`, but blocking."""
         if self.keys is not None and self._follower is None:
             self.keys.drain(len(self.keys.pending))
 
-    # ---- whether it is complete
+    # ---- completeness
 
     @property
     def is_complete(self) -> bool:
-        """Whether the key index has every key: it is not damaged, not being rebuilt, and its files were checked."""
+        """Return whether the key index has every key: not damaged, not being rebuilt, and its files were checked."""
         keys = self.keys
         return keys is None or not (keys.damaged or keys.unchecked or self._follower is not None)
 
     async def wait_complete(self) -> None:
-        """Return when the key index is complete."""
+        """Return once the key index is complete."""
         while not self.is_complete:
             await self._moved.wait()
 
     def wake(self) -> None:
-        """Have a damaged index rebuilt."""
+        """Request the rebuild of a damaged index."""
         self._wakeup.set()
 
     def _announce(self) -> None:
@@ -144,7 +144,7 @@ class Indexer:
         moved.set()
 
     async def check(self) -> None:
-        """See in a worker thread whether the files of the key index have lost slots."""
+        """Check in a worker thread whether the files of the key index have lost slots."""
         keys = self.keys
         while keys is not None and keys.unchecked:
             path, used_slots = unchecked = keys.unchecked[-1]
@@ -157,7 +157,7 @@ class Indexer:
         self._announce()
 
     def rebuild_damaged(self) -> None:
-        """Begin the key index again if a query met what cannot be in it."""
+        """Restart the key index from scratch if a query found an impossible entry."""
         keys = self.keys
         if keys is None or not keys.damaged or keys.saving or self._follower is not None:
             return
@@ -168,18 +168,18 @@ class Indexer:
         self._follower = Follower(self._segments, self._queues, keys)
         self._behind.set()
 
-    # ---- making up for what it lacks
+    # ---- adding missing keys
 
     def complete(self, report: Progress | None = None) -> bool:
-        """Index every record, in place of `follow`; False when the disk is full. Blocks.
+        """Index every record, instead of `follow`; return False if the disk is full. Blocks.
 
         Args:
-          report: called often with bytes done, bytes in all, and entries so far.
+          report: called often with the bytes done, the total bytes, and the entries so far.
         """
         return self._follower is None or self._follow_at_once(self._follower, self._tail.written, report)
 
     async def follow(self) -> None:
-        """Complete the key index whenever it is far behind: after a start, and when it is rebuilt; until cancelled."""
+        """Complete the key index whenever it is far behind: after a start, or while it is rebuilt; until cancelled."""
         await self.check()
         while True:
             await self._behind.wait()
@@ -188,7 +188,7 @@ class Indexer:
                 await self._follow(self._follower)
 
     def _follow_at_once(self, follower: Follower, end: int, report: Progress | None = None) -> bool:
-        """Complete the key index up to log position *end*; False when the disk is full."""
+        """Complete the key index up to log position *end*; return False if the disk is full."""
         wanted, begin = FOLLOW_BYTES, follower.keys.position
         try:
             while follower.keys.position < end:

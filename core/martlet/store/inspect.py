@@ -1,7 +1,7 @@
-"""Reads the log in a data directory that no broker has open, and changes nothing: what is in it, and what is damaged.
+"""Inspects the log in a data directory that no broker has open: its content and its damage. Changes nothing.
 
-The log is walked from its first byte to its last. Where bytes are no record, the next one that is
-decides, as in recovery: if there is one, what lies before it is damage; if not, the log ends here.
+The log is walked from its first byte to its last. Bytes that are no record are judged as in recovery:
+if an intact record follows, they are damage; otherwise the log ends there.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ Take = Callable[[Record], None]
 
 @dataclass(slots=True)
 class SegmentContent:
-    """One file of the log; ``end`` is behind its last record."""
+    """One file of the log; ``end`` is the end of its last record."""
 
     path: str
     start: int
@@ -51,7 +51,7 @@ class SegmentContent:
 
 @dataclass(slots=True)
 class QueueContent:
-    """The records of one queue that are in the log; of a topic that was deleted and created again, the newer ones."""
+    """The records of one queue in the log; if its topic was deleted and recreated, only the newer ones."""
 
     topic: str
     queue_id: int
@@ -64,7 +64,7 @@ class QueueContent:
     jumped_to: int = -1
 
     def follow(self, offset: int, *, after_damage: bool) -> None:
-        """The next record of this queue says *offset*, which a flipped bit may have changed."""
+        """Note that the next record of this queue says *offset*, which a flipped bit may have changed."""
         expected = self.next_offset
         if offset == expected or offset == self.jumped_to + 1 or (after_damage and offset > expected):
             self.next_offset = offset + 1
@@ -78,7 +78,7 @@ class QueueContent:
 
 @dataclass(slots=True)
 class Damage:
-    """Log bytes from ``start`` to before ``end`` that hold no intact record, though records follow."""
+    """Log bytes from ``start`` up to ``end`` that contain no intact record, although records follow."""
 
     start: int
     end: int
@@ -87,7 +87,7 @@ class Damage:
 
 @dataclass(slots=True)
 class Inspection:
-    """What was found. ``torn_bytes`` at the end of the log are what a crash left; the next start cuts them."""
+    """The result. A crash left ``torn_bytes`` at the end of the log; the next start removes them."""
 
     stopped_in_order: bool = True
     segments: list[SegmentContent] = field(default_factory=list)
@@ -100,10 +100,10 @@ class Inspection:
 
 
 def inspect(directory: str, disk: Disk, *, report: Report | None = None) -> Inspection:
-    """Walk the log in *directory*; bodies are not compared with their CRCs.
+    """Walk the log in *directory*, without checking the CRCs of bodies.
 
     Args:
-      report: called after each block with bytes done, bytes in all, and records so far.
+      report: called after each block with the bytes done, the total bytes, and the records so far.
 
     Raises:
       StoreError: there is no log.
@@ -130,7 +130,7 @@ def inspect(directory: str, disk: Disk, *, report: Report | None = None) -> Insp
 
 
 def _judged_from(checkpoint: Checkpoint | None, *, clean: bool, journal: bool) -> int:
-    """From where on the next start takes groups of records whole or not at all (`Recovery`)."""
+    """Return the position from which the next start accepts only whole groups of records (`Recovery`)."""
     if clean:
         return NOWHERE
     if checkpoint is None:
@@ -139,7 +139,7 @@ def _judged_from(checkpoint: Checkpoint | None, *, clean: bool, journal: bool) -
 
 
 def require_log(directory: str, disk: Disk) -> None:
-    """Raise StoreError when *directory* is not one of a broker."""
+    """Raise StoreError unless *directory* is the data directory of a broker."""
     if "commitlog" not in disk.names(directory):
         raise StoreError(f"directory {directory!r} holds no commitlog; name the data directory of a broker")
 
@@ -148,7 +148,7 @@ def record_at(directory: str, disk: Disk, position: int) -> Record:
     """Return the record at *position* of the log.
 
     Raises:
-      StoreError: there is none, or it is not intact.
+      StoreError: there is none, or it is damaged.
     """
     files = Files(disk, OPEN_FILES, read_only=True)
     segments = Segments(files, f"{directory}/commitlog", 0)
@@ -170,14 +170,14 @@ def _lock(directory: str, disk: Disk) -> int:
         return -1
     try:
         return disk.lock(f"{directory}/lock")
-    except OSError:  # a copy that may only be read; no broker can have it open for writing
+    except OSError:  # a read-only copy; no broker can have it open for writing
         return -1
 
 
 class Walk:
-    """One walk over the log, and what it has found so far; *take* is given every intact record.
+    """One walk over the log, with the results so far; *take* is called with every intact record.
 
-    From *groups_from* on a group that is not whole counts as no record.
+    From *groups_from* on, an incomplete group counts as damage.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Walk:
         self.found.torn_bytes = self._torn()
 
     def _block(self, segment: Segment, content: SegmentContent, position: int) -> int:
-        """Take the records from *position* on, about a block; return where to go on."""
+        """Take about one block of records from *position* on; return where to continue."""
         room = segment.end - position
         head = self._segments.read(position, FILLER_BYTES)
         if len(head) == FILLER_BYTES:
@@ -228,13 +228,13 @@ class Walk:
                 return self._skip(position + at, str(error))
             judged = data[at + MARK_AT] & LAST == FIRST and position + at >= self._groups_from
             if judged and not may_begin_at(self._segments, segment, position + at):
-                return self._skip(position + at, "a group of records is not whole")
+                return self._skip(position + at, "a group of records is incomplete")
             self._take(content, record)
             at += size
         return position + at if at else self._skip(position, "a record is cut short")
 
     def _skip(self, position: int, text: str) -> int:
-        """What is at *position* is no record: return where the next one is, or behind the log."""
+        """Return the position of the next record after *position*, which has none, or the end of the log."""
         following = valid_after(self._segments, position, self._groups_from)
         if following < 0:
             return self._segments.end
@@ -263,7 +263,7 @@ class Walk:
             queue.last_ms = max(queue.last_ms, record.store_ms)
 
     def _torn(self) -> int:
-        """How many bytes from the log's end to the last one that is not zero; not counting an end-of-file mark."""
+        """Return the number of bytes from the log's end to the last nonzero byte, not counting an end-of-file mark."""
         end = self.found.log_end
         segment = self._segments.find(end)
         if segment is None:

@@ -1,10 +1,9 @@
-"""The key index: from a message's keys to its place in the log.
+"""The key index: maps the keys of messages to their positions in the log.
 
-``index/<yyyyMMddHHmmssSSS>`` (RocketMQ IndexFile.java): a header, hash slots that hold the
-newest entry's number, and entries that each name the one before. The slots of the active
-file are in memory and are written, after the entries they name are durable, when a checkpoint is
-made; so whatever a crash leaves in a slot names an entry that is there. Appends only queue
-a reference; `drain` does the work later, and a query drains first.
+Each file ``index/<yyyyMMddHHmmssSSS>`` (RocketMQ IndexFile.java) has a header, hash slots with the number of the newest
+entry, and entries, each with the number of the previous one. The slots of the active file are kept in memory. A
+checkpoint writes them, after the entries that they name are durable, so slots never name missing entries after a crash.
+Appends only queue a reference; `drain` does the work later, and a query drains first.
 """
 
 import logging
@@ -34,32 +33,32 @@ logger = logging.getLogger("martlet.store")
 HEADER: Final = Struct(">4q2i")  # begin and end ms, begin and end position, used slots, next entry number
 SLOT: Final = Struct(">i")
 SLOT_BYTES: Final = 4
-ITEM: Final = Struct(">iqii")  # hash, position, seconds since begin, entry before
+ITEM: Final = Struct(">iqii")  # hash, position, seconds since begin, previous entry
 ITEM_BYTES: Final = 20
-PAGE_SLOTS: Final = 1024  # a page of slots is written when one of them changed
+PAGE_SLOTS: Final = 1024  # a page of slots is written when one of them has changed
 PAGE_BYTES: Final = PAGE_SLOTS * SLOT_BYTES
-# Slots that are counted in one go; about a millisecond's work.
+# Slots to count in one step, about a millisecond's work.
 SLOTS_A_READ: Final = 32_768
 SECONDS_MAX: Final = 2**31 - 1
-# Prefixes of unique keys whose hash is remembered: one a client and minute.
+# Prefixes of unique keys whose hash is cached: one per client and minute.
 PREFIXES_MAX: Final = 4096
-# The end of a unique key that changes from message to message (the time's low half and the counter).
+# The end of a unique key, which differs between messages (the low half of the time, and the counter).
 SUFFIX_BYTES: Final = 8
-# The most keys of one message: its properties are at most 32,767 bytes.
+# The maximum number of keys of one message, whose properties have at most 32,767 bytes.
 KEYS_MAX: Final = 16_384
 SUFFIX_POWERS: Final = POWERS_OF[SUFFIX_BYTES]
-# 31 to the power of the index.
+# Powers of 31, by exponent.
 POWER: Final = tuple(reversed(POWERS_OF[256]))
-# A query looks at no more entries of one chain: a key that every message has makes long ones.
+# A query follows at most this many entries of a chain; a key that every message has makes long ones.
 CHAIN_MAX: Final = 100_000
-# In one slice of a query: entries of a chain, each of which is read from the file; messages that wait to be indexed.
+# For one slice of a query: entries of a chain, each a read from the file; waiting messages to index.
 WALKED_AT_ONCE: Final = 256
 DRAINED_AT_ONCE: Final = 256
 
 
 @final
 class IndexFile:
-    """One file of the index, open or sealed; ``count`` is the number of the next entry (the first is 1)."""
+    """One file of the index, active or full; ``count`` is the number of the next entry (the first is 1)."""
 
     __slots__ = ("begin_ms", "begin_position", "count", "end_ms", "end_position", "path", "used_slots")
 
@@ -78,13 +77,13 @@ class IndexFile:
         )
 
     def seconds_at(self, store_ms: int) -> int:
-        """What an entry of this file says of a record that was stored at *store_ms*."""
+        """Return the time in this file's entry of a record that was stored at *store_ms*."""
         return min(max((store_ms - self.begin_ms) // 1000, 0), SECONDS_MAX)
 
 
 @final
 class KeyIndex:
-    """All index files; the newest takes new keys."""
+    """All index files; new keys go into the newest."""
 
     __slots__ = (
         "_dirty_pages",
@@ -118,14 +117,14 @@ class KeyIndex:
         self.position = 0
         self.store_ms = 0
         self.new_names = False
-        # A query met what cannot be: the index is to be rebuilt.
+        # A query found an impossible entry: the index must be rebuilt.
         self.damaged = False
-        # Files that were there at the start, and how many of their slots are in use.
+        # Files that existed at the start, and how many slots of each are in use.
         self.unchecked: list[tuple[str, int]] = []
-        # A thread is writing what `take_slots` returned.
+        # A thread is writing the result of `take_slots`.
         self.saving = False
         self.pending: deque[tuple[Queue, int, int, int, bytes]] = deque()
-        # In this machine's byte order.
+        # In native byte order.
         self._slots = memoryview(array("i"))
         self._dirty_pages = bytearray()
         self._entries = bytearray()
@@ -139,7 +138,7 @@ class KeyIndex:
         return HEADER.size + self.slots * SLOT_BYTES + self.entries_max * ITEM_BYTES
 
     def load(self) -> bool:
-        """Find the files; False when one is damaged and all are to be made again."""
+        """Find the files; return False if one is damaged and all must be rebuilt."""
         for path in self._paths():
             found = self._load_file(path)
             if found is None:
@@ -148,7 +147,7 @@ class KeyIndex:
         return True
 
     def _paths(self) -> list[str]:
-        """The files of the index; whatever else lies there is left alone."""
+        """Return the paths of index files; other files are ignored."""
         disk = self.files.disk
         paths = [f"{self.directory}/{name}" for name in disk.names(self.directory) if _is_name(name)]
         return [path for path in paths if disk.path_size(path) >= 0]
@@ -171,25 +170,25 @@ class KeyIndex:
         return found if sane else None
 
     def total(self) -> int:
-        """The entries in all files."""
+        """The number of entries in all files."""
         return sum(item.count - 1 for item in self.items)
 
     def headers_crc(self) -> int:
-        """The CRC of the headers of all files that have entries."""
+        """The CRC of the headers of all files with entries."""
         return crc32(b"".join(item.header() for item in self.items if item.count > 1))
 
     def begin(self, checkpoint: Checkpoint | None, segments: Segments, end: int, *, clean: bool) -> None:
-        """Load what there is, for a log in *segments* up to *end*; `position` then says from where on keys are missing.
+        """Load the existing files for a log in *segments* up to *end*; keys are missing from `position` on.
 
-        After a crash nothing but a checkpoint of ours tells how much of the index is durable: a power cut can leave a
-        header ahead of its slots.
+        After a crash, only our own checkpoint tells how much of the index is durable: a power failure can leave a
+        header that is newer than its slots.
         """
         start = segments.start
         loaded = self.load()
         ours = checkpoint is not None and checkpoint.position >= 0
         foreign = not ours and checkpoint is not None and not checkpoint.known
         if loaded and clean and foreign and self.items and self._covers(segments):
-            # RocketMQ's.
+            # These are RocketMQ's files.
             self.reopen(clean=False)
             self.position = min(max(max(item.end_position for item in self.items), start), end)
         elif loaded and checkpoint is not None and ours and self._agrees(checkpoint, clean=clean):
@@ -206,9 +205,9 @@ class KeyIndex:
             self.position = start
 
     def _covers(self, segments: Segments) -> bool:
-        """Whether no record with keys lies before the first file or between two: then none of RocketMQ's is missing.
+        """Return whether no record with keys is before the first file or between two: then no RocketMQ file is missing.
 
-        Nothing else says how many there were. What a last one had is indexed again.
+        Nothing else tells how many files there were. If the last one is missing, its keys are indexed again.
         """
         covered = segments.start
         for item in self.items:
@@ -219,9 +218,9 @@ class KeyIndex:
         return True
 
     def check_slots(self, path: str, used_slots: int) -> bool:
-        """Whether file *path* has no fewer slots in use than its header said; blocks, for a tenth of a second.
+        """Return whether file *path* has as many used slots as its header said, or more; blocks for 0.1 s.
 
-        Slots that were zeroed name no entries, so no query would notice.
+        A query would not notice slots that were zeroed, because they name no entries.
         """
         count = 0
         for first in range(0, self.slots, SLOTS_A_READ):
@@ -234,18 +233,18 @@ class KeyIndex:
         return count >= used_slots
 
     def _agrees(self, checkpoint: Checkpoint, *, clean: bool) -> bool:
-        """Whether the files are those that *checkpoint* speaks of, or newer ones where that may be."""
+        """Return whether the files are those that *checkpoint* describes, or possibly newer ones."""
         if self.total() == checkpoint.index_entries:
             return self.headers_crc() == checkpoint.index_crc or checkpoint.shared
         return self.total() > checkpoint.index_entries and (checkpoint.shared or not clean)
 
     def _remove_begun_after(self, position: int) -> None:
-        """Remove the newest files that hold nothing from before log position *position*; their keys are added again."""
+        """Remove the newest files that only have entries from log position *position* on; the keys are added again."""
         while self.items and (self.items[-1].count == 1 or self.items[-1].begin_position >= position):
             self.files.unlink(self.items.pop().path)
 
     def clear(self) -> None:
-        """Remove every file and start over."""
+        """Remove all files and start from scratch."""
         for path in self._paths():
             self.files.unlink(path)
         self.items.clear()
@@ -259,7 +258,7 @@ class KeyIndex:
         self._saved = 1
 
     def reopen(self, *, clean: bool) -> None:
-        """Go on in the newest file if it has room; after a crash count its entries anew."""
+        """Continue the newest file if it has room; after a crash, count its entries again."""
         if not self.items:
             return
         last = self.items[-1]
@@ -267,14 +266,14 @@ class KeyIndex:
         self._slots = memoryview(_swapped(self.files.read(last.path, self.slots * SLOT_BYTES, HEADER.size)))
         self._dirty_pages = bytearray(self.slots // PAGE_SLOTS + 1)
         if not clean:
-            # A crash in the middle of writing the slots: they may name entries behind the header's count.
+            # A crash while slots were written: they may name entries beyond the header's count.
             newest = max(self._slots)
             last.count = max(last.count, min(newest, self.entries_max - 1) + 1)
         self._saved = last.count
         self._entries = bytearray()
 
     def remove_before(self, position: int) -> int:
-        """Remove files all of whose messages retention removed; return how many."""
+        """Remove files whose messages were all removed by retention; return their number."""
         gone = 0
         while self.items and self.items[0] is not self.active and self.items[0].end_position < position:
             self.files.unlink(self.items.pop(0).path)
@@ -285,7 +284,7 @@ class KeyIndex:
     # ---- keys
 
     def drain(self, count_max: int) -> bool:
-        """Index up to *count_max* waiting messages; return whether more wait."""
+        """Index up to *count_max* waiting messages; return whether more are waiting."""
         pending = self.pending
         for _ in range(min(count_max, len(pending))):
             if self.saving and self._nearly_full():
@@ -296,11 +295,11 @@ class KeyIndex:
         return bool(pending)
 
     def _nearly_full(self) -> bool:
-        """Whether one message could fill the active file; its slots must not be written by two at a time."""
+        """Return whether one message could fill the active file; two threads must not write its slots at once."""
         return self.active is not None and self.active.count + KEYS_MAX >= self.entries_max
 
     def put(self, queue: Queue, position: int, store_ms: int, properties: bytes) -> None:
-        """Index the unique key and every word of KEYS."""
+        """Add the unique key and every word of KEYS."""
         at = properties.find(b"UNIQ_KEY\x01")
         if at >= 0:
             if at and properties[at - 1] != 2:
@@ -364,7 +363,7 @@ class KeyIndex:
     def _begin_file(self, position: int, store_ms: int) -> IndexFile:
         if self.active is not None:
             self.save_entries()
-            # What a slot names must be there after a power cut.
+            # Entries that slots name must survive a power failure.
             self.files.sync(self.active.path)
             self.write_slots(self.active.path, self.take_slots())
         taken = {item.path for item in self.items}
@@ -386,7 +385,7 @@ class KeyIndex:
     # ---- saving
 
     def save_entries(self) -> str:
-        """Write new entries into the active file and return its path; empty when there is nothing new."""
+        """Write new entries into the active file and return its path; empty if there are none."""
         item = self.active
         if item is None or not self._entries:
             return ""
@@ -400,9 +399,9 @@ class KeyIndex:
         return item.path
 
     def take_slots(self) -> list[tuple[int, bytes]]:
-        """Return what changed of slots and header, by place in the active file; it counts as saved from now on.
+        """Return the changes of slots and header by position in the active file, and consider them saved.
 
-        To be written once every entry that was saved before this call is durable.
+        Write them after every entry that was saved before this call is durable.
         """
         item = self.active
         if item is None:
@@ -421,7 +420,7 @@ class KeyIndex:
         return parts
 
     def write_slots(self, path: str, parts: list[tuple[int, bytes]]) -> None:
-        """Make durable in *path* what `take_slots` returned; its entries are. What fails is taken again next time."""
+        """Write the result of `take_slots` durably into *path*, whose entries are durable. Retried after an error."""
         try:
             for at, data in parts:
                 self.files.write(path, data, at)
@@ -447,13 +446,13 @@ class KeyIndex:
         end_ms: int,
         store_ms_of: Callable[[int], int],
     ) -> Steps[list[int]]:
-        """Return up to *count_max* log positions of messages stored within the times that may have *key*, newest first.
+        """Return up to *count_max* log positions, newest first, of messages in the time range that may have *key*.
 
-        Others with the same hash are among them: the caller compares keys.
+        They include messages whose keys have the same hash: the caller compares keys.
 
         Args:
-          store_ms_of: returns when the record at a log position was stored, -1 if that is not known; an entry that
-            says another time is damaged.
+          store_ms_of: returns the store time of the record at a log position, -1 if unknown; an entry with another
+            time is damaged.
         """
         for _ in range(len(self.pending) // DRAINED_AT_ONCE + 1):
             if not self.drain(DRAINED_AT_ONCE):
@@ -476,7 +475,7 @@ class KeyIndex:
                     self.damaged = True
                     return []
                 at = item.begin_ms + seconds * 1000
-                # Entries hold whole seconds.
+                # Entries contain whole seconds.
                 if begin_ms - 999 <= at <= end_ms:
                     found[position] = None
                     if len(found) >= count_max:
@@ -484,7 +483,7 @@ class KeyIndex:
         return list(found)
 
     def _chain(self, item: IndexFile, code: int) -> Iterator[tuple[int, int] | None]:
-        """Yield position and seconds of each entry with the hash *code*, and None where a slice is over."""
+        """Yield position and seconds of each entry with the hash *code*; yield None at the end of a slice."""
         slot = code % self.slots
         number = self._newest(item, slot)
         for walked in range(1, CHAIN_MAX + 1):
@@ -502,7 +501,7 @@ class KeyIndex:
             number = before
 
     def _newest(self, item: IndexFile, slot: int) -> int:
-        """The number of the newest entry in *slot*, 0 for none; `item.count`, which is no entry, if it is missing."""
+        """Return the number of the newest entry in *slot*: 0 for none, `item.count` (not an entry) if it is lost."""
         if item is self.active:
             return self._slots[slot]
         data = self._read(item, SLOT_BYTES, HEADER.size + slot * SLOT_BYTES)
@@ -522,7 +521,7 @@ class KeyIndex:
 
 
 def _swapped(data: bytes) -> "array[int]":
-    """The i32s in *data*, from big-endian to this machine's order or back."""
+    """Return the i32s in *data* converted between big-endian and native order."""
     numbers = array("i", data)
     if sys.byteorder == "little":
         numbers.byteswap()

@@ -1,4 +1,4 @@
-"""Tells whether records that a key index does not cover have no keys."""
+"""Tells whether the records that a key index does not cover have keys."""
 
 from typing import Final
 
@@ -16,12 +16,12 @@ from martlet.store.segments import Segments
 
 __all__ = ["is_keyless", "record_end"]
 
-# A stretch that is longer is taken for one with keys: then the index is rebuilt, which is never wrong.
+# A longer range counts as one with keys: the index is then rebuilt, which is always correct.
 LOOK_BYTES: Final = 16 * 1024 * 1024
 
 
 def is_keyless(segments: Segments, start: int, end: int) -> bool:
-    """Whether no record from log position *start* to *end* has a key; False if that cannot be told, or not soon."""
+    """Return whether no record from log position *start* to *end* has a key; False if unknown or slow to find out."""
     for segment in segments.items:
         at = max(start, segment.start)
         while at < min(end, segment.end):
@@ -41,13 +41,13 @@ def is_keyless(segments: Segments, start: int, end: int) -> bool:
 
 
 def record_end(segments: Segments, position: int) -> int:
-    """Where the record at *position* ends; *position* if there is none."""
+    """Return the end of the record at *position*; *position* if there is none."""
     head = segments.read(position, FILLER_BYTES)
     return position + FILLER.unpack(head)[0] if len(head) == FILLER_BYTES else position
 
 
 def _has_keys(record: RecordView) -> bool:
-    """Whether the record is indexed: that of a rolled back transaction is not."""
+    """Return whether the record is indexed by key; one of a rolled back transaction is not."""
     properties = record.properties
     named = b"UNIQ_KEY\x01" in properties or b"KEYS\x01" in properties
     return named and record.sys_flag & TRANSACTION_MASK != ROLLBACK

@@ -1,28 +1,28 @@
-"""The bytes of a stored record, of a segment's filler and of a consume-queue entry: every offset, in this one module.
+"""The byte layout of records, of segment fillers and of consume-queue entries; all offsets are defined here.
 
-The layouts are RocketMQ's (store CommitLog.java, ConsumeQueue.java); what the log holds is also what a consumer is
-sent. A record, all numbers big-endian, with two IPv4 hosts:
+The layouts are RocketMQ's (store CommitLog.java, ConsumeQueue.java); consumers get records as they are in the
+log. A record, all numbers big-endian, with two IPv4 hosts:
 
     at  bytes
      0  4   size of the whole record
-     4  4   magic: V1, or V2 where the length of the topic is an i16
+     4  4   magic: V1, or V2 if the length of the topic is an i16
      8  4   CRC-32 of the body, without its highest bit
     12  4   queue id
-    16  4   flag, the producer's own
+    16  4   flag, set by the producer
     20  8   queue offset
     28  8   position in the log
     36  4   sysFlag
     40  8   born ms
-    48  8   born host: address and an i32 port; sysFlag 0x10 says IPv6, 12 bytes more
+    48  8   born host: address and an i32 port; with sysFlag 0x10 IPv6, 12 bytes more
     56  8   store ms
-    64  8   store host; sysFlag 0x20 says IPv6, 12 bytes more
+    64  8   store host; with sysFlag 0x20 IPv6, 12 bytes more
     72  4   reconsume times
     76  8   position of the prepared message
     84  4   bytes of the body, then the body
             bytes of the topic (1, in V2 2), then the topic
             bytes of the properties (2), then the properties
 
-`RecordView` reads one field or property of a record without decoding the rest.
+`RecordView` reads single fields and properties of a record without decoding the rest.
 """
 
 from collections.abc import Callable, Iterator
@@ -97,7 +97,7 @@ STORE_V6: Final = 0x20
 WIDE_HOSTS: Final = BORN_V6 | STORE_V6
 TRANSACTION_MASK: Final = 0xC
 GROUP_MASK: Final = 0x60000000  # a record's place in an atomic group (atomic.py)
-STORE_BITS: Final = WIDE_HOSTS | GROUP_MASK  # that no client sets
+STORE_BITS: Final = WIDE_HOSTS | GROUP_MASK  # clients cannot set these
 PREPARED: Final = 0x4
 ROLLBACK: Final = 0xC
 
@@ -111,24 +111,24 @@ SYS_FLAG_AT: Final = 36
 BORN_MS_AT: Final = 40
 BORN_HOST_AT: Final = 48
 HOST_BYTES: Final = 8
-WIDE_HOST_BYTES: Final = 12  # that an IPv6 host is longer than an IPv4 one
-# Behind one or two hosts: these are with IPv4.
+WIDE_HOST_BYTES: Final = 12  # an IPv6 host is this much longer than an IPv4 one
+# After one or two hosts, if these are IPv4.
 STORE_MS_AT: Final = 56
 STORE_HOST_AT: Final = 64
 RECONSUME_TIMES_AT: Final = 72
 PREPARED_POSITION_AT: Final = 76
 BODY_BYTES_AT: Final = 84
 HEAD_BYTES: Final = 88
-# So many first bytes have the store time, whatever the born host is.
+# This many leading bytes contain the store time, for IPv4 and IPv6 born hosts.
 FRONT_BYTES: Final = 76
-# An empty body, topic and properties.
+# With empty body, topic and properties.
 RECORD_BYTES_MIN: Final = 91
 TOPIC_V1_BYTES_MAX: Final = 127
 
 # size magic crc queue_id flag queue_offset position sys_flag born_ms born_host store_ms store_host
 # reconsume_times prepared_position body_bytes; both hosts IPv4
 HEAD: Final = Struct(">iIIiiqqiq8sq8siqi")
-START: Final = Struct(">iIIiiqqiq")  # up to and with born_ms, the same for every record
+START: Final = Struct(">iIIiiqqiq")  # up to born_ms, the same for every record
 START_BYTES: Final = BORN_HOST_AT
 AFTER_BORN: Final = Struct(">q")  # store_ms
 AFTER_STORE: Final = Struct(">iqi")  # reconsume_times prepared_position body_bytes
@@ -155,13 +155,13 @@ ENTRY_BYTES: Final = 20
 POSITION_SIZE: Final = Struct(">qi")
 CODE: Final = Struct(">q")
 CODE_AT: Final = 12
-# What RocketMQ writes where a queue has no message (ConsumeQueue.fillPreBlank).
+# RocketMQ's placeholder for offsets without a message (ConsumeQueue.fillPreBlank).
 BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
 
 
 def part_offsets(data: Buffer, start: int, end: int, magic: int, sys_flag: int) -> tuple[int, int, int] | None:
-    """Return where body, topic and properties of the record ``data[start:end]`` begin; None if they do not add up.
+    """Return the indexes of body, topic and properties of the record ``data[start:end]``; None if they do not add up.
 
     The body ends before the length of the topic, the topic before the two bytes of the length of the properties, and
     the properties at *end*.
@@ -187,10 +187,10 @@ def part_offsets(data: Buffer, start: int, end: int, magic: int, sys_flag: int) 
 
 @final
 class RecordView:
-    """One stored record, whose fields and properties are read from *buffer* when they are asked for.
+    """One stored record; decodes fields and properties from *buffer* on access.
 
     The record begins at *start* and has been checked. The view keeps *buffer* alive, which may be a chunk of the log:
-    copy what you need for longer than a moment. `martlet.store.codec.decode_record` decodes everything at once.
+    copy everything that you keep for longer. `martlet.store.codec.decode_record` decodes a whole record.
     """
 
     __slots__ = ("_end", "_properties_at", "_text", "_topic_at", "buffer", "start")
@@ -198,7 +198,7 @@ class RecordView:
     def __init__(self, buffer: Buffer, start: int = 0) -> None:
         self.buffer = buffer
         self.start = start
-        # Where in `_text` the properties begin; 0 until `_locate` has set it and the other three.
+        # The index of the properties in `_text`; 0 until `_locate` has set it and the other three.
         self._properties_at = 0
 
     def __repr__(self) -> str:
@@ -206,7 +206,7 @@ class RecordView:
 
     @property
     def size(self) -> int:
-        """The bytes of the whole record."""
+        """The size of the whole record in bytes."""
         size: int = I32.unpack_from(self.buffer, self.start)[0]
         return size
 
@@ -239,25 +239,25 @@ class RecordView:
 
     @property
     def position(self) -> int:
-        """Where the record begins in the log."""
+        """The position of the record in the log."""
         position: int = I64.unpack_from(self.buffer, self.start + POSITION_AT)[0]
         return position
 
     @property
     def sys_flag(self) -> int:
-        """RocketMQ's bits (MessageSysFlag), see `Message`."""
+        """RocketMQ's bits (MessageSysFlag); see `Message`."""
         sys_flag: int = I32.unpack_from(self.buffer, self.start + SYS_FLAG_AT)[0]
         return sys_flag
 
     @property
     def born_ms(self) -> int:
-        """When the producer made the message, by its own clock."""
+        """When the producer created the message, by its own clock."""
         born_ms: int = I64.unpack_from(self.buffer, self.start + BORN_MS_AT)[0]
         return born_ms
 
     @property
     def born_host(self) -> bytes:
-        """The producer's 4 or 16 address bytes and an i32 port."""
+        """The producer's address: 4 or 16 bytes and an i32 port."""
         at = self.start + BORN_HOST_AT
         return bytes(self.buffer[at : at + HOST_BYTES + self._born_extra()])
 
@@ -270,7 +270,7 @@ class RecordView:
 
     @property
     def store_host(self) -> bytes:
-        """The broker's 4 or 16 address bytes and an i32 port."""
+        """The broker's address: 4 or 16 bytes and an i32 port."""
         sys_flag = self.sys_flag
         at = self.start + STORE_HOST_AT + self._born_extra()
         return bytes(self.buffer[at : at + HOST_BYTES + (WIDE_HOST_BYTES if sys_flag & STORE_V6 else 0)])
@@ -283,13 +283,13 @@ class RecordView:
 
     @property
     def prepared_position(self) -> int:
-        """The log position of the prepared message that this one commits or rolls back."""
+        """The log position of the prepared message that this message commits or rolls back."""
         position: int = I64.unpack_from(self.buffer, self.start + PREPARED_POSITION_AT + self._extra())[0]
         return position
 
     @property
     def body(self) -> Buffer:
-        """The body as the producer sent it, possibly compressed: a slice of *buffer*."""
+        """The body as sent by the producer, possibly compressed: a slice of *buffer*."""
         at = self.start + HEAD_BYTES + self._extra()
         body_bytes: int = I32.unpack_from(self.buffer, at - 4)[0]
         return self.buffer[at : at + body_bytes]
@@ -306,17 +306,17 @@ class RecordView:
 
     @property
     def properties(self) -> bytes:
-        """The properties, encoded; `martlet.message.decode_properties` makes a mapping of them."""
+        """The encoded properties; `martlet.message.decode_properties` returns them as a mapping."""
         properties_at = self._properties_at or self._locate()
         return bytes(self._text[properties_at : self._end])
 
     def property(self, name: str | bytes) -> str | None:
-        """The value of property *name*; None when it is absent or empty."""
+        """Return the value of property *name*; None if it is absent or empty."""
         first = self._properties_at or self._locate()
         text, end = self._text, self._end
         key = (name if isinstance(name, bytes) else name.encode()) + b"\x01"
         at = text.rfind(key, first, end)
-        if at > first and text[at - 1] != 2:  # the end of a longer name, or a part of a value
+        if at > first and text[at - 1] != 2:  # the end of a longer name, or part of a value
             at = text.rfind(b"\x02" + key, first, end) + 1
             if not at:
                 at = first if text.startswith(key, first) else -1
@@ -327,14 +327,14 @@ class RecordView:
         return text[at : stop if stop >= 0 else end].decode("utf-8", "replace") or None
 
     def _locate(self) -> int:
-        """Find topic and properties; return where in `_text` the properties begin."""
+        """Find topic and properties; return the index of the properties in `_text`."""
         data, start = self.buffer, self.start
         size, magic, sys_flag, body_bytes = _PARTS.unpack_from(data, start)
         end: int = start + size
         if magic != MAGIC_V1 or sys_flag & WIDE_HOSTS or body_bytes < 0:
             return self._locate_any(size, magic, sys_flag)
         topic_at = start + HEAD_BYTES + 1 + body_bytes
-        if isinstance(data, memoryview):  # has no `find`
+        if isinstance(data, memoryview):  # which has no `find`
             data = bytes(data[topic_at - 1 : end])
             topic_at, end = 1, end - topic_at + 1
         if topic_at + 2 > end or end > len(data):
@@ -349,7 +349,7 @@ class RecordView:
         return at
 
     def _locate_any(self, size: int, magic: int, sys_flag: int) -> int:
-        """As `_locate`, for every kind of record."""
+        """Like `_locate`, for records of any kind."""
         data = bytes(self.buffer[self.start : self.start + size])
         found = part_offsets(data, 0, size, magic, sys_flag) if len(data) == size else None
         if found is None:
@@ -372,13 +372,13 @@ class RecordView:
         return (WIDE_HOST_BYTES if sys_flag & BORN_V6 else 0) + (WIDE_HOST_BYTES if sys_flag & STORE_V6 else 0)
 
 
-# Called with each record that a subscriber might get; returns whether it does. It must only look at the record, for the
-# time of the call, and may be called in a worker thread.
+# Called with each record that a subscriber might get; returns whether to deliver it. It must not keep the record after
+# it returns, and may be called in a worker thread.
 Predicate: TypeAlias = Callable[[RecordView], bool]
 
 
 def record_views(piece: Buffer) -> Iterator[RecordView]:
-    """Yield a view of each record in *piece*, which holds whole records side by side, as `ReadResult.pieces` does."""
+    """Yield a view of each record in *piece*, which contains contiguous whole records, like `ReadResult.pieces`."""
     at, end = 0, len(piece)
     while at < end:
         yield RecordView(piece, at)

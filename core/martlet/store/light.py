@@ -2,7 +2,7 @@
 
 A light queue is queue 0 of a light topic, whose name begins with ``%LMQ%``. The property `DISPATCH` of a record lists
 light topics, and `OFFSETS` the record's offset in each, both separated by commas (RocketMQ LmqDispatch.java). Only the
-store writes `OFFSETS`: whoever reads the log finds in the record alone where it is indexed.
+store writes `OFFSETS`, so each record in the log tells all its queues and offsets.
 """
 
 from collections.abc import Iterable
@@ -31,29 +31,30 @@ __all__ = [
 LIGHT_PREFIX: Final = "%LMQ%"
 DISPATCH: Final = "INNER_MULTI_DISPATCH"
 OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
-# What both begin with: properties without it have neither.
+# The common prefix of both names, for a quick test of properties.
 MULTI: Final = b"INNER_MULTI_"
 
 PREFIX_BYTES: Final = LIGHT_PREFIX.encode()
 DISPATCH_BYTES: Final = DISPATCH.encode()
 OFFSETS_BYTES: Final = OFFSETS.encode()
-TOPIC_BYTES_MAX: Final = 255  # a directory's name
+TOPIC_BYTES_MAX: Final = 255  # of a directory name
 OFFSET_DIGITS_MAX: Final = 18
 
-# Messages of these topics are copies of others, with the same properties (RocketMQ MixAll.topicAllowsLMQ).
+# Messages of these topics are copies of other messages, with the same properties (RocketMQ MixAll.topicAllowsLMQ).
 NEVER_PREFIXES: Final = (b"%RETRY%", b"%DLQ%", b"rmq_sys_")
 SCHEDULE_TOPIC: Final = b"SCHEDULE_TOPIC_XXXX"
-# RocketMQ indexes half messages as well; nobody may see one before its transaction is committed. Ours is `martlet.`.
+# RocketMQ indexes half messages as well, but nobody may see them before their transaction is committed. `martlet.` is
+# ours.
 NEVER_STORED: Final = (b"RMQ_SYS_TRANS_", b"martlet.")
 
 
 def is_light(topic: str) -> bool:
-    """Whether *topic* is the name of a light topic."""
+    """Return whether *topic* is the name of a light topic."""
     return topic.startswith(LIGHT_PREFIX) and len(topic) > len(LIGHT_PREFIX)
 
 
 def may_be_indexed(topic: bytes) -> bool:
-    """Whether the store puts messages of *topic* into the light queues that they name."""
+    """Return whether messages of *topic* are indexed in the light queues that they name."""
     return _may_name_places(topic) and not topic.startswith(NEVER_STORED) and not topic.startswith(PREFIX_BYTES)
 
 
@@ -62,10 +63,10 @@ def _may_name_places(topic: bytes) -> bool:
 
 
 def light_topics(properties: bytes) -> list[str]:
-    """The light topics that a message with *properties* names, each once.
+    """Return the light topics that a message with *properties* names, without duplicates.
 
     Raises:
-      Refused: one is none (Reason.ILLEGAL).
+      Refused: a name is invalid (Reason.ILLEGAL).
     """
     names = find_property(properties, DISPATCH_BYTES)
     return [_checked(name) for name in dict.fromkeys(names.split(b",")) if name]
@@ -73,10 +74,12 @@ def light_topics(properties: bytes) -> list[str]:
 
 def _checked(name: bytes) -> str:
     if not name.startswith(PREFIX_BYTES) or len(name) == len(PREFIX_BYTES):
-        raise Refused(Reason.ILLEGAL, f"{_quoted(name)} in {DISPATCH} is no light topic; its name begins with %LMQ%")
+        raise Refused(
+            Reason.ILLEGAL, f"{_quoted(name)} in {DISPATCH} is no light topic; its name must begin with %LMQ%"
+        )
     if b"/" in name or len(name) > TOPIC_BYTES_MAX or _is_half_lite(name[len(PREFIX_BYTES) :]):
-        limit = f"it has no / and at most {TOPIC_BYTES_MAX} bytes, and %LMQ%$ begins %LMQ%$parent$child only"
-        raise Refused(Reason.ILLEGAL, f"{_quoted(name)} in {DISPATCH} cannot be the name of a light topic; {limit}")
+        limit = f"use no / and at most {TOPIC_BYTES_MAX} bytes, and %LMQ%$ only for %LMQ%$parent$child"
+        raise Refused(Reason.ILLEGAL, f"{_quoted(name)} in {DISPATCH} is an invalid light topic; {limit}")
     try:
         return name.decode()
     except UnicodeDecodeError as error:
@@ -84,7 +87,7 @@ def _checked(name: bytes) -> str:
 
 
 def _is_half_lite(rest: bytes) -> bool:
-    """Whether *rest* of a name begins like a lite topic of RocketMQ 5.5 and is none; its dispatcher stops at these."""
+    """Return whether *rest* of a name is almost a lite topic of RocketMQ 5.5; its dispatcher stops at such names."""
     if not rest.startswith(b"$"):
         return False
     parts = rest[1:].split(b"$")
@@ -96,7 +99,7 @@ def _quoted(name: bytes) -> str:
 
 
 def with_light_topics(properties: bytes, names: Iterable[str]) -> bytes:
-    """Return *properties* so that the light topics *names* index the message, and no others."""
+    """Return *properties* changed so that exactly the light topics *names* index the message."""
     listed = ",".join(names).encode()
     if find_property(properties, DISPATCH_BYTES) == listed:
         return properties
@@ -104,19 +107,19 @@ def with_light_topics(properties: bytes, names: Iterable[str]) -> bytes:
 
 
 def with_places(properties: bytes, names: list[str], offsets: list[int]) -> bytes:
-    """Return *properties*, as `without_offsets` returns them, with light topics *names* and the *offsets* there."""
+    """Return *properties*, a result of `without_offsets`, with light topics *names* and the *offsets* there."""
     properties = with_light_topics(properties, names)
     separator = b"" if properties[-1] == 2 else b"\x02"
     return b"%b%b%b\x01%b\x02" % (properties, separator, OFFSETS_BYTES, ",".join(map(str, offsets)).encode())
 
 
 def without_offsets(properties: bytes) -> bytes:
-    """Return *properties* without the offsets that a client sent along, or that are another record's."""
+    """Return *properties* without offsets sent by a client or copied from another record."""
     return remove_property(properties, OFFSETS_BYTES)
 
 
 def light_places(topic: bytes, properties: bytes) -> list[tuple[bytes, int]]:
-    """The light topics that a stored record of *topic* says it is indexed in, and its offset in each."""
+    """Return the light topics that a stored record of *topic* says index it, and its offset in each."""
     if not _may_name_places(topic):
         return []
     names, offsets = _listed(properties)
@@ -131,7 +134,7 @@ def light_places(topic: bytes, properties: bytes) -> list[tuple[bytes, int]]:
 
 
 def places(record: Record) -> list[tuple[str, int, int]]:
-    """Topic, queue id and offset of every queue that *record* says it is indexed in, its own first."""
+    """Return topic, queue id and offset of every queue that *record* names, its own first."""
     found = [(record.topic, record.queue_id, record.queue_offset)]
     if record.properties.find(MULTI) >= 0:
         named = light_places(record.topic.encode(), record.properties)
@@ -140,7 +143,7 @@ def places(record: Record) -> list[tuple[str, int, int]]:
 
 
 def names_place(record: RecordView, topic: bytes, offset: int) -> bool:
-    """Whether *record* says that it has *offset* in the light topic *topic*."""
+    """Return whether *record* claims *offset* in the light topic *topic*."""
     if not _may_name_places(record.topic_bytes):
         return False
     names, offsets = _listed(record.properties)
@@ -151,6 +154,6 @@ def names_place(record: RecordView, topic: bytes, offset: int) -> bool:
 
 
 def _listed(properties: bytes) -> tuple[list[bytes], list[bytes]]:
-    """What *properties* list as names of light topics, and as offsets."""
+    """Return the names of light topics and the offsets that *properties* list."""
     names = find_property(properties, DISPATCH_BYTES).rstrip(b",").split(b",")
     return names, find_property(properties, OFFSETS_BYTES).split(b",")

@@ -1,9 +1,8 @@
 """The store: one log, the queues and keys that index it, and the tasks that make it durable.
 
-`Store.append` fills the log's growing end in memory; `Store.commit`, once a socket read, hands
-all of it to the operating system in one write. With ``flush = "sync"`` records are
-readable when they are durable, with ``"async"`` when they are written. Everything but
-`open`, `run`, `close`, `wait_flushed` and `read_far` is synchronous, hence atomic.
+`Store.append` extends the log in memory. `Store.commit`, called once per socket read, writes all of it to the operating
+system in one call. With ``flush = "sync"`` records become readable when they are durable, with ``"async"`` when they
+are written. All methods except `open`, `run`, `close`, `wait_flushed` and `read_far` are synchronous, hence atomic.
 """
 
 import logging
@@ -56,7 +55,7 @@ logger = logging.getLogger("martlet.store")
 
 @final
 class Store:
-    """One data directory. Made by `open`; `run` is to be started before anyone waits, `close` ends it."""
+    """One open data directory. `open` creates it; start `run` before anyone waits, and end it with `close`."""
 
     __slots__ = (
         "_place",
@@ -111,11 +110,11 @@ class Store:
         # Each is called after ``readable`` moved, and when the store failed.
         self.on_flushed = self.readable_end.on_moved
         self._wire_background(clock)
-        # Each is called with the name of a topic that was deleted.
+        # Each is called with the name of a deleted topic.
         self.on_deleted: list[Callable[[str], None]] = []
-        # The log position behind the newest deletion of a topic.
+        # The log position after the newest deletion of a topic.
         self.deleted_to = 0
-        # What the start found.
+        # The results of the start.
         self.recovered = Recovered()
 
     def _wire_background(self, clock: Clock) -> None:
@@ -179,11 +178,11 @@ class Store:
         report: Progress | None = None,
         dispatchers: Mapping[str, Dispatcher] | None = None,
     ) -> "Store":
-        """Lock *directory*, recover what is in it, and return a store that takes appends.
+        """Lock *directory*, recover its content, and return a store that accepts appends.
 
         Args:
-          report: called a few times a second with bytes done, bytes in all, and records so far.
-          dispatchers: by topic, what supplies the codes of its entries.
+          report: called a few times a second with the bytes done, the total bytes, and the records so far.
+          dispatchers: supply the codes of a topic's entries, by topic.
 
         Raises:
           StoreLocked: another process has it open; the text says which.
@@ -221,7 +220,7 @@ class Store:
         self.recovered.cut_bytes = recovery.cut_bytes
         self.recovered.records = recovery.records
         self.recovered.unlisted = recovery.unlisted
-        # What the scan found may be in the page cache only: nobody reads it before it is durable.
+        # Records that the scan found may only be in the page cache; nobody may read them before they are durable.
         for segment in self.segments.items:
             if segment.end > recovery.start:
                 self.files.sync(segment.path)
@@ -231,22 +230,22 @@ class Store:
         self.recovered.seconds = trio.current_time() - began
 
     def _do_unless_full(self, work: Callable[[], None]) -> bool:
-        """Do *work* of the start; False if the disk is full, and then no append is taken before it is made up for."""
+        """Do *work* of the start; return False if the disk is full. Appends are then refused until it is done."""
         try:
             work()
         except OSError as error:
             if not is_full(error):
                 raise
-            logger.warning("this start cannot be completed before there is space: %s", error)
+            logger.warning("this start cannot complete on a full disk: %s", error)
             self.admission.refuse_full(error)
             return False
         return True
 
     def complete_start(self) -> bool:
-        """Make up for what the start could not write on a full disk; False if something is left.
+        """Do the rest of a start that met a full disk; return False if something is still missing.
 
         Raises:
-          OSError: it still cannot be written.
+          OSError: the disk is still full.
         """
         if not self._place.marked:
             self._place.mark()
@@ -263,9 +262,9 @@ class Store:
         self.indexer.open_at(end)
 
     async def close(self) -> bool:
-        """Make everything durable and leave the directory as after an orderly stop; idempotent.
+        """Make everything durable and leave the directory as after an orderly shutdown; idempotent.
 
-        Returns False when the disk was too full for that: the next start recovers.
+        Returns False if the disk was too full for that: the next start recovers.
         """
         if not self._place.is_locked:
             return True
@@ -278,7 +277,7 @@ class Store:
         except OSError as error:
             if not is_full(error):
                 raise self.flusher.fail(error) from error
-            logger.warning("stopped without a checkpoint, so that the next start takes longer: %s", error)
+            logger.warning("stopped without a checkpoint, so the next start takes longer: %s", error)
             return False
         finally:
             self._place.release()
@@ -288,17 +287,17 @@ class Store:
         try:
             self.commit()
         except Refused as refused:
-            logger.warning("what was not committed before the stop is not stored: %s", refused)
+            logger.warning("messages without a commit before the stop are not stored: %s", refused)
 
     def crash(self) -> None:
-        """Let go of the directory without saving anything, as a killed process would; for tests."""
+        """Release the directory without saving anything, like a killed process; for tests."""
         self._place.release()
 
     # ---- positions
 
     @property
     def first_position(self) -> int:
-        """The first log position that is kept."""
+        """The log position of the oldest stored record."""
         return self.segments.start
 
     @property
@@ -315,17 +314,17 @@ class Store:
 
     @property
     def readable(self) -> int:
-        """The log position before which everything may be read."""
+        """The log position before which everything is readable."""
         return self.readable_end.position
 
     @property
     def refusal(self) -> str:
-        """Why appends are refused just now; empty when they are not."""
+        """Why appends are refused at the moment; empty if they are not."""
         return self.admission.refusal
 
     @property
     def on_commit_wanted(self) -> Callable[[], None] | None:
-        """Called at the first append after a commit, so that whoever commits knows that there is something."""
+        """Called at the first append after a commit, to request the next one."""
         return self.committer.on_commit_wanted
 
     @on_commit_wanted.setter
@@ -334,7 +333,7 @@ class Store:
 
     @property
     def store_host(self) -> bytes:
-        """The broker's address as records hold it: 4 or 16 address bytes and an i32 port."""
+        """The broker's address as in records: 4 or 16 address bytes and an i32 port."""
         return self.writer.store_host
 
     @store_host.setter
@@ -343,37 +342,37 @@ class Store:
 
     @property
     def damaged_records(self) -> int:
-        """How many damaged records were found since the store was opened."""
+        """The number of damaged records found since the store was opened."""
         return self.readers.damaged_records
 
     @property
     def failed(self) -> StoreFailed | None:
-        """Why the store is read-only until the next start; None while all is well."""
+        """Why the store is read-only until the next start; None if it is not."""
         return self.flusher.failed
 
     # ---- queues
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """The queue, made if it does not exist yet.
+        """Return the queue, created if it does not exist.
 
         Raises:
-          Refused: it is a light queue that does not exist yet, and there are too many.
+          Refused: it would be a new light queue, and there are too many.
         """
         return self.writer.open_queue(topic, queue_id) if is_light(topic) else self.queues.get(topic, queue_id)
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None:
-        """The queue; None when nothing was ever stored in or asked of it."""
+        """Return the queue; None if it was never created."""
         return self.queues.find(topic, queue_id)
 
     def topics_on_disk(self) -> list[str]:
-        """The topics that have queues, without Martlet's own."""
+        """The topics that have queues, without Martlet's internal ones."""
         return sorted(topic for topic in self.queues.topics if not topic.startswith(OWN_PREFIX))
 
     def delete_topic(self, topic: str) -> None:
-        """Remove *topic*: its records are void from now on and go with their segments.
+        """Delete *topic*: its records become invalid now and are removed with their segments.
 
-        A record in the log says so. The deletion holds through any crash once that is durable (`wait_deleted`); only
-        then the files of the queues go.
+        A record in the log marks the deletion. Once that is durable (`wait_deleted`), the deletion survives any crash;
+        only then the files of the queues are removed.
         """
         if topic not in self.queues.topics:
             return
@@ -387,39 +386,39 @@ class Store:
             tell(topic)
 
     async def wait_deleted(self) -> None:
-        """Return when every deletion so far is durable.
+        """Return once all earlier deletions are durable.
 
         Raises:
-          StoreFailed: it will never be.
+          StoreFailed: the disk failed, so they will never be.
         """
         await self.flusher.wait_durable(self.deleted_to)
 
     # ---- tables beside the log
 
     def read_generations(self, name: str) -> Iterator[bytes]:
-        """Yield the generations of file *name* of the data directory, newest first; the caller stops at a good one.
+        """Yield the generations of file *name* of the data directory, newest first; the caller stops at a valid one.
 
-        A crash between the two renames of a `write_file` leaves the newest as ``name.tmp``.
+        After a crash between the two renames of a `write_file`, the newest is ``name.tmp``.
         """
         return self._place.read_generations(name)
 
     def write_file(self, name: str, *pieces: bytes) -> None:
-        """Replace file *name* of the data directory at once; its previous content stays as ``name.bak``."""
+        """Replace file *name* of the data directory atomically; keep the previous content as ``name.bak``."""
         self._place.write_file(name, *pieces)
 
     # ---- appending
 
     def append(self, message: Message, queue_id: int) -> Placed:
-        """Put *message* at the end of the log and of its queue; `commit` hands it to the disk.
+        """Append *message* to the log and to its queue; `commit` writes it to the disk.
 
         Raises:
-          Refused: it is too large, or the store takes no writes just now (the text says why).
+          Refused: it is too large, or the store accepts no writes at the moment (the text says why).
           StoreFailed: the disk failed.
         """
         return self.writer.append(message, queue_id)
 
     def append_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
-        """Append the messages of *run*, in order, each to its queue; one that is refused does not stop the others.
+        """Append the messages of *run* in order, each to its queue; a refused one does not affect the others.
 
         With *atomic* all or none is stored, as by `append_group`.
 
@@ -430,7 +429,7 @@ class Store:
         return self.writer.append_run(run, atomic=atomic)
 
     def run_item(self, message: Message, queue_id: int) -> RunItem:
-        """*message* as `append_run` takes it.
+        """Convert *message* for `append_run`.
 
         Raises:
           Refused: there can be no such queue.
@@ -438,40 +437,40 @@ class Store:
         return self.writer.item(message, self.writer.open_queue(message.topic, queue_id))
 
     def append_batch(self, messages: Sequence[Message], queue_id: int) -> list[Placed]:
-        """Append *messages*, all of one topic, with consecutive offsets; all or none, as `append_group`.
+        """Append *messages*, all of one topic, with consecutive offsets: all or none, like `append_group`.
 
         Raises:
-          Refused: as `append`; none was stored.
+          Refused: as for `append`; none was stored.
         """
         return self.writer.append_batch(messages, queue_id)
 
     def append_group(self, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
-        """Append *messages* of any topics, each to the queue of its topic with the id at its place; all or none.
+        """Append *messages* of any topics, each to the queue of its topic with the corresponding id: all or none.
 
-        They lie side by side in one segment. After a crash all are there or none is.
+        They are contiguous in one segment. After a crash, either all of them are stored or none.
 
         Raises:
-          Refused: as `append`, or the group has too many messages or bytes; none was stored.
+          Refused: as for `append`, or the group has too many messages or bytes; none was stored.
         """
         return self.writer.append_group(messages, queue_ids)
 
     @property
     def before_commit(self) -> list[Callable[[], None]]:
-        """What the next commit calls, once each, to append the last records of it."""
+        """Functions that the next commit calls once each, to append its last records."""
         return self.committer.before_commit
 
     def commit_soon(self) -> None:
-        """Have the server commit at the end of this round of the event loop; appends call this themselves."""
+        """Request a commit by the server at the end of this round of the event loop; appends do this themselves."""
         self.committer.commit_soon()
 
     def commit(self) -> None:
-        """Hand everything appended since the last commit to the operating system, in one write.
+        """Write everything appended since the last commit to the operating system, in one call.
 
-        With async flush it is readable now. After an error every record whose ``placed.end`` is behind
-        ``written`` was not stored and leaves no trace.
+        With async flush it is readable afterwards. After an error, no record with ``placed.end`` beyond ``written`` was
+        stored, and nothing of it remains.
 
         Raises:
-          Refused: the disk is full; the store tries again by itself.
+          Refused: the disk is full; the store retries automatically.
           StoreFailed: the disk failed.
         """
         self.committer.commit()
@@ -480,10 +479,10 @@ class Store:
         self.committer.durable_moved()
 
     async def wait_flushed(self, position: int) -> None:
-        """Return when everything before *position* is durable (sync) or written (async); at once if it is.
+        """Return once everything before *position* is durable (sync) or written (async); immediately if it is.
 
         Raises:
-          StoreFailed: it will never be.
+          StoreFailed: the disk failed, so it will never be.
         """
         if self._sync:
             if self.flusher.durable < position:
@@ -496,7 +495,7 @@ class Store:
     # ---- reading
 
     def end_offset(self, queue: Queue) -> int:
-        """The offset behind the newest readable message of *queue*."""
+        """Return the offset after the newest readable message of *queue*."""
         return self.readers.end_offset(queue)
 
     def read(
@@ -508,12 +507,12 @@ class Store:
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
     ) -> ReadResult:
-        """Return readable records of *queue* from *offset* on, as they are stored.
+        """Return readable records of *queue* from *offset* on, in stored form.
 
-        The first message comes whatever its size; then as many as fit both limits and need no waiting for the disk.
-        *codes* are compared with the tags' codes of the entries, *predicate* is shown whole records. Looks at a bounded
-        number of entries, so ``next_offset`` may move though nothing matched. Damaged records are left out.
-        Waits for the disk for the first message, and for the rebuild of a damaged block of entries: on the event
+        The first message is returned whatever its size, then as many as fit both limits and do not wait for the disk.
+        *codes* are matched against the tag codes of the entries; *predicate* is called with whole records. Looks at a
+        limited number of entries, so ``next_offset`` may advance even if nothing matched. Damaged records are skipped.
+        May wait for the disk for the first message, and for the rebuild of a damaged block of entries: on the event
         loop, consumers read with `QueueReader`.
         """
         return self.readers.read(queue, offset, max_messages, budget_bytes, codes, predicate)
@@ -527,9 +526,9 @@ class Store:
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
     ) -> ReadResult | None:
-        """As `read`, but None where the first record is neither in memory nor in the page cache: `read_far` reads it.
+        """Like `read`, but return None if the first record is neither in memory nor in the page cache (see `read_far`).
 
-        So it is where its entry is in a damaged block, and before the queue's first offset where `cold` has older
+        It also returns None if the entry is in a damaged block, and before the queue's first offset if `cold` has older
         records.
         """
         return self.readers.read_near(queue, offset, max_messages, budget_bytes, codes, predicate)
@@ -543,7 +542,7 @@ class Store:
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
     ) -> ReadResult:
-        """As `read`, in a worker thread where the disk may be waited for; *predicate* is called there.
+        """Like `read`, in a worker thread if that may wait for the disk; *predicate* is called there.
 
         Raises:
           Refused: a damaged block cannot be rebuilt: the disk is full, or damages it again.
@@ -554,73 +553,73 @@ class Store:
     # ---- looking up
 
     def record_at(self, position: int, size_hint: int = 0) -> bytes | None:
-        """The record that begins at *position*; None when none does, it is damaged, or not readable yet.
+        """Return the record that begins at *position*; None if there is none, or it is damaged or not readable yet.
 
-        Records of Martlet's own are none.
+        Martlet's internal records do not count.
         """
         return self.lookup.record_at(position, size_hint)
 
     async def record_far(self, position: int) -> bytes | None:
-        """As `record_at`, for a *position* that a client names: waits for the disk in a worker thread.
+        """Like `record_at`, for a *position* from a client: waits for the disk in a worker thread.
 
-        Bytes in the middle of a record that look like one are none: the entry of a record is in its queue.
+        Bytes inside a record that look like another record do not count: the queue must have an entry for the record.
 
         Raises:
-          Refused: the entry is in a damaged block, which cannot be rebuilt: the disk is full.
+          Refused: the entry is in a damaged block that cannot be rebuilt, because the disk is full.
           StoreFailed: the disk failed.
         """
         return await self.lookup.record_far(position)
 
     def position_at(self, queue: Queue, offset: int) -> int:
-        """The log position of message *offset*; -1 if it is not readable or lost.
+        """Return the log position of message *offset*; -1 if it is not readable or lost.
 
         Raises:
-          NotReady: its entry is in a damaged block, which is being rebuilt.
+          NotReady: its entry is in a damaged block that is being rebuilt.
         """
         return self.lookup.position_at(queue, offset)
 
     def store_ms_at(self, queue: Queue, offset: int) -> int:
-        """When message *offset* was stored; -1 if it is not readable or damaged.
+        """Return the store time of message *offset*; -1 if it is not readable or damaged.
 
         Raises:
-          NotReady: as `position_at`.
+          NotReady: as for `position_at`.
         """
         return self.lookup.store_ms_at(queue, offset)
 
     def earliest_store_ms(self, queue: Queue) -> int:
-        """When the oldest message of *queue* was stored; -1 when it has none.
+        """Return the store time of the oldest message of *queue*; -1 if it is empty.
 
         Raises:
-          NotReady: as `position_at`.
+          NotReady: as for `position_at`.
         """
         return self.lookup.earliest_store_ms(queue)
 
     def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> int:
-        """The first offset stored at or after *timestamp_ms* (the end if none); with *upper* the last at or before it.
+        """Return the first offset stored at or after *timestamp_ms*, else the end; *upper*: the last at or before it.
 
-        Upper with a time before everything is the first offset.
+        With *upper* and a time before all messages, return the first offset.
 
         Raises:
-          NotReady: as `position_at`.
+          NotReady: as for `position_at`.
         """
         return self.lookup.offset_by_time(queue, timestamp_ms, upper)
 
     def query_keys(
         self, topic: str, key: bytes, max_count: int, begin_ms: int, end_ms: int, bytes_max: int = QUERY_BYTES_MAX
     ) -> Steps[Found]:
-        """Return readable records of *topic* that carry *key* as unique key or among KEYS, newest first, in slices.
+        """Return readable records of *topic* with *key* as unique key or in KEYS, newest first; works in slices.
 
-        Their sizes add up to *bytes_max* at most, but one record always gets through.
+        They have at most *bytes_max* in total, but the first record is always returned.
 
         Raises:
-          NotReady: the key index is damaged or lacks keys; it is being rebuilt.
+          NotReady: the key index is being rebuilt because it is damaged or incomplete.
         """
         return self.lookup.query_keys(topic, key, max_count, begin_ms, end_ms, bytes_max)
 
     # ---- background
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Flush, save indexes, make checkpoints and remove what is old, until cancelled.
+        """Flush, save indexes, make checkpoints and apply retention, until cancelled.
 
         Raises:
           StoreFailed: the disk failed; the store is read-only.
@@ -634,17 +633,17 @@ class Store:
                 nursery.start_soon(self.retention.run)
                 task_status.started()
         except BaseExceptionGroup as group:
-            # Not `except*`, which mypyc does not compile.
+            # Not `except*`, which mypyc cannot compile.
             if self.flusher.failed is None or group.split(StoreFailed)[1] is not None:
                 raise
             raise self.flusher.failed from None
 
     async def checkpoint(self) -> None:
-        """Make the indexes durable and note how far they are, so that a start reads only what is behind."""
+        """Make the indexes durable and record their progress, so that a start reads only later records."""
         await self.checkpointer.checkpoint()
 
     def statistics(self) -> StoreStatistics:
-        """Counters of this moment."""
+        """Return the current counters."""
         return StoreStatistics(
             self.committer,
             self.flusher,

@@ -21,17 +21,18 @@ from martlet.turns import Steps
 __all__ = ["Found", "Lookup"]
 
 OWN_BYTES: Final = OWN_PREFIX.encode()
-# Of the records that a query by key finds.
+# The total size of the records that a query by key returns.
 QUERY_BYTES_MAX: Final = 1 << 30
-# No client takes a frame over 16 MiB; what a client names a position of may lie about its size.
+# No client accepts a frame over 16 MiB. What a client calls a position may not be one, and then the size there is
+# random.
 RECORD_BYTES_MAX: Final = 16 << 20
-QUERY_PAUSE_BYTES: Final = 524_288  # read in one slice; a read counts at least QUERY_STEP_BYTES
+QUERY_PAUSE_BYTES: Final = 524_288  # per slice of a query; each read counts as QUERY_STEP_BYTES at least
 QUERY_STEP_BYTES: Final = 32_768
 
 
 @final
 class Found:
-    """What a query by key found: whole records, newest first, and how far the index reaches."""
+    """The result of a query by key: whole records, newest first, and how far the index reaches."""
 
     __slots__ = ("index_ms", "index_position", "records")
 
@@ -70,9 +71,9 @@ class Lookup:
         self._repairs = repairs
 
     def record_at(self, position: int, size_hint: int = 0, bytes_max: int = QUERY_BYTES_MAX) -> bytes | None:
-        """The record that begins at *position*; None when none does, it is damaged, or not readable yet.
+        """Return the record that begins at *position*; None if there is none, or it is damaged or not readable yet.
 
-        So it is for one that is longer than *bytes_max*. Records of Martlet's own are none.
+        Also None if it is longer than *bytes_max*, or one of Martlet's internal records.
         """
         if not self._may_begin(position):
             return None
@@ -91,7 +92,7 @@ class Lookup:
         return data
 
     async def record_far(self, position: int) -> bytes | None:
-        """As `Store.record_far`."""
+        """Like `Store.record_far`."""
 
         def read() -> bytes | None:
             return self.record_at(position, bytes_max=RECORD_BYTES_MAX)
@@ -111,7 +112,7 @@ class Lookup:
         return data if entry == position else None
 
     def _is_near(self, position: int) -> bool:
-        """Whether the record at *position* is in memory or in the page cache, or there is none."""
+        """Return whether the record at *position* is in memory or in the page cache, or does not exist."""
         if not self._may_begin(position):
             return True
         chunk = self._chunks.load_now(position)
@@ -122,14 +123,14 @@ class Lookup:
         return position + size <= chunk.end or not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX
 
     def _may_begin(self, position: int) -> bool:
-        """Whether a readable record may begin at *position*."""
+        """Return whether a readable record may begin at *position*."""
         return self._segments.start <= position and position + RECORD_BYTES_MIN <= self._readable.position
 
     def position_at(self, queue: Queue, offset: int) -> int:
-        """The log position of message *offset*; -1 if it is not readable or lost.
+        """Return the log position of message *offset*; -1 if it is not readable or lost.
 
         Raises:
-          NotReady: its entry is in a damaged block, which is being rebuilt.
+          NotReady: its entry is in a damaged block that is being rebuilt.
         """
         if not queue.first_offset <= offset < self._readers.end_offset(queue):
             return -1
@@ -141,10 +142,10 @@ class Lookup:
             raise NotReady(text, partial(self._repairs.repair, queue)) from None
 
     def store_ms_at(self, queue: Queue, offset: int) -> int:
-        """When message *offset* was stored; -1 if it is not readable or damaged.
+        """Return the store time of message *offset*; -1 if it is not readable or damaged.
 
         Raises:
-          NotReady: as `position_at`.
+          NotReady: as for `position_at`.
         """
         position = self.position_at(queue, offset)
         if position < 0:
@@ -153,27 +154,27 @@ class Lookup:
         return RecordView(front).store_ms if len(front) == FRONT_BYTES else -1
 
     def _front_at(self, position: int) -> bytes:
-        """The first bytes of a readable record; loads no chunk, which would push out what consumers read."""
+        """Return the first bytes of a readable record; load no chunk, which could evict one that consumers read."""
         chunk = self._chunks.find(position)
         if chunk is None or position + FRONT_BYTES > chunk.end:
             return self._segments.read(position, FRONT_BYTES)
         return bytes(chunk.view[position - chunk.base : position - chunk.base + FRONT_BYTES])
 
     def earliest_store_ms(self, queue: Queue) -> int:
-        """When the oldest message of *queue* was stored; -1 when it has none.
+        """Return the store time of the oldest message of *queue*; -1 if it is empty.
 
         Raises:
-          NotReady: as `position_at`.
+          NotReady: as for `position_at`.
         """
         return self.store_ms_at(queue, queue.first_offset)
 
     def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> int:
-        """The first offset stored at or after *timestamp_ms* (the end if none); with *upper* the last at or before it.
+        """Return the first offset stored at or after *timestamp_ms*, else the end; *upper*: the last at or before it.
 
-        Upper with a time before everything is the first offset.
+        With *upper* and a time before all messages, return the first offset.
 
         Raises:
-          NotReady: as `position_at`.
+          NotReady: as for `position_at`.
         """
         first, end = queue.first_offset, self._readers.end_offset(queue)
         low, high = first, end
@@ -187,7 +188,7 @@ class Lookup:
         return max(low - 1, first) if upper else low
 
     def _store_ms_near(self, queue: Queue, offset: int, end: int) -> int:
-        """The store time of *offset*, or of the next message that is intact; beyond every time if none is."""
+        """Return the store time of *offset* or of the next intact message; later than every time if there is none."""
         for at in range(offset, min(end, offset + 64)):
             stored = self.store_ms_at(queue, at)
             if stored >= 0:
@@ -197,12 +198,12 @@ class Lookup:
     def query_keys(
         self, topic: str, key: bytes, max_count: int, begin_ms: int, end_ms: int, bytes_max: int = QUERY_BYTES_MAX
     ) -> Steps[Found]:
-        """Return readable records of *topic* that carry *key* as unique key or among KEYS, newest first, in slices.
+        """Return readable records of *topic* with *key* as unique key or in KEYS, newest first; works in slices.
 
-        Their sizes add up to *bytes_max* at most, but one record always gets through.
+        They have at most *bytes_max* in total, but the first record is always returned.
 
         Raises:
-          NotReady: the key index is damaged or lacks keys; it is being rebuilt.
+          NotReady: the key index is being rebuilt because it is damaged or incomplete.
         """
         keys = self._indexer.keys
         if keys is None:
@@ -236,18 +237,18 @@ class Lookup:
         raise NotReady(text, self._indexer.wait_complete)
 
     def _indexed_ms_at(self, position: int) -> int:
-        """When the record at *position* was stored, as the key index says it; -1 if that is not known."""
+        """Return the store time of the record at *position* as in the key index; -1 if unknown."""
         if not self._segments.start <= position < self._readable.position:
             return -1
         front = self._front_at(position)
         record = RecordView(front)
         if len(front) < FRONT_BYTES or record.position != position or record.magic not in MAGICS:
             return -1
-        # A time that no clock can have told is not indexed (scan.py).
+        # The index ignores impossible times (scan.py).
         return record.store_ms if record.store_ms < STORE_MS_END else -1
 
     def _explains(self, position: int) -> bool:
-        """Whether the log tells why it has no record for readers at *position*; else an entry with it is damaged."""
+        """Return whether the log explains why readers get no record at *position*; else the entry for it is damaged."""
         if not self._segments.start <= position < self._tail.position:
             return 0 <= position < self._segments.start  # removed by retention
         if position >= self._readable.position:
@@ -256,10 +257,10 @@ class Lookup:
         if len(front) < FRONT_BYTES:
             return False
         record = RecordView(front)
-        return record.position == position and record.magic in MAGICS  # it is damaged further on
+        return record.position == position and record.magic in MAGICS  # it is damaged after its header
 
     def _is_kept(self, record: RecordView, like: Queue) -> bool:
-        """Whether the entry of *record* in its queue names it; one of a deleted topic has none, or another's."""
+        """Return whether the queue's entry names *record*; after a deletion there is none, or one of another record."""
         if record.topic_bytes != like.topic_bytes:
             return False
         queue = self._queues.find(like.topic, record.queue_id)

@@ -1,4 +1,4 @@
-"""Writes the store's own records (`notes.py`) into the log."""
+"""Writes the store's internal records (`notes.py`) into the log."""
 
 from typing import Final, final
 
@@ -12,13 +12,13 @@ from martlet.store.writer import Writer
 
 __all__ = ["NoteWriter"]
 
-# A note of many queues' offsets goes into several records.
+# A note with the offsets of many queues is split into several records.
 NOTE_BYTES_MAX: Final = 256 * 1024
 
 
 @final
 class NoteWriter:
-    """Appends notes and commits them at once."""
+    """Appends notes and commits them immediately."""
 
     __slots__ = ("_body_bytes_max", "_clock", "_committer", "_writer")
 
@@ -29,13 +29,13 @@ class NoteWriter:
         self._body_bytes_max = min(NOTE_BYTES_MAX, config.segment_bytes // 4)
 
     def delete(self, topic: str) -> None:
-        """Write that the records of *topic* so far are void.
+        """Write that all earlier records of *topic* are deleted.
 
         Raises:
           Refused: the disk is full.
           StoreFailed: the disk failed.
         """
-        # Twice, so that no single damaged record brings the topic back.
+        # Twice, so that one damaged record cannot bring the topic back.
         note = deletion(topic, self._writer.store_host, self._clock.now_ms())
         try:
             self._committer.commit()
@@ -45,7 +45,7 @@ class NoteWriter:
         self._writer.append_together((note, note), NOTES_TOPIC)
 
     def note_offsets(self, queues: list[Queue]) -> None:
-        """Write where *queues* go on, whose records are to be removed.
+        """Write the next offsets of *queues*, whose records are about to be removed.
 
         Raises:
           Refused: the disk is full.

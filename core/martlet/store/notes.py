@@ -1,9 +1,9 @@
-"""Records that the store writes for itself: what the log alone would not say of its queues.
+"""Internal records of the store: facts on queues that the other records in the log do not tell.
 
-A *deletion* says that the records of a topic before it are void. An *offset note* says where queues go on whose
-records retention removes. Both are records of `NOTES_TOPIC`, a name that no client can use, with the transaction
-state ROLLBACK, which neither Martlet nor RocketMQ puts into a consume queue or the key index. A scan of the log
-applies them in log order, so what was deleted stays deleted whatever is rebuilt from where.
+A *deletion* invalidates all earlier records of a topic. An *offset note* gives the next offsets of queues whose records
+retention removes. Both are records of `NOTES_TOPIC`, a name that no client can use, with the transaction state
+ROLLBACK, which neither Martlet nor RocketMQ puts into a consume queue or the key index. A scan of the log applies them
+in log order, so deletions hold in every rebuild, wherever it begins.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,12 +30,12 @@ def _note(content: dict[str, object], host: bytes, now_ms: int) -> Message:
 
 
 def deletion(topic: str, host: bytes, now_ms: int) -> Message:
-    """The record that voids everything of *topic* before it."""
+    """Return the record that invalidates all earlier records of *topic*."""
     return _note({"deleted": topic}, host, now_ms)
 
 
 def offset_notes(ends: Iterable[QueueEnd], body_bytes_max: int, host: bytes, now_ms: int) -> Iterator[Message]:
-    """Records that say the next offset of each queue in *ends* (topic, queue id, offset), of limited size."""
+    """Return records of limited size with the next offset of each queue in *ends* (topic, queue id, offset)."""
     part: list[QueueEnd] = []
     size = 0
     for end in ends:
@@ -50,16 +50,16 @@ def offset_notes(ends: Iterable[QueueEnd], body_bytes_max: int, host: bytes, now
 
 
 def is_note(topic: bytes) -> bool:
-    """Whether *topic* is the one of these records."""
+    """Return whether *topic* is the topic of these records."""
     return topic == NOTES_BYTES
 
 
 def read_note(body: bytes) -> tuple[str, list[QueueEnd]]:
-    """Return the topic that a note deletes, or empty, and the queue ends that it says."""
+    """Return the topic that a note deletes, or an empty name, and the queue ends that it contains."""
     try:
         content = msgpack.unpackb(body)
         deleted = content.get("deleted", "")
         ends = [(str(topic), int(queue_id), int(offset)) for topic, queue_id, offset in content.get("next", ())]
         return (deleted if isinstance(deleted, str) else ""), ends
     except (ValueError, TypeError, AttributeError):
-        return "", []  # a later version's
+        return "", []  # written by a later version

@@ -1,9 +1,9 @@
-"""Which of a queue's records are in order, and what a record means that is not the next one.
+"""Checks the order of a queue's records, and interprets records that are out of order.
 
-Within one life of a topic the offsets of a queue's records follow one another without a gap: a refused append gives
-its offset back, and a deletion is a record of its own. So an offset that is not the next one is a sign of damage,
-either to that record or to those before it, and the queue's next record decides: of records that contradict each
-other the one without support is the damaged one. It costs its own place and no other.
+Within one life of a topic the offsets of a queue's records have no gaps: a refused append returns its offset, and a
+deletion is a record of its own. So an unexpected offset is a sign of damage, either to that record or to earlier ones,
+and the queue's next record decides: of contradicting records, the one that no other record confirms is damaged. Only
+its own entry is lost.
 """
 
 import logging
@@ -17,13 +17,13 @@ __all__ = ["Order"]
 
 logger = logging.getLogger("martlet.store")
 
-# In a store that RocketMQ wrote, a gap of at most this size is believed without support.
+# In a store that RocketMQ wrote, a gap of at most this size is accepted without confirmation.
 FOREIGN_GAP_MAX: Final = 1024
 
 
 @final
 class _Suspect:
-    """A record whose queue offset is not the next one."""
+    """A record with an unexpected queue offset."""
 
     __slots__ = ("code", "offset", "position", "size")
 
@@ -36,11 +36,11 @@ class _Suspect:
 
 @final
 class Order:
-    """Adds records to their queues where the usual way, the next offset, does not apply.
+    """Adds records to their queues if their offset is not simply the next one.
 
     Args:
       guess: the log does not begin at 0, so the first record found of a queue may have any offset.
-      foreign: RocketMQ may have written the log; it leaves no record of deletions.
+      foreign: RocketMQ may have written the log; it writes no records of deletions.
     """
 
     __slots__ = (
@@ -62,26 +62,26 @@ class Order:
         self.lost = 0
         self.suspects: dict[Queue, _Suspect] = {}
         self._on_lost = on_lost
-        # Queues whose first offset is only what one record says.
+        # Queues whose first offset is based on a single record.
         self._guessed: set[Queue] = set()
-        # Topics that were deleted within the scan: they begin at 0.
+        # Topics that were deleted within the scan: their queues begin at 0.
         self._settled_topics: set[str] = set()
-        # Where the log holds no record, and how many bytes.
+        # Positions and sizes of ranges of the log without records.
         self._regions: list[tuple[int, int]] = []
 
     def damage(self, position: int, size: int) -> None:
-        """The log holds no record in *size* bytes from *position* on."""
+        """Note that the log has no record in *size* bytes from *position* on."""
         self._regions.append((position, size))
 
     def forget(self, topic: str, queues: list[Queue]) -> None:
-        """*topic* was deleted here."""
+        """Note that *topic* was deleted here."""
         self._settled_topics.add(topic)
         for queue in queues:
             self.suspects.pop(queue, None)
             self._guessed.discard(queue)
 
     def take(self, queue: Queue, offset: int, position: int, size: int, code: int) -> None:
-        """A record whose offset is not the next, or whose queue has a suspect."""
+        """Handle a record with an unexpected offset, or whose queue has a suspect."""
         self.queues.touch(queue)
         suspect = self.suspects.pop(queue, None)
         if suspect is not None:
@@ -96,17 +96,17 @@ class Order:
             self.suspects[queue] = _Suspect(offset, position, size, code)
 
     def _may_begin(self, queue: Queue, offset: int, position: int) -> bool:
-        """Whether a queue of which nothing is known can begin with *offset*: so many records were before."""
+        """Return whether an unknown queue can begin with *offset*: whether enough records may have been before."""
         unknown = self.guess and not queue.next_offset and queue.topic not in self._settled_topics
         return unknown and (self.foreign or 0 < offset <= position // RECORD_BYTES_MIN)
 
     def _decide(self, queue: Queue, suspect: _Suspect, offset: int) -> None:
-        """The record after *suspect* says *offset*."""
+        """Decide on *suspect*; the next record says *offset*."""
         following = queue.next_offset
         if offset == suspect.offset + 1:
             self._believe(queue, suspect)
         elif offset == following + 1:
-            # The suspect had this place.
+            # The suspect took this offset.
             self._lose(suspect.position)
             queue.add_holes(1, suspect.position)
         elif following < suspect.offset < offset and self._damage_hides(queue, offset - following - 1):
@@ -115,20 +115,20 @@ class Order:
             self._lose(suspect.position)
 
     def _believe(self, queue: Queue, suspect: _Suspect) -> None:
-        """Two records agree with each other, and not with what was before."""
+        """Accept two records that agree with each other but not with earlier ones."""
         alone = queue in self._guessed and queue.next_offset - queue.first_offset == 1
         gap = suspect.offset - queue.next_offset
         if alone and not (gap > 0 and self._damage_hides(queue, gap)):
             self._lose(queue.last_end)
             self._begin_at(queue, suspect.offset)
         elif gap < 0 and suspect.offset > queue.first_offset:
-            # One record before had carried the queue too far.
+            # A damaged earlier record had set the next offset too high.
             self._lose(queue.last_end)
             self.queues.rewind(queue, suspect.offset)
         self._jump(queue, suspect)
 
     def _jump(self, queue: Queue, suspect: _Suspect) -> None:
-        """The suspect is right: fill the gap before it, or let the queue begin again there."""
+        """Accept the suspect: fill the gap before it, or restart the queue there."""
         if suspect.offset > queue.next_offset:
             queue.add_holes(suspect.offset - queue.next_offset, suspect.position)
         elif suspect.offset < queue.next_offset:
@@ -140,17 +140,17 @@ class Order:
         queue.begin_at(offset)
 
     def _damage_hides(self, queue: Queue, count: int) -> bool:
-        """Whether *count* records may have been behind this queue's last one, where no record was found."""
+        """Return whether *count* records may be lost after the queue's last one, in ranges without records."""
         hidden = sum(size for position, size in self._regions if position >= queue.last_end)
         return count <= self.lost + hidden // RECORD_BYTES_MIN
 
     def settle(self) -> None:
-        """No record follows to decide about the suspects that are left."""
+        """Decide on the remaining suspects, after which no records follow."""
         for queue in list(self.suspects):
             self.settle_queue(queue, -1)
 
     def settle_queue(self, queue: Queue, end: int) -> None:
-        """Decide about the suspect of *queue*, whose next record has offset *end* (-1: unknown)."""
+        """Decide on the suspect of *queue*, whose next record has offset *end* (-1: unknown)."""
         suspect = self.suspects.pop(queue, None)
         if suspect is None:
             return
@@ -163,7 +163,7 @@ class Order:
             self._jump(queue, suspect)
         else:
             self._lose(suspect.position)
-            # It had the place after the last one, which must not be given to another message.
+            # It took the offset after the last one, which no other message may get.
             queue.add_holes(1, suspect.position)
 
     def _lose(self, position: int) -> None:

@@ -1,9 +1,8 @@
-"""The log in memory: pieces of fixed size, read once for all consumers, and the growing end.
+"""The log in memory: chunks of fixed size, read once for all consumers, and the end that appends extend.
 
-A chunk at the end of the log is a bytearray that appends fill in place; one further
-back is the bytes of a single read. Bytes that were written in a chunk never change
-and a chunk is never resized, so readers are given views of it. What nobody has read
-for the longest time is dropped first; a view keeps its chunk alive until it is sent.
+A chunk at the end of the log is a bytearray that appends fill in place; an older one is the bytes of a single read.
+Bytes in a chunk never change once they are written, and chunks are never resized, so readers get views of them. The
+least recently used chunks are dropped first; a view keeps its chunk alive until it is sent.
 """
 
 from collections import OrderedDict
@@ -20,7 +19,7 @@ __all__ = ["Chunk", "Chunks", "LogWriter"]
 
 @final
 class Chunk:
-    """The positions from ``base`` to before ``end``; ``trusted`` bytes need no check of their CRC."""
+    """The positions from ``base`` up to ``end``; the CRCs of its ``trusted`` bytes need no check."""
 
     __slots__ = ("base", "data", "end", "trusted", "view")
 
@@ -34,7 +33,7 @@ class Chunk:
 
 @final
 class Chunks:
-    """Chunks by position over a bounded memory; safe to use from several threads."""
+    """Chunks by position, in a limited amount of memory; thread-safe."""
 
     __slots__ = (
         "_held",
@@ -52,9 +51,9 @@ class Chunks:
         self.segments = segments
         self.chunk_bytes = chunk_bytes
         self.cache_bytes = cache_bytes
-        # What this process wrote from here on is not checked again.
+        # From here on this process wrote the log, so CRCs are not checked.
         self.trusted_from = 0
-        # From here on only pinned chunks are to be believed: the file behind them is still to be written.
+        # From here on only pinned chunks are valid: the file has not been written there yet.
         self.final_end = 1 << 63
         self.pinned: dict[int, Chunk] = {}
         self._held: OrderedDict[int, Chunk] = OrderedDict()
@@ -65,7 +64,7 @@ class Chunks:
         return position - (position - segment.start) % self.chunk_bytes
 
     def find(self, position: int) -> Chunk | None:
-        """The chunk of *position* if it is in memory."""
+        """Return the chunk of *position* if it is in memory."""
         segment = self.segments.find(position)
         if segment is None:
             return None
@@ -80,11 +79,11 @@ class Chunks:
         return chunk
 
     def load(self, position: int) -> Chunk | None:
-        """The chunk of *position*, read from disk if need be; None where the log holds nothing."""
+        """Return the chunk of *position*, read from disk if necessary; None if the log has nothing there."""
         return self._load(position, self.segments.read)
 
     def load_now(self, position: int) -> Chunk | None:
-        """As `load`, without waiting for the disk: None as well where it is neither in memory nor in the page cache."""
+        """Like `load`, but without waiting for the disk: None if it is neither in memory nor in the page cache."""
         return self._load(position, self.segments.read_now)
 
     def _load(self, position: int, read: Callable[[int, int], bytes | bytearray | None]) -> Chunk | None:
@@ -105,7 +104,7 @@ class Chunks:
         return chunk
 
     def hold(self, chunk: Chunk) -> None:
-        """Keep *chunk* until room is needed."""
+        """Keep *chunk* until its room is needed."""
         with self._lock:
             before = self._held.pop(chunk.base, None)
             self._held_bytes += len(chunk.view) - (len(before.view) if before is not None else 0)
@@ -114,7 +113,7 @@ class Chunks:
                 self._held_bytes -= len(self._held.popitem(last=False)[1].view)
 
     def drop_before(self, position: int) -> None:
-        """Let go of chunks that retention removed."""
+        """Drop chunks that retention removed."""
         with self._lock:
             for base in [base for base in self._held if base < position]:
                 self._held_bytes -= len(self._held.pop(base).view)
@@ -138,7 +137,7 @@ class Chunks:
 
 @final
 class LogWriter:
-    """The end of the log: appends fill it at ``position``, and `write_out` hands them to the operating system."""
+    """The end of the log: appends extend it at ``position``, and `write_out` writes them to the operating system."""
 
     __slots__ = (
         "chunk",
@@ -160,17 +159,17 @@ class LogWriter:
         self.segment = Segment("", 0, 0)
         self.position = 0
         self.written = 0
-        # Where the first atomic group begins that is not written yet; -1 for none.
+        # Where the first unwritten atomic group begins; -1 if there is none.
         self.first_group = -1
         self.data = bytearray()
         self.chunk = Chunk(0, self.data, True)
         self.chunk_base = 0
         self.chunk_end = 0
-        # Where a record may end that lies in this chunk whole and leaves room for the filler of its segment.
+        # The highest end of a record that fits into this chunk and leaves room for the segment's filler.
         self.room = 0
 
     def open_at(self, position: int) -> None:
-        """Go on at *position*, which lies in the last segment or right behind it."""
+        """Continue at *position*, which is in the last segment or at its end."""
         self.position = self.written = position
         self.chunks.pinned.clear()
         found = self.segments.find(position)
@@ -199,12 +198,12 @@ class LogWriter:
         self.room = min(chunk.end, self.segment.end - FILLER_BYTES)
 
     def begin_group(self) -> None:
-        """An atomic group begins here; appends of all its records follow."""
+        """Note that an atomic group begins here; its records are appended next."""
         if self.first_group < 0:
             self.first_group = self.position
 
     def put(self, data: bytes | bytearray) -> None:
-        """Append *data*, which fits into the segment; it may go on in the next chunk."""
+        """Append *data*, which fits into the segment; it may continue in the next chunk."""
         view = memoryview(data)
         while view:
             if self.position == self.chunk_end:
@@ -216,10 +215,10 @@ class LogWriter:
             view = view[len(part) :]
 
     def roll(self) -> None:
-        """End the segment and begin the next; what was appended so far is written out first.
+        """Write everything appended so far, end the segment and start the next.
 
         Raises:
-          OSError: the disk refused; `undo` was done where something had been appended.
+          OSError: the write failed; if anything had been appended, it was undone (`undo`).
         """
         if self.position < self.segment.end:
             remaining = self.segment.end - self.position
@@ -237,10 +236,10 @@ class LogWriter:
         self.position = self.written = self.chunks.final_end = self.segment.end
 
     def write_out(self) -> None:
-        """Write what was appended since the last call; all of it is in one segment.
+        """Write everything appended since the last call; it is all in one segment.
 
         Raises:
-          OSError: the disk refused, and everything since the last call is undone.
+          OSError: the write failed; everything since the last call is undone.
         """
         start = self.written
         if start == self.position:
@@ -259,9 +258,9 @@ class LogWriter:
             self._hold_full()
 
     def _write_with_groups(self, start: int, magic_at: int) -> None:
-        """Write from *start* to the end; last of all the byte at *magic_at*, which makes the first group visible.
+        """Write from *start* to the end, and then the byte at *magic_at*, which makes the first group visible.
 
-        Before that RocketMQ finds the end of the log there. Martlet completes the group if all of it is there.
+        Until then RocketMQ ends the log there. Martlet adds the byte if the whole group is there.
         """
         base = self.chunks.base_of(self.segment, magic_at)
         data = self.chunks.pinned[base].data
@@ -276,7 +275,7 @@ class LogWriter:
         self._write(magic_at, magic_at + 1)
 
     def _write(self, start: int, end: int) -> None:
-        """Write the positions from *start* to before *end*, which are in pinned chunks."""
+        """Write the positions from *start* up to *end*, which are in pinned chunks."""
         if start >= self.chunk_base:
             view = self.chunk.view[start - self.chunk_base : end - self.chunk_base]
             self.segments.files.write(self.segment.path, view, start - self.segment.start)
@@ -288,12 +287,12 @@ class LogWriter:
                 self.segments.files.write(self.segment.path, view, begin - self.segment.start)
 
     def _hold_full(self) -> None:
-        """Let go of the chunks before the present one: they are written."""
+        """Unpin the chunks before the current one, because they are written."""
         for base in [base for base in self.chunks.pinned if base != self.chunk_base]:
             self.chunks.hold(self.chunks.pinned.pop(base))
 
     def rewind(self, position: int) -> None:
-        """Forget in memory what was appended from *position* on, which is not written and in this segment."""
+        """Drop from memory everything from *position* on, which is unwritten and in this segment."""
         self.position = position
         if self.first_group >= position:
             self.first_group = -1
@@ -307,10 +306,10 @@ class LogWriter:
             self._use(chunk)
 
     def undo(self) -> None:
-        """Forget what was appended since the last `write_out`, in memory and in the file.
+        """Undo all appends since the last `write_out`, in memory and in the file.
 
         Raises:
-          OSError: the file cannot be cleared, so a later start could find what was refused.
+          OSError: the file cannot be cleared, so a later start could find refused messages.
         """
         self.rewind(self.written)
         self.segments.files.clear(self.segment.path, self.written - self.segment.start)

@@ -1,9 +1,9 @@
-"""What the queues held at the newest checkpoint: ``queues.<generation>``, an append-only file.
+"""The state of the queues at the newest checkpoint: ``queues.<generation>``, an append-only file.
 
-Each checkpoint appends the queues that changed since the one before, then records the file's length and
-CRC in the checkpoint page. So the state that a start trusts is exactly as old as the checkpoint: bytes behind the
-recorded length are a checkpoint that never finished. A file that has grown to twice what it says is replaced by a
-new generation; the page names the one that counts.
+Each checkpoint appends the queues that changed since the previous one, then stores the file's length and CRC in the
+checkpoint page. So the state that a start uses is exactly as old as the checkpoint: bytes after the stored length are
+from a checkpoint that was not completed. A file that has grown to twice its content is replaced by a new generation;
+the page names the valid one.
 """
 
 import logging
@@ -25,12 +25,12 @@ logger = logging.getLogger("martlet.store")
 PREFIX: Final = "queues."
 KIND_QUEUE: Final = 1
 KIND_DELETION: Final = 2
-# A file of less than twice its content is kept, and so is one that is this much longer at most.
+# A file is kept while it has less than twice its content, or at most this much more.
 SLACK_BYTES: Final = 1024 * 1024
 
-HEAD: Final = Struct(">BH")  # kind, bytes of the topic's name, which follows
-# Queue id; first offset and the log start for which it holds; next offset; log position behind its last record;
-# CRC of the last, unfinished block; number of the first block that follows, and how many.
+HEAD: Final = Struct(">BH")  # kind, size of the topic's name, which follows
+# Queue id; first offset and the log start for which it is valid; next offset; log position after its last record; CRC
+# of the last, incomplete block; number of the first block that follows, and their number.
 STATE: Final = Struct(">iqqqqIqI")
 
 
@@ -50,7 +50,7 @@ class QueueState:
         self.crcs = array("I")
 
     def take(self, base: int, crcs: "array[int]") -> None:
-        """Blocks from number *base* on have *crcs*."""
+        """Set *crcs* for the blocks from number *base* on."""
         kept = base - self.base
         if not 0 <= kept <= len(self.crcs):
             self.base, self.crcs = base, crcs
@@ -60,7 +60,7 @@ class QueueState:
 
 
 def encode_queue(queue: Queue, log_start: int, *, whole: bool) -> bytes:
-    """Return what changed of *queue* since it was last encoded, or all of it; *log_start* is -1 where it is behind."""
+    """Return the changes of *queue* since it was last encoded, or all of it; *log_start* is -1 if that is behind."""
     base, crcs = queue.blocks
     begin = base if whole else max(base, min(queue.journaled, base + len(crcs)))
     part = crcs[begin - base :]
@@ -79,7 +79,7 @@ def encode_queue(queue: Queue, log_start: int, *, whole: bool) -> bytes:
 
 
 def _turned(crcs: "array[int]") -> "array[int]":
-    """*crcs* in little-endian order, or back."""
+    """Return *crcs* converted to little-endian order, or back."""
     if sys.byteorder == "big":
         crcs.byteswap()
     return crcs
@@ -92,7 +92,7 @@ def encode_deletion(topic: str) -> bytes:
 
 
 def replay(data: bytes) -> dict[str, dict[int, QueueState]]:
-    """Return the queues by topic and id after all that *data* says.
+    """Return the queues by topic and id after applying all entries of *data*.
 
     Raises:
       ValueError: it is no journal.
@@ -108,7 +108,7 @@ def replay(data: bytes) -> dict[str, dict[int, QueueState]]:
                 topics.pop(name, None)
                 continue
             if kind != KIND_QUEUE:
-                raise ValueError(f"the journal of queues has an entry of kind {kind}")
+                raise ValueError(f"the journal of queues has an entry of unknown kind {kind}")
             queue_id, first, start, following, last_end, running, base, count = STATE.unpack_from(data, at)
             at += STATE.size
             of_topic = topics.setdefault(name, {})
@@ -121,13 +121,13 @@ def replay(data: bytes) -> dict[str, dict[int, QueueState]]:
             at += 4 * count
             state.take(base, crcs)
     except error as reason:
-        raise ValueError("the journal of queues is cut short") from reason
+        raise ValueError("the journal of queues is truncated") from reason
     return topics
 
 
 @final
 class Journal:
-    """The files of one store; blocking, and used by one thread at a time."""
+    """The files of one store; blocking, for use by one thread at a time."""
 
     __slots__ = ("content", "crc", "directory", "files", "generation", "length")
 
@@ -137,7 +137,7 @@ class Journal:
         self.generation = NO_JOURNAL
         self.length = 0
         self.crc = 0
-        # What the newest generation held when it was begun.
+        # The size of the newest generation's content when it was created.
         self.content = 0
 
     def _path(self, generation: int) -> str:
@@ -145,11 +145,11 @@ class Journal:
 
     @property
     def outgrown(self) -> bool:
-        """Whether the next checkpoint is to write all queues into a new generation."""
+        """Whether the next checkpoint writes all queues into a new generation."""
         return self.generation < 0 or self.length > 2 * self.content + SLACK_BYTES
 
     def load(self, checkpoint: Checkpoint) -> dict[str, dict[int, QueueState]] | None:
-        """Return the queues at *checkpoint*; None when the file is missing or damaged."""
+        """Return the queues at *checkpoint*; None if the file is missing or damaged."""
         if checkpoint.journal_generation < 0:
             return None
         length = checkpoint.journal_length
@@ -165,11 +165,11 @@ class Journal:
         return topics
 
     def abandon(self) -> None:
-        """Let the next checkpoint begin a new generation."""
+        """Make the next checkpoint start a new generation."""
         self.generation = NO_JOURNAL
 
     def exists(self) -> bool:
-        """Whether there is a file of any generation."""
+        """Return whether there is a file of any generation."""
         return bool(self._generations())
 
     def _generations(self) -> list[int]:
@@ -177,7 +177,7 @@ class Journal:
         return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and len(name) == 10)
 
     def write(self, parts: list[bytes], *, whole: bool, into: Checkpoint) -> None:
-        """Make *parts* durable, appended or as a new generation, and note in *into* where they are."""
+        """Write *parts* durably, appended or as a new generation, and store their location in *into*."""
         if whole:
             self._begin(parts)
         elif parts:
@@ -187,7 +187,7 @@ class Journal:
         into.journal_generation, into.journal_length, into.journal_crc = self.generation, self.length, self.crc
 
     def _write_parts(self, path: str, parts: list[bytes], length: int, crc: int) -> tuple[int, int]:
-        """Write *parts* one by one: to join megabytes would keep the interpreter's lock from the event loop."""
+        """Write *parts* one by one: joining megabytes would hold the interpreter's lock and so block the event loop."""
         for part in parts:
             self.files.write(path, part, length)
             length += len(part)
@@ -202,7 +202,7 @@ class Journal:
             length, crc = self._write_parts(path, parts, 0, crc32(b""))
             self.files.sync(path)
         except OSError:
-            # On a full disk every attempt would leave another one.
+            # On a full disk each attempt would leave another file.
             with suppress(OSError):
                 self.files.unlink(path)
             raise
@@ -210,7 +210,7 @@ class Journal:
         self.generation, self.length, self.crc, self.content = generation, length, crc, length
 
     def remove_others(self) -> None:
-        """Remove generations that the checkpoint does not name."""
+        """Remove the generations that the checkpoint does not name."""
         for generation in self._generations():
             if generation != self.generation:
                 path = self._path(generation)

@@ -17,7 +17,7 @@ from martlet.store.reading import ReadResult
 
 __all__ = ["QueueReader", "Request", "Start"]
 
-# Starts a coroutine function in the background (`Peer.start`); raises `Refused` where too many are running.
+# Starts a coroutine function in the background (`Peer.start`); raises `Refused` if too many are running.
 Start: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 
 AHEAD_MAX: Final = 4
@@ -25,7 +25,7 @@ AHEAD_MAX: Final = 4
 
 @final
 class Request:
-    """A read for the worker thread, and in the end what came of it."""
+    """A read for the worker thread, and later its result."""
 
     __slots__ = ("budget_bytes", "codes", "count_max", "failure", "offset", "predicate", "queue", "result")
 
@@ -50,12 +50,12 @@ class Request:
 
 @final
 class QueueReader:
-    """Reads queues for one consumer, which names its places in them: any hashable, such as a queue id or a pull.
+    """Reads queues for one consumer, which identifies its reads by places: any hashable, such as a queue id or a pull.
 
     Args:
-      store: what is read.
-      done: gets the place for which `read` has an answer now, or which has to be read for again.
-      ahead_max: how many answers of the thread may wait for the consumer.
+      store: the store to read.
+      done: called with the place for which `read` now has a result, or must be called again.
+      ahead_max: the maximum number of unfetched results of the thread.
     """
 
     __slots__ = ("_ahead_max", "_done", "_found", "_line", "_store", "stalled", "working")
@@ -64,14 +64,14 @@ class QueueReader:
         self._store = store
         self._done = done
         self._ahead_max = ahead_max
-        self._line: dict[Hashable, Request] = {}  # for the thread, first come first served
+        self._line: dict[Hashable, Request] = {}  # for the thread, first come, first served
         self._found: dict[Hashable, Request] = {}
-        self.working = False  # a task of the peer reads
+        self.working = False  # a task of the peer is reading
         self.stalled: Refused | None = None  # why the peer may start no read
 
     @property
     def must_wait(self) -> bool:
-        """Whether a wake-up comes later: when the thread has read, or when the peer may start tasks again."""
+        """Whether a wake-up comes later: after a read by the thread, or when the peer may start tasks again."""
         return self.working or self.stalled is not None
 
     def read(
@@ -85,9 +85,9 @@ class QueueReader:
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
     ) -> ReadResult | None:
-        """Return readable records of *queue* from *offset* on, at most *count_max*; None if a thread has to read them.
+        """Return readable records of *queue* from *offset* on, at most *count_max*; None if a thread must read them.
 
-        Limits, filters and results are those of `Store.read`. Far behind the tail *predicate* is called in a thread.
+        Limits, filters and results are those of `Store.read`. Far behind the tail, *predicate* is called in a thread.
 
         Raises:
           Refused: the predicate failed, or a damaged block of entries cannot be rebuilt.
@@ -111,28 +111,28 @@ class QueueReader:
         return result
 
     def forget(self, place: Hashable) -> None:
-        """Drop what was read for *place*, or is to be."""
+        """Drop finished and pending reads for *place*."""
         if self._line or self._found:
             self._line.pop(place, None)
             self._found.pop(place, None)
 
     def keep_only(self, places: Collection[Hashable]) -> None:
-        """Drop what was read for other places than *places*, so that it is not in the way of these."""
+        """Drop finished and pending reads for all places except *places*, so that those are read first."""
         for place in [place for place in self._found if place not in places]:
             del self._found[place]
 
     def forget_all(self) -> None:
-        """Drop what was read for any place, or is to be."""
+        """Drop all finished and pending reads."""
         self._line.clear()
         self._found.clear()
 
     def close(self) -> None:
-        """Forget everything, the consumer too: the two refer to each other, and would wait for a garbage collection."""
+        """Drop all reads and the consumer: both refer to each other and would need a garbage collection."""
         self.forget_all()
         self._done = _ignore
 
     def _work(self, start: Start) -> None:
-        """Let a task of the peer read, unless one does, or has nothing to do."""
+        """Start a task of the peer for the pending reads, unless one is running or there are none."""
         self.stalled = None
         if self.working or not self._line or len(self._found) >= self._ahead_max:
             return
@@ -164,13 +164,13 @@ class QueueReader:
                     self._done(place)
             over = True
         finally:
-            self.working = False  # a task of the peer reads
+            self.working = False  # a task of the peer is reading
             if self._line and not over:
-                self._done(next(iter(self._line)))  # cancelled; another peer's task may go on with it
+                self._done(next(iter(self._line)))  # cancelled; a task of another peer may continue
 
 
 def _ignore(place: Hashable) -> None:
-    """Nobody wants the answer any more."""
+    """Do nothing: nobody wants the result any more."""
 
 
 def _answer(request: Request, count_max: int) -> ReadResult:

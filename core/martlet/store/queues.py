@@ -1,13 +1,12 @@
-"""Consume queues: for each queue of a topic, where its messages stand in the log.
+"""Consume queues: the log positions of the messages of each queue.
 
-Entries of 20 bytes in ``consumequeue/<topic>/<queue id>/<20 digits>`` (RocketMQ
-ConsumeQueue.java). New ones gather in memory and go to the files in the background,
-never before the records they point at are durable. An idle queue holds no file and
-next to no memory.
+Entries of 20 bytes in ``consumequeue/<topic>/<queue id>/<20 digits>`` (RocketMQ ConsumeQueue.java). New entries are
+collected in memory and written to the files in the background, after the records that they point to are durable. An
+idle queue has no open file and uses almost no memory.
 
-Files hold blocks of 1,000 entries, and each queue knows the CRC of each of its blocks. Entries are read a
-block at a time, checked once, and kept in a small cache. A block that does not fit its CRC is never used: it is
-rebuilt from the log (`repair.py`).
+Files consist of blocks of 1,000 entries, and each queue knows the CRC of each of its blocks. Entries are read one block
+at a time, checked once, and kept in a small cache. A block with a wrong CRC is never used: it is rebuilt from the log
+(`repair.py`).
 """
 
 import logging
@@ -40,20 +39,20 @@ logger = logging.getLogger("martlet.store")
 # Entries that stay in memory after they were written, for consumers at the tail.
 KEPT_ENTRIES: Final = 64
 
-# Divides RocketMQ's 300,000 entries a file. Block CRCs cost 4 bytes of memory for so many messages.
+# Divides RocketMQ's 300,000 entries per file. Block CRCs take 4 bytes of memory per this many messages.
 BLOCK_ENTRIES: Final = 1000
 # 20 KB each.
 BLOCKS_CACHED: Final = 64
-UNKNOWN: Final = 0  # in place of a CRC: the block was begun by RocketMQ
+UNKNOWN: Final = 0  # instead of a CRC: RocketMQ started the block
 QUEUE_ID_MAX: Final = 2**31 - 1
 
 
-# Shared by all queues without a whole block; never changed.
+# Shared by all queues without a whole block; never modified.
 NO_CRCS: Final = array("I")
 
 
 class BlockDamaged(Exception):
-    """A block of a queue's files is not what was written there; `repair` rebuilds it from the log."""
+    """A block in a queue's files differs from what was written; `repair` rebuilds it from the log."""
 
     def __init__(self, queue: "Queue") -> None:
         super().__init__(f"consume queue {queue.topic}/{queue.queue_id} has a damaged block")
@@ -64,8 +63,8 @@ class BlockDamaged(Exception):
 class Queue:
     """One queue of one topic; offsets count its messages.
 
-    ``next_offset`` is the first free one (what is below may not be readable yet), ``first_offset``
-    the oldest that is kept. Each of ``watchers`` is called when records became readable.
+    ``next_offset`` is the first free offset (lower ones may not be readable yet), ``first_offset`` the oldest one
+    stored. Each of ``watchers`` is called when records become readable.
     """
 
     __slots__ = (
@@ -108,40 +107,41 @@ class Queue:
         self.tail = bytearray()
         self.tail_offset = 0
         self.saved = 0
-        # The log position behind the newest record whose entry is in a file.
+        # The end of the newest record whose entry is in a file.
         self.saved_end = 0
         # The number of the first block with a CRC, and the CRCs of all whole blocks from there on.
         self.blocks: tuple[int, array[int]] = (0, NO_CRCS)
-        # As far as the files are covered by CRCs: `saved`, and the CRC of the block that it is in. One attribute, so
-        # that another thread never sees half of a change.
+        # How far CRCs cover the files: `saved`, and the CRC of its block. A single attribute, so that threads see
+        # consistent values.
         self.mark: tuple[int, int] = (0, 0)
-        # Blocks before this number are in the journal; `changed` says that something of the queue is not.
+        # Blocks before this number are in the journal; `changed` says whether anything else of the queue must be
+        # written there.
         self.journaled = 0
         self.changed = False
-        # The log position of a note that says where this queue goes on; 0 for none.
+        # The log position of a note with this queue's next offset; 0 if there is none.
         self.noted = 0
         self.dirty = False
-        # What its file holds before `tail_offset` is not to be relied on.
+        # Its file's content before `tail_offset` is unreliable.
         self.begins = True
-        # A killed process may have made its files and not have come to sync their names.
+        # A killed process may have created its files without syncing their names.
         self.unsure_names = False
-        # The log position behind the newest record.
+        # The end of the newest record.
         self.last_end = 0
         topic_bytes = topic.encode()
         wide = len(topic_bytes) > TOPIC_V1_BYTES_MAX
         self.topic_bytes = topic_bytes
         self.narrow = not wide
-        # Its entries name records of other queues, which say so themselves (`light.py`).
+        # Its entries point to records of other queues, which name this queue (`light.py`).
         self.light = is_light(topic)
-        # Computes what entries carry in place of a tag code.
+        # Computes the entries' codes, instead of the tag code.
         self.dispatcher = dispatcher
-        # Records are V1 and have a tag code; no longer once the topic was deleted.
+        # Records are V1 and have a tag code; unset when the topic is deleted.
         self.plain = self.narrow and dispatcher is None
         self.deleted = False
         self.topic_part = (
             len(topic_bytes).to_bytes(2, "big") + topic_bytes if wide else bytes((len(topic_bytes),)) + topic_bytes
         )
-        # The bytes of a record with IPv4 hosts, without body and properties.
+        # The size of a record with IPv4 hosts, without body and properties.
         self.overhead = RECORD_BYTES_MIN + wide + len(topic_bytes)
         self.topic_hash = -1
 
@@ -149,7 +149,7 @@ class Queue:
         return f"<Queue {self.topic}/{self.queue_id} {self.first_offset}-{self.next_offset}>"
 
     def begin_at(self, offset: int) -> None:
-        """Start over: empty, with *offset* as the first free one."""
+        """Start from scratch: empty, with *offset* as the first free one."""
         self.first_offset = self.next_offset = self.tail_offset = self.saved = offset
         self.tail = bytearray()
         self.last_end = self.saved_end = 0
@@ -163,15 +163,15 @@ class Queue:
         self.last_end = position + size
 
     def add_holes(self, count: int, position: int) -> None:
-        """Append *count* entries of messages that are lost, which stood before *position*.
+        """Append *count* entries for lost messages, which were before *position*.
 
-        They name that position, so that positions ascend in a queue and its end is found by halving.
+        They contain that position, so that positions ascend in a queue, as binary search for its end requires.
         """
         self.tail += ENTRY.pack(position, BLANK_SIZE, 0) * count
         self.next_offset += count
 
     def drop_last(self) -> None:
-        """Take back the newest entry, which is in memory."""
+        """Remove the newest entry, which is in memory."""
         del self.tail[-ENTRY_BYTES:]
         self.next_offset -= 1
         self.last_end = 0
@@ -180,7 +180,7 @@ class Queue:
             self.last_end = position + size
 
     def seal_blocks(self, entries: bytes, block_bytes: int) -> None:
-        """Cover *entries*, which were written from `saved` on, by CRCs."""
+        """Add *entries*, which were written from `saved` on, to the CRCs."""
         within = self.saved * ENTRY_BYTES % block_bytes
         crc, known = self.mark[1], self.mark[1] != UNKNOWN or not within
         at = 0
@@ -205,12 +205,12 @@ class Queue:
             crcs.append(crc)
 
     def crc_of(self, block: int) -> int:
-        """The CRC of a whole block; `UNKNOWN` where there is none."""
+        """Return the CRC of a whole block; `UNKNOWN` if there is none."""
         base, crcs = self.blocks
         return crcs[block - base] if 0 <= block - base < len(crcs) else UNKNOWN
 
     def end_before(self, limit: int) -> int:
-        """The offset behind the newest message whose record ends at or before log position *limit*."""
+        """Return the offset after the newest message whose record ends at or before log position *limit*."""
         if self.last_end <= limit:
             return self.next_offset
         low, high = 0, self.next_offset - self.tail_offset
@@ -225,7 +225,7 @@ class Queue:
         return self.tail_offset + low
 
 
-# A queue and those of its entries that go to its files next.
+# A queue and the entries to write to its files next.
 Unsaved: TypeAlias = tuple[Queue, bytes]
 
 
@@ -249,12 +249,12 @@ class QueueFiles:
         self.directory = directory
         self.file_entries = file_entries
         self.file_bytes = file_entries * ENTRY_BYTES
-        # A block lies in one file.
+        # A block never spans two files.
         self.block_entries = gcd(file_entries, BLOCK_ENTRIES)
         self.block_bytes = self.block_entries * ENTRY_BYTES
         # Directories whose names are not durable yet.
         self.new_directories: set[str] = set()
-        # Directories that are no longer used and could not be removed.
+        # Unused directories that could not be removed.
         self.left: set[str] = set()
 
     def directory_of(self, topic: str, queue_id: int) -> str:
@@ -264,11 +264,11 @@ class QueueFiles:
         return f"{self.directory}/{queue.topic}/{queue.queue_id}/{file_start:0{NAME_DIGITS}d}"
 
     def starts(self, queue: Queue) -> list[int]:
-        """The first byte of each file of *queue*, ascending."""
+        """Return the first byte of each file of *queue*, ascending."""
         return numbered_names(self.files.disk.names(self.directory_of(queue.topic, queue.queue_id)))
 
     def read(self, queue: Queue, offset: int, count: int) -> bytes:
-        """Return entries from *offset* on, at most *count* and of one file; empty where there is none."""
+        """Return entries from *offset* on, at most *count* and from one file; empty if there are none."""
         at = offset * ENTRY_BYTES
         within = at % self.file_bytes
         size = min(count * ENTRY_BYTES, self.file_bytes - within)
@@ -279,16 +279,16 @@ class QueueFiles:
         return data[: len(data) - len(data) % ENTRY_BYTES]
 
     def write(self, queue: Queue, offset: int, entries: memoryview) -> set[str]:
-        """Write *entries* from *offset* on and return the paths that are to be synced.
+        """Write *entries* from *offset* on and return the paths to sync.
 
-        A queue that begins has then only these entries in files; after an error that is still to be done.
+        For a queue that begins, its files contain only these entries afterwards; an error leaves that to be done.
         """
         written: set[str] = set()
         at = offset * ENTRY_BYTES
         if queue.begins:
-            # What is there is of a queue that was deleted.
+            # The existing files belong to a deleted queue.
             self.remove(queue.topic, queue.queue_id)
-            # As RocketMQ does, so that the queue's end is where its entries end (ConsumeQueue.fillPreBlank).
+            # As RocketMQ does, so that the queue ends where its entries end (ConsumeQueue.fillPreBlank).
             within = at % self.file_bytes
             at -= within
             entries = memoryview(BLANK_ENTRY * (within // ENTRY_BYTES) + bytes(entries))
@@ -322,7 +322,7 @@ class QueueFiles:
         self.new_directories.update((directory, f"{self.directory}/{queue.topic}", self.directory))
 
     def whole(self, queue: Queue) -> bool:
-        """Whether every file is there, and as long as it has to be, that holds an entry from the first offset on."""
+        """Return whether all files with entries from the first offset on exist, and are long enough."""
         start = queue.first_offset * ENTRY_BYTES
         start -= start % self.file_bytes
         for at in range(start, queue.saved * ENTRY_BYTES, self.file_bytes):
@@ -331,7 +331,7 @@ class QueueFiles:
         return True
 
     def cut(self, queue: Queue, end: int) -> None:
-        """Make sure that the files hold nothing from offset *end* on."""
+        """Ensure that the files have nothing from offset *end* on."""
         at = end * ENTRY_BYTES
         for start in self.starts(queue):
             path = self.path_of(queue, start)
@@ -342,14 +342,14 @@ class QueueFiles:
                 self.files.clear(path, at - start)
 
     def remove_before(self, queue: Queue, first: int) -> None:
-        """Remove files all of whose entries are before offset *first*; the last file stays."""
+        """Remove files whose entries are all before offset *first*; the last file stays."""
         starts = self.starts(queue) if first >= self.file_entries else []
         for start in starts[:-1]:
             if start + self.file_bytes <= first * ENTRY_BYTES:
                 self.files.unlink(self.path_of(queue, start))
 
     def remove(self, topic: str, queue_id: int) -> None:
-        """Remove every file of the queue, and its directory unless something else is in there."""
+        """Remove all files of the queue, and its directory unless it contains anything else."""
         directory = self.directory_of(topic, queue_id)
         names = self.files.disk.names(directory)
         for start in numbered_names(names):
@@ -360,7 +360,7 @@ class QueueFiles:
             self._remove_directory(directory)
 
     def remove_topic(self, topic: str) -> None:
-        """Remove the files of every queue of *topic*."""
+        """Remove the files of all queues of *topic*."""
         directory = f"{self.directory}/{topic}"
         names = self.files.disk.names(directory)
         for queue_id in queue_ids(names):
@@ -373,7 +373,7 @@ class QueueFiles:
             self.new_directories.add(self.directory)
 
     def _remove_directory(self, path: str) -> None:
-        """Remove directory *path* if it is there; what cannot be removed is tried again by `remove_left`."""
+        """Remove directory *path* if it exists; `remove_left` retries after a failure."""
         try:
             self.files.disk.remove_directory(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -388,12 +388,12 @@ class QueueFiles:
 
     def remove_left(self) -> None:
         """Remove the directories that could not be removed before."""
-        for path in sorted(self.left, key=len, reverse=True):  # what is inside comes first
+        for path in sorted(self.left, key=len, reverse=True):  # subdirectories first
             self._remove_directory(path)
 
 
 def queue_ids(names: list[str]) -> list[int]:
-    """The queues that the directories *names* of a topic are for; whatever else lies there is left alone."""
+    """Return the queue ids among *names*, the directories of a topic; other names are ignored."""
     found = (int(name) for name in names if name.isascii() and name.isdecimal() and len(name) <= 10)
     return [queue_id for queue_id in found if queue_id <= QUEUE_ID_MAX and str(queue_id) in names]
 
@@ -419,19 +419,19 @@ class Queues:
     def __init__(self, files: QueueFiles) -> None:
         self.files = files
         self.topics: dict[str, dict[int, Queue]] = {}
-        # How many light queues there are.
+        # The number of light queues.
         self.light = 0
-        # What supplies the codes of entries, by topic; of all others they are tag codes.
+        # Functions that compute the codes of entries, by topic; for all other topics they are tag codes.
         self.dispatchers: dict[str, Dispatcher] = {}
         # Queues with entries that are not in their files.
         self.dirty: dict[Queue, None] = {}
-        # Queues that are not in the journal as they are in their files.
+        # Queues whose state in files is not in the journal yet.
         self.changed: dict[Queue, None] = {}
-        # Told of a queue with a damaged block, on the event loop.
+        # Called with a queue that has a damaged block, on the event loop.
         self.on_damage: Callable[[Queue], None] | None = None
-        # Each is called with every queue that is made.
+        # Each is called with every new queue.
         self.on_new: list[Callable[[Queue], None]] = []
-        # Blocks that were rebuilt and found no space in their files.
+        # Rebuilt blocks for which there was no space in their files.
         self.rebuilt: dict[tuple[Queue, int], bytes] = {}
         self._cache: OrderedDict[tuple[Queue, int], bytes] = OrderedDict()
         self._lock = Lock()
@@ -441,7 +441,7 @@ class Queues:
         return of_topic.get(queue_id) if of_topic is not None else None
 
     def get(self, topic: str, queue_id: int) -> Queue:
-        """The queue, made if it does not exist yet."""
+        """Return the queue, created if it does not exist."""
         of_topic = self.topics.setdefault(topic, {})
         queue = of_topic.get(queue_id)
         if queue is None:
@@ -455,13 +455,13 @@ class Queues:
         return [queue for of_topic in self.topics.values() for queue in of_topic.values()]
 
     def touch(self, queue: Queue) -> None:
-        """Remember that *queue* has entries to be saved."""
+        """Note that *queue* has entries to save."""
         if not queue.dirty:
             queue.dirty = True
             self.dirty[queue] = None
 
     def note_change(self, queue: Queue) -> None:
-        """Remember that the journal is to be told of *queue*."""
+        """Note that *queue* must be written to the journal."""
         if not queue.changed:
             queue.changed = True
             self.changed[queue] = None
@@ -469,7 +469,7 @@ class Queues:
     # ---- reading entries
 
     def entries(self, queue: Queue, offset: int, count: int) -> bytes:
-        """Return entries from *offset* on, at most *count*; fewer at a block's end, none only where there is none.
+        """Return entries from *offset* on, at most *count*; fewer at a block's end, none only if there are none.
 
         A damaged block reads as none and is reported to `on_damage`.
         """
@@ -481,14 +481,14 @@ class Queues:
             return b""
 
     def load_entries(self, queue: Queue, offset: int, count: int) -> bytes:
-        """As `entries`, but raises `BlockDamaged`."""
+        """Like `entries`, but raises `BlockDamaged`."""
         if offset >= queue.tail_offset:
             at = (offset - queue.tail_offset) * ENTRY_BYTES
             return bytes(queue.tail[at : at + count * ENTRY_BYTES])
         return self.saved_entries(queue, offset, min(count, queue.tail_offset - offset))
 
     def saved_entries(self, queue: Queue, offset: int, count: int) -> bytes:
-        """As `load_entries`, of what is in files; threads may call it."""
+        """Like `load_entries`, but only reads files; threads may call it."""
         block_entries = self.files.block_entries
         block = offset // block_entries
         at = (offset - block * block_entries) * ENTRY_BYTES
@@ -512,7 +512,7 @@ class Queues:
         """Read a block from its file and check it.
 
         Raises:
-          BlockDamaged: it is not what was written.
+          BlockDamaged: it differs from what was written.
         """
         saved, running = queue.mark
         entries = self.files.block_entries
@@ -524,12 +524,12 @@ class Queues:
         data = self.files.read(queue, block * entries, count) if count > 0 else b""
         if crc != UNKNOWN and (len(data) != count * ENTRY_BYTES or crc32(data) != crc):
             if (block + 1) * entries <= queue.first_offset:
-                return b""  # retention removed it since
+                return b""  # retention removed it in the meantime
             raise BlockDamaged(queue)
         return data
 
     def forget_blocks(self, *queues: Queue) -> None:
-        """Drop what is cached of *queues*, whose files changed."""
+        """Drop cached blocks of *queues*, whose files changed."""
         wanted = set(queues)
         with self._lock:
             for key in [key for key in self._cache if key[0] in wanted]:
@@ -538,7 +538,7 @@ class Queues:
             del self.rebuilt[key]
 
     def position_at(self, queue: Queue, offset: int) -> int:
-        """The log position of message *offset*; -1 where there is none."""
+        """Return the log position of message *offset*; -1 if there is none."""
         return _position(self.entries(queue, offset, 1))
 
     # ---- saving
@@ -546,7 +546,7 @@ class Queues:
     def save(self, queue: Queue, limit: int) -> set[str]:
         """Write the entries of records that end at or before *limit*; return the paths to sync.
 
-        What was written before the last call and is not at the very tail leaves the memory.
+        Entries written before the previous call are dropped from memory, except the newest ones.
         """
         unsaved = self.take_unsaved(queue, limit)
         paths = self.write_unsaved(unsaved)
@@ -554,18 +554,18 @@ class Queues:
         return paths
 
     def take_unsaved(self, queue: Queue, limit: int) -> Unsaved:
-        """The entries of records that end at or before *limit* and are not in files."""
+        """Return the entries of records that end at or before *limit* and are not in files."""
         end = queue.end_before(limit)
         start = (queue.saved - queue.tail_offset) * ENTRY_BYTES
         return queue, bytes(queue.tail[start : (end - queue.tail_offset) * ENTRY_BYTES]) if end > queue.saved else b""
 
     def write_unsaved(self, unsaved: Unsaved) -> set[str]:
-        """Write to the files, and return the paths to sync; blocking. A thread may do it while appends go on."""
+        """Write to the files, and return the paths to sync; blocking. A thread may do it while appends continue."""
         queue, data = unsaved
         return self.files.write(queue, queue.saved, memoryview(data)) if data else set()
 
     def note_saved(self, unsaved: Unsaved) -> None:
-        """The entries are in their files: cover them by CRCs, and drop those written before them from memory."""
+        """Note that the entries are in their files: add them to the CRCs, and drop older entries from memory."""
         queue, data = unsaved
         kept = 0
         if data:
@@ -586,7 +586,7 @@ class Queues:
             self.dirty.pop(queue, None)
 
     def rewind(self, queue: Queue, offset: int) -> None:
-        """Take back every entry from *offset* on, saved ones as well; not before the first offset."""
+        """Remove all entries from *offset* on, including saved ones; *offset* is not before the first offset."""
         queue.next_offset = offset
         if offset >= queue.tail_offset:
             del queue.tail[(offset - queue.tail_offset) * ENTRY_BYTES :]
@@ -605,9 +605,9 @@ class Queues:
     # ---- retention and deletion
 
     def advance_first(self, queue: Queue, start: int) -> bool:
-        """Move the first offset to the first record at or behind log position *start*; whole old files go.
+        """Move the first offset to the first record at or after log position *start*; old files are removed whole.
 
-        Returns False when a damaged block hides where that is.
+        Returns False if that offset is in a damaged block.
         """
         try:
             first = self.first_behind(queue, queue.first_offset, queue.next_offset, start)
@@ -626,10 +626,10 @@ class Queues:
         return True
 
     def first_behind(self, queue: Queue, low: int, end: int, start: int) -> int:
-        """The first of the offsets *low* to *end* whose record is at or behind log position *start*; holes are none.
+        """Return the first offset from *low* to *end* whose record is at or after log position *start*; skips holes.
 
         Raises:
-          BlockDamaged: one of the entries that were looked at is damaged.
+          BlockDamaged: an entry needed for that is damaged.
         """
         high = end
         if low < end and self.checked_position(queue, low) >= start:
@@ -644,7 +644,7 @@ class Queues:
         return self._real_from(queue, low, end)
 
     def checked_position(self, queue: Queue, offset: int) -> int:
-        """As `position_at`, but raises `BlockDamaged`."""
+        """Like `position_at`, but raises `BlockDamaged`."""
         return _position(self.load_entries(queue, offset, 1))
 
     def _real_from(self, queue: Queue, offset: int, end: int) -> int:
@@ -653,12 +653,12 @@ class Queues:
         return offset
 
     def forget_all(self) -> None:
-        """Take every topic out of the table."""
+        """Remove all topics from the table."""
         self.topics.clear()
         self.light = 0
 
     def forget_topic(self, topic: str) -> list[Queue]:
-        """Take *topic* out of the table and return its queues; their files stay."""
+        """Remove *topic* from the table and return its queues; their files stay."""
         queues = list(self.topics.pop(topic, {}).values())
         for queue in queues:
             queue.plain, queue.deleted = False, True

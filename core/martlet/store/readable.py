@@ -1,7 +1,7 @@
-"""Up to where the log may be read.
+"""The end of the readable log.
 
-With ``flush = "sync"`` that is what is durable, with ``"async"`` what is written. Whoever must have a copy of a record
-before anyone reads it, such as a replica, limits it further.
+With ``flush = "sync"`` durable records are readable, with ``"async"`` written ones. A component that must have a copy
+of a record before anyone reads it, such as a replica, can limit it further.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ __all__ = ["ReadableEnd"]
 
 @final
 class ReadableEnd:
-    """The log position before which everything is readable; the one place where it moves.
+    """The log position before which everything is readable; it changes nowhere else.
 
-    ``on_moved`` is called after each move, and when the store failed. Each of ``confirmed`` returns the log position
-    up to which somebody has confirmed the log; who adds one calls `update` when that moves.
+    ``on_moved`` is called after each move, and when the store failed. Each of ``confirmed`` returns the log position up
+    to which a component has confirmed the log; when that moves, the component calls `update`.
     """
 
     __slots__ = ("_limit", "_touched", "confirmed", "on_moved", "position")
@@ -26,13 +26,13 @@ class ReadableEnd:
         self.position = 0
         self.on_moved: list[Callable[[], None]] = []
         self.confirmed: list[Callable[[], int]] = []
-        # What is durable, or with async flush what is written.
+        # What is durable or, with async flush, written.
         self._limit = 0
         # Queues with records that are not readable yet.
         self._touched: dict[Queue, None] = {}
 
     def open_at(self, position: int) -> None:
-        """Begin at *position*, the end of what a start found."""
+        """Start at *position*, the end of the log found by a start."""
         self._limit = self.position = position
 
     def touch(self, queue: Queue) -> None:
@@ -40,17 +40,17 @@ class ReadableEnd:
         self._touched[queue] = None
 
     def forget(self, queue: Queue) -> None:
-        """Do not call the watchers of *queue*: its topic was deleted."""
+        """Do not call the watchers of *queue*, because its topic was deleted."""
         self._touched.pop(queue, None)
 
     def allow(self, position: int) -> None:
-        """Everything before *position* is durable, or with async flush written."""
-        assert position >= self._limit, f"the end {position} of what may be read is before the earlier {self._limit}"
+        """Note that everything before *position* is durable or, with async flush, written."""
+        assert position >= self._limit, f"the readable end cannot move back from {self._limit} to {position}"
         self._limit = position
         self.update()
 
     def update(self) -> None:
-        """Move as far as is allowed, and tell everyone; what was readable stays so."""
+        """Move as far as possible, and notify all watchers; readable records stay readable."""
         end = min(self._limit, *[each() for each in self.confirmed]) if self.confirmed else self._limit
         if end > self.position:
             self.position = end

@@ -1,7 +1,7 @@
-"""Reads queues: at once what memory and the page cache have, in a worker thread what the disk has, and what is older.
+"""Reads queues: directly from memory and the page cache, in a worker thread from disk and from a cold reader.
 
-A `ColdReader` has records that retention removed here, such as those of a tier on another disk; `read_far` asks it
-for what is before a queue's first offset.
+A `ColdReader` has records that retention removed here, such as those of a tier on another disk; `read_far` asks it for
+records before a queue's first offset.
 """
 
 import logging
@@ -20,19 +20,19 @@ __all__ = ["ColdReader", "Readers"]
 
 logger = logging.getLogger("martlet.store")
 
-# Entries that a read in a worker thread takes along.
+# Entries to pass to a read in a worker thread.
 SCAN_ENTRIES: Final = 4096
-# So often a read has a damaged block rebuilt.
+# How often one read requests the rebuild of a damaged block.
 REPAIRS_A_READ: Final = 3
-# Positions of damaged records that are remembered, so that each is reported once.
+# Positions of damaged records to remember, so that each is reported once.
 DAMAGED_MAX: Final = 10_000
 
 
 class ColdReader(Protocol):
-    """Has older records of queues than the local log."""
+    """Reads older records of queues than the local log has."""
 
     def first_offset(self, queue: Queue) -> int:
-        """The oldest offset of *queue* that it can read; the queue's own first offset if it has nothing older."""
+        """Return the oldest offset of *queue* that it can read; the queue's first offset if it has nothing older."""
         ...
 
     async def read(
@@ -44,9 +44,9 @@ class ColdReader(Protocol):
         codes: frozenset[int] | None,
         predicate: Predicate | None,
     ) -> ReadResult:
-        """As `Readers.read_far`, for an *offset* from its `first_offset` to before the queue's own.
+        """Like `Readers.read_far`, for an *offset* from its `first_offset` up to the queue's own.
 
-        Records of a light queue come with their places in that queue, as `Reader.read` returns them.
+        Records of a light queue are returned with their offsets in that queue, as by `Reader.read`.
 
         ``next_offset`` of the result is at most the queue's own first offset.
         """
@@ -54,7 +54,7 @@ class ColdReader(Protocol):
 
 
 def _copied(result: ReadResult) -> ReadResult:
-    """*result* with its records copied: a view would keep a chunk for each while they wait to be sent."""
+    """Return *result* with copied records: views would keep a chunk each while they wait to be sent."""
     if result.pieces:
         result.pieces = [b"".join(result.pieces)]
     return result
@@ -97,13 +97,13 @@ class Readers:
         self.cold: ColdReader | None = None
 
     def first_offset(self, queue: Queue) -> int:
-        """The oldest offset of *queue* that `read_far` can read."""
+        """Return the oldest offset of *queue* that `read_far` can read."""
         if self.cold is None:
             return queue.first_offset
         return min(self.cold.first_offset(queue), queue.first_offset)
 
     def end_offset(self, queue: Queue) -> int:
-        """The offset behind the newest readable message of *queue*."""
+        """Return the offset after the newest readable message of *queue*."""
         return (
             queue.next_offset
             if queue.last_end <= self._readable.position
@@ -119,12 +119,12 @@ class Readers:
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
     ) -> ReadResult:
-        """Return readable records of *queue* from *offset* on, as they are stored.
+        """Return readable records of *queue* from *offset* on, in stored form.
 
-        The first message comes whatever its size; then as many as fit both limits and need no waiting for the disk.
-        *codes* are compared with the tags' codes of the entries, *predicate* is shown whole records. Looks at a bounded
-        number of entries, so ``next_offset`` may move though nothing matched. Damaged records are left out.
-        Waits for the disk for the first message, and for the rebuild of a damaged block of entries: on the event
+        The first message is returned whatever its size, then as many as fit both limits and do not wait for the disk.
+        *codes* are matched against the tag codes of the entries; *predicate* is called with whole records. Looks at a
+        limited number of entries, so ``next_offset`` may advance even if nothing matched. Damaged records are skipped.
+        May wait for the disk for the first message, and for the rebuild of a damaged block of entries: on the event
         loop, consumers read with `QueueReader`.
         """
         end = self.end_offset(queue)
@@ -151,9 +151,9 @@ class Readers:
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
     ) -> ReadResult | None:
-        """As `read`, but None where the first record is neither in memory nor in the page cache: `read_far` reads it.
+        """Like `read`, but return None if the first record is neither in memory nor in the page cache (see `read_far`).
 
-        So it is where its entry is in a damaged block, and before the queue's first offset where `cold` has older
+        It also returns None if the entry is in a damaged block, and before the queue's first offset if `cold` has older
         records.
         """
         if self._cold_for(queue, offset) is not None:
@@ -178,7 +178,7 @@ class Readers:
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
     ) -> ReadResult:
-        """As `read`, in a worker thread where the disk may be waited for; *predicate* is called there.
+        """Like `read`, in a worker thread if that may wait for the disk; *predicate* is called there.
 
         Raises:
           Refused: a damaged block cannot be rebuilt: the disk is full, or damages it again.
@@ -209,7 +209,7 @@ class Readers:
         return result
 
     def _cold_for(self, queue: Queue, offset: int) -> ColdReader | None:
-        """The cold reader if it has to read message *offset* of *queue*."""
+        """Return the cold reader if it is needed for message *offset* of *queue*."""
         if self.cold is None or not self.cold.first_offset(queue) <= offset < queue.first_offset:
             return None
         return self.cold
@@ -224,8 +224,8 @@ class Readers:
         codes: frozenset[int] | None,
         predicate: Predicate | None,
     ) -> ReadResult:
-        """Read in a worker thread; raises `BlockDamaged` where the first entry is in a damaged block."""
-        # The entries in memory belong to the event loop's thread: take them along.
+        """Read in a worker thread; raises `BlockDamaged` if the first entry is in a damaged block."""
+        # Only the event loop's thread may use the entries in memory, so pass a copy.
         held = self._queues.load_entries(queue, offset, SCAN_ENTRIES) if offset >= queue.tail_offset else b""
         end = min(end, offset + len(held) // ENTRY_BYTES if held else queue.tail_offset)
 
@@ -243,13 +243,13 @@ class Readers:
         return await self._disk.off_loop(work)
 
     def found_damage(self, position: int, queue: Queue, offset: int) -> None:
-        """Report the record at log position *position*, message *offset* of *queue*; each once."""
+        """Report the damaged record at log position *position*, message *offset* of *queue*; each only once."""
         if position in self._damaged or len(self._damaged) >= DAMAGED_MAX:
             return
         self._damaged.add(position)
         self.damaged_records += 1
         logger.error(
-            "record at position %d (message %d of %s/%d) is damaged; it is skipped",
+            "record at position %d (message %d of %s/%d) is damaged; skipping it",
             position,
             offset,
             queue.topic,

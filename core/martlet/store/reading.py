@@ -1,7 +1,7 @@
-"""From a queue's entries to slices of the log: what a pull is answered with.
+"""Reads the log by the entries of a queue; returns slices of it, as pull answers need them.
 
-The stored record is what goes over the wire, so an answer is views of chunks, merged
-where records are adjacent. Tags are compared on the entries alone (`tag_match.py`).
+Stored records are sent unchanged, so the result is views of chunks, merged where records are adjacent. Tags are matched
+on the entries alone (`tag_match.py`).
 """
 
 from collections.abc import Callable
@@ -30,10 +30,10 @@ from martlet.store.tag_match import matching_entries
 
 __all__ = ["ReadResult", "ReadStatus", "Reader"]
 
-# A read looks at no more entries for one with a wanted tag, which takes about 0.1 ms. RocketMQ looks at 800
+# A read checks at most this many entries for wanted tags, which takes about 0.1 ms. RocketMQ checks 800
 # (maxFilterMessageSize) and lets its client ask again.
 SCAN_ENTRIES: Final = 8000
-# It shows no more records to a predicate, unless more messages are wanted.
+# It calls a predicate with at most this many records, unless more messages are wanted.
 TESTED_MAX: Final = 800
 NOT_AT_HAND: Final = -2
 
@@ -43,7 +43,7 @@ Load = Callable[[int], Chunk | None]
 
 @unique
 class ReadStatus(IntEnum):
-    """What a read came to; RocketMQ's GetMessageStatus."""
+    """The outcome of a read; RocketMQ's GetMessageStatus."""
 
     FOUND = 0
     NO_MATCH = 1
@@ -58,11 +58,10 @@ class ReadStatus(IntEnum):
 
 @final
 class ReadResult:
-    """Whole records in ``pieces``, and where to read on (``next_offset``).
+    """Whole records in ``pieces``, and the offset to continue with (``next_offset``).
 
-    ``first_offset`` and ``end_offset`` are the queue's bounds of that moment; ``count`` messages of
-    ``size`` bytes together. A piece is a view that keeps up to a chunk of memory alive: who cannot
-    send it soon copies it.
+    ``first_offset`` and ``end_offset`` are the queue's bounds at that time; ``count`` messages have ``size`` bytes in
+    total. A piece is a view that can keep a whole chunk in memory: copy it if you cannot send it soon.
     """
 
     __slots__ = ("count", "end_offset", "first_offset", "next_offset", "pieces", "size", "status")
@@ -77,7 +76,7 @@ class ReadResult:
         self.size = 0
 
     def cut(self, count: int) -> None:
-        """Keep the first *count* messages only."""
+        """Keep only the first *count* messages."""
         if self.count <= count:
             return
         self.count, self.size = count, 0
@@ -95,7 +94,7 @@ class ReadResult:
 
 
 def bounds(queue: Queue, offset: int, end: int) -> ReadResult | None:
-    """The answer when *offset* is outside of the queue; None when there is something to read."""
+    """Return the result for an *offset* outside of the queue; None if there is something to read."""
     first = queue.first_offset
     if first <= offset < end:
         return None
@@ -110,7 +109,7 @@ def bounds(queue: Queue, offset: int, end: int) -> ReadResult | None:
 
 @final
 class Reader:
-    """Collects records from the log by entries; safe to use from several threads."""
+    """Collects records from the log by entries; thread-safe."""
 
     __slots__ = ("chunks", "on_damage", "verify")
 
@@ -133,13 +132,13 @@ class Reader:
         *,
         wait: bool = True,
     ) -> ReadResult | None:
-        """Read *queue* from *offset*, which is below *end*; *entries* gives bytes of entries, *load* chunks.
+        """Read *queue* from *offset*, which is below *end*; *entries* returns bytes of entries, *load* returns chunks.
 
-        What *load* does not have ends the read, and so does a damaged block of entries. If it is the first record, that
-        is read from the disk anyway; without *wait* the result is None.
+        The read ends at a record that *load* does not have, or at a damaged block of entries. If that is the first
+        record, it is read from the disk anyway; without *wait* the result is None.
 
         Raises:
-          BlockDamaged: that of the first entry.
+          BlockDamaged: the first entry is in a damaged block.
         """
         result = ReadResult(ReadStatus.NO_MATCH, offset, queue.first_offset, end)
         tests = max(TESTED_MAX, max_messages)
@@ -147,14 +146,14 @@ class Reader:
         if codes is None and predicate is not None:
             scan = tests
         stop = min(end, offset + scan)
-        window = max_messages  # where most messages are wanted, the first entries fill the result
+        window = max_messages  # if most messages are wanted, the first entries fill the result
         while offset < stop:
             try:
                 data = entries(queue, offset, min(stop - offset, window))
             except BlockDamaged:
                 if offset == result.next_offset:
                     raise
-                break  # whoever begins there has it repaired
+                break  # a read that begins there requests the repair
             if not data:
                 if not result.count:
                     result.status, offset = self._after_hole(queue, offset, stop)
@@ -188,9 +187,10 @@ class Reader:
         return result
 
     def _after_hole(self, queue: Queue, offset: int, stop: int) -> tuple[ReadStatus, int]:
-        """What it means that a file of entries is missing, and where to go on.
+        """Return the status for a missing file of entries, and where to continue.
 
-        Retention may have removed it since the read began. Else what is in memory still is, or all that was looked at.
+        Retention may have removed it since the read began. Otherwise continue at the entries in memory, or after all
+        entries that were checked.
         """
         if offset < queue.first_offset:
             return ReadStatus.REMOVED, queue.first_offset
@@ -209,9 +209,9 @@ class Reader:
         load: Load,
         wait: bool,
     ) -> int:
-        """Add the records of the entries in *data*; return the index to go on from when *result* is full, else -1.
+        """Add the records of the entries in *data*; return the index to continue at if *result* is full, else -1.
 
-        `NOT_AT_HAND` means that the first record would have to be waited for.
+        `NOT_AT_HAND` means that reading the first record would wait for the disk.
         """
         pieces = result.pieces
         count, total = result.count, result.size
@@ -233,7 +233,7 @@ class Reader:
                 if chunk is None and not (wait or count) and 0 < size < BLANK_SIZE:
                     return NOT_AT_HAND
                 if chunk is None and (count or offset + index > result.next_offset):
-                    full = index  # whoever begins there looks again
+                    full = index  # a read that begins there tries again
                     break
                 if chunk is None:
                     chunk = self._chunk(position, size, self.chunks.load)
@@ -264,7 +264,7 @@ class Reader:
         return full
 
     def _gone(self, result: ReadResult, position: int) -> bool:
-        """Whether retention removed *position*; then the read says so unless it finds something."""
+        """Return whether retention removed *position*; the read then reports this unless it finds a record."""
         if position < 0 or position >= self.chunks.segments.start:
             return False
         if not result.count:
@@ -272,7 +272,7 @@ class Reader:
         return True
 
     def _chunk(self, position: int, size: int, load: Load) -> Chunk | None:
-        """The chunk of *position*, or a copy of the one record if that crosses a border; None if none is there."""
+        """Return the chunk of *position*, or a copy of the one record if it spans two chunks; None if there is none."""
         if size <= 0 or size == BLANK_SIZE:
             return None
         chunk = load(position)
@@ -287,7 +287,7 @@ class Reader:
         return Chunk(position, data, chunk.trusted) if len(data) == size else None
 
     def _intact(self, view: memoryview, start: int, end: int, position: int, queue: Queue, offset: int) -> bool:
-        """Whether the bytes are the record that the entry says, undamaged."""
+        """Return whether the bytes are the undamaged record that the entry describes."""
         if not self.verify:
             return True
         if not check_record(view, start, end, position):
@@ -303,9 +303,9 @@ class Reader:
 def _say_places(
     pieces: list[Buffer], first: int, queue: Queue, offset: int, indexes: list[int] | range, data: bytes
 ) -> None:
-    """Replace *pieces* from number *first* on by copies whose records say their places in the light *queue*.
+    """Replace *pieces* from number *first* on by copies whose records contain their offsets in the light *queue*.
 
-    They come from the entries *data*, which have *indexes* from *offset* on.
+    These follow from the entries *data*, of which *indexes* were used, counted from *offset*.
     """
     entries = zip(indexes, ENTRY.iter_unpack(data), strict=True)
     offsets = {position: offset + index for index, (position, size, _) in entries if size != BLANK_SIZE}

@@ -1,14 +1,13 @@
-"""What a start does: find the log's end, and make the indexes agree with it.
+"""Recovery at startup: finds the end of the log, and makes the indexes match it.
 
-Everything below the checkpoint's position is durable, and the journal says exactly what each queue held there. So
-the log is read from there on, and each record put into its queue. Queues whose files are missing or too
-short, unless the log says that their topic was deleted, are rebuilt from the log below that position. Without a journal
-that can be trusted every queue is rebuilt from the whole log. A crash within a start changes nothing that the next one
-relies on: checkpoint and journal are written at its end.
+Everything below the checkpoint's position is durable, and the journal has the exact state of each queue there. So the
+log is read from there on, and each record is added to its queue. Queues with missing or truncated files, unless the log
+says that their topic was deleted, are rebuilt from the log below that position. Without a valid journal, all queues are
+rebuilt from the whole log. A crash during a start destroys nothing that the next one needs: checkpoint and journal are
+written at its end.
 
-Where bytes are no record, the next one that is decides: if there is one, what lies before it is damage and is skipped
-and reported; if not, the log ends here. After a crash a group of records (`atomic`) that is not whole counts as no
-record.
+If bytes are no record, the next intact record decides: if there is one, they are damage, which is skipped and reported;
+otherwise the log ends there. After a crash an incomplete group of records (`atomic`) counts as no record.
 """
 
 import logging
@@ -34,13 +33,13 @@ logger = logging.getLogger("martlet.store")
 Progress = Callable[[int, int, int], None]
 
 REPORT_SECONDS: Final = 0.25
-# Queues that are looked at before the event loop gets its turn.
+# Queues to check per turn of the event loop.
 LOAD_BATCH: Final = 256
 
 
 @final
 class Recovery:
-    """One start of a store; afterwards the fields say what was found."""
+    """One recovery; afterwards its fields contain the results."""
 
     __slots__ = (
         "_base",
@@ -73,20 +72,20 @@ class Recovery:
         self._rebuilding = False
         self._torn = False
         self._base = 0
-        # Below this no write was under way when the last process ended.
+        # Below this, no write was in progress when the last process ended.
         self._durable = 0
         self._scan = Scan(segments, queues, queues.get, self._note)
-        # The log was read from here on.
+        # Where reading the log began.
         self.start = 0
         self.end = 0
         self.records = 0
         self.damaged = 0
         self.cut_bytes = 0
         self.last_store_ms = 0
-        # Files that were repaired, and topics whose deletion was found.
+        # Files that were repaired, and topics with a deletion record.
         self.paths: set[str] = set()
         self.deleted: list[str] = []
-        # Topics of a store that only RocketMQ wrote which have records and had no directory for their queues.
+        # In a store that only RocketMQ wrote: topics with records but without a directory for their queues.
         self.unlisted: set[str] = set()
 
     async def run(
@@ -95,9 +94,9 @@ class Recovery:
         """Find the end of the log and complete the queues.
 
         Args:
-          clean: the last stop was an orderly one.
-          distrust: called before anything is changed that only the files said: should this start not come to its
-            end, the next one rebuilds every queue.
+          clean: the last shutdown was orderly.
+          distrust: called before changing anything that only the files tell; if this start does not complete, the next
+            one rebuilds every queue.
         """
         self._torn = not clean
         names: list[str] = []
@@ -112,7 +111,7 @@ class Recovery:
         self._scan.order.foreign = checkpoint is not None and (
             checkpoint.shared or self._is_foreign(checkpoint, journal)
         )
-        # RocketMQ knows nothing of groups, and copies sysFlag into other messages.
+        # RocketMQ does not know groups, and copies sysFlag into other messages.
         self._scan.groups_from = NOWHERE if self._scan.order.foreign else self._scan.torn_from
         await self._read_log(self.start)
         self._scan.order.settle()
@@ -131,10 +130,10 @@ class Recovery:
         self.records += self._scan.records
         self.damaged += self._scan.damaged
 
-    # ---- what the queues held
+    # ---- state of the queues
 
     def _states(self, checkpoint: Checkpoint | None, journal: Journal) -> dict[str, dict[int, QueueState]] | None:
-        """The state at the checkpoint; None where none can be relied on."""
+        """Return the state at the checkpoint; None if there is no reliable one."""
         if checkpoint is None or checkpoint.position < 0:
             return None
         self._durable = checkpoint.position
@@ -143,7 +142,7 @@ class Recovery:
         return journal.load(checkpoint)
 
     def _reaches(self, position: int) -> bool:
-        """Whether the log goes from before *position* to behind it."""
+        """Return whether the log covers *position*."""
         segments = self.segments
         if not segments.items:
             return position == 0
@@ -155,9 +154,9 @@ class Recovery:
         return position >= segments.start
 
     async def _load(self, states: dict[str, dict[int, QueueState]], *, clean: bool) -> bool:
-        """Make the queues as they were at the checkpoint, and see whether their files are there.
+        """Create the queues as at the checkpoint, and check that their files exist.
 
-        Returns False when nothing says where one of them begins.
+        Returns False if nothing tells where one of them begins.
         """
         start = self.segments.start
         self._base = start
@@ -188,15 +187,15 @@ class Recovery:
         return True
 
     def _see_files(self, queue: Queue) -> None:
-        """An empty queue needs no file; if the file of its next entry is missing, start a new one."""
+        """Check a queue's files. An empty queue needs none; without the file of its next entry, start a new one."""
         files = self.queues.files
         at = queue.saved * ENTRY_BYTES
         queue.begins = files.files.disk.path_size(files.path_of(queue, at - at % files.file_bytes)) != files.file_bytes
 
     def _find_first(self, queue: Queue, start: int) -> bool:
-        """Retention removed segments since the journal was told of *queue*, and perhaps files of it.
+        """Find the first offset of *queue* after retention removed segments that the journal did not know about.
 
-        Returns False when it cannot be told from what is left where the queue begins.
+        Returns False if the remaining files do not tell it.
         """
         if queue.saved_end <= start:
             queue.first_offset = queue.saved
@@ -206,17 +205,17 @@ class Recovery:
         low = min(max(known, starts[0] // ENTRY_BYTES if starts else 0), queue.saved)
         try:
             queue.first_offset = self.queues.first_behind(queue, low, queue.saved, start)
-            # Retention keeps the file in which the queue begins; where all that is left is younger, others are missing.
+            # Retention keeps the file in which the queue begins; if only newer ones are left, others are missing.
             return low == known or 0 <= self.queues.checked_position(queue, low) < start
         except BlockDamaged:
             return False
 
     def _is_foreign(self, checkpoint: Checkpoint, journal: Journal) -> bool:
-        """Whether only RocketMQ has had this directory: no file shows a trace of Martlet."""
+        """Return whether only RocketMQ has used this directory: no file shows a trace of Martlet."""
         return not checkpoint.known and not journal.exists()
 
     def _adopt(self, checkpoint: Checkpoint | None, journal: Journal, *, clean: bool) -> bool:
-        """Take over the queues of a store that only RocketMQ has written; False where it is none."""
+        """Take over the queues of a store that only RocketMQ has written; return False if it is none."""
         if checkpoint is None or not self._is_foreign(checkpoint, journal) or not checkpoint.log_ms:
             return False
         segments = self.segments
@@ -235,7 +234,7 @@ class Recovery:
         return True
 
     def _start_over(self, checkpoint: Checkpoint | None, distrust: Callable[[], None]) -> list[str]:
-        """Forget every queue: the log says what they hold. Returns the topics that had a directory."""
+        """Forget every queue, to rebuild them from the log. Return the topics that had a directory."""
         self._rebuilding = True
         self._broken.clear()
         self.start = self.segments.start
@@ -243,14 +242,14 @@ class Recovery:
         names = files.files.disk.names(files.directory)
         self.queues.forget_all()
         if self.segments.items and (checkpoint is not None or names):
-            logger.warning("nothing says what the consume queues held; rebuilding all of them from the log")
+            logger.warning("the state of the consume queues is unknown; rebuilding all of them from the log")
         distrust()
         for topic in names:
             files.remove_topic(topic)
         return names
 
     def _note(self, deleted: str, ends: list[tuple[str, int, int]], position: int) -> None:
-        """A record of the store's own: a deleted topic, or where queues go on."""
+        """Apply an internal record: a deleted topic, or next offsets of queues."""
         if deleted:
             gone = self.queues.forget_topic(deleted)
             for queue in gone:
@@ -294,10 +293,10 @@ class Recovery:
         self._progress(position - begin, position - begin, scan.records, last=True)
 
     async def _mend(self) -> None:
-        """Rebuild what is missing of queues below the checkpoint."""
+        """Rebuild missing parts of queues below the checkpoint."""
         if not self._broken:
             return
-        # Not only to the checkpoint: entries of records behind it may be in the files by now.
+        # Not only up to the checkpoint: the files may already have entries of later records.
         repair = Repair(self.segments, self.queues, list(self._broken), self.end)
         repair.prepare()
         begin, end = repair.done
@@ -313,7 +312,7 @@ class Recovery:
         self._progress(end - begin, end - begin, self._scan.records + repair.scan.records, last=True)
 
     def _remove_strays(self) -> None:
-        """Remove files of topics that have no queue: a crash left them, or somebody put them back."""
+        """Remove files of topics without a queue: left by a crash, or copied back by a person."""
         files = self.queues.files
         for topic in files.files.disk.names(files.directory):
             if topic in self.queues.topics:
@@ -323,7 +322,7 @@ class Recovery:
             files.remove_topic(topic)
 
     def _cut_queues(self) -> None:
-        """RocketMQ writes entries before their records are durable: remove those of records that a crash took."""
+        """RocketMQ writes entries before their records are durable: remove those whose records a crash lost."""
         for queue in self.queues.all():
             self.paths |= self.queues.save(queue, NOWHERE)
             self.queues.files.cut(queue, queue.next_offset)
@@ -331,10 +330,10 @@ class Recovery:
     # ---- the end of the log
 
     def _cut(self, position: int) -> None:
-        """Make *position* the end of the log; nothing valid is behind it."""
+        """Make *position* the end of the log; nothing after it is valid."""
         segments = self.segments
         for segment in segments.remove_after(position):
-            logger.warning("segment %s holds no record; it is removed", segment.path)
+            logger.warning("segment %s holds no record; removing it", segment.path)
         self.end = position
         if not segments.items:
             return
@@ -345,16 +344,16 @@ class Recovery:
             return
         garbage = self._garbage(last, position)
         if garbage and not self._torn:
-            # No write was under way at an orderly stop: this was a record.
+            # No write was in progress at an orderly shutdown, so these bytes were a record.
             self.end = position + garbage
             self._scan.damage(position, self.end)
         elif garbage:
             self.cut_bytes = garbage
-            logger.warning("the log ends at position %d with %d bytes of no record; they are cut", position, garbage)
+            logger.warning("the log ends at position %d with %d bytes of no record; removing them", position, garbage)
             segments.files.clear(last.path, at)
 
     def _garbage(self, segment: Segment, position: int) -> int:
-        """How many bytes from *position* to the last one that is not zero."""
+        """Return the number of bytes from *position* to the last nonzero one."""
         files = self.segments.files
         size = files.size(segment.path)
         at = position - segment.start

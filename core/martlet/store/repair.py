@@ -19,15 +19,15 @@ __all__ = ["MemoryRepair", "Repair"]
 
 logger = logging.getLogger("martlet.store")
 
-# So many entries, 20 MB, are kept in memory at most while the disk is full.
+# At most this many entries, 20 MB, are kept in memory while the disk is full.
 MEMORY_ENTRIES_MAX: Final = 1_000_000
-# With more queues than this one sentence speaks for all.
+# With more queues than this, one log line covers all of them.
 NAMED_MAX: Final = 10
 
 
 @final
 class _Part:
-    """Offsets from ``start`` to before ``end`` of one queue; their records are at log positions ``low`` to ``high``."""
+    """Offsets from ``start`` up to ``end`` of one queue; their records are at log positions ``low`` to ``high``."""
 
     __slots__ = ("end", "high", "low", "mark", "queue", "scratch", "start")
 
@@ -37,15 +37,15 @@ class _Part:
         self.end = end
         self.low = low
         self.high = high
-        # The queue's, when its blocks were looked at.
+        # The queue's mark when its blocks were checked.
         self.mark = mark
-        # Takes the records; what it saves goes to the queue's files.
+        # Collects the records; saving it writes to the queue's files.
         self.scratch = Queue(queue.topic, queue.queue_id, queue.dispatcher)
 
 
 @final
 class Repair:
-    """One repair of *wanted*. `prepare` and `scan` block and suit any thread; `finish` belongs to the event loop's.
+    """One repair of *wanted*. `prepare` and `scan` block and may run in any thread; call `finish` on the event loop.
 
     Args:
       end: the log position up to which the queues' files are complete.
@@ -65,10 +65,10 @@ class Repair:
         self._saved_records = 0
         self.scan = Scan(segments, Queues(queues.files), lambda topic, queue_id: None, self._note)
 
-    # ---- what is damaged
+    # ---- finding damage
 
     def prepare(self) -> None:
-        """Look at every block of every queue, and find where the log has to be read."""
+        """Check every block of every queue, and find the ranges of the log to read."""
         for queue in self.wanted:
             part = self._part_of(queue)
             if part is not None:
@@ -107,7 +107,7 @@ class Repair:
             data = self.queues.load_block(queue, number)
         except BlockDamaged:
             return False
-        # A file that is missing; without a CRC nothing else shows.
+        # A file is missing; without a CRC there is no other sign of damage.
         return bool(data)
 
     def _entry(self, queue: Queue, offset: int) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class Repair:
         return position, size
 
     def _last_end(self, queue: Queue, offset: int, first: int) -> int:
-        """The log position behind the newest record at or before *offset*, whose block is intact."""
+        """Return the end of the newest record at or before *offset*, whose block is intact."""
         while offset >= first and offset >= 0:
             position, size = self._entry(queue, offset)
             if size != BLANK_SIZE:
@@ -127,11 +127,11 @@ class Repair:
         return self._segments.start
 
     def _position(self, queue: Queue, offset: int) -> int:
-        """The log position of the entry at *offset*, whose block is intact; holes name where they were."""
+        """Return the log position in the entry at *offset*, whose block is intact, or of the record lost there."""
         return self._entry(queue, offset)[0]
 
     def _crc_before(self, part: _Part) -> int:
-        """The CRC of the blanks that stand before *part* in its first block, which are written here."""
+        """Return the CRC of the blanks before *part* in its first block, which are written here."""
         entries = self.queues.files.block_entries
         block_start = part.start - part.start % entries
         if part.start == block_start:
@@ -164,7 +164,7 @@ class Repair:
     # ---- reading the log
 
     def run(self, entries_max: int = NOWHERE) -> bool:
-        """Do all of it but `finish`; False, with nothing done, if that is more than *entries_max*. Blocks."""
+        """Do everything except `finish`; return False, changing nothing, if that needs over *entries_max*. Blocks."""
         self.prepare()
         if sum(part.end - part.start for part in self.parts) > entries_max:
             return False
@@ -174,7 +174,7 @@ class Repair:
         return True
 
     def step(self) -> bool:
-        """Read a block of the log; False when that was the last."""
+        """Read a block of the log; return False if that was the last."""
         if not self.parts or self._at >= self.scan.limit:
             return False
         position, self._want = self.scan.step(self._at, self._want)
@@ -189,7 +189,7 @@ class Repair:
         return True
 
     def _clamp(self, part: _Part, *, save: bool) -> None:
-        """Nothing behind the end of *part* may be written: it is another part's, or an earlier topic's of the name."""
+        """Write nothing after the end of *part*: that is another part's, or an earlier topic's of this name."""
         scratch = part.scratch
         scratch.begins = False
         if scratch.next_offset >= part.end:
@@ -201,11 +201,11 @@ class Repair:
 
     @property
     def done(self) -> tuple[int, int]:
-        """The log position that is reached, and the one where the repair ends."""
+        """The log position that was reached, and the one where the repair ends."""
         return self._at, self.scan.limit
 
     def _note(self, deleted: str, ends: list[tuple[str, int, int]], position: int) -> None:
-        """*deleted* begins at 0 again here; offset notes say nothing new of queues whose ends are known."""
+        """Note that *deleted* restarts at 0 here. Offset notes add nothing: the ends of these queues are known."""
         again = [part for part in self.parts if part.queue.topic == deleted]
         if again:
             self.scan.order.forget(deleted, [part.scratch for part in again])
@@ -215,7 +215,7 @@ class Repair:
             part.scratch.begins = False
 
     def complete(self) -> None:
-        """After the last `step`: fill what no record was found for, and write everything. Blocks."""
+        """After the last `step`: add holes for missing records, and write everything. Blocks."""
         self.scan.order.settle()
         for part in self.parts:
             scratch = part.scratch
@@ -238,7 +238,7 @@ class Repair:
             }
 
     def finish(self) -> None:
-        """Take over what the blocks are now; everything else reads them from here on."""
+        """Make everything use the rebuilt blocks from now on."""
         for part in self.parts:
             self._take_over(part)
 
@@ -258,7 +258,7 @@ class Repair:
         self.queues.note_change(queue)
 
     def _recover_running(self, queue: Queue, block_start: int) -> None:
-        """The last block holds other entries than before: cover what it holds by now."""
+        """Update the CRC of the last block, whose entries have changed."""
         entries = self.queues.files.block_entries
         count = min(queue.saved - block_start, entries)
         copy = Queue(queue.topic, queue.queue_id)
@@ -276,7 +276,7 @@ class Repair:
 
 @final
 class MemoryRepair:
-    """As `Repair`, for a full disk: what is rebuilt goes to `Queues.rebuilt` in place of the files."""
+    """Like `Repair`, but for a full disk: the result goes to `Queues.rebuilt` instead of the files."""
 
     __slots__ = ("_queues", "_work")
 
@@ -287,17 +287,17 @@ class MemoryRepair:
         self._work = Repair(segments, Queues(copy), wanted, end)
 
     def run(self) -> bool:
-        """Do all of it but `finish`; False if too much would have to be kept. Blocks."""
+        """Do everything except `finish`; return False if that needs too much memory. Blocks."""
         return self._work.run(MEMORY_ENTRIES_MAX)
 
     def finish(self) -> None:
-        """Let readers have what was rebuilt."""
+        """Make the rebuilt blocks available to readers."""
         work, queues = self._work, self._queues
         work.finish()
         entries = queues.files.block_entries
         for part in work.parts:
             queue = part.queue
-            queue.changed = False  # the journal is told by its own list of changes, not by that of the copy
+            queue.changed = False  # the journal uses its own list of changes, not that of the copy
             queues.note_change(queue)
             queues.forget_blocks(queue)
             for number in range(part.start // entries, -(-part.end // entries)):

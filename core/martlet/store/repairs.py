@@ -1,4 +1,4 @@
-"""Which queues have damaged blocks, and the one repair at a time that rebuilds them (`repair.py`)."""
+"""Collects the queues with damaged blocks, and rebuilds them with one repair at a time (`repair.py`)."""
 
 from typing import final
 
@@ -19,8 +19,8 @@ __all__ = ["Repairs"]
 class Repairs:
     """Rebuilds damaged blocks of queues from the log.
 
-    Whoever writes files of queues holds `lock` meanwhile. Files that a repair changed are in `paths` until somebody
-    takes them to be synced; *wakeup* is set when there is something to repair or to sync.
+    Hold `lock` while writing files of queues. `paths` are changed files that must be synced; *wakeup* is set when there
+    is something to repair or to sync.
     """
 
     __slots__ = ("_admission", "_disk", "_flusher", "_queues", "_segments", "_wakeup", "_wanted", "lock", "paths")
@@ -39,16 +39,16 @@ class Repairs:
         self.paths: set[str] = set()
 
     def want(self, queue: Queue) -> None:
-        """Have the damaged blocks of *queue* rebuilt."""
+        """Request the rebuild of the damaged blocks of *queue*."""
         self._wanted[queue] = None
         self._wakeup.set()
 
     def want_all(self) -> None:
-        """Have every block of every queue looked at, and rebuilt if it is damaged."""
+        """Request a check of every block of every queue, and the rebuild of damaged ones."""
         self._wanted.update(dict.fromkeys(self._queues.all()))
 
     async def repair(self, queue: Queue) -> None:
-        """Rebuild the damaged blocks of *queue*, and of others that wait for it, in a worker thread.
+        """Rebuild the damaged blocks of *queue* and of other waiting queues, in a worker thread.
 
         Raises:
           Refused: the disk is full.
@@ -61,7 +61,7 @@ class Repairs:
             raise self._admission.refuse(error) from error
 
     def repair_now(self, queue: Queue) -> None:
-        """As `repair`, blocking."""
+        """Like `repair`, but blocking."""
         self._wanted[queue] = None
         work = self._new_repair()
         try:
@@ -81,7 +81,7 @@ class Repairs:
             self._finish(work)
 
     def want_rebuilt(self) -> None:
-        """Once there is space again, repair in their files the blocks that were only repaired in memory."""
+        """Once there is space again, write blocks that were only rebuilt in memory to their files."""
         queues = self._queues
         if queues.rebuilt and not self._admission.refusal:
             wanted = dict.fromkeys(queue for queue, _ in queues.rebuilt)
@@ -89,14 +89,14 @@ class Repairs:
             self._wanted.update(wanted)
 
     async def repair_wanted(self) -> None:
-        """Repair all that is wanted. Raises `OSError`."""
+        """Do all requested repairs. Raises `OSError`."""
         while self._wanted:
             await self._repair(next(iter(self._wanted)))
 
     async def _repair(self, queue: Queue) -> None:
         async with self.lock:
             if queue not in self._wanted:
-                return  # somebody did it meanwhile
+                return  # another task did it meanwhile
             work = self._new_repair()
             with trio.CancelScope(shield=True):
                 try:
@@ -111,12 +111,12 @@ class Repairs:
 
     def _new_repair(self) -> Repair:
         wanted, self._wanted = self._wanted, {}
-        # The files of a deleted topic are not to come back.
+        # Do not recreate the files of a deleted topic.
         live = [queue for queue in wanted if self._queues.find(queue.topic, queue.queue_id) is queue]
         return Repair(self._segments, self._queues, live, self._flusher.durable)
 
     def _new_memory_repair(self, wanted: list[Queue], error: OSError) -> MemoryRepair:
-        """A repair whose result goes to the files later; raises *error* again unless it is that the disk is full."""
+        """Return a repair whose result goes to the files later; raise *error* again unless the disk is full."""
         if not is_full(error):
             raise error
         self._admission.refuse_full(error)

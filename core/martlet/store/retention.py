@@ -1,15 +1,14 @@
 """Removes old segments, and refuses appends while the disk is full.
 
-RocketMQ's rules (DefaultMessageStore.CleanCommitLogService): whole segments, the oldest first,
-never the one in use. By age at the hours of ``delete_when``; at any hour above
-``disk_used_ratio_max``; whatever the age above ``disk_clean_ratio``. Above ``disk_full_ratio``
-nothing is appended.
+RocketMQ's rules (DefaultMessageStore.CleanCommitLogService): whole segments, the oldest first, never the active one. By
+age at the hours of ``delete_when``; at any hour if the disk usage is above ``disk_used_ratio_max``; whatever their age
+if it is above ``disk_clean_ratio``. Above ``disk_full_ratio`` appends are refused.
 
-Age is what the wall clock says, and that may be wrong by years. In normal operation a segment goes
-within a day or so of its time. One that is overdue by more than `OVERDUE_HOURS` means that the clock
-jumped or that the broker was stopped for long, and nothing on this machine can tell which. So
-overdue segments go at the rate at which they would have come of age: the whole log takes as
-long as ``file_reserved_hours``. Nothing is remembered across starts, so no restart gets around it.
+Age depends on the wall clock, which may be wrong by years. In normal operation a segment is removed within about a day
+after it expires. If one is overdue by more than `OVERDUE_HOURS`, the clock has jumped or the broker was stopped for
+long, and nothing on this machine can tell which. So overdue segments are removed at the rate at which they would have
+expired: the whole log takes ``file_reserved_hours``. No state is kept across starts, so restarts do not make this
+faster.
 """
 
 import logging
@@ -38,43 +37,44 @@ __all__ = ["Keeper", "Retention"]
 
 logger = logging.getLogger("martlet.store")
 
-# Segments removed in one go (RocketMQ's destroyMappedFile loop takes ten files a batch).
+# Segments to remove per step (RocketMQ's destroyMappedFile loop takes ten files per batch).
 BATCH: Final = 10
-# Each queue then has its first offset looked for, in about 70 us: so many at once, so many before others have a turn.
+# Afterwards each queue needs its new first offset, about 70 us each. Queues to advance at once, and per turn of the
+# event loop.
 ADVANCED_AT_ONCE: Final = 256
 ADVANCED_A_TURN: Final = 32
-# Queues that are looked at before the event loop gets its turn, to see which a removal leaves empty.
+# Queues to check per turn of the event loop for whether a removal empties them.
 NOTED_A_TURN: Final = 2000
-# Further past its time than an hour of `delete_when` explains, with a day missed and a clock set for summer.
+# Longer after expiry than one missed hour of `delete_when`, one missed day and daylight saving time explain.
 OVERDUE_HOURS: Final = 49
 HOUR_MS: Final = 3_600_000
-# A clock that is set right by NTP may go back a little.
+# NTP may set a clock back by a little.
 BEHIND_MS: Final = 60_000
-# Later segments that are asked when a segment was written; each is a read.
+# At most this many later segments are checked to find out when a segment was written; each check is a read.
 ASKED_MAX: Final = 64
-# After appends were refused they go on when this much is free again under the limit, so that they do not flutter.
+# After a refusal, appends resume when this fraction of the disk below the limit is free again, to avoid flapping.
 HYSTERESIS: Final = 0.02
 
 
 class Keeper(Protocol):
-    """Whoever needs records for longer than retention keeps them."""
+    """A component that needs records for longer than retention keeps them."""
 
     @property
     def released(self) -> int:
-        """Retention may remove what is before this log position."""
+        """Retention may remove records before this log position."""
         ...
 
     async def release(self, end: int) -> None:
-        """Let records before log position *end* go, after what is still needed of them was appended again.
+        """Allow the removal of records before log position *end*, after appending again what is still needed of them.
 
-        ``released`` says afterwards whether it was done. It must not be put off for ever.
+        ``released`` tells afterwards whether it succeeded. A keeper must not refuse forever.
         """
         ...
 
 
 @final
 class Retention:
-    """Looks at age and disk use of one store."""
+    """Applies the limits on age and disk usage to one store."""
 
     __slots__ = (
         "_admission",
@@ -139,21 +139,21 @@ class Retention:
         self._clock = clock
         self.used_ratio = 0.0
         self.removed_segments = 0
-        # Before this log position every queue that has no record behind it is noted in the log.
+        # All queues without a record after this log position have a note in the log.
         self._noted_to = 0
-        # A note found no space on the disk and is owed.
+        # A note must still be written, because there was no space on the disk.
         self._unnoted = False
-        # Asked before anything is removed.
+        # Called before anything is removed.
         self.keeper: Keeper | None = None
-        # How far the oldest segment is past its time, if that is too far to believe the clock; else 0.
+        # How long the oldest segment is overdue, if that is too long to trust the clock; else 0.
         self.overdue_ms = 0
-        # From when on the next overdue segment waits for its turn, on trio's clock.
+        # When the waiting time of the next overdue segment began, on trio's clock.
         self._overdue_from = 0.0
-        # How far the clock is behind the newest record; 0 when it is not.
+        # How far the clock is behind the newest record; 0 if it is not.
         self.clock_behind_ms = 0
 
     async def run(self) -> None:
-        """Look every ``retention_interval_ms``, until cancelled; every second while appends are refused."""
+        """Call `look` every ``retention_interval_ms``, until cancelled; every second while appends are refused."""
         interval = self._config.retention_interval_ms / 1000
         while True:
             try:
@@ -164,11 +164,11 @@ class Retention:
                 while self._first_offsets.advance(ADVANCED_A_TURN):
                     await trio.lowlevel.checkpoint()
             except OSError as error:
-                logger.warning("retention in %s is put off: %s", self._directory, error)
+                logger.warning("retention in %s is postponed: %s", self._directory, error)
             await trio.sleep(min(interval, 1.0) if self._admission.refusal else interval)
 
     def look(self) -> None:
-        """Measure, remove what may go, and decide whether appends are taken."""
+        """Measure the disk usage, remove segments, and decide whether to accept appends."""
         self.used_ratio = self._files.disk.usage(self._directory).ratio
         self._first_offsets.retry_stuck()
         self._check_clock()
@@ -176,16 +176,16 @@ class Retention:
         self._remove_old()
         self._decide()
 
-    # ---- whether the clock can be right
+    # ---- plausibility of the clock
 
     def _check_clock(self) -> None:
-        """Compare the clock with the records, and say once when they contradict each other."""
+        """Compare the clock with the records, and log it once if they contradict each other."""
         behind_ms = self._committer.last_store_ms - self._clock.now_ms()
         if behind_ms <= BEHIND_MS:
             behind_ms = 0
         elif not self.clock_behind_ms:
             logger.warning(
-                "the clock is %s behind the newest record in %s; nothing newer than the clock is removed by age",
+                "the clock is %s behind the newest record in %s; newer records than the clock are not removed by age",
                 _span(behind_ms),
                 self._directory,
             )
@@ -196,8 +196,8 @@ class Retention:
         elif not self.overdue_ms:
             self._overdue_from = trio.current_time()
             logger.warning(
-                "segment %s is %s past store.file_reserved_hours; the clock jumped ahead or the broker was stopped for "
-                "long; such segments are removed %s apart; if the clock is wrong, set it right",
+                "segment %s is %s past store.file_reserved_hours: the clock jumped ahead or the broker was stopped for "
+                "long; such segments are removed %s apart; if the clock is wrong, correct it",
                 self._segments.items[0].path,
                 _span(past_due_ms),
                 _span(self._pause_s() * 1000),
@@ -205,50 +205,50 @@ class Retention:
         self.overdue_ms = past_due_ms
 
     def _past_due_ms(self) -> int:
-        """How far the oldest segment is past its time; not above 0 while it is young enough."""
+        """Return how long ago the oldest segment expired; at most 0 while it is young enough."""
         reserved_ms = self._config.file_reserved_hours * HOUR_MS
         return self._clock.now_ms() - self._last_store_ms() - reserved_ms
 
     def _pause_s(self) -> float:
-        """The seconds between two overdue segments."""
+        """Return the seconds between the removals of two overdue segments."""
         return self._config.file_reserved_hours * 3600 / len(self._segments.items)
 
     def _overdue_may_go(self) -> bool:
-        """Whether it is the turn of another overdue segment; it counts as gone then."""
+        """Return whether another overdue segment may be removed now; the caller then removes it."""
         pause_s = self._pause_s()
         if trio.current_time() - self._overdue_from < pause_s:
             return False
         self._overdue_from += pause_s
         return True
 
-    # ---- where queues go on
+    # ---- notes on queues that become empty
 
     def _wanted_end(self) -> int:
-        """Before which log position segments may go now."""
+        """Return the log position before which segments may be removed now."""
         items = self._segments.items
         ends = [segment.end for segment in items[: min(BATCH, len(items) - 1)]]
         wanted = ends[-1] if ends and self._removal_is_due() and (self._is_forced() or self._past_due_ms() > 0) else 0
         return max(wanted, self._segments.start) if self._unnoted else wanted
 
     def _left_empty(self, end: int) -> Iterator[list[Queue]]:
-        """Queues that have records, none of them at or behind log position *end*, and no note there."""
+        """Return the queues with records, but none at or after log position *end*, and without a note there."""
         queues = self._queues.all()
         for at in range(0, len(queues), NOTED_A_TURN):
             part = queues[at : at + NOTED_A_TURN]
             yield [queue for queue in part if queue.last_end <= end and queue.next_offset and queue.noted < end]
 
     def _note(self, queues: list[Queue]) -> None:
-        """Write into the log where *queues* go on: without their records nothing else there says it."""
+        """Write the next offsets of *queues* into the log, which has no other trace of them without their records."""
         try:
             if queues:
                 self._notes.note_offsets(queues)
         except Refused as refused:
-            # Segments go all the same, which makes space.
+            # The segments are removed anyway, which makes space.
             self._unnoted = True
-            logger.warning("where %d empty queues go on is noted later; %s", len(queues), refused)
+            logger.warning("the next offsets of %d empty queues are noted later; %s", len(queues), refused)
 
     async def _note_ends(self) -> None:
-        """Note where queues go on that a removal leaves empty, and wait until that is durable."""
+        """Note the next offsets of queues that a removal empties, and wait until that is durable."""
         end = self._wanted_end()
         if self._flusher.failed is not None or (end <= self._noted_to and not self._unnoted):
             return
@@ -260,7 +260,7 @@ class Retention:
         self._noted_to = end
 
     def _note_ends_now(self) -> None:
-        """As `_note_ends`, blocking; nothing is left to do behind that."""
+        """Like `_note_ends`, but blocking and complete on return."""
         end = self._wanted_end()
         if self._flusher.failed is not None or (end <= self._noted_to and not self._unnoted):
             return
@@ -271,7 +271,7 @@ class Retention:
         if self._flusher.durable >= self._tail.written:
             self._noted_to = end
 
-    # ---- what goes
+    # ---- removal
 
     def _is_forced(self) -> bool:
         return self.used_ratio > self._config.disk_clean_ratio
@@ -286,7 +286,7 @@ class Retention:
         removed = 0
         while removed < BATCH and self._may_go(forced):
             gone = self._segments.remove_first()
-            logger.info("segment %s was removed (disk %.0f %% used)", gone.path, self.used_ratio * 100)
+            logger.info("segment %s was removed (disk usage %.0f %%)", gone.path, self.used_ratio * 100)
             removed += 1
         if removed:
             self.removed_segments += removed
@@ -300,10 +300,10 @@ class Retention:
         return {int(part) for part in map(str.strip, parts) if part.isdecimal()}
 
     def _may_go(self, forced: bool) -> bool:
-        """Whether the oldest segment is old enough; never the one in use, nor what no checkpoint covers.
+        """Return whether the oldest segment is old enough; never true for the active one or beyond the checkpoint.
 
-        A start finds the end of a queue in its entries. Were these not on the disk and the records gone,
-        a queue of which nothing is left would begin again at 0.
+        A start finds the end of a queue in its entries. If neither these nor the records were on disk, an empty queue
+        would restart at 0.
         """
         if len(self._segments.items) < 2:
             return False
@@ -320,10 +320,10 @@ class Retention:
         return not self.overdue_ms or past_due_ms <= OVERDUE_HOURS * HOUR_MS or self._overdue_may_go()
 
     def _last_store_ms(self) -> int:
-        """A time at which the oldest segment was no longer written; now, if nothing tells.
+        """Return a time after the last write to the oldest segment; the current time if unknown.
 
-        It is when a later segment began: of the first one that says neither a time before this segment
-        began nor one that is still to come, which were written while the clock was wrong.
+        It is the first store time of a later segment, the first one whose time is neither before the beginning of this
+        segment nor in the future: such times were written while the clock was wrong.
         """
         segments, now_ms = self._segments, self._clock.now_ms()
         began_ms = segments.head_store_ms(segments.items[0])
@@ -345,7 +345,7 @@ class Retention:
             self._keys.remove_before(start)
         self.used_ratio = self._files.disk.usage(self._directory).ratio
 
-    # ---- whether appends are taken
+    # ---- refusing appends
 
     def _decide(self) -> None:
         if self._flusher.failed is not None:
@@ -354,7 +354,7 @@ class Retention:
         if self.used_ratio > limit:
             self._admission.close(
                 f"the disk of {self._directory!r} is {self.used_ratio:.0%} full, above the limit of {limit:.0%} "
-                "(store.disk_full_ratio); writes go on by themselves when there is space"
+                "(store.disk_full_ratio); writes resume automatically once there is space"
             )
             return
         if (
@@ -362,12 +362,12 @@ class Retention:
             and (self.used_ratio <= limit - HYSTERESIS or self._admission.disk_full)
             and self._has_space()
         ):
-            logger.info("there is space again in %s; writes go on", self._directory)
+            logger.info("there is space again in %s; accepting writes", self._directory)
             self._admission.disk_full = False
             self._admission.refusal = ""
 
     def _has_space(self) -> bool:
-        """Whether a page can be written and kept, and nothing of the start is left to be written."""
+        """Return whether a page can be written, and the start is complete."""
         try:
             self._probe()
             return self._complete_start()
@@ -390,7 +390,7 @@ class Retention:
 
 
 def _span(ms: float) -> str:
-    """*ms* for people: ``3.5 days``, ``2.0 hours`` or ``90 seconds``."""
+    """Format *ms* for people: ``3.5 days``, ``2.0 hours`` or ``90 seconds``."""
     if ms >= 48 * HOUR_MS:
         return f"{ms / HOUR_MS / 24:.1f} days"
     return f"{ms / HOUR_MS:.1f} hours" if ms >= HOUR_MS else f"{ms / 1000:.0f} seconds"

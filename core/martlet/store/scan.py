@@ -1,6 +1,6 @@
-"""Reads records from a range of the log and puts each into its queue, or its keys into the key index.
+"""Reads records from a range of the log, and adds them to their queues or their keys to the key index.
 
-The same code serves a start, the repair of damaged queues, and the key index that follows the log.
+Used by a start, by the repair of damaged queues, and by the key index.
 """
 
 import logging
@@ -44,24 +44,24 @@ logger = logging.getLogger("martlet.store")
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 MAGIC_BYTE: Final = MAGIC_V1.to_bytes(4, "big")[:1]
-# Entries of this many records stay in memory before they go to their files.
+# Entries of this many records stay in memory before they are written to their files.
 UNSAVED_RECORDS_MAX: Final = 200_000
-# The year 6429. Without a seal no checksum guards the time of a record: one that is beyond, or negative, is damaged,
-# and the time of the record before it is taken.
+# The year 6429. In a record without a seal, no checksum covers the store time: a later or negative one is damaged, and
+# the time of the previous record is used.
 STORE_MS_END: Final = 1 << 47
 UNUSUAL_FLAGS: Final = WIDE_HOSTS | TRANSACTION_MASK
 
-# Finds the queue of a record, or makes it; None for a record that is not wanted.
+# Finds or creates the queue of a record; returns None to skip the record.
 Find = Callable[[str, int], Queue | None]
-# Called with a topic that was deleted at this place of the log, and with where queues go on.
+# Called with a topic that was deleted at this place of the log, and with next offsets of queues.
 OnNote = Callable[[str, list[tuple[str, int, int]], int], None]
 
 
 @final
 class Scan:
-    """Takes the records of a range of the log, in order.
+    """Handles the records of a range of the log, in order.
 
-    Give it either queues, then `find` says the queue of each record, or a key index.
+    Pass either queues, and `find` to get the queue of each record, or a key index.
     """
 
     __slots__ = (
@@ -100,11 +100,11 @@ class Scan:
         self._by_topic: dict[bytes, dict[int, Queue | None]] = {}
         self._saved_records = 0
         self.order = Order(queues, self.lost)
-        # From here on a write may have been torn.
+        # From here on a write may be torn.
         self.torn_from = NOWHERE
-        # From here on a group of records is taken whole or not at all; not below `torn_from`.
+        # From here on groups of records are accepted only as a whole; not below `torn_from`.
         self.groups_from = NOWHERE
-        # Records from here on are left alone.
+        # Records from here on are ignored.
         self.limit = NOWHERE
         self.records = 0
         self.damaged = 0
@@ -112,9 +112,9 @@ class Scan:
         self.last_store_ms = 0
 
     def step(self, position: int, want: int) -> tuple[int, int]:
-        """Take about a block of the log from *position* on.
+        """Handle about a block of the log from *position* on.
 
-        Returns where to go on, -1 at the end of the log, and how many bytes to want there.
+        Returns where to continue, -1 at the end of the log, and how many bytes to read there.
         """
         segment = self.segments.find(position)
         if segment is None:
@@ -126,7 +126,7 @@ class Scan:
         if more > want:  # a record longer than a block
             return position, more
         if position >= self.limit:
-            return position, BLOCK_BYTES  # what is there may be half written just now
+            return position, BLOCK_BYTES  # its write may be in progress
         if position >= self.groups_from and lacks_magic(self.segments, segment, position):
             self.segments.files.write(segment.path, MAGIC_BYTE, position + MAGIC_AT - segment.start)
             return position, BLOCK_BYTES
@@ -137,7 +137,7 @@ class Scan:
         return found, BLOCK_BYTES
 
     def save_some(self, position: int) -> None:
-        """Write entries to files before they take much memory."""
+        """Write entries to files before they use much memory."""
         if self.records - self._saved_records < UNSAVED_RECORDS_MAX:
             return
         self._saved_records = self.records
@@ -151,10 +151,10 @@ class Scan:
             logger.warning("entries of consume queues cannot be saved: %s", error)
 
     def take_block(self, segment: Segment, position: int, data: bytes) -> tuple[int, int]:
-        """Take the records of *data*, which begins at *position*.
+        """Handle the records of *data*, which begins at *position*.
 
-        Returns the bytes taken, and why it ended: the size of a record, or of more of a group, that is longer than the
-        rest of *data*, 0 when the segment ends, or -1 when something else than a record follows.
+        Returns the bytes handled, and why it stopped: the size of a record or of more of a group that is longer than
+        the rest of *data*, 0 at the end of the segment, or -1 at bytes that are no record.
         """
         at = 0
         end = len(data)
@@ -188,9 +188,9 @@ class Scan:
             self.records = records
 
     def _take(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
-        """Put the record at *at* into its queue or the key index; False when it is not intact.
+        """Add the record at *at* to its queue or to the key index; return False if it is damaged.
 
-        The short way, for all that is usual; whatever is odd is looked at again by `_take_any`.
+        The fast path, for usual records; all others are passed to `_take_any`.
         """
         _, _, crc, queue_id, offset, said, sys_flag, store_ms, body_bytes = NARROW.unpack_from(data, at)
         if magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or not 0 <= body_bytes <= size - RECORD_BYTES_MIN:
@@ -236,7 +236,7 @@ class Scan:
         return True
 
     def _take_any(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
-        """As `_take`, for every kind of record."""
+        """Like `_take`, for records of any kind."""
         _, _, crc, queue_id, _, offset, said, sys_flag, _ = START.unpack_from(data, at)
         end = at + size
         parts = part_offsets(data, at, end, magic, sys_flag)
@@ -252,7 +252,7 @@ class Scan:
         topic = data[topic_at : properties_at - 2]
         properties = data[properties_at:end]
         if 0 in topic or (0 in properties and self.torn_from <= position):
-            # No CRC guards these two. Where a write may have been torn, what is missing reads as zeros.
+            # No CRC covers these two. Where a write may be torn, missing bytes read as zeros.
             self._void_record(position)
             return False
         if position >= self.limit:
@@ -261,7 +261,7 @@ class Scan:
         return True
 
     def _void_record(self, position: int) -> None:
-        """Let no later start take the record at *position*, which this one did not: remove the magic."""
+        """Invalidate the record at *position*, so that later starts skip it like this one: remove the magic."""
         segment = self.segments.find(position)
         if segment is not None and self.torn_from <= position:
             self.segments.files.write(segment.path, bytes(4), position + MAGIC_AT - segment.start)
@@ -303,7 +303,7 @@ class Scan:
                     self._enter(queue, light_offset, position, size, properties, store_ms)
 
     def _enter(self, queue: Queue, offset: int, position: int, size: int, properties: bytes, store_ms: int) -> None:
-        """Give the record at *position* the place *offset* in *queue*."""
+        """Set the entry at *offset* of *queue* to the record at *position*."""
         dispatch = queue.dispatcher
         code = self._codes.of(properties) if dispatch is None else dispatch(properties, store_ms)
         if offset == queue.next_offset and queue not in self.order.suspects:
@@ -313,7 +313,7 @@ class Scan:
             self.order.take(queue, offset, position, size, code)
 
     def _queue_of(self, topic: bytes, queue_id: int, position: int) -> Queue | None:
-        """Find or make the queue; None where the record is not wanted, or its name can be no directory."""
+        """Find or create the queue; return None to skip the record, or if its topic cannot be a directory name."""
         of_topic = self._by_topic.get(topic)
         if of_topic is None:
             of_topic = self._by_topic[topic] = {}
@@ -330,26 +330,24 @@ class Scan:
         return found
 
     def forget_topic(self, topic: str) -> None:
-        """Look the queues of *topic* up again from now on."""
+        """Look up the queues of *topic* again."""
         self._by_topic.pop(topic.encode(), None)
 
     def ignore(self, queue: Queue) -> None:
-        """Leave the records of *queue* alone from now on."""
+        """Ignore further records of *queue*."""
         self.order.suspects.pop(queue, None)
         self._by_topic.setdefault(queue.topic_bytes, {})[queue.queue_id] = None
 
     # ---- damage
 
     def lost(self, position: int) -> None:
-        """The record at *position* contradicts its neighbours or its own form."""
+        """Report the record at *position*, which contradicts other records or is malformed."""
         self.damaged += 1
-        logger.error("record at position %d has a damaged header; it is skipped", position)
+        logger.error("record at position %d has a damaged header; skipping it", position)
 
     def damage(self, start: int, end: int) -> None:
-        """There is no record from *start* to *end*, and there is one at *end*."""
+        """Report that there is no record from *start* to *end*, but one at *end*."""
         self.damaged += 1
         self.damaged_bytes += end - start
         self.order.damage(start, end - start)
-        logger.error(
-            "the log holds no record from position %d to %d; these %d bytes are skipped", start, end, end - start
-        )
+        logger.error("the log holds no record from position %d to %d; skipping these %d bytes", start, end, end - start)

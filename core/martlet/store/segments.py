@@ -1,4 +1,4 @@
-"""The files of the log: ``commitlog/<20 digits>``, each named after its first byte's position."""
+"""The files of the log: ``commitlog/<20 digits>``, each named after the position of its first byte."""
 
 import logging
 from bisect import bisect_right
@@ -16,20 +16,20 @@ POSITION_MAX: Final = 2**62
 
 
 def numbered_names(names: list[str]) -> list[int]:
-    """The positions that *names* stand for, ascending; other names are left out."""
+    """Return the positions that *names* denote, ascending; other names are ignored."""
     return sorted(int(name) for name in names if len(name) == NAME_DIGITS and name.isascii() and name.isdecimal())
 
 
 def _segments_among(sizes: dict[int, int], certain: list[int], segment_bytes: int) -> set[int]:
     """Return which of the files, given by first position and size, are segments.
 
-    The *certain* ones begin with their own record. Another file is one whose head is damaged or that has no record
-    yet, and then it fits to them: it overlaps none, and lies at the distance of whole segments or right next to one.
+    The *certain* ones begin with a record for their position. Another file may have a damaged head or no record yet. It
+    is accepted if it fits: it overlaps none, and its distance from them is a multiple of the segment size, or zero.
     """
     if not sizes:
         return set()
     found = set(certain or [max(sizes, key=lambda start: (sizes[start], -start))])
-    # All found so far may be short.
+    # All files found so far may be short.
     first, units = min(found), {max(sizes[start] for start in found), segment_bytes} - {0}
     for start, size in sizes.items():
         if start in found or any(known < start + size and start < known + sizes[known] for known in found):
@@ -42,7 +42,7 @@ def _segments_among(sizes: dict[int, int], certain: list[int], segment_bytes: in
 
 @final
 class Segment:
-    """One file of the log; it holds the positions from ``start`` to before ``end``."""
+    """One file of the log, with the positions from ``start`` up to ``end``."""
 
     __slots__ = ("end", "path", "start")
 
@@ -54,9 +54,9 @@ class Segment:
 
 @final
 class Segments:
-    """The segments in order. A position between two of them belongs to the first and holds nothing.
+    """The segments in order. A position between two of them belongs to the first and has no data.
 
-    Threads may `find` and `read` while the event loop adds and removes.
+    Threads may call `find` and `read` while the event loop adds and removes segments.
     """
 
     __slots__ = ("_starts", "directory", "files", "items", "segment_bytes", "strays")
@@ -67,13 +67,13 @@ class Segments:
         self.segment_bytes = segment_bytes
         self.items: list[Segment] = []
         self._starts: list[int] = []
-        # Paths with a segment's name that are none.
+        # Paths that are named like segments but are none.
         self.strays: list[str] = []
 
     def load(self) -> None:
-        """Find the segments on the disk; a short last one will be lengthened by `complete`.
+        """Find the segments on disk; if the last one is short, `complete` lengthens it later.
 
-        Whatever else has a name of 20 digits is left alone, with a warning.
+        Other files named with 20 digits are ignored, with a warning.
         """
         sizes = self._sizes()
         certain = [start for start in sizes if self._begins_with_record(start)]
@@ -86,17 +86,17 @@ class Segments:
         self._starts = starts
         self.strays += [self.path_of(start) for start in sizes if start not in set(starts)]
         for path in self.strays:
-            logger.warning("%s is no segment of the log; it is ignored", path)
+            logger.warning("%s is no segment of the log; ignoring it", path)
 
     def _sizes(self) -> dict[int, int]:
-        """The size of each file that may be a segment, by the position it is named after."""
+        """Return the size of each file that may be a segment, by the position in its name."""
         sizes: dict[int, int] = {}
         self.strays = []
         for start in numbered_names(self.files.disk.names(self.directory)):
             path = self.path_of(start)
             try:
                 size = self.files.size(path)
-                self.files.read(path, 1, 0)  # a directory that is opened for reading only fails here
+                self.files.read(path, 1, 0)  # if this is a directory, opening works but reading fails
             except IsADirectoryError:
                 size = POSITION_MAX
             if start + size < POSITION_MAX:
@@ -106,7 +106,7 @@ class Segments:
         return sizes
 
     def _begins_with_record(self, start: int) -> bool:
-        """Whether the file named after *start* begins with a record that says the same position."""
+        """Return whether the file named after *start* begins with a record for that position."""
         front = self.files.read(self.path_of(start), FRONT_BYTES, 0)
         if len(front) < FRONT_BYTES:
             return False
@@ -114,7 +114,7 @@ class Segments:
         return record.magic in MAGICS and record.position == start
 
     def complete(self) -> None:
-        """Lengthen the last segment to its full size, if a crash or a copy left it short."""
+        """Lengthen the last segment to its full size, in case a crash or a copy left it short."""
         if self.items:
             last = self.items[-1]
             if self.files.size(last.path) < last.end - last.start:
@@ -125,27 +125,27 @@ class Segments:
 
     @property
     def start(self) -> int:
-        """The first position that is kept."""
+        """The first stored position."""
         return self.items[0].start if self.items else 0
 
     @property
     def end(self) -> int:
-        """The position behind the last segment."""
+        """The end of the last segment."""
         return self.items[-1].end if self.items else 0
 
     def find(self, position: int) -> Segment | None:
-        """The segment of *position*; None before the first and behind the last."""
+        """Return the segment of *position*; None before the first and after the last."""
         items = self.items
         index = bisect_right(self._starts, position) - 1
         if 0 <= index < len(items):
             found = items[index]
             if found.start <= position < found.end:
                 return found
-        # None has it, or this thread came amid a removal, between one list and the other.
+        # There is none, or a removal moved the list while this thread searched it.
         return next((each for each in items if each.start <= position < each.end), None)
 
     def create(self, start: int) -> Segment:
-        """Make the segment that begins at *start*, after all others; the directory is to be synced."""
+        """Create the segment that begins at *start*, after all others; the caller must sync the directory."""
         path = self.path_of(start)
         try:
             self.files.create(path, self.segment_bytes)
@@ -158,8 +158,8 @@ class Segments:
         return made
 
     def _move_stray(self, path: str) -> None:
-        """Something that is no segment has the name that the next one needs: rename it."""
-        logger.warning("%s is no segment of the log but has the name of the next one; it is renamed", path)
+        """If something else has the name of the next segment, rename it."""
+        logger.warning("%s has the name of the next segment but is none; renaming it", path)
         self.files.disk.rename(path, f"{path}.stray")
 
     def remove_first(self) -> Segment:
@@ -174,7 +174,7 @@ class Segments:
         return items[0]
 
     def remove_after(self, position: int) -> list[Segment]:
-        """Remove every segment that begins behind *position*, newest first."""
+        """Remove every segment that begins after *position*, newest first."""
         gone: list[Segment] = []
         while self.items and self.items[-1].start > position:
             last = self.items.pop()
@@ -184,7 +184,7 @@ class Segments:
         return gone
 
     def read(self, position: int, size: int) -> bytes:
-        """Return up to *size* bytes from *position* on, of one segment; empty where there is none."""
+        """Return up to *size* bytes of one segment from *position* on; empty if there are none."""
         segment = self.find(position)
         if segment is None:
             return b""
@@ -193,10 +193,10 @@ class Segments:
         except FileNotFoundError:
             if self.find(position) is segment:
                 raise
-            return b""  # it was removed since
+            return b""  # it was removed meanwhile
 
     def head_store_ms(self, segment: Segment) -> int:
-        """When the record at the head of *segment* was stored; 0 where none stands there."""
+        """Return the store time of the record at the head of *segment*; 0 if there is none."""
         front = self.read(segment.start, FRONT_BYTES)
         if len(front) < FRONT_BYTES:
             return 0
@@ -204,11 +204,11 @@ class Segments:
         return record.store_ms if record.magic in MAGICS else 0
 
     def read_now(self, position: int, size: int) -> bytes | bytearray | None:
-        """As `read`; None where the disk would have to be waited for, or there is nothing."""
+        """Like `read`, but return None if that would wait for the disk, or there is no data."""
         segment = self.find(position)
         if segment is None:
             return None
         try:
             return self.files.read_now(segment.path, min(size, segment.end - position), position - segment.start)
         except FileNotFoundError:
-            return None  # `read` says whether that is as it should be
+            return None  # `read` tells whether this is an error

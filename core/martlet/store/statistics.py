@@ -1,4 +1,4 @@
-"""What a store tells about itself."""
+"""Results and counters of a store."""
 
 from typing import final
 
@@ -18,7 +18,7 @@ __all__ = ["Recovered", "StoreStatistics"]
 
 @final
 class Recovered:
-    """What the start of a store found."""
+    """The results of a start."""
 
     __slots__ = ("cut_bytes", "records", "seconds", "unlisted")
 
@@ -26,7 +26,7 @@ class Recovered:
         self.records = 0
         self.cut_bytes = 0
         self.seconds = 0.0
-        # Topics that were rebuilt from a log of RocketMQ's and had no queues there: they may have been deleted.
+        # Topics that were rebuilt from RocketMQ's log but had no queues there: they may have been deleted.
         self.unlisted: set[str] = set()
 
 
@@ -101,5 +101,5 @@ class StoreStatistics:
         self.unindexed_bytes = tail.written - keys.position if keys else 0
 
     def as_dict(self) -> dict[str, object]:
-        """The counters by name."""
+        """Return the counters by name."""
         return {name: getattr(self, name) for name in self.__slots__}

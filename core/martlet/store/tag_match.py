@@ -1,9 +1,9 @@
-"""Which entries of a queue carry one of a set of tag codes: one pass over bytes, whatever the size of the set.
+"""Finds the entries of a queue with one of a set of tag codes, in one pass over their bytes.
 
 An entry ends with the 8 bytes of its code. A strided slice takes one of these bytes from every entry at once, a
-translation table says which values of it a wanted code has, and the columns are combined as one large integer. All of
-that runs in C: 100 to 150 million entries a second in CPython for up to a hundred codes, about 11 million for a
-thousand. What several codes make of the columns may be a mixture of two, so their candidates are looked up.
+translation table maps it to the wanted codes that have this value there, and the columns are combined as one large
+integer. All of that runs in C: 100 to 150 million entries a second in CPython for up to a hundred codes, about 11
+million for a thousand. An entry can match different codes in different columns, so candidates are checked at the end.
 """
 
 from functools import lru_cache
@@ -13,14 +13,14 @@ from martlet.store.layout import CODE, CODE_AT, ENTRY_BYTES
 
 __all__ = ["matching_entries"]
 
-# Tag codes are 32-bit hashes, extended by their sign: the last 4 bytes tell nearly all of them apart.
+# Tag codes are sign-extended 32-bit hashes: the last 4 bytes distinguish nearly all of them.
 TELLING_BYTES: Final = 4
 SETS_REMEMBERED: Final = 256
 
 
 @lru_cache(SETS_REMEMBERED)
 def _columns(codes: frozenset[int]) -> list[tuple[int, bytes]]:
-    """(Where in an entry, translation table) of each byte of a code, the most telling first."""
+    """Return the index in an entry and the translation table for each byte of a code, most selective byte first."""
     packed = [CODE.pack(code) for code in codes]
     columns: list[tuple[int, bytes]] = []
     for at in reversed(range(CODE.size)):
@@ -32,9 +32,9 @@ def _columns(codes: frozenset[int]) -> list[tuple[int, bytes]]:
 
 
 def matching_entries(data: bytes, codes: frozenset[int], count_max: int) -> tuple[list[int], int]:
-    """Return the indexes of the first *count_max* entries in *data* with one of *codes*, and how many were looked at.
+    """Return the indexes of the first *count_max* entries in *data* with one of *codes*, and the number checked.
 
-    All entries were looked at where there are fewer matches than *count_max*.
+    If there are fewer matches than *count_max*, all entries were checked.
     """
     total = len(data) // ENTRY_BYTES
     combined = -1

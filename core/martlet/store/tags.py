@@ -1,7 +1,7 @@
-"""The number that a consume-queue entry carries beside position and size.
+"""The code that a consume-queue entry contains besides position and size.
 
-Usually it is the hash code of the TAGS property, by which consumers select. A plugin may supply another for a topic: in
-RocketMQ's schedule topic it is the time at which the message is due (CommitLog.checkMessageAndReturnSize).
+Usually it is the hash code of the TAGS property, by which consumers filter. A plugin may supply another for a topic:
+in RocketMQ's schedule topic it is the time at which the message is due (CommitLog.checkMessageAndReturnSize).
 """
 
 import logging
@@ -15,21 +15,21 @@ __all__ = ["Dispatcher", "TagCodes", "find_tags", "guarded_dispatcher"]
 
 logger = logging.getLogger("martlet.store")
 
-# Returns the code of a message from its properties and the time it was stored; an i64. A rebuild of the queue calls it
-# again, so it must depend on nothing else.
+# Returns the code of a message, an i64, from its properties and its store time. A rebuild of the queue calls it again,
+# so the result must depend on nothing else.
 Dispatcher: TypeAlias = Callable[[bytes, int], int]
 
-# Tags whose code is remembered, in each of two generations: more than the names of most MQTT topics. Longer ones are
-# computed each time, so both generations have less than 48 MB.
+# Tags to cache in each of two generations: more than most MQTT brokers have topic names. Longer tags are not cached, so
+# both generations together use less than 48 MB.
 REMEMBERED_MAX: Final = 65_536
 REMEMBERED_BYTES_MAX: Final = 256
 
 
 @final
 class TagCodes:
-    """Computes the code of a property string; remembers those of tags that were seen lately.
+    """Computes the code of a property string; caches those of recent tags.
 
-    What is not seen again while as many others are as a generation holds is forgotten; the rest stays.
+    A tag is evicted if it is not used while as many others are as a generation holds.
     """
 
     __slots__ = ("_before", "_codes")
@@ -39,8 +39,8 @@ class TagCodes:
         self._before: dict[bytes, int] = {}
 
     def of(self, properties: bytes) -> int:
-        """The code of the TAGS in *properties*; 0 without."""
-        at = properties.rfind(b"TAGS\x01")  # as `find_tags`, without a call per message
+        """Return the code of the TAGS in *properties*; 0 without TAGS."""
+        at = properties.rfind(b"TAGS\x01")  # like `find_tags`, without a call per message
         if at < 0:
             return 0
         if at and properties[at - 1] != 2:
@@ -75,7 +75,7 @@ def find_tags(properties: bytes) -> bytes:
 
 
 def guarded_dispatcher(plugin: str, topic: str, dispatch: Dispatcher) -> Dispatcher:
-    """Return *dispatch* so that nothing that it raises keeps a message from its queue; the log is told once."""
+    """Return *dispatch* wrapped so that a message gets into its queue even if it raises; that is logged once."""
     told = False
     codes = TagCodes()
 

@@ -1,6 +1,6 @@
-"""Compares the log with its indexes in a store that is open: whether every intact record can be served.
+"""Verifies an open store: whether every intact record in the log is reachable through the indexes.
 
-`Served` looks each record up where a consumer would, in its queue, and `Keyed` where a query would, in the key index.
+`Served` looks each record up in its queue, like a consumer, and `Keyed` in the key index, like a query.
 """
 
 from array import array
@@ -21,14 +21,14 @@ from martlet.store.scan import STORE_MS_END
 
 __all__ = ["Keyed", "Served", "gone_since_checkpoint", "offsets_at_checkpoint"]
 
-# Entries of a queue that are read at once, and for how many queues they are kept.
+# Entries of a queue to read at once, and the number of queues for which they are cached.
 ENTRIES_READ: Final = 512
 QUEUES_KEPT: Final = 1000
 ITEMS_READ: Final = 65536
 
 
 def offsets_at_checkpoint(directory: str, disk: Disk) -> dict[tuple[str, int], int]:
-    """The first offset of each queue at the newest checkpoint, as far as that can be read."""
+    """Return the first offset of each queue at the newest checkpoint, as far as it is readable."""
     files = Files(disk, 4, read_only=True)
     try:
         checkpoint = read_checkpoint(files, f"{directory}/checkpoint")
@@ -43,7 +43,7 @@ def offsets_at_checkpoint(directory: str, disk: Disk) -> dict[tuple[str, int], i
 
 
 def gone_since_checkpoint(store: Store, before: dict[tuple[str, int], int]) -> Iterator[str]:
-    """A sentence if queues of *store* begin later than `offsets_at_checkpoint` said *before* the start."""
+    """Return a sentence if queues of *store* begin later than in *before*, a result of `offsets_at_checkpoint`."""
     gone = {
         queue: queue.first_offset - before[queue.topic, queue.queue_id]
         for queue in store.queues.all()
@@ -52,25 +52,25 @@ def gone_since_checkpoint(store: Store, before: dict[tuple[str, int], int]) -> I
     if gone:
         yield (
             f"the log begins at position {store.first_position:,}, later than at the newest checkpoint; "
-            f"{_many(sum(gone.values()), 'message')} of {_many(len(gone), 'queue')} went with its first segments"
+            f"{_many(sum(gone.values()), 'message')} of {_many(len(gone), 'queue')} were in the removed segments"
         )
 
 
 @final
 class Served:
-    """Which records of the log a consumer of *store* would not be given."""
+    """Finds records in the log that a consumer of *store* would not get."""
 
     __slots__ = ("_entries", "_matched", "_missed", "_store")
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._matched: dict[Queue, int] = {}
-        # Positions of intact records that their queue does not name.
+        # Positions of intact records that are missing in their queue.
         self._missed: dict[tuple[str, int], list[int]] = {}
         self._entries: OrderedDict[Queue, tuple[int, bytes]] = OrderedDict()
 
     def take(self, record: Record) -> None:
-        """The next intact record of the log."""
+        """Handle the next intact record of the log."""
         if record.sys_flag & TRANSACTION_MASK in (PREPARED, ROLLBACK):
             return
         for topic, queue_id, offset in places(record):
@@ -81,7 +81,7 @@ class Served:
                 self._missed.setdefault((topic, queue_id), []).append(record.position)
 
     def _entry(self, queue: Queue, offset: int) -> tuple[int, int]:
-        """Log position and size that *queue* says of message *offset*; zeros where it has none."""
+        """Return log position and size in *queue*'s entry for message *offset*; zeros if there is none."""
         if not queue.first_offset <= offset < queue.next_offset:
             return 0, 0
         base, data = self._entries.get(queue, (0, b""))
@@ -97,16 +97,16 @@ class Served:
         return position, size
 
     def forget_topic(self, topic: str) -> None:
-        """*topic* was deleted here: its records so far are not to be served."""
+        """Note that *topic* was deleted here: its earlier records must not be served."""
         for key in [key for key in self._missed if key[0] == topic]:
             del self._missed[key]
 
     def findings(self) -> Iterator[str]:
-        """A sentence for each queue with a problem, once the whole log was taken."""
+        """Return a sentence for each queue with a problem, after the whole log."""
         for (topic, queue_id), positions in sorted(self._missed.items()):
             yield (
                 f"queue {topic}/{queue_id}: {_many(len(positions), 'record')} of the log "
-                f"(the first at position {positions[0]}) cannot be read through it; a start leaves this as it is"
+                f"(the first at position {positions[0]}) cannot be read through it; a start does not repair this"
             )
         for queue in sorted(self._store.queues.all(), key=lambda queue: (queue.topic, queue.queue_id)):
             lost = queue.next_offset - queue.first_offset - self._matched.get(queue, 0)
@@ -123,7 +123,7 @@ def _many(count: int, noun: str) -> str:
 
 
 class _Entry(NamedTuple):
-    """What an entry of the key index says."""
+    """The content of an entry of the key index."""
 
     position: int
     key: int  # its hash
@@ -136,9 +136,9 @@ class _Entry(NamedTuple):
 
 @final
 class Keyed:
-    """Which records of the log a query by key would not find in *keys*.
+    """Finds records in the log that a query by key would not find in *keys*.
 
-    Entries are in log order, so one pass over both compares them. After a crash some may be there twice.
+    Entries are in log order, so one pass over both compares them. After a crash there may be duplicates.
     """
 
     __slots__ = ("_at", "_items", "_keys", "_missed", "_topics")
@@ -147,13 +147,13 @@ class Keyed:
         self._keys = keys
         self._items = self._reachable()
         self._at = next(self._items, None)
-        # Records whose keys are not found, by topic.
+        # The number of records with missing keys, by topic.
         self._missed: dict[str, int] = {}
-        # A queue of each topic, which knows the hash of its name.
+        # One queue per topic, which has the hash of its name.
         self._topics: dict[str, Queue] = {}
 
     def take(self, record: Record) -> None:
-        """The next intact record of the log."""
+        """Handle the next intact record of the log."""
         if record.sys_flag & TRANSACTION_MASK == ROLLBACK or record.position >= self._keys.position:
             return
         queue = self._topics.get(record.topic)
@@ -169,19 +169,19 @@ class Keyed:
             self._missed[record.topic] = self._missed.get(record.topic, 0) + 1
 
     def forget_topic(self, topic: str) -> None:
-        """*topic* was deleted here: the index need not have its records so far."""
+        """Note that *topic* was deleted here: its earlier records need not be in the index."""
         self._missed.pop(topic, None)
 
     def findings(self) -> Iterator[str]:
-        """A sentence for each topic with a problem, once the whole log was taken."""
+        """Return a sentence for each topic with a problem, after the whole log."""
         for topic, count in sorted(self._missed.items()):
             yield (
                 f"index of keys: {_many(count, 'record')} of topic {topic!r} cannot be found by key; the broker "
-                "rebuilds the index when a query meets the damage, or at a start without the directory index"
+                "rebuilds the index when a query meets the damage, or at a start after you delete the directory index"
             )
 
     def _reachable(self) -> Iterator[_Entry]:
-        """Every entry that a query can reach, in log order; one out of order is damaged."""
+        """Yield every entry that a query can reach, in log order; one out of order is damaged."""
         last: _Entry | None = None
         for item in self._keys.items:
             reach = self._reach(item)
@@ -195,7 +195,7 @@ class Keyed:
             yield last
 
     def _reach(self, item: IndexFile) -> bytearray:
-        """Which entries of *item* its slots lead to."""
+        """Return which entries of *item* its slots lead to."""
         keys = self._keys
         reach = bytearray(item.count)
         slots = array("i", keys.files.read(item.path, keys.slots * SLOT_BYTES, HEADER.size))

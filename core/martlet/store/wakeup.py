@@ -1,4 +1,4 @@
-"""Wakes one task that works in rounds."""
+"""Wakes a task that works in rounds."""
 
 from typing import final
 
@@ -9,7 +9,7 @@ __all__ = ["Wakeup"]
 
 @final
 class Wakeup:
-    """Anything may `set` it; the task waits, and what is set from then on is for its next round."""
+    """Anything may `set` it, and the task waits for it; a `set` during a round causes another round."""
 
     __slots__ = ("_event", "_is_set")
 
@@ -18,13 +18,13 @@ class Wakeup:
         self._is_set = False
 
     def set(self) -> None:
-        """Have the task make another round."""
+        """Request another round of the task."""
         if not self._is_set:
             self._is_set = True
             self._event.set()
 
     async def wait(self) -> None:
-        """Return once it was set since the last return."""
+        """Return once it was set after the last return."""
         await self._event.wait()
         self._event = trio.Event()
         self._is_set = False

@@ -1,8 +1,7 @@
-"""Appends: records are encoded straight into the growing end of the log, and their entries into their queues.
+"""Appends: encodes records directly into the end of the log in memory, and their entries into their queues.
 
-One loop, `Writer._put_run`, does that for the messages of a socket read (`append_run`), for a batch and for a group;
-`append` does the same for one usual message without the setup of a run. Whatever is rare takes `_put_odd`, one record
-at a time.
+One loop, `Writer._put_run`, handles the messages of a socket read (`append_run`), a batch or a group; `append` does the
+same for one usual message without the setup of a run. Rare cases are handled by `_put_odd`, one record at a time.
 """
 
 from collections.abc import Sequence
@@ -37,23 +36,23 @@ from martlet.store.tags import TagCodes
 __all__ = ["RunItem", "RunResult", "Writer"]
 
 NO_HOST: Final = bytes(8)
-# A message: its queue, body, properties and tag code (`Writer.code_of`), flag, sysFlag, born ms and born host, how
-# often it was consumed, and the position of its prepared message.
+# A message: its queue, body, properties and tag code (`Writer.code_of`), flag, sysFlag, born ms and born host,
+# reconsume times, and the position of its prepared message.
 RunItem: TypeAlias = tuple[Queue, Buffer, bytes, int, int, int, int, bytes, int, int]
 
 ENTRY_PACK: Final = ENTRY.pack
 HEAD_PACK: Final = HEAD.pack_into
 SHORT_PACK: Final = SHORT.pack
-# Of sysFlag; the store sets the others itself.
+# Client flags that are kept; the store sets the others itself.
 KEPT_FLAGS: Final = ~STORE_BITS
 
 
 @final
 class RunResult:
-    """Where the messages of a run are: log positions, the ends of their records, and queue offsets, in order.
+    """Locations of the messages of a run: log positions, the ends of their records, and queue offsets, in order.
 
-    A message that was refused has -1 for all three, and its reason in ``refused`` under its place in the run. ``end``
-    is the log position after the last record.
+    A refused message has -1 for all three, and its reason in ``refused`` by its index in the run. ``end`` is the log
+    position after the last record.
     """
 
     __slots__ = ("end", "ends", "offsets", "positions", "refused", "store_ms")
@@ -67,18 +66,18 @@ class RunResult:
         self.store_ms = 0
 
     def outcome(self, place: int, queue_id: int) -> Placed | Refused:
-        """Where message *place* of the run, for queue *queue_id*, was stored, or why it was not."""
+        """Return where message *place* of the run, for queue *queue_id*, was stored, or why it was refused."""
         refused = self.refused.get(place)
         return self.placed(place, queue_id) if refused is None else refused
 
     def placed(self, place: int, queue_id: int) -> Placed:
-        """Where message *place* of the run, for queue *queue_id*, was stored; it was not refused."""
+        """Return where message *place* of the run, for queue *queue_id*, was stored; it was not refused."""
         return Placed(queue_id, self.offsets[place], self.positions[place], self.ends[place], self.store_ms)
 
 
 @final
 class Writer:
-    """Appends to the log and to the queues in memory; the committer brings that to the disk."""
+    """Appends to the log and to the queues in memory; the committer writes the log to disk."""
 
     __slots__ = (
         "_admission",
@@ -111,13 +110,13 @@ class Writer:
         """The log position of the next record."""
         return self._tail.position
 
-    # ---- what callers append
+    # ---- public appends
 
     def append(self, message: Message, queue_id: int) -> Placed:
-        """Put *message* at the end of the log and of its queue.
+        """Append *message* to the log and to its queue.
 
         Raises:
-          Refused: it is too large, or the store takes no writes just now (the text says why).
+          Refused: it is too large, or the store accepts no writes at the moment (the text says why).
           StoreFailed: the disk failed.
         """
         of_topic = self._queues.topics.get(message.topic)
@@ -179,7 +178,7 @@ class Writer:
         return Placed(queue_id, offset, position, end, now)
 
     def _append_odd(self, message: Message, queue: Queue) -> Placed:
-        """As `append`, for every kind of message."""
+        """Like `append`, for messages of any kind."""
         result = RunResult()
         self._put_run((self.item(message, queue),), result)
         if result.refused:
@@ -187,7 +186,7 @@ class Writer:
         return result.placed(0, queue.queue_id)
 
     def append_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
-        """Append the messages of *run*, in order, each to its queue; one that is refused does not stop the others.
+        """Append the messages of *run* in order, each to its queue; a refused one does not affect the others.
 
         With *atomic* all or none is stored, as by `append_group`.
 
@@ -202,10 +201,10 @@ class Writer:
         return result
 
     def append_batch(self, messages: Sequence[Message], queue_id: int) -> list[Placed]:
-        """Append *messages*, all of one topic, with consecutive offsets; all or none, as `append_group`.
+        """Append *messages*, all of one topic, with consecutive offsets: all or none, like `append_group`.
 
         Raises:
-          Refused: as `append`; none was stored.
+          Refused: as for `append`; none was stored.
         """
         if not messages:
             return []
@@ -214,12 +213,12 @@ class Writer:
         return [result.placed(place, queue_id) for place in range(len(messages))]
 
     def append_group(self, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
-        """Append *messages* of any topics, each to the queue of its topic with the id at its place; all or none.
+        """Append *messages* of any topics, each to the queue of its topic with the corresponding id: all or none.
 
-        They lie side by side in one segment. After a crash all are there or none is.
+        They are contiguous in one segment. After a crash, either all of them are stored or none.
 
         Raises:
-          Refused: as `append`, or the group has too many messages or bytes; none was stored.
+          Refused: as for `append`, or the group has too many messages or bytes; none was stored.
         """
         if not messages:
             return []
@@ -229,13 +228,13 @@ class Writer:
         ]
         config = self.config
         if len(items) > config.group_messages_max:
-            limit = f"the most is {config.group_messages_max} (store.group_messages_max)"
+            limit = f"the maximum is {config.group_messages_max} (store.group_messages_max)"
             raise Refused(Reason.ILLEGAL, f"the group has {len(items)} messages; {limit}")
         result = self._append_all(items, f"a group of {len(items)} messages", config.group_bytes_max)
         return [result.placed(place, item[0].queue_id) for place, item in enumerate(items)]
 
     def _append_all(self, items: Sequence[RunItem], what: str, bytes_max: int = 0) -> RunResult:
-        """Append *items* as an atomic group (`atomic.py`); one item alone needs no marks."""
+        """Append *items* as an atomic group (`atomic.py`); a single item needs no marks."""
         properties = [item[2] for item in items]
         lengths = [len(each) for each in properties]
         if self._record_crcs or True in [
@@ -248,13 +247,13 @@ class Writer:
         bodies, together = [len(item[1]) for item in items], b"".join(properties)
         if max(bodies) > self.config.message_bytes_max or max(lengths) > PROPERTIES_BYTES_MAX or 0 in together:
             for item in items:
-                self._check(item[1], item[2])  # says which cannot be stored
+                self._check(item[1], item[2])  # names the message that cannot be stored
         hosts = sum([item[0].overhead + len(item[7]) for item in items]) + len(items) * (len(self.store_host) - 16)
         total = sum(bodies) + sum(lengths) + hosts
         if together.find(MULTI) >= 0:
             total += self._room_for_places(items)
         if bytes_max and total > bytes_max:
-            limit = f"the most is {bytes_max} (store.group_bytes_max)"
+            limit = f"the maximum is {bytes_max} (store.group_bytes_max)"
             raise Refused(Reason.ILLEGAL, f"the group has {total} bytes; {limit}")
         tail, committer = self._tail, self._committer
         if tail.position + total + FILLER_BYTES > tail.segment.end:
@@ -272,7 +271,7 @@ class Writer:
         return result
 
     def append_together(self, messages: Sequence[Message], topic: str) -> None:
-        """Append records of the store's own, which belong to no queue, in one segment, and commit; all or none."""
+        """Append internal records, which belong to no queue, in one segment, and commit them: all or none."""
         queue = Queue(topic, 0)
         size = sum(record_size(each, queue.topic_bytes, self.store_host) for each in messages)
         if self._tail.position + size + FILLER_BYTES > self._tail.segment.end:
@@ -285,7 +284,7 @@ class Writer:
         self._committer.commit()
 
     def open_queue(self, topic: str, queue_id: int) -> Queue:
-        """The queue, made if it does not exist yet.
+        """Return the queue, created if it does not exist.
 
         Raises:
           Refused: there can be no such queue.
@@ -302,11 +301,11 @@ class Writer:
         return self._queues.get(topic, queue_id)
 
     def code_of(self, properties: bytes) -> int:
-        """The tag code of a message with *properties*, for a `RunItem`."""
+        """Return the tag code of a message with *properties*, for a `RunItem`."""
         return self._codes.of(properties)
 
     def item(self, message: Message, queue: Queue) -> RunItem:
-        """*message* for a run, to be stored in *queue*."""
+        """Convert *message*, which goes to *queue*, for a run."""
         properties = message.properties
         return (
             queue,
@@ -324,9 +323,9 @@ class Writer:
     # ---- the inner loop
 
     def _put_run(self, run: Sequence[RunItem], result: RunResult, marks: Sequence[int] = ()) -> None:
-        """Encode *run* into the log's end, and its entries into the queues; *result* is empty before.
+        """Encode *run* into the log's end, and its entries into the queues; *result* is empty initially.
 
-        *marks* are the bits of sysFlag that say the place of each record in an atomic group.
+        *marks* are the bits of sysFlag that mark each record's place in an atomic group.
         """
         tail, committer, queues = self._tail, self._committer, self._queues
         host, record_crcs, body_bytes_max = self.store_host, self._record_crcs, self.config.message_bytes_max
@@ -399,16 +398,16 @@ class Writer:
             tail.position = result.end = position
 
     def _place(self) -> tuple[bytearray, int, int, int, list[Appended]]:
-        """The chunk at the log's end and its base, where usual records may end in it (-1: nowhere), and the log's end.
+        """Return the log's last chunk, its base, the limit of usual records there (-1: no room), and the log's end.
 
-        The last is where the committer gathers records; a roll changes all five.
+        The last item is the committer's list of pending records; after a roll all five are different.
         """
         tail = self._tail
         room = tail.room if not self._admission.refusal and len(self.store_host) == 8 else -1
         return tail.data, tail.chunk_base, room, tail.position, self._committer.pending
 
     def _put_odd(self, item: RunItem, result: RunResult, mark: int) -> None:
-        """As the loop of `_put_run`, for every kind of message; begins a segment or a chunk where that is needed."""
+        """Like the loop of `_put_run`, for messages of any kind; starts a new segment or chunk if necessary."""
         light: list[Queue] = []
         try:
             if item[2].find(MULTI) >= 0:
@@ -422,7 +421,7 @@ class Writer:
         result.offsets.append(offset)
 
     def _put_any(self, item: RunItem, mark: int, light: list[Queue]) -> tuple[int, int]:
-        """Put the record of *item* into the log, and entries into its queue and the *light* ones that it names."""
+        """Append the record of *item*, and add entries to its queue and to the *light* ones that it names."""
         queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
         self._check(body, properties)
         if queue.deleted:
@@ -468,7 +467,7 @@ class Writer:
         return position, offset
 
     def _with_places(self, item: RunItem) -> tuple[RunItem, list[Queue]]:
-        """Say in the properties of *item* where light queues will have it; return these as well.
+        """Return *item* with its offsets in light queues added to the properties, and these offsets.
 
         Raises:
           Refused: there can be no such light queues.
@@ -483,7 +482,7 @@ class Writer:
         return (*item[:2], properties, *item[3:]), light
 
     def _room_for_places(self, items: Sequence[RunItem]) -> int:
-        """By how many bytes `_with_places` lets *items* grow at most; raises `Refused` where it would refuse one."""
+        """Return the maximum growth of *items* by `_with_places` in bytes; raise `Refused` if that would refuse one."""
         room, named, new = 0, 0, set[str]()
         for item in items:
             properties, names = self._light_topics(item)
@@ -499,14 +498,14 @@ class Writer:
         return room
 
     def _light_topics(self, item: RunItem) -> tuple[bytes, list[str]]:
-        """The properties of *item* without offsets in light queues, and the light topics that are to index it."""
+        """Return the properties of *item* without offsets in light queues, and the light topics that will index it."""
         properties, kind = without_offsets(item[2]), item[5] & TRANSACTION_MASK
         if not self.light_queues or kind in (PREPARED, ROLLBACK) or not may_be_indexed(item[0].topic_bytes):
             return properties, []
         return properties, light_topics(properties)
 
     def _fitted(self, properties: bytes) -> bytes:
-        """Make room for the CRC of a record, or remove one that is another record's."""
+        """Make room for the CRC of a record, or remove the CRC of another record."""
         return with_room_for_seal(properties) if self._record_crcs else without_seal(properties)
 
     def _fitted_item(self, item: RunItem) -> RunItem:
@@ -515,35 +514,37 @@ class Writer:
     # ---- refusals and room
 
     def _check(self, body: Buffer, properties: bytes) -> None:
-        """Raise if a message cannot be stored, or nothing can."""
+        """Raise if a message cannot be stored, or appends are refused."""
         self._admission.check()
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise Refused(
-                Reason.ILLEGAL, f"the properties have {len(properties)} bytes; the most is {PROPERTIES_BYTES_MAX}"
+                Reason.ILLEGAL, f"the properties have {len(properties)} bytes; the maximum is {PROPERTIES_BYTES_MAX}"
             )
         if 0 in properties:
-            raise Refused(Reason.ILLEGAL, "the properties hold U+0000; the store tells by it that a write was torn")
+            raise Refused(
+                Reason.ILLEGAL, "the properties contain U+0000, by which the store recognizes torn writes; remove it"
+            )
         limit = self.config.message_bytes_max
         if len(body) > limit:
-            text = f"the body has {len(body)} bytes; the most is {limit} (store.message_bytes_max)"
+            text = f"the body has {len(body)} bytes; the maximum is {limit} (store.message_bytes_max)"
             raise Refused(Reason.ILLEGAL, text)
 
     def _check_light(self, named: int, new: int) -> None:
-        """Raise if a message, or a group of them, may not name so many light topics, or *new* ones cannot be made."""
+        """Raise if a message or a group names too many light topics, or if *new* ones cannot be created."""
         limit = self.config.light_names_max
         if named > limit:
-            text = f"{named} or more light topics are named together; the most is {limit} (store.light_names_max)"
+            text = f"{named} or more light topics are named together; the maximum is {limit} (store.light_names_max)"
             raise Refused(Reason.ILLEGAL, text)
         count, limit = self._queues.light, self.config.light_queues_max
         if new and count + new > limit:
-            text = f"there are {count} light queues and {new} more are wanted; the most is {limit}"
-            raise Refused(Reason.BUSY, f"{text} (store.light_queues_max); delete those that nobody uses")
+            text = f"there are {count} light queues and {new} more are needed; the maximum is {limit}"
+            raise Refused(Reason.BUSY, f"{text} (store.light_queues_max); delete unused ones")
 
     def roll_for(self, size: int, what: str) -> None:
-        """Begin a segment in which *size* bytes have room.
+        """Start a segment with room for *size* bytes.
 
         Raises:
-          Refused: they have room in none, or the disk is full.
+          Refused: no segment has that much room, or the disk is full.
           StoreFailed: the disk failed.
         """
         if size + FILLER_BYTES > self.config.segment_bytes:

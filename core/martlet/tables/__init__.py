@@ -1,1 +1,1 @@
-"""Topics and consumer groups: the tables beside the log, in RocketMQ's JSON files."""
+"""Topics and consumer groups: tables in RocketMQ's JSON files, stored next to the log."""

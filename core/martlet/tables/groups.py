@@ -1,7 +1,7 @@
 """Consumer groups: their policy and their committed offsets.
 
-RocketMQ's subscriptionGroup.json and consumerOffset.json. Who is alive in a group
-is a protocol's own business; what a group has consumed is everybody's.
+They are stored in RocketMQ's subscriptionGroup.json and consumerOffset.json. Each protocol
+keeps track of a group's live members itself; committed offsets are shared by all protocols.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,9 +18,9 @@ from martlet.turns import Steps
 
 __all__ = ["BUILT_IN", "Group", "Groups", "check_group_name"]
 
-# Each may have a retry topic, and those count among the topics.
+# Each group may have a retry topic, which counts towards the limit of topics.
 GROUPS_MAX: Final = 40_000
-# Each a group that may not read a topic.
+# Pairs of a group and a topic that it must not read.
 FORBIDDEN_MAX: Final = 100_000
 OFFSETS_MAX: Final = 500_000  # the default of broker.offsets_max
 GROUP_CHARS_MAX: Final = 120  # RocketMQ 5.x TopicValidator/GroupValidator
@@ -39,7 +39,7 @@ BUILT_IN: Final = (
 
 
 def check_group_name(name: str) -> None:
-    """Raise `Refused` (PARAMETER) unless *name* may be the name of a group."""
+    """Raise `Refused` (PARAMETER) unless *name* is a valid group name."""
     names.check("group", name, GROUP_CHARS_MAX)
 
 
@@ -98,9 +98,9 @@ _KINDS: Final = {
 
 
 class Groups:
-    """All groups by name, the offsets that each has committed, and resets that wait for a consumer.
+    """All groups by name, their committed offsets, and pending offset resets.
 
-    Each change of a policy moves ``version`` and is passed, as the group's name, to every callable in ``changed``.
+    Each change of a policy increments ``version`` and calls every function in ``changed`` with the group's name.
     """
 
     def __init__(self, clock: Clock, *, auto_create: bool, offsets_max: int = OFFSETS_MAX) -> None:
@@ -118,16 +118,16 @@ class Groups:
         self.offsets_version = DataVersion(timestamp=clock.now_ms())
         self.table = Table("config/subscriptionGroup.json", self.json_in_steps, self.load, urgent=True)
         self.offsets_table = Table("config/consumerOffset.json", self.offsets_in_steps, self.load_offsets)
-        # In RocketMQ this file takes the place of the other while light queues are on; it is written where they are on
-        # here, and where it was.
+        # With light queues on, RocketMQ uses this file instead of the other. It is written if they are on here, or if
+        # it was there before.
         self.light_offsets_table = Table(
             "config/lmqConsumerOffset.json", self.light_offsets_in_steps, self.load_light_offsets
         )
         self.keeps_light_offsets = False
-        # Notes of offsets before this log position are in the offsets that were loaded, or older than them.
+        # The loaded offsets include all notes of offsets before this log position, or newer ones.
         self.offsets_position = 0
         self.changed: list[Callable[[str], None]] = []
-        self.was_reset: list[Callable[[str, str], None]] = []  # told group and topic
+        self.was_reset: list[Callable[[str, str], None]] = []  # called with group and topic
 
     # policy
 
@@ -139,7 +139,7 @@ class Groups:
         return list(self._table)
 
     def ensure(self, name: str) -> Group | None:
-        """Return group *name*, created if the configuration allows that; None otherwise."""
+        """Return group *name*, created if the configuration allows it; None otherwise."""
         group = self._table.get(name)
         if group is None and self.auto_create:
             check_group_name(name)
@@ -150,7 +150,7 @@ class Groups:
         """Create or change *group*.
 
         Raises:
-          Refused: its name cannot be (Reason.PARAMETER).
+          Refused: its name is invalid (Reason.PARAMETER).
         """
         check_group_name(group.name)
         if group.name not in self._table and len(self._table) >= GROUPS_MAX:
@@ -160,7 +160,7 @@ class Groups:
         return group
 
     def delete(self, name: str, *, clean_offsets: bool) -> bool:
-        """Forget group *name*, with *clean_offsets* also what it has consumed; False when it was not there."""
+        """Delete group *name*, with *clean_offsets* also its offsets; return False if it did not exist."""
         found = self._table.pop(name, None) is not None
         if clean_offsets:
             topics = self._offsets.pop(name, {})
@@ -176,7 +176,7 @@ class Groups:
         """Allow or forbid *group* to read *topic* (RocketMQ forbiddenTable, bit 2).
 
         Raises:
-          Refused: so much is forbidden already (Reason.BUSY).
+          Refused: there are too many forbidden pairs (Reason.BUSY).
         """
         if readable == (not self.is_forbidden(group, topic)):
             return
@@ -195,19 +195,19 @@ class Groups:
         return bool(self._forbidden.get(group, {}).get(topic, 0) & 1 << 2)
 
     def forbidden(self) -> Mapping[str, Mapping[str, int]]:
-        """What groups may not read: group -> topic -> bits (RocketMQ forbiddenTable); not to be changed or kept."""
+        """Return what groups must not read: group -> topic -> bits (RocketMQ forbiddenTable). Do not change it."""
         return self._forbidden
 
     def may_read(self, name: str, topic: str) -> bool:
-        """Whether an administrator lets group *name* consume *topic*; a group that is not there may."""
+        """Return whether *name* is allowed to consume *topic*. Unknown groups are."""
         group = self._table.get(name)
         return (group is None or group.consume_enable) and not self.is_forbidden(name, topic)
 
     def reader(self, name: str, topic: str) -> Group:
-        """Return group *name*, created if the configuration allows that, if it may consume *topic*.
+        """Return group *name*, created if the configuration allows it, for consuming *topic*.
 
         Raises:
-          Refused: it does not exist, its name cannot be, or it may not consume.
+          Refused: it does not exist, its name is invalid, or it must not consume *topic*.
         """
         group = self.ensure(name)
         if group is None:
@@ -215,7 +215,7 @@ class Groups:
                 Reason.NO_GROUP, f"group {name!r} does not exist; create it, or set broker.auto_create_groups"
             )
         if not self.may_read(name, topic):
-            text = f"group {name!r} may not consume topic[{topic}]; an administrator said so"
+            text = f"group {name!r} must not consume topic[{topic}]; an administrator has forbidden it"
             raise Refused(Reason.NO_PERMISSION, text)
         return group
 
@@ -228,13 +228,13 @@ class Groups:
     # offsets
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the offset that *group* has committed in that queue, -1 if it never did."""
+        """Return the committed offset of *group* in that queue, -1 if there is none."""
         return self.committed(group, topic).get(queue_id, -1)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Note that *group* has consumed everything below *offset*; going back is allowed.
+        """Commit *offset*: *group* has consumed everything below it; a lower offset than before is allowed.
 
-        While a reset waits for this queue, commits of the old consumers are ignored.
+        While a reset is pending for this queue, commits are ignored: they are from consumers before the reset.
         """
         if self._resets and self.pending_reset(group, topic, queue_id) >= 0:
             return
@@ -252,14 +252,14 @@ class Groups:
             self.light_offsets_table.change()
 
     def check_may_commit(self, group: str, topic: str, queue_ids: Iterable[int]) -> None:
-        """Raise `Refused` unless offsets of *group*, which need not be there yet, can be kept for these queues."""
+        """Raise `Refused` if committing offsets of *group* for these queues would exceed a limit."""
         table = self.committed(group, topic)
         more = sum(queue_id not in table for queue_id in queue_ids)
         if not more:
             return
         if self._offsets_kept + more > self._offsets_max:
-            text = f"{self._offsets_kept} offsets are kept and {more} more are wanted; broker.offsets_max is"
-            raise Refused(Reason.BUSY, f"{text} {self._offsets_max}, delete groups that nobody uses")
+            text = f"{self._offsets_kept} offsets are stored and {more} more requested; broker.offsets_max is"
+            raise Refused(Reason.BUSY, f"{text} {self._offsets_max}, delete unused groups")
         if group in self._table:
             return
         check_group_name(group)
@@ -268,15 +268,15 @@ class Groups:
             raise Refused(Reason.BUSY, text)
 
     def topics_of(self, group: str) -> list[str]:
-        """The topics on which *group* has committed."""
+        """Return the topics with committed offsets of *group*."""
         return list(self._offsets.get(group, ()))
 
     def committed(self, group: str, topic: str) -> Mapping[int, int]:
-        """What *group* has committed on *topic*: queue id -> offset; not to be changed or kept."""
+        """Return the committed offsets of *group* in *topic*: queue id -> offset; do not change or keep it."""
         return self._offsets.get(group, {}).get(topic, {})
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that have committed on *topic*."""
+        """Return the groups with committed offsets in *topic*."""
         return [group for group, topics in self._offsets.items() if topic in topics]
 
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
@@ -292,14 +292,14 @@ class Groups:
             tell(group, topic)
 
     def pending_reset(self, group: str, topic: str, queue_id: int) -> int:
-        """The offset that a reset wants; -1 when none waits."""
+        """Return the offset of the pending reset, -1 if there is none."""
         groups = self._resets.get(topic)
         if groups is None:
             return -1
         return groups.get(group, {}).get(queue_id, -1)
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int:
-        """As `pending_reset`, and the reset is done with."""
+        """Return the offset of the pending reset like `pending_reset`, and clear it."""
         table = self._resets.get(topic, {}).get(group, {})
         offset = table.pop(queue_id, -1)
         if offset >= 0 and not table:
@@ -307,14 +307,14 @@ class Groups:
         return offset
 
     def forget_topic(self, topic: str) -> None:
-        """Drop what every group has consumed of *topic*."""
+        """Drop the offsets of all groups in *topic*."""
         for group in self.groups_of(topic):
             self._forget(group, topic)
         self._resets.pop(topic, None)
         self.offsets_changed()
 
     def forget_offsets(self, group: str, topic: str) -> None:
-        """Drop what *group* has consumed of *topic*."""
+        """Drop the offsets of *group* in *topic*."""
         self._forget(group, topic)
         self._drop_reset(topic, group)
         self.offsets_changed()
@@ -336,7 +336,7 @@ class Groups:
     # files
 
     def json_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
-        """The policies as ``config/subscriptionGroup.json``, with *position* if given."""
+        """Return the policies as ``config/subscriptionGroup.json``, with *position* if given."""
         fields = {**head_of(self.version, position), "forbiddenTable": self._forbidden}
         return render_in_steps(fields, "subscriptionGroupTable", self._policies())
 
@@ -345,7 +345,7 @@ class Groups:
             yield group.name, group.as_json()
 
     def load(self, data: bytes) -> None:
-        """Take over a ``config/subscriptionGroup.json``. Raises `StoreError`, and takes nothing, when it is not one."""
+        """Load a ``config/subscriptionGroup.json``. Raises `StoreError`, and changes nothing, if it is invalid."""
         table = parse(data, "subscriptionGroup.json")
         with reading("subscriptionGroup.json"):
             forbidden = {
@@ -359,17 +359,17 @@ class Groups:
         self._table.update(found)
 
     def offsets_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
-        """The offsets as ``config/consumerOffset.json``, with the log position up to which they are complete, if given.
+        """Return the offsets as ``config/consumerOffset.json``; *position* is where they are complete up to, if known.
 
-        What is known of one group and topic is as it was when its slice ran, which may be in a worker thread.
+        The offsets of one group and topic are those at the time of their slice, which may run in a worker thread.
         """
         head = head_of(self.offsets_version, position)
         return render_in_steps(head, "offsetTable", self._offsets_by_key(), bare_keys=True)
 
     def _offsets_by_key(self, *, light: bool | None = None) -> Iterator[tuple[str, Mapping[int, int]]]:
-        """Yield each topic and group that has offsets, while others may change them.
+        """Yield each topic and group with offsets; tolerates changes in the meantime.
 
-        *light* selects groups with the names of light topics, or the others.
+        *light* selects only groups named like light topics (True) or only the others (False).
         """
         for group in list(self._offsets):
             if light is not None and light is not is_light(group):
@@ -380,7 +380,7 @@ class Groups:
                     yield f"{topic}@{group}", offsets
 
     def load_offsets(self, data: bytes) -> None:
-        """Take over a ``config/consumerOffset.json``. Raises `StoreError`, and takes nothing, when it is not one."""
+        """Load a ``config/consumerOffset.json``. Raises `StoreError`, and changes nothing, if it is invalid."""
         table = parse(data, "consumerOffset.json")
         with reading("consumerOffset.json"):
             found = _offsets_in(table)

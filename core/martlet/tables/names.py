@@ -1,4 +1,4 @@
-"""What the names of topics and groups may be (RocketMQ TopicValidator, GroupValidator)."""
+"""Rules for names of topics and groups (RocketMQ TopicValidator, GroupValidator)."""
 
 import re
 from typing import Final
@@ -11,7 +11,7 @@ _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 def check(kind: str, name: str, chars_max: int) -> None:
-    """Raise `Refused` (PARAMETER) unless *name* may be the name of a *kind*, a topic or a group."""
+    """Raise `Refused` (PARAMETER) unless *name* is valid for a *kind*, a topic or a group."""
     if not name or name.isspace():
         raise Refused(Reason.PARAMETER, f"The specified {kind} is blank.")
     if not _NAME.fullmatch(name):

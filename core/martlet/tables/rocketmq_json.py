@@ -1,7 +1,7 @@
-"""What the JSON tables of RocketMQ's ``config/`` directory have in common.
+"""The format of the JSON tables in RocketMQ's ``config/`` directory.
 
-Written the way RocketMQ writes them, so that either broker reads the other's:
-a ``dataVersion``, and integer map keys without quotes (Fastjson's way; not JSON).
+They are written as RocketMQ writes them, so that each broker can read the other's tables:
+with a ``dataVersion``, and with unquoted integer keys (Fastjson's dialect; not standard JSON).
 """
 
 import re
@@ -18,17 +18,17 @@ from martlet.turns import Pace, Steps
 
 __all__ = ["DataVersion", "head_of", "parse", "reading", "render_in_steps"]
 
-# A text, which is left alone, or a map key without quotes.
+# A string, which stays unchanged, or an unquoted map key.
 _TEXT_OR_BARE_KEY: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)', re.DOTALL)
 ENTRY_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 ENTRIES_AT_ONCE: Final = 128  # an entry takes 10 to 20 us
-BYTES_OF_A_STEP: Final = 256  # an entry of a table has about so many; longer ones count as several steps
+BYTES_OF_A_STEP: Final = 256  # the usual size of an entry; a longer one counts as several steps
 _QUOTED_KEY: Final = re.compile(rb'([{,]\s*)"(-?\d+)"(\s*:)')
 
 
 @final
 class DataVersion:
-    """How often a table changed, and when last (RocketMQ DataVersion)."""
+    """The number of changes of a table, and the time of the last one (RocketMQ DataVersion)."""
 
     __slots__ = ("counter", "state_version", "timestamp")
 
@@ -38,7 +38,7 @@ class DataVersion:
         self.timestamp = timestamp
 
     def next(self, clock: Clock) -> None:
-        """The table has changed."""
+        """Count a change of the table."""
         self.counter += 1
         self.timestamp = clock.now_ms()
 
@@ -46,7 +46,7 @@ class DataVersion:
         return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
 
     def load(self, table: object) -> None:
-        """Take over what a file says; what it does not say stays."""
+        """Take over the fields of a file; missing fields stay unchanged."""
         if isinstance(table, dict):
             self.counter = _number(table.get("counter"), self.counter)
             self.state_version = _number(table.get("stateVersion"), self.state_version)
@@ -54,7 +54,7 @@ class DataVersion:
 
 
 def head_of(version: DataVersion, position: int) -> dict[str, object]:
-    """The fields at the head of a table: its version, and the log position up to which it is complete, if known."""
+    """Return the first fields of a table: its version, and the log position up to which it is complete, if known."""
     head: dict[str, object] = {"dataVersion": version.as_json()}
     if position != NO_POSITION:
         head[POSITION_KEY] = position
@@ -69,7 +69,7 @@ def parse(data: bytes, name: str) -> dict[str, Any]:
     """Return the object in *data*, with integer keys as strings.
 
     Raises:
-      StoreError: it is not such a table.
+      StoreError: *data* is not such a table.
     """
     try:
         table = orjson.loads(data)
@@ -93,22 +93,22 @@ def _quoted(found: re.Match[bytes]) -> bytes:
 
 @contextmanager
 def reading(name: str) -> Generator[None]:
-    """Turn what goes wrong within, because the table *name* has another shape, into a `StoreError`."""
+    """Convert errors in the block, caused by an unexpected structure of table *name*, to `StoreError`."""
     try:
         yield
     except (ValueError, TypeError, AttributeError, Refused) as error:
-        raise StoreError(f"{name} is not what it should be; {error}") from error
+        raise StoreError(f"{name} has an unexpected structure; {error}") from error
 
 
 def render_in_steps(
     fields: Mapping[str, object], name: str, table: Iterable[tuple[str, object]], *, bare_keys: bool = False
 ) -> Steps[list[bytes]]:
-    """Return a JSON object of *fields* and the object *name*, whose entries are *table*, in slices; one line an entry.
+    """Return a JSON object of *fields* and the object *name* with the entries of *table*, one per line, in slices.
 
-    It comes in a piece for each slice: to join megabytes would take 10 ms.
+    The result is one piece per slice, because joining megabytes would take 10 ms.
 
-    *table* may be read while others change what it comes from: each entry is then as it was when its slice ran.
-    *bare_keys* leaves out the quotes of whole numbers that are keys within an entry.
+    The source of *table* may change in the meantime: each entry is rendered as it is when its slice runs.
+    *bare_keys* omits the quotes around integer keys within an entry.
     """
     pace = Pace(ENTRIES_AT_ONCE)
     head = b"".join(b"%b:%b,\n" % (orjson.dumps(key), orjson.dumps(value)) for key, value in fields.items())

@@ -1,4 +1,4 @@
-"""Tables that are kept in files of the data directory: the one door by which core and plugins own them."""
+"""Tables of the core and of plugins that are stored in files of the data directory."""
 
 import logging
 from collections.abc import Callable
@@ -12,8 +12,8 @@ __all__ = ["NO_POSITION", "POSITION_KEY", "Table", "Tables"]
 
 log = logging.getLogger("martlet.tables")
 
-# The key of a JSON table that says up to which log position it is complete. RocketMQ drops keys that it does not know,
-# so where it is missing RocketMQ wrote last.
+# The key with the log position up to which a JSON table is complete. RocketMQ drops unknown keys, so if it is missing,
+# RocketMQ wrote the file last.
 POSITION_KEY: Final = "martletPosition"
 NO_POSITION: Final = -1
 
@@ -24,12 +24,12 @@ class Table:
 
     Args:
       path: of the file in the data directory, such as ``config/delayOffset.json``.
-      freeze: returns the rendering of the present table, in slices, as pieces of the file. It is called on the event
-        loop with the log position up to which the table is complete, and takes less than a millisecond; the slices
-        run in a worker thread, the first one included, so that it can copy the keys. An entry may be rendered as it
-        is then, but each as a whole: copy it in one call.
-      load: takes the content of the file; raises `StoreError`, and takes nothing, when it cannot be used.
-      urgent: write it right after a change, and not at the interval of ``broker.offsets_persist_ms``.
+      freeze: returns slices that render the current table as pieces of the file. It is called on the event loop with
+        the log position up to which the table is complete, and must take less than a millisecond. All slices run in a
+        worker thread; the first one can copy the keys. An entry may be rendered as it is when its slice runs, but must
+        be consistent: copy it in one call.
+      load: loads the content of the file; raises `StoreError`, and changes nothing, if it is invalid.
+      urgent: write it right after a change instead of at the interval ``broker.offsets_persist_ms``.
     """
 
     __slots__ = ("_freeze", "changed", "dirty", "load", "path", "removed", "urgent")
@@ -46,7 +46,7 @@ class Table:
         self._freeze = freeze
         self.load = load
         self.urgent = urgent
-        # It differs from its file.
+        # The table differs from its file.
         self.dirty = False
         # An entry was removed, which the previous generation of the file still has.
         self.removed = False
@@ -54,10 +54,10 @@ class Table:
         self.changed: Callable[[], None] | None = None
 
     def change(self, *, removed: bool = False) -> None:
-        """Have the table written: it has changed.
+        """Note that the table has changed and must be written.
 
         Args:
-          removed: an entry is gone, and must not come back if the file is damaged: no generation keeps it.
+          removed: an entry was removed and must not reappear if the file is damaged: write both generations.
         """
         self.dirty = True
         self.removed = self.removed or removed
@@ -65,7 +65,7 @@ class Table:
             self.changed()
 
     def freeze(self, position: int) -> Steps[list[bytes]]:
-        """Return what renders the present table, which is complete up to log position *position*."""
+        """Return slices that render the current table, which is complete up to log position *position*."""
         return self._freeze(position)
 
 
@@ -82,7 +82,7 @@ class Tables:
         self._changed: Callable[[], None] | None = None
 
     def add(self, table: Table) -> None:
-        """Load *table*, and write it from now on when it changes."""
+        """Load *table* and write it from now on when it changes."""
         self.register(table)
         self.load(table)
 
@@ -92,23 +92,23 @@ class Tables:
         table.changed = self._changed
 
     def load(self, table: Table) -> bool:
-        """Load the newest generation of *table* that can be used; return whether that was the one written last."""
+        """Load the newest valid generation of *table*; return whether that is the one written last."""
         newest = True
         for data in self._store.read_generations(table.path):
             try:
                 table.load(data)
                 return newest
             except (StoreError, ValueError, TypeError, AttributeError) as error:
-                log.warning("%s cannot be used, its previous generation is tried; %s", table.path, error)
+                log.warning("%s cannot be used, trying its previous generation; %s", table.path, error)
                 newest = False
         return False
 
     def notify(self, changed: Callable[[], None]) -> None:
-        """Call *changed* at every change of an urgent table."""
+        """Call *changed* at each change of an urgent table."""
         self._changed = changed
         for table in self._tables:
             table.changed = changed
 
     def to_save(self, *, every: bool) -> list[Table]:
-        """The tables that differ from their files: those that are urgent, or *every* one."""
+        """Return the tables that differ from their files: only urgent ones, or *every* one."""
         return [table for table in self._tables if table.dirty and (every or table.urgent)]

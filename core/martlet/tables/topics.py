@@ -1,7 +1,7 @@
 """The topic table: queues, permissions, attributes (RocketMQ topics.json).
 
-Rules of names, permissions and automatic creation: RocketMQ TopicValidator and
-TopicConfigManager.createTopicInSendMessageMethod.
+The rules for names, permissions and automatic creation are those of RocketMQ TopicValidator
+and TopicConfigManager.createTopicInSendMessageMethod.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 TEMPLATE_TOPIC: Final = "TBW102"
 
-# Topics that only the broker itself writes (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET).
+# Topics to which only the broker writes (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET).
 BROKER_TOPICS: Final = frozenset(
     (
         "SCHEDULE_TOPIC_XXXX",
@@ -68,12 +68,12 @@ SYSTEM_PREFIX: Final = "rmq_sys_"
 TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
 QUEUES_MAX: Final = 16384
-# One registration with a name server is one frame of at most 16 MiB, which holds about 90,000 topics.
+# A registration with a name server is one frame of at most 16 MiB, which has room for about 90,000 topics.
 TOPICS_MAX: Final = 80_000
 
 
 def check_name(name: str) -> None:
-    """Raise `Refused` (PARAMETER) unless a topic may be created under *name*."""
+    """Raise `Refused` (PARAMETER) unless *name* is a valid name for a new topic."""
     if is_light(name):
         text = "is a light topic, which nobody creates or sends to; name it in a message's INNER_MULTI_DISPATCH"
         raise Refused(Reason.PARAMETER, f"topic[{name}] {text}")
@@ -82,13 +82,13 @@ def check_name(name: str) -> None:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether only the broker creates a topic *name*: system topics, retry topics and dead-letter topics."""
+    """Return whether only the broker may create topic *name*: a system, retry or dead-letter topic."""
     return name.startswith((SYSTEM_PREFIX, RETRY_PREFIX, DLQ_PREFIX)) or name in SYSTEM_TOPICS
 
 
 @final
 class Topic:
-    """One topic. ``queues`` holds the store's queues that were used so far, by id."""
+    """One topic. ``queues`` has the store's queues that were used so far, by id."""
 
     __slots__ = (
         "_store",
@@ -127,7 +127,7 @@ class Topic:
         self.queues: dict[int, Queue] = {}
 
     def queue(self, queue_id: int) -> Queue:
-        """Return the queue with this id; the caller has checked that the topic has it."""
+        """Return the queue with this id; the caller must have checked that the topic has it."""
         queue = self.queues.get(queue_id)
         if queue is None:
             queue = self.queues[queue_id] = self._store.queue(self.name, queue_id)
@@ -136,7 +136,7 @@ class Topic:
     def check_queue(self, queue_id: int) -> None:
         """Raise `Refused` (PARAMETER) for a *queue_id* beyond the topic's queues.
 
-        A queue that is read and no longer written still takes what senders with an old route send.
+        A queue that is only read still accepts messages from producers with an old route.
         """
         queues = max(self.write_queues, self.read_queues)
         if queue_id >= queues:
@@ -159,7 +159,7 @@ class Topic:
 
 @final
 class Topics:
-    """All topics by name. Each change moves ``version`` and is passed to every callable in ``changed``."""
+    """All topics by name. Each change increments ``version`` and calls every function in ``changed``."""
 
     def __init__(self, store: Store, clock: Clock, *, auto_create: bool, auto_create_queues: int) -> None:
         self._store = store
@@ -200,7 +200,7 @@ class Topics:
         return topic
 
     def has_queue(self, name: str, queue_id: int) -> bool:
-        """Whether topic *name* has a queue *queue_id*, to read or to write."""
+        """Return whether topic *name* has queue *queue_id*, for reading or writing."""
         topic = self.get(name)
         return topic is not None and 0 <= queue_id < max(topic.read_queues, topic.write_queues)
 
@@ -224,7 +224,7 @@ class Topics:
         """Create or change topic *name*, and return it.
 
         Raises:
-          Refused: the name or a number cannot be (Reason.PARAMETER).
+          Refused: the name or a number is invalid (Reason.PARAMETER).
         """
         check_name(name)
         for what, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
@@ -252,7 +252,7 @@ class Topics:
         """Return topic *name*; create it with *queues* queues if there is none. A light topic has one.
 
         Raises:
-          Refused: the name or a number cannot be (Reason.PARAMETER), or there are too many topics.
+          Refused: the name or a number is invalid (Reason.PARAMETER), or there are too many topics.
         """
         topic = self._table.get(name)
         if topic is None and is_light(name):
@@ -268,7 +268,7 @@ class Topics:
         return topic
 
     def auto_create(self, name: str, template: str, queues_wanted: int) -> Topic | None:
-        """Create topic *name* as *template* says; None when the configuration forbids it."""
+        """Create topic *name* like topic *template*; return None if the configuration forbids it."""
         base = self._table.get(template)
         if base is None or not base.perm & INHERIT or (template == TEMPLATE_TOPIC and not self.auto_create_enabled):
             return None
@@ -279,7 +279,7 @@ class Topics:
         """Delete topic *name* and its queues; False if there was none.
 
         Raises:
-          Refused: the disk is full; the topic is still there.
+          Refused: the disk is full; the topic was not deleted.
           StoreFailed: the disk failed.
         """
         if self.get(name) is None:
@@ -296,7 +296,7 @@ class Topics:
             tell(topic)
 
     def json_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
-        """The whole table as ``config/topics.json``, with the log position up to which it is complete, if given."""
+        """Return the table as ``config/topics.json``; *position* is where it is complete up to, if known."""
         return render_in_steps(head_of(self.version, position), "topicConfigTable", self._definitions())
 
     def _definitions(self) -> Iterator[tuple[str, object]]:
@@ -304,10 +304,10 @@ class Topics:
             yield topic.name, topic.as_json()
 
     def load(self, data: bytes) -> None:
-        """Take over a ``config/topics.json``.
+        """Load a ``config/topics.json``.
 
         Raises:
-          StoreError: it is not such a table; nothing of it was taken.
+          StoreError: it is invalid; nothing was changed.
         """
         table = parse(data, "topics.json")
         if "topicConfigTable" not in table:

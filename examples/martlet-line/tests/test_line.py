@@ -284,7 +284,7 @@ async def test_the_port_takes_tls_as_it_is_told(tmp_path: Path, mode: str) -> No
                         await talk.say("PING")
                 elif (mode, wanted) == ("enforcing", "plain"):
                     await talk.say("PING")
-                    assert "peer speaks plain text; this port takes TLS only" in await talk.line()
+                    assert "client speaks plain text; this port requires TLS" in await talk.line()
                 else:
                     assert await talk.ask("PING x") == "PONG x"
 

@@ -1,6 +1,6 @@
-"""RocketMQ's two strategies that share queues evenly, for consumers and for the broker when they ask it.
+"""RocketMQ's two strategies that allocate queues evenly, used by consumers and by the broker (QUERY_ASSIGNMENT).
 
-Who is not among the members gets nothing.
+A client that is not a member gets no queues.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Q = TypeVar("Q")  # a queue, or its number
 
 @final
 class Average:
-    """Consecutive queues for each member, the first ones getting one more: A A A B B."""
+    """Consecutive queues for each member; the first members get one more if necessary: A A A B B."""
 
     name = "AVG"
 

@@ -1,6 +1,6 @@
-"""The body of a batch send: messages of one topic, one after the other (RocketMQ MessageDecoder.encodeMessage).
+"""The body of a batch send: consecutive messages of one topic (RocketMQ MessageDecoder.encodeMessage).
 
-Per message, big-endian: i32 size of all of it, i32 magic 0, i32 CRC 0, i32 flag, i32 body
+Each message, big-endian: i32 total size, i32 magic 0, i32 CRC 0, i32 flag, i32 body
 length, the body, i16 properties length, the property string.
 """
 
@@ -17,13 +17,13 @@ HEAD: Final = Struct(">iiiii")
 HEAD_BYTES: Final = 20
 TAIL: Final = Struct(">h")
 OVERHEAD: Final = 22
-# Each member costs an answer id of 32 characters and an index entry; Java's limit is the body size alone.
+# Each message costs an id of 32 characters in the answer and an index entry; RocketMQ limits only the body size.
 BATCH_MESSAGES_MAX: Final = 32_768
 
 
 @final
 class BatchMessage:
-    """One member of a batch; ``properties`` is the encoded property string, stored verbatim."""
+    """One message of a batch; ``properties`` is the encoded property string, stored verbatim."""
 
     __slots__ = ("body", "flag", "properties")
 
@@ -48,7 +48,7 @@ def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
     """Return the body of a batch send.
 
     Raises:
-      ValueError: the properties of a member are longer than 32767 bytes.
+      ValueError: the properties of a message are longer than 32767 bytes.
     """
     parts: list[bytes] = []
     for message in messages:
@@ -61,16 +61,16 @@ def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
 
 
 def decode_batch(data: bytes) -> list[BatchMessage]:
-    """Return the members of a batch body; every length must fit exactly.
+    """Return the messages of a batch body; all lengths must match exactly.
 
     Raises:
-      Refused: a length contradicts another or the end of the body, or there are too many members.
+      Refused: a length contradicts another one or the end of the body, or there are too many messages.
     """
     return [BatchMessage(body, properties, flag) for body, properties, flag in split_batch(data)]
 
 
 def split_batch(data: bytes) -> list[tuple[bytes, bytes, int]]:
-    """As `decode_batch`, as plain tuples of body, properties and flag: the broker makes its own of them."""
+    """Like `decode_batch`, but return tuples (body, properties, flag), from which the broker creates its messages."""
     members: list[tuple[bytes, bytes, int]] = []
     position, end = 0, len(data)
     while position < end:

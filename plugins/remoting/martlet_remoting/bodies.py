@@ -1,4 +1,4 @@
-"""What JSON bodies of requests say, whichever client wrote them: names or ordinals, numbers or texts."""
+"""Reads JSON bodies of requests from any client: enums as names or ordinals, numbers as numbers or text."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -17,11 +17,11 @@ WORD_CHARS_MAX: Final = 64  # of the name of an enum's value
 
 
 def read_body(command: Command) -> Steps[dict[object, object]]:
-    """Return the JSON object in the body of *command*, usually at once.
+    """Return the JSON object in the body of *command*, usually in one slice.
 
     Raises:
-      Declined: there is none, or it is longer than `fastjson.BODY_BYTES_MAX` or has more than `fastjson.VALUES_MAX`
-        values.
+      Declined: the body is not a JSON object, is longer than `fastjson.BODY_BYTES_MAX`, or has more than
+        `fastjson.VALUES_MAX` values.
     """
     try:
         found = yield from read(command.body)
@@ -33,13 +33,13 @@ def read_body(command: Command) -> Steps[dict[object, object]]:
 
 
 def text(table: dict[object, object], name: str, default: str = "") -> str:
-    """The text *name*; *default* when it is missing, null or something else."""
+    """Return the text *name*; *default* if it is missing or not a text."""
     value = table.get(name)
     return value if isinstance(value, str) else default
 
 
 def integer(table: dict[object, object], name: str, default: int = 0) -> int:
-    """The number *name*, also where it stands as text, as C++ clients write it."""
+    """Return the number *name*, which C++ clients write as text."""
     value = table.get(name)
     if isinstance(value, str) and len(value) <= DIGITS_MAX and value.lstrip("-").isdecimal():
         try:
@@ -50,19 +50,19 @@ def integer(table: dict[object, object], name: str, default: int = 0) -> int:
 
 
 def boolean(table: dict[object, object], name: str) -> bool:
-    """Whether *name* is true, as a boolean or as text."""
+    """Return whether *name* is true, as a boolean or as text."""
     value = table.get(name)
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 def items(table: dict[object, object], name: str) -> list[dict[object, object]]:
-    """The objects in the array *name*; none when it is missing or null, and whatever is no object is left out."""
+    """Return the objects in the array *name*; skip other items; empty if it is not an array."""
     value = table.get(name)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def enum_name(table: dict[object, object], name: str, names: Sequence[str], default: str) -> str:
-    """The name of an enum's value, which C++ clients write as its ordinal; *default* for what can be none."""
+    """Return the name of an enum value, which C++ clients write as its ordinal; *default* if it is neither."""
     value = table.get(name)
     if isinstance(value, int) and 0 <= value < len(names):
         return names[value]
@@ -70,7 +70,7 @@ def enum_name(table: dict[object, object], name: str, names: Sequence[str], defa
 
 
 def queues(found: Iterable[dict[object, object]]) -> Steps[list[MessageQueue]]:
-    """Return the queues among *found*, in slices; what is none is left out."""
+    """Return the queues in *found*, in slices; skip objects without a topic."""
     named: list[MessageQueue] = []
     pace = Pace()
     for item in found:

@@ -1,12 +1,12 @@
-"""Commands to bytes and back; no I/O, no clock.
+"""Encodes and decodes commands; no I/O, no clock.
 
-A frame is an i32 length of what follows, one byte of header encoding, three bytes
-of header length, the header and the body (RocketMQ RemotingCommand.java). Headers
-are read in both encodings, JSON and the binary one; answers are JSON, which every
-client reads (the C++ client reads nothing else).
+A frame is an i32 length of the rest, one byte of header encoding, three bytes of header
+length, the header and the body (RocketMQ RemotingCommand.java). Requests may use either header
+encoding, JSON or binary. Answers are always JSON, which every client reads (the C++ client
+reads nothing else).
 
-The two hottest answers, to a send and to a pull, are %-templates filled with numbers:
-no dictionary is built and nothing is escaped that cannot need it.
+The two most frequent answers, to a send and to a pull, are %-templates filled with numbers,
+which need no dictionary and no escaping.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,24 +43,24 @@ __all__ = [
 
 # RocketMQ: com.rocketmq.remoting.frameMaxLength, the same in client and server.
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-# A property string of 32767 bytes, every one escaped as \\u0001, is 192 KiB of header. One of 1 MiB with 60,000 fields
-# would keep the event loop for 30 ms.
+# A property string of 32767 bytes, each escaped as \\u0001, makes a header of 192 KiB. A header of 1 MiB with 60,000
+# fields would block the event loop for 30 ms.
 HEADER_BYTES_MAX: Final = 256 * 1024
 FIELDS_MAX: Final = 1024  # of a binary header, which takes 1 us each; RocketMQ's requests have up to 30
 PREFIX_BYTES: Final = 8  # the two length fields
 JSON_HEADER: Final = 0
 BINARY_HEADER: Final = 1
-# After a frame of more, what it lay in is given back at once; below, one read's bytes are shared by their frames.
+# After a larger frame its buffer is released immediately; smaller frames share the buffer of one read.
 GIVE_BACK_BYTES: Final = 262_144
-# An incomplete frame is kept in pieces of at least so much.
+# An incomplete frame is kept in pieces of at least this size.
 PIECE_BYTES: Final = 65_536
-# The hot requests, whose handlers take their fields from the JSON (martlet_remoting.fields).
-# How the header of a SEND_MESSAGE_V2 begins in the JSON of all known clients; any other way is read one by one.
+# The beginning of a SEND_MESSAGE_V2 header in the JSON of all known clients; other forms are handled one by one.
 SEND_BEGINNING: Final = b'{"code":310,'
-SENDS_MIN: Final = 4  # below, the setup of a run costs more than it saves (5 us, against 1.5 us a send)
+SENDS_MIN: Final = 4  # fewer are not worth a run: its setup costs 5 us and it saves 1.5 us per send
 RUN_BYTES_MIN: Final = 512
-SENDS_MAX: Final = 64  # that are answered together
-SEND_BYTES_MAX: Final = 65536  # of a frame in a run: larger ones gain nothing from it
+SENDS_MAX: Final = 64  # in one run
+SEND_BYTES_MAX: Final = 65536  # largest frame in a run; larger ones gain nothing
+# Frequent requests, whose handlers read the fields directly from the JSON (martlet_remoting.fields).
 READ_AS_RECORDS: Final = frozenset((RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE))
 
 _LENGTH: Final = Struct(">i")
@@ -71,12 +71,12 @@ _KEY_LENGTH: Final = Struct(">h")
 
 @final
 class FrameBuffer:
-    """Turns the bytes of one connection into commands, however they were cut.
+    """Turns the bytes of one connection into commands, wherever reads split them.
 
-    Only the bytes of frames that were not taken out are kept, and a frame over
-    *frame_bytes_max* is refused at its first four bytes. *header_bytes_max* bounds what
-    a hostile header can grow to when it is parsed; a client, which must read the
-    answer to a large batch with an id for each message, allows more.
+    It keeps only the bytes of frames that were not taken out yet. A frame over
+    *frame_bytes_max* is refused after its first four bytes. *header_bytes_max* limits
+    the memory that parsing a hostile header can take; a client allows more, because the
+    answer to a large batch has an id for each message.
     """
 
     __slots__ = ("_data", "_error", "_need", "_pieces", "_position", "_waiting", "frame_bytes_max", "header_bytes_max")
@@ -86,20 +86,20 @@ class FrameBuffer:
         self.header_bytes_max = header_bytes_max
         self._data = b""
         self._position = 0
-        # The incomplete frame as it was received, its bytes, and how many make it worth another look.
+        # The incomplete frame in pieces, its size so far, and the size at which to examine it again.
         self._pieces: list[bytes | bytearray] = []
         self._waiting = 0
         self._need = 0
-        # Its text alone: a kept exception holds the frames it passed through, and with them the bytes it speaks of.
+        # Only the text: an exception references its stack frames, and with them the received bytes.
         self._error = ""
 
     @property
     def buffered_bytes(self) -> int:
-        """How many received bytes no command has been made of yet."""
+        """The number of received bytes that are not decoded yet."""
         return len(self._data) - self._position + self._waiting
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes as they came from the socket; take all commands out before the next call."""
+        """Add bytes from the socket; take out all commands before the next call."""
         if self._error:
             return
         if self._position < len(self._data):
@@ -119,10 +119,10 @@ class FrameBuffer:
         self._position = 0
 
     def next_command(self) -> Command | None:
-        """Return the next complete command, None when more bytes are needed.
+        """Return the next complete command, None if more bytes are needed.
 
         Raises:
-          RemoteProtocolError: the bytes are no command; every later call raises the same.
+          RemoteProtocolError: the bytes are not a valid command; every later call raises the same error.
         """
         if self._error:
             raise RemoteProtocolError(self._error)
@@ -145,7 +145,7 @@ class FrameBuffer:
             return None
         self._position = end
         if length > GIVE_BACK_BYTES:
-            # The caller may be long in taking the next one out; only what follows is kept until then.
+            # The caller may take long before it asks for the next command; keep only the following bytes.
             self._data = data[end:]
             self._position = 0
         try:
@@ -154,7 +154,7 @@ class FrameBuffer:
             raise self._broken(error) from error.__cause__
 
     def may_hold_run(self) -> bool:
-        """Whether so many requests of the size of the next one may be there that they are worth a run."""
+        """Return whether the buffer may contain enough requests for a run, judging by the size of the next one."""
         available = len(self._data) - self._position
         if available < RUN_BYTES_MIN:
             return False
@@ -162,10 +162,10 @@ class FrameBuffer:
         return available >= SENDS_MIN * length
 
     def next_sends(self) -> list[Send]:
-        """Return the SEND_MESSAGE_V2 requests that come next, as far as they are complete, small and in JSON.
+        """Return the next SEND_MESSAGE_V2 requests up to the first that is incomplete, large or not in JSON.
 
-        There are none where `may_hold_run` says no.
-        They stay in the buffer until `skip_to` or `next_command` takes them out.
+        Empty if `may_hold_run` returns false. The requests stay in the buffer until `skip_to` or `next_command`
+        takes them out.
         """
         sends: list[Send] = []
         if not self.may_hold_run():
@@ -174,7 +174,7 @@ class FrameBuffer:
         available, header_bytes_max = len(data), self.header_bytes_max
         frame_bytes_max = min(self.frame_bytes_max, SEND_BYTES_MAX)
         while available - start >= PREFIX_BYTES and len(sends) < SENDS_MAX:
-            # The encoding is the first byte of the header's length, and 0 for JSON.
+            # The first byte of the header's length is the encoding, which is 0 for JSON.
             length, header_bytes = _LENGTHS.unpack_from(data, start)
             header_start, end = start + PREFIX_BYTES, start + 4 + length
             body_start = header_start + header_bytes
@@ -192,11 +192,11 @@ class FrameBuffer:
         return sends
 
     def skip_to(self, end: int) -> None:
-        """Take the requests before *end* out."""
+        """Take out the requests before *end*."""
         self._position = end
 
     def _next_large(self) -> Command:
-        """Return the frame in the pieces, whose body is joined straight from them: one copy of what may be 16 MiB."""
+        """Decode the frame in the pieces; the body, up to 16 MiB, is copied only once."""
         pieces, need = self._pieces, self._need
         surplus = self._waiting - need
         last = pieces[-1]
@@ -209,12 +209,12 @@ class FrameBuffer:
             raise self._broken(error) from error.__cause__
 
     def commands(self) -> Iterator[Command]:
-        """Yield every complete command; raises as `next_command` does, after the good ones."""
+        """Yield every complete command; raises like `next_command`, after the valid ones."""
         while (command := self.next_command()) is not None:
             yield command
 
     def _keep_rest(self) -> None:
-        """Keep the incomplete frame as a piece; all of them are joined once when it is whole."""
+        """Keep the incomplete frame as a piece; the pieces are joined once, when the frame is complete."""
         if self._position < len(self._data):
             rest = self._data[self._position :]
             self._keep(rest)
@@ -223,7 +223,7 @@ class FrameBuffer:
         self._position = 0
 
     def _keep(self, data: bytes) -> None:
-        """Add *data* to the incomplete frame; small pieces grow together: an object each would cost more."""
+        """Add *data* to the incomplete frame; merge small pieces, because each object has overhead."""
         pieces = self._pieces
         self._waiting += len(data)
         if len(data) >= PIECE_BYTES:
@@ -234,9 +234,9 @@ class FrameBuffer:
             pieces.append(bytearray(data))
 
     def _wanted(self, rest: bytes) -> int:
-        """How many bytes of the frame that begins with *rest* are needed to look at it again."""
+        """Return how many bytes of the frame that begins with *rest* are needed before examining it again."""
         if len(rest) < PREFIX_BYTES:
-            # An impossible length is found by next_command as soon as it looks again.
+            # next_command reports an invalid length when it examines the bytes again.
             possible = len(rest) < 4 or 4 <= _LENGTH.unpack_from(rest)[0] <= self.frame_bytes_max
             return PREFIX_BYTES if possible else 4
         return 4 + int(_LENGTH.unpack_from(rest)[0])
@@ -250,15 +250,15 @@ class FrameBuffer:
 
 def _length_text(length: int, limit: int) -> str:
     if length < 4:
-        return f"frame length {length} is impossible; a frame holds at least 4 bytes"
+        return f"frame length {length} is invalid; a frame has at least 4 bytes"
     return f"frame length {length} is over the limit of {limit} bytes"
 
 
 def decode_frame(frame: bytes) -> Command:
-    """Return the command of one whole frame, length field included.
+    """Decode one complete frame, including its length field.
 
     Raises:
-      RemoteProtocolError: it is not one whole valid frame.
+      RemoteProtocolError: *frame* is not exactly one valid frame.
     """
     if len(frame) < 8 or _LENGTH.unpack_from(frame)[0] != len(frame) - 4:
         raise RemoteProtocolError(f"frame of {len(frame)} bytes does not begin with its own length")
@@ -266,7 +266,7 @@ def decode_frame(frame: bytes) -> Command:
 
 
 def _prefix_text(data: bytes, start: int, length: int, header_bytes_max: int) -> str:
-    """Return what is wrong with the lengths of the frame at *start*, or nothing; its rest need not be there yet."""
+    """Return what is wrong with the first bytes of the frame at *start*, empty if nothing; the rest may be missing."""
     header_length = int.from_bytes(data[start + 5 : start + PREFIX_BYTES], "big")
     if header_length > length - 4:
         return f"header length {header_length} exceeds the frame; {length - 4} bytes follow"
@@ -279,7 +279,7 @@ def _prefix_text(data: bytes, start: int, length: int, header_bytes_max: int) ->
 
 
 def _decode_pieces(pieces: list[bytes | bytearray], size: int, header_bytes_max: int) -> Command:
-    """Return the command of one whole frame of *size* bytes, length field included, that lies in *pieces*."""
+    """Decode one complete frame of *size* bytes, including its length field, from *pieces*."""
     prefix = _first_bytes(pieces, PREFIX_BYTES)
     if text := _prefix_text(prefix, 0, size - 4, header_bytes_max):
         raise RemoteProtocolError(text)
@@ -302,7 +302,7 @@ def _first_bytes(pieces: list[bytes | bytearray], count: int) -> bytes:
 
 
 def _decode(data: bytes, start: int, end: int, header_bytes_max: int) -> Command:
-    """Return the command in data[start:end], where *start* is after the length field."""
+    """Decode the command in data[start:end]; *start* is after the length field."""
     header_length = data[start + 1] << 16 | data[start + 2] << 8 | data[start + 3]
     header_start = start + 4
     body_start = header_start + header_length
@@ -319,7 +319,7 @@ def _decode_json(header: bytes, body: bytes) -> Command:
     try:
         envelope = decode_envelope(header)
     except ValidationError as error:
-        raise RemoteProtocolError(f"header is not that of a command: {error}") from error
+        raise RemoteProtocolError(f"header is not valid: {error}") from error
     except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"header is not JSON: {error}") from error
     language = envelope.language

@@ -30,14 +30,14 @@ __all__ = [
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
 
-# Version ordinals (MQVersion.Version) at which peers change their behaviour.
-VERSION_3_0_11: Final = 37  # a broker that registers sends a RegisterBrokerBody
-VERSION_3_4_9: Final = 121  # maxReconsumeTimes of a retry send counts
-VERSION_4_9_3: Final = 399  # up to here _UNIQUE_KEY_QUERY is not signed
-VERSION_4_9_4: Final = 401  # from here route answers quote integer keys
-VERSION_5_0_0: Final = 413  # a compressed registration has a queue mapping section
-VERSION_5_3_1: Final = 475  # above it GO_AWAY is understood
-# What we announce; a Java client reads it in heartbeat answers and needs at least 232 for SQL92.
+# Version ordinals (MQVersion.Version) at which clients and brokers change their behaviour.
+VERSION_3_0_11: Final = 37  # from this version on, a broker registers with a RegisterBrokerBody
+VERSION_3_4_9: Final = 121  # from this version on, maxReconsumeTimes of a retry counts
+VERSION_4_9_3: Final = 399  # up to this version, _UNIQUE_KEY_QUERY is not signed
+VERSION_4_9_4: Final = 401  # from this version on, route answers quote integer keys
+VERSION_5_0_0: Final = 413  # from this version on, a compressed registration has a queue mapping section
+VERSION_5_3_1: Final = 475  # later versions understand GO_AWAY
+# Our version in answers; a Java client requires at least 232 in heartbeat answers for SQL92.
 VERSION: Final = 513  # 5.5.0
 
 LANGUAGE_NAMES: Final = (
@@ -57,7 +57,7 @@ LANGUAGE_NAMES: Final = (
     "NODE_JS",
 )
 LANGUAGE_NUMBERS: Final = {name: number for number, name in enumerate(LANGUAGE_NAMES)}
-# The one language that every client's enum has had from the start.
+# The one language that every version of every client knows.
 ANSWER_LANGUAGE: Final = "JAVA"
 CLIENT_LANGUAGE: Final = "PYTHON"
 

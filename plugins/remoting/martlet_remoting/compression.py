@@ -1,8 +1,8 @@
-"""Compressed message bodies: ZLIB always, LZ4 and ZSTD where their packages are installed.
+"""Compressed message bodies: ZLIB, and LZ4 and ZSTD if their packages are installed.
 
-The broker never compresses or expands; this is for clients and tools. sysFlag bits as
-RocketMQ MessageSysFlag and CompressionType: 0x1 compressed, then 0x100 LZ4, 0x200 ZSTD,
-0x300 ZLIB, and none of these three for the ZLIB of older clients.
+The broker never compresses or decompresses bodies; clients and tools do. The sysFlag bits (RocketMQ
+MessageSysFlag and CompressionType) are 0x1 for a compressed body, and 0x100 for LZ4, 0x200 for
+ZSTD, 0x300 for ZLIB; older clients set none of these three for ZLIB.
 """
 
 import importlib
@@ -28,12 +28,12 @@ COMPRESSION_LZ4: Final = 0x100
 COMPRESSION_ZSTD: Final = 0x200
 COMPRESSION_ZLIB: Final = 0x300
 COMPRESSION_BITS: Final = 0x700
-# A body of RocketMQ's 4 MiB, compressed a hundredfold, would be 400 MiB: the bound of a zip bomb.
+# Protects against zip bombs: 4 MiB, RocketMQ's largest body, can decompress to 400 MiB and more.
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class CompressionError(MartletError):
-    """A compressed body cannot be expanded; the text says what is missing or wrong."""
+    """A compressed body cannot be decompressed; the text says what is missing or wrong."""
 
 
 class _Expander(Protocol):
@@ -41,15 +41,15 @@ class _Expander(Protocol):
 
 
 def compress(body: bytes, level: int = 5) -> tuple[bytes, int]:
-    """Return the ZLIB form of *body* and the sysFlag bits that say so."""
+    """Compress *body* with ZLIB; return it and its sysFlag bits."""
     return zlib.compress(body, level), COMPRESSED | COMPRESSION_ZLIB
 
 
 def decompress(body: bytes, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """Return *body* expanded as *sys_flag* says; as it is when it is not compressed.
+    """Decompress *body* according to *sys_flag*; return an uncompressed body unchanged.
 
     Raises:
-      CompressionError: the bytes are damaged, larger than *bytes_max*, or need a package that is not installed.
+      CompressionError: the body is damaged, decompresses to more than *bytes_max*, or requires a missing package.
     """
     if not sys_flag & COMPRESSED:
         return body
@@ -74,7 +74,7 @@ def _expand_zlib(body: bytes, bytes_max: int) -> bytes:
 
 def _whole(data: bytes, ended: bool, bytes_max: int, name: str) -> bytes:
     if len(data) > bytes_max:
-        raise CompressionError(f"{name} body expands to more than the limit of {bytes_max} bytes")
+        raise CompressionError(f"{name} body decompresses to more than the limit of {bytes_max} bytes")
     if not ended:
         raise CompressionError(f"{name} body is cut short")
     return data
@@ -84,7 +84,7 @@ def _package(module: str, package: str, name: str) -> object:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise CompressionError(f"{name} body needs the package {package}; install it with pip") from error
+        raise CompressionError(f"{name} body requires the package {package!r}; install it with pip") from error
 
 
 def _expand_lz4(body: bytes, bytes_max: int) -> bytes:

@@ -1,7 +1,6 @@
-"""One remoting peer as a state machine: bytes to commands, and the silence after which it is given up.
+"""One remoting connection as a state machine: decodes commands and detects silence.
 
-Commands may be cut anywhere and come in any number; whatever they ask, their legal order
-is free, so the only states are open and broken.
+Reads may split commands anywhere. The protocol allows commands in any order, so the only states are open and broken.
 """
 
 from collections.abc import Iterator, Sized
@@ -15,15 +14,15 @@ from .packets import Command
 
 __all__ = ["RemotingConnection"]
 
-# How other protocols begin, so that who took the wrong port is told so in words it can show.
+# The first bytes of other protocols, so that a client on the wrong port gets an understandable error.
 HTTP_METHODS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN")
 TLS_HELLO: Final = b"\x16\x03"
-HELP: Final = "this port speaks RocketMQ remoting; connect a RocketMQ client of a 4.x or 5.x remoting kind"
+HELP: Final = "this port speaks RocketMQ remoting; connect a RocketMQ client that uses the remoting protocol"
 
 
 @final
 class RemotingConnection:
-    """The bytes of one peer, and when it was last heard of."""
+    """The received bytes of one connection, and when it last received any."""
 
     __slots__ = ("_beginning", "_frames", "_idle_s", "_last", "sends_in_runs", "waiting")
 
@@ -32,28 +31,28 @@ class RemotingConnection:
         self._idle_s = idle_s
         self._last = now
         self._beginning = b""
-        # What the peer waits for, such as held pulls; while there is any it is right to be silent.
+        # What the client waits for, such as held pulls; until it is empty, the client may be silent.
         self.waiting: Sized = ()
-        # Whether the handler takes `SendRun`s.
+        # Whether the handler accepts `SendRun`s.
         self.sends_in_runs = False
 
     @property
     def buffered_bytes(self) -> int:
-        """How much is here of a command that is not complete."""
+        """The size of the incomplete command."""
         return self._frames.buffered_bytes
 
     def receive_data(self, data: bytes, now: float) -> None:
-        """Take what the socket gave."""
+        """Add bytes from the socket."""
         if len(self._beginning) < 4:
             self._beginning += data[:4]
         self._last = now
         self._frames.receive_data(data)
 
     def events(self) -> Iterator[Command | SendRun]:
-        """Yield every complete command; where `sends_in_runs` is set, consecutive sends together.
+        """Yield every complete command; if `sends_in_runs` is set, consecutive sends as one `SendRun`.
 
         Raises:
-          RemoteProtocolError: the bytes are none; the text says what came instead.
+          RemoteProtocolError: the bytes are not a valid command; the text says which other protocol they may be.
         """
         next_command = self._frames.next_command
         try:
@@ -63,9 +62,9 @@ class RemotingConnection:
                 yield command
         except RemoteProtocolError as error:
             if self._beginning.startswith(HTTP_METHODS):
-                raise RemoteProtocolError(f"peer speaks HTTP; {HELP}") from error
+                raise RemoteProtocolError(f"client speaks HTTP; {HELP}") from error
             if self._beginning.startswith(TLS_HELLO):
-                text = "peer speaks TLS; this port has no certificate or refuses TLS, see remoting.tls_cert"
+                text = "client speaks TLS; this port has no certificate or refuses TLS, see remoting.tls_cert"
                 raise RemoteProtocolError(text) from error
             raise
 
@@ -79,7 +78,7 @@ class RemotingConnection:
                 taken = run.taken
                 if taken:
                     frames.skip_to(sends[taken - 1][2])
-                # The one that the handler did not take, and then those after it.
+                # The handler did not take the next send: yield it as a command, then continue with the others.
                 if taken < len(sends) and (command := frames.next_command()) is not None:
                     yield command
                 sends = sends[taken + 1 :]
@@ -88,7 +87,7 @@ class RemotingConnection:
             yield command
 
     def farewell(self, error: Exception) -> bytes:
-        """Words for a peer that speaks HTTP; remoting itself has none."""
+        """Return an HTTP error for a client that speaks HTTP; a remoting client gets nothing."""
         if not self._beginning.startswith(HTTP_METHODS):
             return b""
         body = f"{error}\n".encode()
@@ -96,14 +95,14 @@ class RemotingConnection:
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     def deadline(self) -> float:
-        """When the silence has lasted too long."""
+        """Return when the connection has been silent for too long."""
         return self._last + self._idle_s
 
     def handle_timeout(self, now: float) -> None:
-        """Raises `RemoteProtocolError` for a peer that has been silent for ``idle_s`` and waits for nothing."""
+        """Raise `RemoteProtocolError` if the client was silent for ``idle_s`` and waits for nothing."""
         if now < self.deadline():
             return
         if len(self.waiting):
             self._last = now
             return
-        raise RemoteProtocolError(f"peer was silent for {self._idle_s:g} s; remoting.idle_s is {self._idle_s:g}")
+        raise RemoteProtocolError(f"client was silent for {self._idle_s:g} s; remoting.idle_s is {self._idle_s:g}")

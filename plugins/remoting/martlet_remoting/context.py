@@ -1,13 +1,13 @@
-"""What request handlers work with: `Parts`, shared by all connections, and a `Context` per connection.
+"""The state of request handlers: `RemotingState`, shared by all connections, and a `Context` per connection.
 
-A request handler is a function ``(context, command) -> Answer``: it returns the frame of
-the answer, or None when the answer has left or will leave by `Context.answer` (a held
-pull, a relayed request). One that may take more than a few milliseconds is a generator, which yields at the end of each
-slice of its work and returns the same; further requests of its connection wait for it, unless it
-is given as `Beside`. One that waits for the disk returns `Later`. It raises `Refused` for what it will
-not do, which becomes the code of `REASON_CODES`, or `Declined` where RocketMQ has a code
-of its own for that. `NotReady`, raised before it changed anything, has it called
-again once what it needs is rebuilt. It never looks at the oneway bit: the caller drops the answer.
+A request handler is a function ``(context, command) -> Answer``. It returns the frame of the
+answer, or None if it sends the answer with `Context.answer`, now or later (a held pull, a relayed
+request). A handler that may take more than a few milliseconds is a generator: it yields at the
+end of each slice and returns the same. Further requests of its connection wait for it, unless it
+is wrapped in `Beside`. A handler that waits for the disk returns `Later`. To refuse a request it
+raises `Refused`, which `REASON_CODES` maps to a response code, or `Declined` with a response code
+of its own. If it raises `NotReady` before it has changed anything, it is called again after the
+rebuild. It ignores the oneway bit: the caller drops the answer.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -47,7 +47,7 @@ __all__ = [
     "Declined",
     "Handle",
     "Later",
-    "Parts",
+    "RemotingState",
     "refusal",
     "refuse",
     "reply",
@@ -56,10 +56,10 @@ __all__ = [
 
 REASON_CODES: Final = {
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
-    # RocketMQ 5 AuthenticationPipeline; 4.x says SYSTEM_ERROR.
+    # As RocketMQ 5 AuthenticationPipeline; 4.x answers SYSTEM_ERROR.
     Reason.CREDENTIALS: ResponseCode.NO_PERMISSION,
     Reason.ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
-    # Java brokers read a missing field as null and fail on it some time later.
+    # As Java brokers, which read a missing field as null and fail later.
     Reason.MALFORMED: ResponseCode.SYSTEM_ERROR,
     Reason.NO_PERMISSION: ResponseCode.NO_PERMISSION,
     Reason.NO_TOPIC: ResponseCode.TOPIC_NOT_EXIST,
@@ -81,7 +81,7 @@ def stored_response_template(template: str, host_text: str) -> bytes:
 
 @final
 class Declined(MartletError):
-    """We will not do it, and RocketMQ has a *code* for why; *ext* goes with the answer."""
+    """The request is refused with RocketMQ's *code*; *ext* are header fields of the answer."""
 
     def __init__(self, code: int, text: str, ext: Mapping[str, object] = NO_EXT) -> None:
         super().__init__(text)
@@ -95,18 +95,18 @@ def reply(command: Command, ext: Mapping[str, object] = NO_EXT, body: bytes = b"
 
 
 def reply_in_pieces(command: Command, body: list[bytes], ext: Mapping[str, object] = NO_EXT) -> Frame:
-    """As `reply`, with a body that may be long."""
+    """Like `reply`, for a body that may be long."""
     return encode_response_in_pieces(command.opaque, ResponseCode.SUCCESS, ext, body)
 
 
 def refuse(command: Command, code: int, remark: str, ext: Mapping[str, object] = NO_EXT) -> bytes:
-    """Return the frame that answers *command* with *code* and says why."""
+    """Return the frame that answers *command* with *code* and the reason *remark*."""
     return encode_response(command.opaque, code, ext, remark=remark)
 
 
 @final
-class Parts:
-    """What all connections of the plugin share."""
+class RemotingState:
+    """The state shared by all connections of the plugin."""
 
     def __init__(self, broker: Broker, config: RemotingConfig) -> None:
         self.broker = broker
@@ -119,20 +119,20 @@ class Parts:
         self.contexts: dict[Context, None] = {}
         self.rates = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
         self.registrar: Registrar | None = None
-        self.others: OtherBrokers | None = None  # None where no name server is told of us either
+        self.others: OtherBrokers | None = None  # None if the broker registers with no name server
         self.started_ms = broker.clock.now_ms()
         self.started_position = broker.store.readable
-        self.switches = {"useServerSideResetOffset": True}  # under RocketMQ's names; can be changed over the wire
-        self.addresses: dict[str, str] = {}  # "remoting" and "remoting-vip": what was really bound
+        self.switches = {"useServerSideResetOffset": True}  # by RocketMQ's names; clients can change them
+        self.addresses: dict[str, str] = {}  # the bound addresses of "remoting" and "remoting-vip"
         self.pull_template = pull_response_template()
         self.send_template = send_response_template(config.region, config.trace)
-        # Every answer to a send has these, refusals too.
+        # Header fields of every answer to a send, including refusals.
         self.send_ext = {"TRACE_ON": str(config.trace).lower(), "MSG_REGION": config.region}
         broker.topics.changed.append(self._topic_changed)
         self.set_store_host(broker.store.store_host)
         cluster = f"CLUSTER\x01{broker.config.cluster}\x02"
         self.stamp = f"{cluster}MSG_REGION\x01{config.region}\x02TRACE_ON\x01{str(config.trace).lower()}\x02".encode()
-        # Behind properties whose last separator was left out.
+        # For properties without the separator at the end.
         self.stamp_after = b"\x02" + self.stamp
         self.stopping = False
         self.requests = 0
@@ -140,20 +140,20 @@ class Parts:
 
     @property
     def delays(self) -> bool:
-        """Whether a plugin holds delayed messages; without one they are refused, not stored for immediate delivery."""
+        """Whether a plugin holds delayed messages; if not, they are refused instead of being delivered immediately."""
         return self.broker.capability(Timers) is not None
 
     @property
     def transactions(self) -> bool:
-        """Whether a plugin holds half messages; without one they are refused, not delivered."""
+        """Whether a plugin holds half messages; if not, they are refused instead of being delivered."""
         return self.broker.capability(Transactions) is not None
 
     def _topic_changed(self, topic: Topic | None) -> None:
-        if topic is None:  # one was deleted
+        if topic is None:  # a topic was deleted
             self.parked.wake_gone(self.broker.topics)
 
     def set_store_host(self, host: bytes) -> None:
-        """*host* is where clients find this broker; from here on records and message ids carry it."""
+        """Set the address of this broker that new records and message ids contain."""
         self.broker.store.store_host = self.store_host = host
         self.host_text = host.hex().upper()
         self.stored_template = stored_response_template(self.send_template, self.host_text)
@@ -167,7 +167,7 @@ class Parts:
 
     @staticmethod
     def now() -> float:
-        """Seconds of the clock that deadlines and locks run by."""
+        """Return the time for deadlines and locks, in seconds."""
         return trio.current_time()
 
     def statistics(self) -> dict[str, object]:
@@ -183,8 +183,8 @@ class Parts:
         }
 
 
-def refusal(parts: Parts, command: Command, error: MartletError, ext: Mapping[str, object] = NO_EXT) -> bytes:
-    """Return the frame that answers *command* with *error*; raise it again when it is the end of the connection."""
+def refusal(state: RemotingState, command: Command, error: MartletError, ext: Mapping[str, object] = NO_EXT) -> bytes:
+    """Return the frame that answers *command* with *error*; re-raise an error that must end the connection."""
     if isinstance(error, Refused):
         code = REASON_CODES[error.reason]
     elif isinstance(error, Declined):
@@ -195,13 +195,13 @@ def refusal(parts: Parts, command: Command, error: MartletError, ext: Mapping[st
         code = ResponseCode.SYSTEM_ERROR
     else:
         raise error
-    parts.count_refusal(code)
+    state.count_refusal(code)
     return refuse(command, code, str(error), ext)
 
 
 @final
 class _PendingRequest:
-    """A request to the client that waits for its answer."""
+    """A request to the client that has no answer yet."""
 
     __slots__ = ("answered", "bucket", "context", "opaque")
 
@@ -217,37 +217,37 @@ class _PendingRequest:
 
 @final
 class Context:
-    """One connection as request handlers see it."""
+    """The state of one connection, for request handlers."""
 
-    __slots__ = ("_asked", "_opaque", "_signed_gate", "fast", "own_gate", "parts", "peer", "pulls")
+    __slots__ = ("_asked", "_opaque", "_signed_gate", "fast", "own_gate", "peer", "pulls", "state")
 
-    def __init__(self, parts: Parts, peer: Peer, *, fast: bool = False) -> None:
-        self.parts = parts
+    def __init__(self, state: RemotingState, peer: Peer, *, fast: bool = False) -> None:
+        self.state = state
         self.peer = peer
-        self.fast = fast  # it came by the VIP port
-        self.pulls = PendingPulls(peer, parts.config.parked_peer_max, parts.broker.store)
+        self.fast = fast  # a connection of the VIP port
+        self.pulls = PendingPulls(peer, state.config.parked_peer_max, state.broker.store)
         self._asked: dict[int, _PendingRequest] = {}
         self._opaque = 0
-        self.own_gate: Gate | None = None  # of the connection's own identity, once a request was made
-        self._signed_gate: Gate | None = None  # of the identity that signed a request last
+        self.own_gate: Gate | None = None  # of the connection's own identity, from the first request on
+        self._signed_gate: Gate | None = None  # of the identity that signed the last signed request
 
     def gate(self, command: Command) -> Gate:
-        """The gate for *command*: that of whoever signed it, else that of the connection's own identity."""
+        """Return the gate of the identity that signed *command*, else of the connection's own identity."""
         identity = command.identity
         if identity is None:
             return self.connection_gate()
         if self._signed_gate is None or self._signed_gate.identity != identity:
-            self._signed_gate = self.parts.broker.gate(identity)
+            self._signed_gate = self.state.broker.gate(identity)
         return self._signed_gate
 
     def connection_gate(self) -> Gate:
-        """The gate of the connection's own identity."""
+        """Return the gate of the connection's own identity."""
         if self.own_gate is None:
-            self.own_gate = self.parts.broker.gate(self.peer.identity)
+            self.own_gate = self.state.broker.gate(self.peer.identity)
         return self.own_gate
 
     def answer(self, command: Command, frame: Frame) -> None:
-        """Send *frame* as the answer to *command*, some time after its handler returned None."""
+        """Send *frame* as the answer to *command*, after its handler returned None."""
         if not command.flag & FLAG_ONEWAY:
             self.push(frame)
 
@@ -256,7 +256,7 @@ class Context:
         self.peer.send(*([frame] if isinstance(frame, bytes) else frame))
 
     def push(self, frame: Frame) -> None:
-        """Send *frame* although no request of this connection is being handled: the server must be woken for it."""
+        """Send *frame* while no request of this connection is being handled, and wake the server to write it."""
         self.send(frame)
         self.peer.wake()
 
@@ -267,47 +267,47 @@ class Context:
     def ask(
         self, code: int, ext: Mapping[str, object], body: bytes, answered: Callable[[Command | None], None]
     ) -> None:
-        """Send the client a request; *answered* gets its answer, or None when none comes.
+        """Send the client a request and call *answered* with the answer.
 
-        None means that it did not come within ``relay_timeout_ms``, or that the connection went.
+        *answered* gets None if there is no answer within ``relay_timeout_ms`` or the connection closes.
 
         Raises:
-          Refused: too many requests wait for this client (BUSY).
+          Refused: too many requests to this client have no answer yet (BUSY).
         """
-        config = self.parts.config
+        config = self.state.config
         if len(self._asked) >= config.requests_peer_max:
-            text = f"{len(self._asked)} requests wait for this client; remoting.requests_peer_max is"
+            text = f"{len(self._asked)} requests to this client have no answer yet; remoting.requests_peer_max is"
             raise Refused(Reason.BUSY, f"{text} {config.requests_peer_max}")
         frame = self._request(code, ext, body, 0)
         asked = self._asked[self._opaque] = _PendingRequest(self, self._opaque, answered)
-        self.parts.deadlines.add(asked, self.parts.now() + config.relay_timeout_ms / 1000)
+        self.state.deadlines.add(asked, self.state.now() + config.relay_timeout_ms / 1000)
         self.push(frame)
 
     def _request(self, code: int, ext: Mapping[str, object], body: bytes, flag: int) -> bytes:
-        # Ours are counted apart from the client's own numbers: only the response bit tells them apart.
+        # The client numbers its own requests; only the response bit distinguishes them from ours.
         self._opaque = self._opaque % 0x7FFF_FFFF + 1
         return encode_command(Command(code, ext, body, self._opaque, flag, language=ANSWER_LANGUAGE))
 
     def finish(self, opaque: int, answer: Command | None) -> None:
-        """The request *opaque* has its *answer*; one that nobody waits for is ignored."""
+        """Pass *answer* to whoever sent the request *opaque*; ignore an answer that nobody waits for."""
         asked = self._asked.pop(opaque, None)
         if asked is not None:
-            self.parts.deadlines.give_up(asked)
+            self.state.deadlines.give_up(asked)
             asked.answered(answer)
 
     def closed(self) -> None:
-        """The connection is gone: leave all groups, drop held pulls, fail what waits for the client."""
-        self.parts.contexts.pop(self, None)
-        self.parts.members.drop(self)
-        self.parts.locks.drop(self)
-        self.parts.parked.drop(self.pulls)
+        """After the connection has closed: leave all groups, drop held pulls, fail requests to the client."""
+        self.state.contexts.pop(self, None)
+        self.state.members.drop(self)
+        self.state.locks.drop(self)
+        self.state.parked.drop(self.pulls)
         for opaque in list(self._asked):
             self.finish(opaque, None)
 
 
 @final
 class Beside:
-    """Slices of a request that changes nothing: further requests of its connection are handled meanwhile."""
+    """Slices of a read-only request; the connection's further requests are handled in the meantime."""
 
     __slots__ = ("steps",)
 

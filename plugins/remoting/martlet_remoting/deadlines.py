@@ -1,8 +1,8 @@
-"""Many deadlines, most of which are given up before they come: parked pulls, requests to clients.
+"""Timeouts of parked pulls and of requests to clients; most are cancelled before they expire.
 
-Buckets of TICK_S seconds, so that adding and giving up cost one dictionary step each;
-nothing is early, and nothing is later than a tick, unless thousands are due at once. Sleeps for good while nothing
-waits.
+Timeouts are grouped in buckets of TICK_S seconds, so that adding and cancelling one take a
+single dictionary operation. None expires early, and none more than a tick late, unless thousands
+expire at once. Without timeouts the task sleeps.
 """
 
 import math
@@ -18,18 +18,18 @@ EXPIRED_A_TURN: Final = 1024  # a pull takes 1 to 2 us
 
 
 class Timed(Protocol):
-    """What can be late: ``bucket`` belongs to `Deadlines` and is -1 while nothing is due."""
+    """An object with a timeout; ``bucket`` belongs to `Deadlines` and is -1 while no timeout is set."""
 
     bucket: int
 
     def expire(self) -> None:
-        """The time is over; called at most once, and not after `Deadlines.give_up`."""
+        """Handle the timeout; called at most once, and not after `Deadlines.give_up`."""
         ...
 
 
 @final
 class Deadlines:
-    """Calls `Timed.expire` when a time has come; `run` must be running for that."""
+    """Calls `Timed.expire` at the set time, while `run` is running."""
 
     __slots__ = ("_awaited", "_buckets", "_nearer")
 
@@ -52,14 +52,14 @@ class Deadlines:
         waiting[id(timed)] = timed
 
     def give_up(self, timed: Timed) -> None:
-        """What *timed* waited for has happened; unknown ones are ignored."""
+        """Cancel the timeout of *timed*, if it has one."""
         waiting = self._buckets.get(timed.bucket)
         if waiting is not None:
             waiting.pop(id(timed), None)
         timed.bucket = -1
 
     def expire_some(self, now: float) -> None:
-        """Expire what is due at *now*, the earliest first, and no more at once than others can wait for."""
+        """Expire what is due at *now*, earliest first, but at most as much as fits into one turn of the event loop."""
         left = EXPIRED_A_TURN
         for bucket in sorted(b for b in self._buckets if b * TICK_S <= now):
             waiting = self._buckets[bucket]
@@ -73,7 +73,7 @@ class Deadlines:
             del self._buckets[bucket]
 
     async def run(self) -> None:
-        """Expire what becomes due, until cancelled."""
+        """Expire everything that becomes due, until cancelled."""
         while True:
             self._nearer = trio.Event()
             self._awaited = min(self._buckets, default=math.inf)

@@ -19,9 +19,9 @@ _CODES: Final = TagCodes()
 
 
 def due_ms(properties: bytes, store_ms: int) -> int:
-    """When a message that was stored at *store_ms* is due by its DELAY level; without one, its tag code.
+    """Return when a message stored at *store_ms* with a DELAY level is due; without a level, its tag code.
 
-    RocketMQ's schedule service reads it from the entry (CommitLog.checkMessageAndReturnSize).
+    RocketMQ's schedule service reads it from the queue entry (CommitLog.checkMessageAndReturnSize).
     """
     text = find_property(properties, b"DELAY")
     level = int(text) if text.isdigit() and len(text) < 10 else 0

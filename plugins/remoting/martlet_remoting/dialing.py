@@ -1,4 +1,4 @@
-"""Opening connections to others: TLS, and why it did not work."""
+"""Opens outgoing connections, with TLS if configured, and explains why that failed."""
 
 import logging
 import os
@@ -21,10 +21,10 @@ KEYS: Final = ("nameservers_tls_ca", "nameservers_tls_cert", "nameservers_tls_ke
 
 @final
 class NameServerDialer:
-    """Connects to name servers elsewhere, encrypted where the configuration says so.
+    """Connects to remote name servers, with TLS if configured.
 
     Raises:
-      ConfigError: a file of the TLS keys cannot be used.
+      ConfigError: a configured TLS file is missing or invalid.
     """
 
     def __init__(self, config: RemotingConfig) -> None:
@@ -46,11 +46,11 @@ class NameServerDialer:
             raise ConfigError(f"remoting.nameservers_tls: {error}") from error
 
     def reload(self) -> None:
-        """Read the files again, for connections that are opened from now on."""
+        """Reload the TLS files, for new connections."""
         try:
             self._context = self._load()
         except ConfigError as error:
-            log.error("TLS files for name servers are not reloaded, the old ones stay in force; %s", error)
+            log.error("TLS files for name servers cannot be reloaded, keeping the old ones; %s", error)
 
     async def connect(self, host: str, port: int) -> trio.abc.Stream:
         stream = await trio.open_tcp_stream(host, port)
@@ -58,7 +58,7 @@ class NameServerDialer:
 
 
 async def encrypted(stream: trio.abc.Stream, context: ssl.SSLContext, host: str) -> trio.abc.Stream:
-    """Return *stream* to *host* with TLS around it, after the handshake; it is closed if that fails."""
+    """Do a TLS handshake on *stream* to *host*; return the encrypted stream. Closes *stream* on failure."""
     outer = trio.SSLStream(stream, context, server_hostname=host)
     try:
         await outer.do_handshake()
@@ -70,14 +70,14 @@ async def encrypted(stream: trio.abc.Stream, context: ssl.SSLContext, host: str)
 
 
 def why_not_opened(error: Exception) -> str:
-    """Say why a connection cannot be opened; trio hides what TLS says in the cause."""
+    """Return why a connection could not be opened; trio puts the TLS error into the cause."""
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {cause.verify_message}"
+        return f"its certificate was rejected: {cause.verify_message}"
     if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
         return f"TLS failed: {cause.reason or cause}"
     if isinstance(error, trio.BrokenResourceError):
-        return "the peer ended the TLS handshake; it may not speak TLS, or refuse the client's certificate"
+        return "the peer ended the TLS handshake; it may not speak TLS, or may reject the client's certificate"
     if isinstance(cause, BaseExceptionGroup):  # one error for each address of the host
         return "; ".join(dict.fromkeys(_text(each) for each in cause.exceptions))
     return _text(error) or "no answer in time"

@@ -1,9 +1,8 @@
-"""JSON bodies as RocketMQ's Java side writes and reads them: plain JSON, and two things that are not.
+"""Reads and writes JSON bodies in the dialect of RocketMQ's Java code (Fastjson).
 
-Integer keys stand bare, ``{0:"10.0.0.1:10911"}``, and a queue stands as an object where a key belongs,
-``{{"brokerName":"b","queueId":0,"topic":"t"}:5}`` (Fastjson with a Map<MessageQueue, V>). Java's tools
-read such bodies in no other form, and the Go client splits them on literal ``,{`` and ``}:``, so nothing
-here ever writes a blank.
+Two things differ from standard JSON. Integer keys have no quotes, ``{0:"10.0.0.1:10911"}``, and a queue can be a
+key, ``{{"brokerName":"b","queueId":0,"topic":"t"}:5}`` (a Map<MessageQueue, V>). Java's tools read such bodies in no
+other form, and the Go client splits them on literal ``,{`` and ``}:``, so the output never contains blanks.
 """
 
 import re
@@ -33,15 +32,15 @@ DEPTH_MAX: Final = 64
 # Of a request's body. RocketMQ's clients send a few KiB; heartbeats with 4,096 topics, the most a group may
 # subscribe to, have 0.8 MiB.
 BODY_BYTES_MAX: Final = 1 << 20
-# Those heartbeats have 50,000 values, and a lock of all queues that a topic can have, 16,384, has 65,540.
+# Those heartbeats have 50,000 values; a request to lock 16,384 queues, the most of a topic, has 65,540.
 VALUES_MAX: Final = 80_000
-# Plain JSON with no more is read at once: empty arrays, the worst, take orjson 2 ms.
+# Standard JSON with at most this many values is parsed at once; the worst case, empty arrays, takes orjson 2 ms.
 PLAIN_VALUES_MAX: Final = 20_000
-# What is not plain JSON is read here at 3 MB/s, in slices of about a millisecond.
+# The dialect is parsed here at 3 MB/s, in slices of about a millisecond.
 VALUES_AT_ONCE: Final = 128
-# Of a string in what is not plain JSON; the longest that clients send is an expression of 16,384 characters.
+# Longest string in the dialect; the longest that clients send is an expression of 16,384 characters.
 STRING_BYTES_MAX: Final = 65_536
-STRING_BYTES_OF_A_VALUE: Final = 64  # longer ones count as several values of a slice
+STRING_BYTES_OF_A_VALUE: Final = 64  # a longer string counts as several values of a slice
 DIGITS_MAX: Final = 20  # of an i64 with its sign
 I64_MIN: Final = -(1 << 63)
 I64_MAX: Final = (1 << 63) - 1
@@ -52,23 +51,23 @@ _WORD: Final = re.compile(rb"[A-Za-z0-9_+.\-]{1,256}")
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _WORDS: Final[Mapping[str, object]] = {"true": True, "false": False, "null": None}
 
-# Given each object that is the value of a field, with the field's name; returns what to keep in its place.
+# Called with a field's name and its value for each value that is an object; returns the replacement.
 Shape: TypeAlias = Callable[[object, dict[object, object]], object]
 
 
 def queue_key(queue: MessageQueue) -> str:
-    """Return *queue* as it stands in the place of a key: properties in alphabetical order, no blanks."""
+    """Return *queue* as a key: fields in alphabetical order, no blanks."""
     broker, topic = orjson.dumps(queue.broker_name).decode(), orjson.dumps(queue.topic).decode()
     return f'{{"brokerName":{broker},"queueId":{queue.queue_id},"topic":{topic}}}'
 
 
 def dumps(value: object) -> bytes:
-    """Return *value* as compact JSON in which int keys stand bare and queues stand as object keys.
+    """Return *value* as compact JSON with unquoted int keys and queues as keys.
 
-    A None in an object is left out, as the Java side leaves out what is null.
+    Fields that are None are omitted, as Java omits null.
 
     Raises:
-      TypeError: a value that JSON does not know.
+      TypeError: a value has a type that JSON does not support.
     """
     return _text(value).encode()
 
@@ -90,9 +89,9 @@ def _key(key: object) -> str:
 
 
 def dumps_in_steps(value: Mapping[str, object]) -> Steps[list[bytes]]:
-    """As `dumps`, in slices, and a piece of the text for each: to join megabytes would take 10 ms.
+    """Like `dumps`, but in slices, and return one piece of text per slice; joining megabytes would take 10 ms.
 
-    For tables of any length. Bytes within are JSON already.
+    For tables of any length. Values of type bytes must be JSON already.
     """
     parts: list[str] = []
     pieces: list[bytes] = []
@@ -106,7 +105,7 @@ def dumps_in_steps(value: Mapping[str, object]) -> Steps[list[bytes]]:
 
 @final
 class Lazy:
-    """Fields of an object, made as they are written by `dumps_in_steps`."""
+    """Fields of an object, generated while `dumps_in_steps` writes them."""
 
     __slots__ = ("fields",)
 
@@ -116,7 +115,7 @@ class Lazy:
 
 @final
 class LazyList:
-    """Items of a list, made as they are written by `dumps_in_steps`."""
+    """Items of a list, generated while `dumps_in_steps` writes them."""
 
     __slots__ = ("items",)
 
@@ -143,7 +142,7 @@ def _write(value: object, put: Callable[[str], None], pace: Pace) -> Steps[None]
 
 
 def _entries(value: object) -> tuple[str, Iterable[tuple[str, object]]]:
-    """The brackets around a container, and what is in it, each with the text before it."""
+    """Return the brackets of a container, and its entries, each with the text that precedes it."""
     if isinstance(value, Mapping | Lazy):
         fields = list(value.items()) if isinstance(value, Mapping) else value.fields
         return "{}", ((f"{_key(key)}:", inner) for key, inner in fields if inner is not None)
@@ -152,12 +151,12 @@ def _entries(value: object) -> tuple[str, Iterable[tuple[str, object]]]:
 
 
 def loads(data: bytes) -> object:
-    """Return what *data* says, in any of the dialects, however long that takes; for who is no server.
+    """Parse *data*, standard JSON or the dialect, without a time limit; for clients, not for servers.
 
-    Bare keys come back as text; a queue as a key comes back as a `MessageQueue`.
+    Unquoted keys become text, queues as keys become `MessageQueue`.
 
     Raises:
-      ValueError: it is JSON in no dialect, or nested deeper than DEPTH_MAX.
+      ValueError: *data* is neither, or is nested deeper than DEPTH_MAX.
     """
     try:
         plain: object = orjson.loads(data)
@@ -169,12 +168,12 @@ def loads(data: bytes) -> object:
 def read(
     data: bytes, *, bytes_max: int = BODY_BYTES_MAX, values_max: int = VALUES_MAX, shape: Shape | None = None
 ) -> Steps[object]:
-    """Return what *data* of a peer says, as `loads` does; plain JSON with few values at once, all else in slices.
+    """Parse *data* from the network like `loads`: standard JSON with few values at once, everything else in slices.
 
-    *shape* makes what is kept of each object in a long text; a short one comes back as it is.
+    In a long text, each object is replaced by the result of *shape*; in a short one it is unchanged.
 
     Raises:
-      ValueError: as `loads`; or it is longer than *bytes_max*, or has more than *values_max* values.
+      ValueError: as `loads`; or *data* is longer than *bytes_max* or has more than *values_max* values.
     """
     if len(data) > bytes_max:
         raise ValueError(f"{len(data)} bytes are too many; at most {bytes_max}")
@@ -194,7 +193,7 @@ def read(
 
 @final
 class _Reader:
-    """Reads one tolerant document in slices; only what is no plain JSON, or very long, comes here."""
+    """Parses one document in slices, if it is not standard JSON or very long."""
 
     __slots__ = ("data", "pace", "position", "shape", "string_max", "values_left")
 
@@ -213,7 +212,7 @@ class _Reader:
         return value
 
     def peek(self) -> bytes:
-        """The next byte that is not blank; empty at the end."""
+        """Return the next byte that is not blank; empty at the end."""
         found = self.data[self.position : self.position + 1]
         if found and found in b" \t\r\n":
             blanks = _BLANKS.match(self.data, self.position)
@@ -222,7 +221,7 @@ class _Reader:
         return found
 
     def wrong(self, wanted: str) -> ValueError:
-        return ValueError(f"text is no JSON at byte {self.position}; {wanted} should stand there")
+        return ValueError(f"text is not JSON at byte {self.position}; expected {wanted}")
 
     def expect(self, wanted: bytes) -> None:
         if self.peek() != wanted:
@@ -269,7 +268,7 @@ class _Reader:
         return found
 
     def closes(self, wanted: bytes, first: bool) -> bool:
-        """Step over *wanted*, which ends the list, or over the comma that goes on; true for the end."""
+        """Skip *wanted*, which ends the list, or the comma before the next item; return whether the list ended."""
         if self.peek() == wanted:
             self.position += 1
             return True
@@ -315,4 +314,4 @@ def _queue(fields: object) -> MessageQueue:
             queue_id = int(queue_id)
         if isinstance(topic, str) and isinstance(broker, str) and type(queue_id) is int:
             return MessageQueue(topic, broker, queue_id)
-    raise ValueError(f"object as a key {fields!r:.80} is no queue; it needs topic, brokerName and queueId")
+    raise ValueError(f"object as a key {fields!r:.80} is not a queue; it needs topic, brokerName and queueId")

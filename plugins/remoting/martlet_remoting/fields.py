@@ -1,10 +1,10 @@
-"""JSON headers as typed records, decoded in C: the envelope of every command, and the fields of the two hot requests.
+"""Typed records for JSON headers, decoded in C: the envelope of every command, and the fields of sends and pulls.
 
-The records' names are those on the wire. Numbers may stand in quotes, as most clients
-write them, or bare, as the C++ client does. What does not fit such a record, an empty
-number among them, is not refused here: the handler reads field by field what it can.
+The records use the names on the wire. Numbers may be in quotes, as most clients write them, or
+not, as the C++ client does. A header that does not match its record, for example because a number
+is empty, is not refused here: the handler then reads it field by field.
 
-Not compiled with the rest: the records are made by msgspec from their annotations.
+This module is not compiled, because msgspec creates the records from their annotations.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ I64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class Envelope(Struct, gc=False):
-    """What every command has (RocketMQ RemotingCommand); `extFields` is left as it came."""
+    """The common fields of all commands (RocketMQ RemotingCommand); `extFields` is not decoded."""
 
     code: I32
     opaque: I32 = 0
@@ -46,7 +46,7 @@ class Envelope(Struct, gc=False):
 
 
 class SendFields(Struct, gc=False):
-    """The fields of SEND_MESSAGE_V2 that say where a single message goes (RocketMQ SendMessageRequestHeaderV2)."""
+    """The fields of SEND_MESSAGE_V2 that are needed for a single message (RocketMQ SendMessageRequestHeaderV2)."""
 
     b: str  # topic
     e: I32  # queue id
@@ -59,7 +59,7 @@ class SendFields(Struct, gc=False):
 
 
 class SendHead(Struct, gc=False):
-    """The whole header of a SEND_MESSAGE_V2: an `Envelope` and its fields, read in one go."""
+    """The complete header of a SEND_MESSAGE_V2, an `Envelope` and its fields, decoded in one step."""
 
     code: I32
     extFields: SendFields
@@ -92,7 +92,7 @@ decode_envelope: Final = Decoder(Envelope).decode
 
 
 def _reader(kind: type[T]) -> Callable[[Command], T | None]:
-    """What reads the fields of a command into *kind*: from its JSON, or from what its binary header held."""
+    """Return a function that decodes the fields of a command, from a JSON or a binary header, into *kind*."""
     decode = Decoder(kind, strict=False).decode
 
     def read(command: Command) -> T | None:
@@ -109,13 +109,13 @@ _decode_send_head: Final = Decoder(SendHead, strict=False).decode
 
 
 def send_head(header: bytes) -> SendHead | None:
-    """The header of a send in JSON; None for one that does not fit the record."""
+    """Decode the JSON header of a send; return None if it does not match the record."""
     try:
         return _decode_send_head(header)
     except (ValueError, RecursionError):
         return None
 
 
-# Each returns None for fields that do not fit its record.
+# Each returns None if the fields do not match its record.
 send_fields: Final = _reader(SendFields)
 pull_fields: Final = _reader(PullFields)

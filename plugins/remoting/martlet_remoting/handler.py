@@ -1,8 +1,8 @@
-"""What commands mean to the broker: answers to our questions, and requests, which go to their handlers.
+"""Dispatches the commands of a connection: requests to their handlers, answers to the requests that we sent.
 
-Nearly everything is handled at once. What takes more than a few milliseconds is a generator, and goes on in slices
-(`martlet.turns`); pulls that wait and requests to clients are finished by later commands, by
-the store's watchers and by `Deadlines`.
+Nearly all requests are handled immediately. A handler that takes more than a few milliseconds is a generator and
+continues in slices (`martlet.turns`). Waiting pulls and requests to clients are finished later: by other commands,
+by the store's watchers and by `Deadlines`.
 """
 
 from collections.abc import Awaitable
@@ -17,7 +17,7 @@ from martlet.turns import Steps
 from .codec import FrameBuffer
 from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from .connection import RemotingConnection
-from .context import Beside, Context, Declined, Handle, Later, Parts, refusal
+from .context import Beside, Context, Declined, Handle, Later, RemotingState, refusal
 from .handlers import admin, assignments, groups, offsets, pull, query, replies, send, sendback
 from .headers import SendRun
 from .packets import NO_EXT, Command, Frame
@@ -36,14 +36,14 @@ TABLE: Final[dict[int, Handle]] = {
     **query.TABLE,
     **admin.TABLE,
 }
-# The VIP port is for what must not wait behind pulls; clients never pull there.
+# The VIP port is for requests that must not wait behind pulls; clients never pull there.
 FAST_TABLE: Final[dict[int, Handle]] = {
     code: handle
     for code, handle in TABLE.items()
     if code not in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 }
 
-# So long a request waits for what is being rebuilt: longer than most rebuilds take, shorter than clients wait.
+# How long a request waits for a rebuild: longer than most rebuilds take, shorter than clients wait.
 READY_WAIT_S: Final = 5.0
 # The types of a frame. Python evaluates `bytes | list` at each call, this once.
 FRAMES: Final = (bytes, list)
@@ -51,21 +51,21 @@ FRAMES: Final = (bytes, list)
 
 @final
 class RemotingHandler:
-    """One connection's commands, in the order they came; answers may leave in another."""
+    """Handles the commands of one connection in order; answers may be sent in another order."""
 
     __slots__ = ("_authentication", "_table", "context")
 
-    def __init__(self, parts: Parts, peer: Peer, connection: RemotingConnection, *, fast: bool = False) -> None:
-        self.context = Context(parts, peer, fast=fast)
-        self._authentication = parts.broker.authentication if parts.broker.authentication.authenticators else None
+    def __init__(self, state: RemotingState, peer: Peer, connection: RemotingConnection, *, fast: bool = False) -> None:
+        self.context = Context(state, peer, fast=fast)
+        self._authentication = state.broker.authentication if state.broker.authentication.authenticators else None
         self._table = FAST_TABLE if fast else TABLE
         connection.waiting = self.context.pulls.held
-        # A signature covers fields that are not read in a run.
+        # A signature covers fields that runs do not read.
         connection.sends_in_runs = self._authentication is None
-        parts.contexts[self.context] = None
+        state.contexts[self.context] = None
 
     def handle(self, event: Command | SendRun) -> Awaitable[None] | None:
-        """Answer a request, or take the client's answer to one of ours; what is returned finishes a long request."""
+        """Handle a request, or the answer to a request of ours; return an awaitable that finishes a long request."""
         context = self.context
         if isinstance(event, SendRun):
             event.taken = send.send_run(context, event.sends)
@@ -74,7 +74,7 @@ class RemotingHandler:
         if flag & FLAG_RESPONSE:
             context.finish(event.opaque, event)
             return None
-        context.parts.requests += 1
+        context.state.requests += 1
         authentication = self._authentication
         try:
             if authentication is not None and (signed := signed_request(event)) is not None:
@@ -97,7 +97,7 @@ class RemotingHandler:
         return None
 
     def _begin(self, command: Command, answer: Beside | Later | Steps[Frame | None]) -> Awaitable[None] | None:
-        """Run the first slice, which is all there is of most requests; return what waits for the others."""
+        """Run the first slice, which completes most requests; return an awaitable that runs the rest."""
         if isinstance(answer, Later):
             return self._finish(command, answer.work)
         beside = isinstance(answer, Beside)
@@ -119,7 +119,7 @@ class RemotingHandler:
         return self._finish_steps(command, steps)
 
     async def _finish_steps(self, command: Command, steps: Steps[Frame | None]) -> None:
-        await self._finish(command, self.context.parts.broker.turns.finish(steps))
+        await self._finish(command, self.context.state.broker.turns.finish(steps))
 
     async def _finish(self, command: Command, work: Awaitable[Frame | None]) -> None:
         try:
@@ -133,7 +133,7 @@ class RemotingHandler:
             self.context.answer(command, frame)
 
     async def _finish_later(self, command: Command, error: NotReady) -> None:
-        """Handle *command* once more when what it needs is there; refuse it if that takes too long."""
+        """Handle *command* again after the rebuild; refuse it if the rebuild takes too long."""
         try:
             frame = await self._frame_later(command, error)
         except MartletError as refused:
@@ -155,25 +155,25 @@ class RemotingHandler:
                 steps = answer.steps if isinstance(answer, Beside) else answer
                 if steps is None or isinstance(steps, FRAMES):
                     return steps
-                return await self.context.parts.broker.turns.finish(steps)
+                return await self.context.state.broker.turns.finish(steps)
             except NotReady as again:
                 error = again
 
     def _refusal(self, command: Command, error: MartletError) -> bytes:
-        parts = self.context.parts
-        return refusal(parts, command, error, parts.send_ext if command.code in send.TABLE else NO_EXT)
+        state = self.context.state
+        return refusal(state, command, error, state.send_ext if command.code in send.TABLE else NO_EXT)
 
     def refuse(self, answer: Buffer, refused: Refused) -> bytes:
-        """The answers to requests whose messages were not stored, in place of *answer*, which holds their own."""
-        frames, parts = FrameBuffer(), self.context.parts
+        """Return refusals to replace *answer*, the answers to requests whose messages could not be stored."""
+        frames, state = FrameBuffer(), self.context.state
         frames.receive_data(bytes(answer))
         return b"".join(
-            refusal(parts, said, refused, parts.send_ext if "MSG_REGION" in said.ext else NO_EXT)
+            refusal(state, said, refused, state.send_ext if "MSG_REGION" in said.ext else NO_EXT)
             for said in frames.commands()
         )
 
     def collect(self, budget_bytes: int) -> None:
-        """Send what was waiting for room: answers to pulls."""
+        """Send answers to pulls, up to *budget_bytes*."""
         if self.context.pulls.ready:
             pull.collect(self.context, budget_bytes)
 

@@ -1,6 +1,6 @@
-"""The header fields of the two hot requests, sends and pulls, as records.
+"""The header fields of the most frequent requests, sends and pulls, as records.
 
-Everything else is a handful of fields that its handler reads from the `Command`.
+Other requests have few fields, which their handlers read from the `Command`.
 """
 
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ PULL_CLASS_FILTER: Final = 0x8
 PULL_LITE: Final = 0x10
 
 _LONG_NAMES: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE))
-# What Java, Go and C++ write for a true header field.
+# The values with which Java, Go and C++ clients write true.
 _TRUE: Final = (True, "true", "True")
 
-# A send of a run: its header, its body, and where its frame ends in what was received.
+# A send of a run: its header, its body, and the end of its frame in the receive buffer.
 Send: TypeAlias = tuple[SendHead, bytes, int]
 
 
@@ -44,8 +44,8 @@ Send: TypeAlias = tuple[SendHead, bytes, int]
 class SendRun:
     """Consecutive SEND_MESSAGE_V2 requests of one read.
 
-    The handler sets `taken` to how many of them it has answered, from the first one on; the next one then follows as
-    a `Command`.
+    The handler sets `taken` to the number of sends that it has handled, from the first one on. The next one then
+    follows as a `Command`.
     """
 
     __slots__ = ("sends", "taken")
@@ -101,7 +101,7 @@ class SendHeader:
 def decode_send_header(command: Command) -> SendHeader:
     """Return the header of any send, with long or short field names.
 
-    Whether it is a batch is said by ``batch``, or by code 320; C++ sends batches as 310.
+    A batch has the field ``batch`` or code 320; C++ clients send batches with code 310.
 
     Raises:
       Refused: a mandatory field is missing or is not a number.

@@ -1,17 +1,17 @@
-"""Long polling: pulls that found nothing wait here until a record arrives, their time is over, or we stop.
+"""Long polling: pulls that found nothing wait here until a record arrives, they expire, or the broker stops.
 
-A held pull is a few numbers. A record that arrives moves the pulls of its queue that may want it
-to the ``ready`` line of their connections and wakes these; the connection's next collect reads
-again and answers, or parks the pull once more if its filter wants none of it. Pulls that want a few
-tags are found by the tag codes of the queue's entries, so those of other tags cost nothing. A pull whose
-next record may not be delivered yet (`retries`) waits for a time instead of a record.
+A held pull is a few numbers. A new record moves those pulls of its queue that may match to the
+``ready`` queue of their connections and wakes the connections. A connection's next collect reads
+again and answers the pull, or parks it again if no record matches. Pulls for a few tags are found
+by the tag codes of the queue's entries, so a record of another tag costs them nothing. A pull whose
+next record is still delayed (`retries`) waits for a point in time instead of a record.
 
-When `parked_max` pulls wait, whoever has the largest share of them gives some up for the next one that comes: the
-share of a connection is what it holds times what its address holds. So neither one connection with many pulls nor
-many connections of one address keep others from waiting, and where all have one address, each has a fair share of it.
+When `parked_max` pulls wait and another one arrives, connections with the largest shares give up some of theirs. A
+connection's share is its number of pulls times that of its address. So neither a connection with many pulls nor an
+address with many connections keeps others from waiting, and connections of one address get fair shares.
 
-A hundred thousand pulls may wait for one queue. Where a record concerns more of them than can be moved at once, all of
-the queue look again, some in each turn of the event loop, those that waited longest first.
+A hundred thousand pulls may wait for one queue. If a record concerns more of them than can be woken at once, all pulls
+of the queue are checked, some in each turn of the event loop, longest waiting first.
 """
 
 from collections import deque
@@ -35,21 +35,21 @@ from .deadlines import Deadlines
 
 __all__ = ["ParkedPulls", "PendingPulls", "Pull"]
 
-# Room is made for a small part of all pulls at once, by those with the largest shares, so that few pulls have to look.
+# Make room for several pulls at once, so that few pulls trigger a search for the largest shares.
 ROOM: Final = 256
 GIVERS: Final = 64
-PART: Final = 4  # the part of its pulls that a connection gives up at once: a quarter
-# An expression is kept as a set of tags or a predicate: 1.6 kB for so many characters, a bit more than a pull without.
+PART: Final = 4  # a connection gives up a quarter of its pulls at once
+# An expression is held as a set of tags or a predicate: 1.6 kB for this many characters, slightly more than a pull.
 CHARS_OF_A_PULL: Final = 64
-# A pull that wants more tags than this is woken by every record: a table for each of its tags would take more memory
-# than the pull itself.
+# Every record wakes a pull with more tags than this: table entries for all its tags would take more memory than the
+# pull itself.
 TAGS_MATCHED: Final = 8
 RELEASED_A_TURN: Final = 1024  # pulls, 1 to 2 us each
 
 
 @final
 class Pull:
-    """A pull that is not answered yet."""
+    """A pull request without an answer yet."""
 
     __slots__ = (
         "asked_offset",
@@ -86,26 +86,26 @@ class Pull:
         grant: ConsumeGrant,
     ) -> None:
         self.bucket = -1
-        self.counted = False  # it waits, and is one of those that `ParkedPulls` counts
+        self.counted = False  # whether `ParkedPulls` counts it as waiting
         self.pending = pending
         self.opaque = opaque
         self.group = group
         self.queue = queue
         self.asked_offset = offset
-        self.offset = offset  # where to read on; beyond the asked one when all between was filtered
+        self.offset = offset  # where to read on; after *asked_offset* if the records between were filtered out
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.selection = wanted
-        self.gate = gate  # asked again before a pull that waited is answered
+        self.gate = gate  # checked again before a held pull is answered
         self.grant = grant
-        self.own_filter = False  # that the pull brought along, else its group's
-        self.retries = False  # a group reads its own retries, which have to wait
-        self.weight = 1  # how many pulls it counts for, by the memory it takes
-        self.suspend_until = 0.0  # in seconds of trio.current_time; 0 for a pull that may not wait
-        self.last = True  # it is answered now, whatever there is
+        self.own_filter = False  # the filter is from this request, not from the group's heartbeats
+        self.retries = False  # a group reads its own retries, which are delayed
+        self.weight = 1  # how many pulls it counts as, by the memory it uses
+        self.suspend_until = 0.0  # trio.current_time; 0 for a pull that may not wait
+        self.last = True  # it must be answered now, with or without records
 
     def bring_filter(self, expression: str) -> None:
-        """Its filter is its own, of *expression*, and takes memory."""
+        """Note that the pull has its own filter of *expression*, which uses memory."""
         self.own_filter = True
         self.weight = 1 + len(expression) // CHARS_OF_A_PULL
 
@@ -116,7 +116,7 @@ class Pull:
 
 @final
 class PendingPulls:
-    """The pulls of one connection: held ones, and those that shall be answered at the next collect."""
+    """The pulls of one connection: held ones, and those to answer at the next collect."""
 
     __slots__ = ("_limit", "held", "origin", "peer", "reader", "reading", "ready", "waiting")
 
@@ -125,19 +125,19 @@ class PendingPulls:
         self.peer = peer
         self.reader = QueueReader(store, self._was_read)
         self.origin = origin_of(peer.host)
-        self.waiting = 0  # the weight of the pulls that are held, ready or far behind the tail
+        self.waiting = 0  # total weight of the pulls that are held, ready or being read
         self.held: dict[Pull, ParkedPulls] = {}
         self.ready: deque[Pull] = deque()
-        self.reading: dict[Pull, None] = {}  # far behind the tail; the reader calls when it has their records
+        self.reading: dict[Pull, None] = {}  # far behind the tail; waiting for the reader
 
     def check_room(self, pull: Pull) -> None:
-        """Raise `Refused` (BUSY) when too many pulls of this connection wait for *pull* to wait as well."""
+        """Raise `Refused` (BUSY) if too many pulls of this connection wait already."""
         if self.waiting + pull.weight > self._limit:
-            text = f"{self.waiting} pulls of this connection wait; remoting.parked_peer_max is {self._limit}"
+            text = f"{self.waiting} pulls of this connection wait already; remoting.parked_peer_max is {self._limit}"
             raise Refused(Reason.BUSY, text)
 
     def queue_up(self, pull: Pull) -> None:
-        """Let the next collect take *pull*."""
+        """Add *pull* to those to answer at the next collect, and wake the connection."""
         self.ready.append(pull)
         self.peer.wake()
 
@@ -147,14 +147,14 @@ class PendingPulls:
         self.queue_up(place)
 
     def expire(self, pull: Pull) -> None:
-        """The time of *pull* is over; one that is on its way already needs no push."""
+        """Queue *pull*, whose time is over, for an answer; one that is no longer held is queued already."""
         parked = self.held.get(pull)
         if parked is not None:
             parked.take(pull)
             self.queue_up(pull)
 
     def take_one(self) -> Pull:
-        """Take a pull out of the lines: the one that was held first, or where none is, one that is on its way."""
+        """Remove and return a pull: the one held for longest, or if none is held, one being read or ready."""
         for pull, parked in self.held.items():
             parked.take(pull)
             return pull
@@ -165,7 +165,7 @@ class PendingPulls:
 
 @final
 class _Pause:
-    """The pulls of one queue whose next record may not be delivered before *at*."""
+    """The pulls of one queue whose next record must not be delivered before *at*."""
 
     __slots__ = ("at", "bucket", "parked", "pulls", "queue")
 
@@ -182,9 +182,9 @@ class _Pause:
 
 @final
 class _Held:
-    """The pulls of one queue that wait for a record, those that want a few tags by the codes of these.
+    """The pulls of one queue that wait for a record; those for a few tags are found by tag code.
 
-    The codes of all records before the offset *matched* were looked at, so a pull goes on from there.
+    All records before offset *matched* were compared, so pulls continue there.
     """
 
     __slots__ = ("_by_code", "_others", "matched", "pulls")
@@ -192,7 +192,7 @@ class _Held:
     def __init__(self, matched: int) -> None:
         self.matched = matched
         self.pulls: dict[Pull, None] = {}
-        self._others: dict[Pull, None] = {}  # any record may be for them
+        self._others: dict[Pull, None] = {}  # any record may match
         self._by_code: dict[int, dict[Pull, None]] = {}
 
     def add(self, pull: Pull) -> None:
@@ -205,7 +205,7 @@ class _Held:
                 self._by_code.setdefault(code, {})[pull] = None
 
     def remove(self, pull: Pull) -> None:
-        """Forget *pull*, which need not read again what was not for it."""
+        """Remove *pull*; it continues after the records that did not match."""
         del self.pulls[pull]
         codes = _matched_codes(pull)
         if codes is None:
@@ -219,7 +219,7 @@ class _Held:
         pull.offset = max(pull.offset, self.matched)
 
     def find(self, codes: set[int] | None) -> list[Pull] | None:
-        """The pulls that records with *codes* may be for, all for None; None where they are too many at once."""
+        """Return the pulls that records with *codes* may match, all if *codes* is None; None if they are too many."""
         if codes is None:
             return list(self.pulls) if len(self.pulls) <= RELEASED_A_TURN else None
         tables = [self._others, *[self._by_code[code] for code in codes & self._by_code.keys()]]
@@ -229,14 +229,14 @@ class _Held:
 
 
 def _matched_codes(pull: Pull) -> frozenset[int] | None:
-    """The codes by which *pull* is found; None when any record may be for it."""
+    """Return the tag codes that *pull* waits for; None if any record may match."""
     codes = pull.selection.codes
     return codes if codes is not None and len(codes) <= TAGS_MATCHED else None
 
 
 @final
 class ParkedPulls:
-    """The pulls of all connections that wait, the held ones by queue."""
+    """The waiting pulls of all connections; the held ones by queue."""
 
     def __init__(self, store: Store, deadlines: Deadlines, limit: int) -> None:
         self._store = store
@@ -248,18 +248,18 @@ class ParkedPulls:
         self._more_to_release = trio.Event()
         self._paused: dict[Queue, _Pause] = {}
         self._count = 0
-        self._pending: dict[PendingPulls, None] = {}  # that have pulls which wait
+        self._pending: dict[PendingPulls, None] = {}  # those with waiting pulls
         self._by_origin: dict[bytes, int] = {}
         self.waiting = 0
         self.given_up = 0
         self.stopping = False
 
     def __len__(self) -> int:
-        """How many pulls are held."""
+        """Return the number of held pulls."""
         return self._count
 
     def admit(self, pull: Pull) -> list[Pull]:
-        """Let *pull* wait; return the pulls that give way to it, which wait no longer and must be refused."""
+        """Let *pull* wait; return the pulls that made room for it, which the caller must refuse."""
         if pull.counted:
             return []
         gave_way = self._make_room() if self._pending and self.waiting + pull.weight > self._limit else []
@@ -268,8 +268,8 @@ class ParkedPulls:
         return gave_way
 
     def refusal(self) -> Refused:
-        """Why pulls give way."""
-        return Refused(Reason.BUSY, f"too many pulls wait at this broker; remoting.parked_max is {self._limit}")
+        """Return the reason for refusing pulls that made room for others."""
+        return Refused(Reason.BUSY, f"too many pulls wait on this broker; remoting.parked_max is {self._limit}")
 
     def _count_for(self, pending: PendingPulls, change: int) -> None:
         self.waiting += change
@@ -288,7 +288,7 @@ class ParkedPulls:
         return pending.waiting * self._by_origin[pending.origin]
 
     def _make_room(self) -> list[Pull]:
-        """Take pulls from the connections with the largest shares, and none from those with less than half of that."""
+        """Take pulls from the connections with the largest shares, but none from shares below half the largest."""
         goal = self.waiting - max(1, self._limit // ROOM)
         found: list[Pull] = []
         largest = nlargest(GIVERS, self._pending, key=self._share)
@@ -305,9 +305,9 @@ class ParkedPulls:
         return found
 
     def park(self, pull: Pull, not_before: float | None = None) -> None:
-        """Hold *pull*, which was admitted, until its queue has more or its time is over.
+        """Hold *pull*, which was admitted, until its queue has new records or it expires.
 
-        With *not_before* it is held until then, whatever comes; at most until its time is over.
+        With *not_before*, hold it until then regardless of new records, or until it expires.
         """
         if not_before is None:
             self._watched(pull.queue).add(pull)
@@ -337,7 +337,7 @@ class ParkedPulls:
         return pause
 
     def _arrived(self, queue: Queue) -> None:
-        """The store says that *queue* has more to read. It walks over its watchers now, so ours stays."""
+        """Handle new records in *queue*. Keep the watch: the store is iterating over its watchers."""
         held = self._waiting.get(queue)
         if held is None:
             return
@@ -383,14 +383,14 @@ class ParkedPulls:
         self._release(held, pulls)
 
     def resume(self, queue: Queue) -> None:
-        """Let the pulls of *queue* that wait for a time look again."""
+        """Let the pulls of *queue* that wait for a point in time read again."""
         pause = self._paused.pop(queue, None)
         if pause is not None:
             self._deadlines.give_up(pause)
             self._queue_up(list(pause.pulls))
 
     def _queue_up(self, pulls: list[Pull]) -> None:
-        """Let *pulls*, which are held no longer, be answered."""
+        """Queue *pulls*, which are no longer held, for an answer."""
         self._count -= len(pulls)
         for pull in pulls:
             pending = pull.pending
@@ -398,11 +398,11 @@ class ParkedPulls:
             pending.queue_up(pull)
 
     def wake_topic(self, topic: str) -> None:
-        """Let every held pull of *topic* look again; for what is no record, such as an offset reset."""
+        """Let every held pull of *topic* read again, for changes other than new records, such as an offset reset."""
         self._wake([queue for queue in (*self._waiting, *self._paused) if queue.topic == topic])
 
     def wake_gone(self, topics: Topics) -> None:
-        """Let every held pull of a topic that *topics* has no more look again."""
+        """Let every held pull of a deleted topic read again."""
         self._wake([queue for queue in (*self._waiting, *self._paused) if topics.get(queue.topic) is None])
 
     def _wake(self, queues: list[Queue]) -> None:
@@ -413,7 +413,7 @@ class ParkedPulls:
             self.resume(queue)
 
     def take(self, pull: Pull) -> None:
-        """Hold *pull* no longer."""
+        """Stop holding *pull*."""
         held, pause = self._waiting.get(pull.queue), self._paused.get(pull.queue)
         if held is not None and pull in held.pulls:
             held.remove(pull)
@@ -424,7 +424,7 @@ class ParkedPulls:
         pull.pending.held.pop(pull, None)
 
     def done(self, pull: Pull) -> None:
-        """*pull* is answered; it waits no longer and its time no longer runs."""
+        """Note that *pull* was answered: it no longer counts as waiting and cannot expire."""
         if pull.counted:
             pull.counted = False
             self._count_for(pull.pending, -pull.weight)
@@ -432,7 +432,7 @@ class ParkedPulls:
             self._deadlines.give_up(pull)
 
     def drop(self, pending: PendingPulls) -> None:
-        """The connection of *pending* is gone, and its pulls with it."""
+        """Drop the pulls of a closed connection."""
         for pull in list(pending.held):
             self.take(pull)
             self.done(pull)
@@ -441,17 +441,17 @@ class ParkedPulls:
         pending.ready.clear()
         pending.reading.clear()
         pending.reader.close()
-        if pending.waiting:  # a defect ended the connection with a pull in hand
+        if pending.waiting:  # an unexpected error closed the connection while a pull was being handled
             self._count_for(pending, -pending.waiting)
 
     def sweep(self) -> None:
-        """Stop watching queues that no pull waits for."""
+        """Stop watching queues without held pulls."""
         for queue in [queue for queue, held in self._waiting.items() if not held.pulls]:
             del self._waiting[queue]
             unwatch(queue, self._arrived)
 
     def answer_all(self) -> None:
-        """We stop: every held pull is answered now, and none is held any more."""
+        """At shutdown: answer every held pull now, and hold no more."""
         self.stopping = True
         tables = [held.pulls for held in self._waiting.values()] + [pause.pulls for pause in self._paused.values()]
         for pulls in tables:

@@ -1,8 +1,8 @@
-"""Which queues of a topic other brokers have, as the name servers say.
+"""The queues of a topic on other brokers, according to the name servers.
 
-The name server in this process is read on the spot. Those elsewhere are asked, and what they said is
-kept for as long as RocketMQ's brokers keep it. Members of a group ask at the same moment; one
-question at a time answers all of them.
+The name server in this process is read directly. Remote ones are asked, and their answers are cached
+for as long as RocketMQ's brokers cache them. The members of a group request assignments at the same
+time; only one query runs at a time, and its answer serves them all.
 """
 
 from collections.abc import Sequence
@@ -17,35 +17,35 @@ from .routes import TopicQueues
 __all__ = ["OtherBrokers", "Routes"]
 
 FRESH_S: Final = 30.0  # RocketMQ loadBalancePollNameServerInterval
-# A client gives up on its own question after 3 s (RebalanceImpl.QUERY_ASSIGNMENT_TIMEOUT).
+# A client gives up on its own request after 3 s (RebalanceImpl.QUERY_ASSIGNMENT_TIMEOUT).
 PATIENCE_S: Final = 2.0
 TOPICS_MAX: Final = 10_000
 
 
 class Routes(Protocol):
-    """Where routes come from; `registration.Registrar` is one."""
+    """A source of routes, such as `registrar.Registrar`."""
 
     @property
     def asks_elsewhere(self) -> bool:
-        """Whether there are name servers in other processes."""
+        """Whether there are remote name servers."""
         ...
 
     def queues_inside(self, topic: str) -> Sequence[TopicQueues]:
-        """What the name server in this process says; nothing where there is none."""
+        """Return the queues that the name server in this process knows; empty if there is none."""
         ...
 
     async def queues_elsewhere(self, topic: str) -> Sequence[TopicQueues]:
-        """What a name server elsewhere says.
+        """Return the queues that a remote name server knows.
 
         Raises:
-          OSError, MartletError, trio.BrokenResourceError: none of them answered as it should.
+          OSError, MartletError, trio.BrokenResourceError: none gave a valid answer.
         """
         ...
 
 
 @final
 class OtherBrokers:
-    """Answers by topic; bounded, the oldest are forgotten first."""
+    """Cached answers by topic; the oldest are dropped first."""
 
     __slots__ = ("_asking", "_known", "_routes")
 
@@ -55,7 +55,7 @@ class OtherBrokers:
         self._asking = trio.Lock()
 
     def known(self, topic: str) -> Sequence[TopicQueues] | None:
-        """The queues of *topic* on all brokers that are registered; None when a name server has to be asked."""
+        """Return the queues of *topic* on all registered brokers; None if a name server must be asked."""
         if not self._routes.asks_elsewhere:
             return self._routes.queues_inside(topic)
         found = self._known.get(topic)
@@ -64,10 +64,12 @@ class OtherBrokers:
         return [*self._routes.queues_inside(topic), *found[1]]
 
     async def ask(self, topic: str) -> Sequence[TopicQueues]:
-        """As `known`, but ask; where nobody answers, what was said last is still taken for true.
+        """Return the queues of *topic* on all registered brokers; ask a name server if necessary.
+
+        If none answers, the last answer is used.
 
         Raises:
-          Refused: nobody answered and nothing is known (UNAVAILABLE).
+          Refused: none answered, and there is no earlier answer (UNAVAILABLE).
         """
         async with self._asking:
             fresh = self.known(topic)
@@ -80,7 +82,7 @@ class OtherBrokers:
                 held = self._known.get(topic)
                 if held is None:
                     reason = str(error) or f"none answered within {PATIENCE_S:g} s"
-                    text = f"the other brokers of topic[{topic}] are not known, for no name server can be asked"
+                    text = f"other brokers of topic[{topic}] are unknown, because no name server answered"
                     raise Refused(Reason.UNAVAILABLE, f"{text}; {reason}") from error
                 self._keep(topic, held[1])
         return [*self._routes.queues_inside(topic), *self._known[topic][1]]

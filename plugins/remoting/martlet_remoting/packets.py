@@ -1,4 +1,4 @@
-"""What is said on a remoting connection: a `Command`, and the queue it usually speaks of."""
+"""The messages of a remoting connection: `Command`, and the `MessageQueue` that many refer to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ NO_EXT: Final[Mapping[str, object]] = {}
 I64_MIN: Final = -(1 << 63)
 I64_MAX: Final = (1 << 63) - 1
 
-# The bytes of a command; a long one in pieces, for joining megabytes would stop the event loop for 10 ms.
+# The bytes of a command; a long one is in pieces, because joining megabytes would block the event loop for 10 ms.
 Frame: TypeAlias = bytes | list[bytes]
 
 
@@ -57,13 +57,13 @@ def _fields(raw: Raw) -> Mapping[str, object]:
 
 @final
 class Command:
-    """A request or a response: `flag` bit 0 says which, bit 1 that no answer is wanted.
+    """A request or, if bit 0 of ``flag`` is set, a response. Bit 1 means that no answer is wanted.
 
-    ``ext`` values are strings from most peers, but C++ clients send bare numbers and
-    booleans; read them with `text`, `integer` and `boolean`, which accept all three.
-    ``raw`` is the JSON that ``ext`` is made of when it is first asked for; the hot
-    requests are read from it as records (`martlet_remoting.fields`), and nobody asks.
-    ``identity`` is who signed it, None for a command without a signature.
+    Most clients send the values of ``ext`` as strings, C++ clients send numbers and
+    booleans; read them with `text`, `integer` and `boolean`, which accept all of these.
+    ``raw`` is the JSON of ``ext``, decoded at the first access. The most frequent requests
+    are decoded from ``raw`` as records (`martlet_remoting.fields`) and never need ``ext``.
+    ``identity`` is the user who signed the command, None if it has no signature.
     """
 
     __slots__ = ("_ext", "body", "code", "flag", "identity", "language", "opaque", "raw", "remark", "version")
@@ -98,7 +98,7 @@ class Command:
 
     @property
     def ext(self) -> Mapping[str, object]:
-        """The header fields of the command's own kind (RocketMQ: extFields).
+        """The header fields specific to the command's code (RocketMQ: extFields).
 
         Raises:
           RemoteProtocolError: they are not a JSON object.
@@ -108,14 +108,14 @@ class Command:
         return self._ext
 
     def read_ext(self) -> None:
-        """Make ``ext`` now; raises as it does."""
+        """Decode ``ext`` now; raises the same errors."""
         if self.raw is not None:
             self._ext = _fields(self.raw)
             self.raw = None
 
     @property
     def is_response(self) -> bool:
-        """Whether it answers a request of the receiver."""
+        """Whether this is the answer to a request."""
         return self.flag & FLAG_RESPONSE != 0
 
     @property
@@ -139,10 +139,10 @@ class Command:
         return ext_text(value)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return the header field *name* as a signed 64-bit number; an empty one counts as missing.
+        """Return the header field *name* as a signed 64-bit number; an empty field counts as missing.
 
         Raises:
-          Refused: it is missing and there is no default, or it is no such number.
+          Refused: it is missing and there is no default, or it is not such a number.
         """
         value = self.ext.get(name)
         if type(value) is str and value:
@@ -163,7 +163,7 @@ class Command:
         raise self._no_integer(name, value)
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """Return whether the header field *name* says true, in any case; *default* if it is missing."""
+        """Return whether the header field *name* is true, in upper or lower case; *default* if it is missing."""
         value = self.ext.get(name)
         if value is None:
             return default

@@ -1,4 +1,4 @@
-"""The remoting plugin: the broker's port for RocketMQ clients, the VIP port beside it, and registration."""
+"""The remoting plugin: the port for RocketMQ clients, the VIP port, and the registration with name servers."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from martlet.tables.topics import RETRY_PREFIX
 
 from .config import RemotingConfig
 from .connection import RemotingConnection
-from .context import Parts
+from .context import RemotingState
 from .delays import SCHEDULE_TOPIC, due_ms
 from .dialing import NameServerDialer
 from .handler import RemotingHandler
@@ -40,7 +40,7 @@ WILDCARDS: Final = ("0.0.0.0", "::", "")
 
 
 class RemotingPlugin(Hooks):
-    """Serves RocketMQ remoting clients; ``parts`` is what all its connections share, once there is a broker."""
+    """Serves RocketMQ remoting clients; `state` is shared by all connections."""
 
     config_class: ClassVar[type | None] = RemotingConfig
 
@@ -52,33 +52,33 @@ class RemotingPlugin(Hooks):
             check_address("remoting.nameservers", address)
         self._tls = Tls(config, "remoting")
         self._dialer = NameServerDialer(config)
-        self._parts: Parts | None = None
+        self._state: RemotingState | None = None
         self._registrar: Registrar | None = None
 
     @property
-    def parts(self) -> Parts:
-        """What all connections share."""
-        assert self._parts is not None
-        return self._parts
+    def state(self) -> RemotingState:
+        """The state shared by all connections; exists once there is a broker."""
+        assert self._state is not None
+        return self._state
 
     def martlet_dispatchers(self) -> Mapping[str, Dispatcher]:
         return {SCHEDULE_TOPIC: due_ms}
 
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
-        return {Producers: RemotingProducers(lambda: self._parts)}
+        return {Producers: RemotingProducers(lambda: self._state)}
 
     def martlet_routers(self, broker: Broker) -> Sequence[Router]:
         return [lambda message: light_topics(message.properties)] if self._config.light_queues else []
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         config = self._config
-        parts = self._parts = Parts(broker, config)
+        state = self._state = RemotingState(broker, config)
         registrar = self._registrar = Registrar(
             broker, config.nameservers, config.register_s, config.register_timeout_s * 1000, self._dialer.connect
         )
-        parts.registrar = registrar
-        parts.others = OtherBrokers(registrar)
-        broker.stats.add("remoting", parts.statistics)
+        state.registrar = registrar
+        state.others = OtherBrokers(registrar)
+        broker.stats.add("remoting", state.statistics)
         create_standard_topics(broker)
         protocols = [self._protocol("remoting", config.listen, fast=False)]
         host, port = split_address(config.listen)
@@ -88,43 +88,44 @@ class RemotingPlugin(Hooks):
         return protocols
 
     def _protocol(self, name: str, listen: str, *, fast: bool) -> Protocol:
-        config, parts = self._config, self.parts
+        config, state = self._config, self.state
 
         def connect(now: float) -> RemotingConnection:
             return RemotingConnection(config.frame_bytes_max, config.idle_s, now)
 
         def handle(peer: Peer, connection: Any) -> Handler:
-            return RemotingHandler(parts, peer, cast(RemotingConnection, connection), fast=fast)
+            return RemotingHandler(state, peer, cast(RemotingConnection, connection), fast=fast)
 
         def bound(address: str) -> None:
-            parts.addresses[name] = address
+            state.addresses[name] = address
             if not fast:
                 self._announce(address)
 
         return Protocol(name, listen, connect, handle, self._tls.context, self._tls.required, bound, fast)
 
     def _announce(self, address: str) -> None:
-        """The port is known: records carry it as their store host, and the name servers learn of it."""
-        parts = self.parts
+        """Use *address*, now that the port is bound, as the store host of records and for the name servers."""
+        state = self.state
         host, port = split_address(address)
-        parts.set_store_host(_store_host(parts.broker.config.advertise or host, host, port))
+        state.set_store_host(_store_host(state.broker.config.advertise or host, host, port))
         assert self._registrar is not None
         self._registrar.bound(address)
-        inside = parts.broker.capability(NameServer)
+        inside = state.broker.capability(NameServer)
         if inside is not None:
             inside.wanted = self._make_wanted
 
     def _make_wanted(self, topic: str) -> bool:
-        """A consumer asks for the route of its retry topic before its first heartbeat, and then not for 30 s.
+        """Create the retry topic *topic* when a client requests its route; return whether it was created.
 
-        Knowing it by then spares a new group's first retry that time. A name server does not know who asks, so
-        with access rules it must be a topic that everybody may read.
+        A consumer requests that route before its first heartbeat, and then not again for 30 s. Without the topic, a
+        new group's first retry would wait that long. The name server does not know the client's identity, so with
+        access rules everybody must be allowed to read the topic.
         """
         name = topic.removeprefix(RETRY_PREFIX)
-        if name == topic or self.parts.stopping:
+        if name == topic or self.state.stopping:
             return False
         try:
-            group = self.parts.broker.gate(ANONYMOUS).query_group(name)
+            group = self.state.broker.gate(ANONYMOUS).query_group(name)
             policy = group.ensure()
         except Refused:
             return False
@@ -134,45 +135,45 @@ class RemotingPlugin(Hooks):
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         assert self._registrar is not None
-        parts = self.parts
-        runs = parts.deadlines.run, parts.parked.run, parts.members.run, parts.rates.run
+        state = self.state
+        runs = state.deadlines.run, state.parked.run, state.members.run, state.rates.run
         return [self._introduce, self._scan, self._registrar.run, *runs]
 
     async def _introduce(self) -> None:
-        """Say on the log the line that a client needs, and where it is sent from there."""
+        """Log the setting that clients need, and the address that they then get from the name server."""
         registrar = self._registrar
         assert registrar is not None
         host, _ = split_address(registrar.address)
         if host in WILDCARDS:
             log.warning(
-                "clients are told to connect to %s, which only works on this machine; "
-                "set broker.advertise to the name or address they reach it by",
+                "clients are told to connect to %s, which works only on this machine; "
+                "set broker.advertise to a host name or address that clients can reach",
                 registrar.address,
             )
         servers = ";".join(_seen(server, host) for server in registrar.nameservers())
         if servers:
             log.info(
-                'clients need this: namesrvAddr=%s (Java: setNamesrvAddr("%s")); they are then told to connect to %s',
+                'clients need this setting: namesrvAddr=%s (Java: setNamesrvAddr("%s")); they then connect to %s',
                 servers,
                 servers,
                 registrar.address,
             )
         else:
-            log.warning("no name server runs here and none is set; clients find topics only through one")
+            log.warning("no name server is enabled or configured; without one, clients cannot find topics")
 
     async def _scan(self) -> None:
-        """Notice clients that fell silent, locks that ended and queues nobody waits for; until cancelled."""
-        parts = self.parts
+        """Regularly remove silent clients, expired locks and unused watches of queues, until cancelled."""
+        state = self.state
         while True:
             await trio.sleep(SCAN_S)
-            now = parts.now()
-            turns = parts.broker.turns
-            await turns.finish(parts.members.expire(now - self._config.client_expiry_s))
-            await turns.finish(parts.locks.expire(now))
-            parts.parked.sweep()
+            now = state.now()
+            turns = state.broker.turns
+            await turns.finish(state.members.expire(now - self._config.client_expiry_s))
+            await turns.finish(state.locks.expire(now))
+            state.parked.sweep()
 
     def martlet_commands(self) -> Sequence[Command]:
-        from .commands import COMMANDS  # here, because a broker that runs needs no client
+        from .commands import COMMANDS  # imported here because a running broker does not need the client
 
         return COMMANDS
 
@@ -180,36 +181,36 @@ class RemotingPlugin(Hooks):
         try:
             trio.from_thread.run_sync(self.stop)
         except RuntimeError:
-            # Not called from a thread of trio's, so this is the event loop's own.
+            # Not called from a trio worker thread, so this is the event loop's thread.
             self.stop()
 
     def stop(self) -> None:
-        """Leave the name servers, answer every pull that waits now, and let none wait any more."""
-        if self._parts is None:
+        """Unregister from the name servers, answer all waiting pulls, and hold no more."""
+        if self._state is None:
             return
         if self._registrar is not None:
             self._registrar.stop()
-        self._parts.stopping = True
-        self._parts.parked.answer_all()
-        for context in list(self._parts.contexts):
+        self._state.stopping = True
+        self._state.parked.answer_all()
+        for context in list(self._state.contexts):
             finish(context)
             context.peer.wake()
 
     def martlet_reload(self) -> None:
-        """Read the certificates again."""
+        """Reload the certificates."""
         self._tls.reload()
         self._dialer.reload()
 
 
 def _seen(address: str, advertised: str) -> str:
-    """*address* as clients reach it: one that listens everywhere is where the broker is."""
+    """Return *address* for clients: a wildcard is replaced by the host in *advertised*."""
     host, port = split_address(address)
     seen = advertised if host in WILDCARDS else host
     return f"[{seen}]:{port}" if ":" in seen else f"{seen}:{port}"
 
 
 def _store_host(advertised: str, bound: str, port: int) -> bytes:
-    """Address and port as records hold them; a name cannot stand there, so the bound address does."""
+    """Return address and port in the format of records; a host name cannot be stored, so the bound address is used."""
     for host in (advertised, bound):
         try:
             packed = pack_host(host, port)

@@ -8,23 +8,23 @@ from martlet.message import Message, Record, find_property
 from martlet.store.codec import encode_record
 
 from .codes import RequestCode
-from .context import Parts
+from .context import RemotingState
 
 __all__ = ["RemotingProducers"]
 
 
 @final
 class RemotingProducers(Producers):
-    """The producers of all remoting connections; *parts* are there once the plugin serves."""
+    """The producers of all remoting connections; *state* returns None until the plugin has a broker."""
 
-    def __init__(self, parts: Callable[[], Parts | None]) -> None:
-        self._parts = parts
+    def __init__(self, state: Callable[[], RemotingState | None]) -> None:
+        self._state = state
 
     def check_transaction(self, group: str, half: Record, topic: str, queue_id: int) -> bool:
         """Send CHECK_TRANSACTION_STATE to the next producer of *group* (RocketMQ Broker2Client)."""
-        parts = self._parts()
-        channel = parts.members.next_producer(group) if parts is not None else None
-        if parts is None or channel is None:
+        state = self._state()
+        member = state.members.next_producer(group) if state is not None else None
+        if state is None or member is None:
             return False
         unique = find_property(half.properties, b"UNIQ_KEY").decode("utf-8", "replace")
         ext = {
@@ -33,15 +33,15 @@ class RemotingProducers(Producers):
             "tranStateTableOffset": half.queue_offset,
             "msgId": unique,
             "transactionId": unique,
-            "offsetMsgId": parts.message_id(half.position),
-            "bname": parts.broker.config.name,
+            "offsetMsgId": state.message_id(half.position),
+            "bname": state.broker.config.name,
         }
-        channel.line.tell(RequestCode.CHECK_TRANSACTION_STATE, ext, _as_sent(half, topic, queue_id))
+        member.connection.tell(RequestCode.CHECK_TRANSACTION_STATE, ext, _as_sent(half, topic, queue_id))
         return True
 
 
 def _as_sent(half: Record, topic: str, queue_id: int) -> bytes:
-    """The record of *half* with the topic and the queue that its producer sent it to."""
+    """Return the record of *half* with the topic and queue that its producer sent it to."""
     message = Message(
         topic,
         half.body,

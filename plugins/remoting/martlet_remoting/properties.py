@@ -1,4 +1,4 @@
-"""``key=value`` lines as java.util.Properties reads and writes them; RocketMQ's tools exchange configurations so."""
+"""``key=value`` lines in the format of java.util.Properties, in which RocketMQ's tools exchange configurations."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from .packets import ext_text
 
 __all__ = ["PROPERTIES_BYTES_MAX", "format_properties", "parse_properties"]
 
-# A whole configuration of a RocketMQ broker is 20 kB. So much takes up to 10 ms, in which nobody else is served.
+# The complete configuration of a RocketMQ broker has 20 kB. Parsing this many bytes takes up to 10 ms.
 PROPERTIES_BYTES_MAX: Final = 32_768
 
 _LINE: Final = re.compile(r"((?:\\.|[^\\=:\s])+)[ \t]*[=:]?[ \t]*(.*)")
@@ -19,7 +19,7 @@ _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def format_properties(values: Mapping[str, object]) -> bytes:
-    """Return *values* as lines, in the order of their names; backslashes and line ends are escaped."""
+    """Return *values* as lines sorted by name; backslashes and line breaks are escaped."""
     return "".join(f"{name}={_escaped(ext_text(values[name]))}\n" for name in sorted(values)).encode()
 
 
@@ -31,7 +31,7 @@ def parse_properties(data: bytes) -> dict[str, str]:
     """Return the values by name; comments and blank lines are skipped.
 
     Raises:
-      Refused: the data is too long, is not UTF-8 text, or an escape in it is half a character (PARAMETER).
+      Refused: the data is too long, is not UTF-8, or an escape is half of a surrogate pair (PARAMETER).
     """
     if len(data) > PROPERTIES_BYTES_MAX:
         text = f"properties of {len(data)} bytes are too long; at most {PROPERTIES_BYTES_MAX} are read"
@@ -40,7 +40,7 @@ def parse_properties(data: bytes) -> dict[str, str]:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise Refused(Reason.PARAMETER, "properties are not UTF-8 text") from error
-    # A line that ends in an odd number of backslashes goes on in the next.
+    # A line that ends in an odd number of backslashes continues on the next line.
     text = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t]*", r"\1", text)
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -57,7 +57,8 @@ def _unescaped(text: str) -> str:
     try:  # Java escapes UTF-16: beyond U+FFFF two escapes are one character
         return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError as error:
-        raise Refused(Reason.PARAMETER, f"property {text!r:.80} holds half of a surrogate pair; send both") from error
+        text = f"property {text!r:.80} contains half of a surrogate pair; send both halves"
+        raise Refused(Reason.PARAMETER, text) from error
 
 
 def _meaning(escape: str) -> str:

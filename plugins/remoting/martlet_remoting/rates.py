@@ -1,8 +1,8 @@
-"""How many messages went in and out per topic and group, over the last minute, hour and day.
+"""Message rates per topic and group, over the last minute, hour and day.
 
-Nothing is done per message: what went in is read off the queues' ends, what went out is
-added up once a pull, and a service looks at the sums every ten seconds (RocketMQ
-BrokerStatsManager and StatsItem: the same windows under the same names).
+Nothing is counted per message: stored messages are known from the ends of the queues, and
+delivered messages are added up once per pull. A service samples the sums every ten seconds. The
+windows and their names are RocketMQ's (BrokerStatsManager and StatsItem).
 """
 
 from collections import deque
@@ -23,13 +23,13 @@ DAY_SAMPLES: Final = 25  # an hour apart
 HOUR_EVERY: Final = 60  # samples of 10 s
 DAY_EVERY: Final = 360
 TOPICS_AT_ONCE: Final = 256
-SUMS_AT_ONCE: Final = 2048  # of which only the topic is looked up
+SUMS_AT_ONCE: Final = 2048  # more than topics, because each needs only a look-up
 DAY_MS: Final = 86_400_000
 
 
 @final
 class Series:
-    """One growing sum, and what it was at the samples of the last minute, hour and day."""
+    """One growing sum, and its samples of the last minute, hour and day."""
 
     __slots__ = ("_count", "_day", "_hour", "_minute", "last")
 
@@ -42,7 +42,7 @@ class Series:
         self.last = value
 
     def sample(self, now: float, value: int) -> None:
-        """The sum is *value* now; called every SAMPLE_S."""
+        """Add a sample; called every SAMPLE_S."""
         self._count += 1
         self.last = value
         self._minute.append((now, value))
@@ -53,17 +53,17 @@ class Series:
 
     @property
     def is_flat(self) -> bool:
-        """Whether nothing moved for a day, as far as the samples tell."""
+        """Whether the sum has not changed for a day, according to the samples."""
         return self._count >= DAY_EVERY and self._day[0][1] == self.last
 
     def tps(self, seconds: float = 60.0) -> float:
-        """Per second, over the newest *seconds* of samples."""
+        """Return the increase per second over the last *seconds* of samples."""
         (newest, value) = self._minute[-1]
         start, base = next(((t, v) for t, v in self._points() if newest - t <= seconds + SAMPLE_S / 2), (newest, value))
         return (value - base) / (newest - start) if newest > start else 0.0
 
     def _points(self) -> Iterator[tuple[float, int]]:
-        """Samples, oldest first; those of the hour before those of the minute."""
+        """Yield the samples, oldest first: those of the hour, then those of the minute."""
         oldest = self._minute[0][0]
         yield from (point for point in self._hour if point[0] < oldest)
         yield from self._minute
@@ -81,7 +81,7 @@ def _window(points: deque[tuple[float, int]]) -> dict[str, object]:
 
 @final
 class Rates:
-    """The sums of one broker. ``got`` is called by whoever delivers; `run` samples."""
+    """The sums of one broker. Call `got` for each delivery; `run` takes the samples."""
 
     def __init__(self, topics: Topics, store: Store, now: Callable[[], float], now_ms: Callable[[], int]) -> None:
         self._topics = topics
@@ -89,21 +89,21 @@ class Rates:
         self._now = now
         self._now_ms = now_ms
         self._gets: dict[tuple[str, str], list[int]] = {}  # (topic, group): messages, bytes
-        self._removed = 0  # messages that deleted topics were given
+        self._removed = 0  # messages that were stored in deleted topics
         self.sent_back: dict[tuple[str, str], int] = {}
         self.found = 0  # messages delivered
         self.found_bytes = 0
         self.missed = 0  # pulls that found nothing
-        self._base = 0  # messages that were there before we started
+        self._base = 0  # messages stored before the start
         self._put_now = 0
         self._series: dict[tuple[str, str], Series] = {}  # (statistic, key)
         self._last: dict[tuple[str, str], int] = {}
         self._day = now_ms() // DAY_MS
-        self.put_at_midnight = [0, 0]  # the last but one, the last
+        self.put_at_midnight = [0, 0]  # the sum at the last midnight but one, and at the last one
         self.get_at_midnight = [0, 0]
 
     def got(self, topic: str, group: str, messages: int, size: int) -> None:
-        """A consumer of *group* was given *messages*, of *size* bytes in all."""
+        """Count *messages* of *size* bytes in total, delivered to a consumer of *group*."""
         key = (topic, group)
         sums = self._gets.get(key)
         if sums is None:
@@ -114,7 +114,7 @@ class Rates:
         self.found_bytes += size
 
     def came_back(self, topic: str, group: str) -> None:
-        """A consumer of *group* sent a message of *topic* back."""
+        """Count a message of *topic* that a consumer of *group* sent back."""
         self.sent_back[topic, group] = self.sent_back.get((topic, group), 0) + 1
 
     @property
@@ -123,11 +123,11 @@ class Rates:
         return self._put_now - self._base
 
     def series(self, name: str, key: str) -> Series | None:
-        """The sums of a statistic under RocketMQ's names; None when nothing was ever counted there."""
+        """Return the series of a statistic by RocketMQ's names, None if nothing was counted."""
         return self._series.get((name, key))
 
     def tps(self, name: str, key: str, seconds: float = 60.0) -> float:
-        """Messages a second over the newest *seconds*; 0 where nothing was counted."""
+        """Return messages per second over the last *seconds*; 0 if nothing was counted."""
         series = self._series.get((name, key))
         return series.tps(seconds) if series is not None else 0.0
 
@@ -139,11 +139,11 @@ class Rates:
             await self.sample()
 
     async def start(self) -> None:
-        """Take what is stored already as the beginning."""
+        """Take the messages stored so far as the baseline."""
         self._base = self._put_now = await self._sample_topics(self._now(), new=False)
 
     async def sample(self) -> None:
-        """Look at all sums once; many topics are looked at in steps."""
+        """Sample all sums once; yields to the event loop if there are many topics."""
         now = self._now()
         await self._forget_topics()
         self._put_now = self._removed + await self._sample_topics(now, new=True)
@@ -162,7 +162,7 @@ class Rates:
         self._turn_day()
 
     async def _forget_topics(self) -> None:
-        """Drop the sums of deleted topics, but keep in the total what they were given."""
+        """Drop the series of deleted topics, but keep their messages in the total."""
         for number, place in enumerate(list(self._last)):
             if place[0] == "TOPIC_PUT_NUMS" and self._topics.get(place[1]) is None:
                 self._removed += self._last.pop(place)
@@ -181,14 +181,14 @@ class Rates:
         return total
 
     def _stored(self, topic: str) -> int:
-        """How many messages *topic* was ever given."""
+        """Return how many messages were ever stored in *topic*."""
         queues = self._store.queues.topics.get(topic)
         return sum([queue.next_offset for queue in queues.values()]) if queues else 0
 
     def _note(self, name: str, key: str, value: int, now: float, *, always: bool = False, new: bool = True) -> bool:
-        """Sample a sum; whether it has a series.
+        """Sample a sum; return whether it has a series.
 
-        One that never moved has none, and one that has not moved for a day loses it. What is *new* began at 0.
+        A sum that never changed has none, and one that has not changed for a day loses it. If *new*, it began at 0.
         """
         place = (name, key)
         old = self._last.get(place, 0 if new else value)
@@ -207,7 +207,7 @@ class Rates:
         return True
 
     def _turn_day(self) -> None:
-        """At midnight (UTC) remember what the sums were."""
+        """At midnight (UTC), store the sums."""
         day = self._now_ms() // DAY_MS
         if day != self._day:
             self._day = day

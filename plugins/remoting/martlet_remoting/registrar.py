@@ -346,7 +346,7 @@ class _Remote:
         try:
             ext = {"topic": topic, "acceptStandardJsonOnly": True}
             question = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext, language=ANSWER_LANGUAGE)
-            answer = await _Line(stream).exchange(question)
+            answer = await _Connection(stream).exchange(question)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
@@ -373,55 +373,55 @@ class _Remote:
     async def _stay(self) -> None:
         with trio.fail_after(REQUEST_TIMEOUT_S):
             stream = await self._connect(self._host, self._port)
-        line = _Line(stream)
+        connection = _Connection(stream)
         try:
-            await self._register(line, self._registrar.all_topics())
+            await self._register(connection, self._registrar.all_topics())
             log.info("registered with name server %s as %s", self.address, self._registrar.address)
             for rounds in itertools.count(1):
-                await self._rest(line)
+                await self._rest(connection)
                 if self._changed:
-                    await self._register(line, list(self._changed.values()))
-                elif self._registrar.tells_all(rounds) or await self._is_unknown(line):
-                    await self._register(line, self._registrar.all_topics())
+                    await self._register(connection, list(self._changed.values()))
+                elif self._registrar.tells_all(rounds) or await self._is_unknown(connection):
+                    await self._register(connection, self._registrar.all_topics())
         finally:
             with trio.move_on_after(GOODBYE_TIMEOUT_S, shield=True):
-                await self._leave(line)
+                await self._leave(connection)
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
 
-    async def _register(self, line: "_Line", topics: list[Topic]) -> None:
+    async def _register(self, connection: "_Connection", topics: list[Topic]) -> None:
         self._changed.clear()
         self.state = "registering"
-        answer = await line.ask(*await self._registrar.turns.finish(self._registrar.encode(topics)))
+        answer = await connection.ask(*await self._registrar.turns.finish(self._registrar.encode(topics)))
         self.state = "registered"
         self._pause_s = RETRY_FIRST_S
         if answer.remark:
             log.warning("name server %s accepted the registration, but %s", self.address, answer.remark)
         self._registrar.take_orders(order_topics(answer.body))
 
-    async def _is_unknown(self, line: "_Line") -> bool:
+    async def _is_unknown(self, connection: "_Connection") -> bool:
         """Whether the name server does not have our current topics."""
-        answer = await line.ask(self._registrar.question())
+        answer = await connection.ask(self._registrar.question())
         return answer.text("changed", "true") != "false"
 
-    async def _rest(self, line: "_Line") -> None:
+    async def _rest(self, connection: "_Connection") -> None:
         """Wait until it is time to register again or a topic has changed."""
         with trio.CancelScope() as self._nap:
             if not self._changed:
                 with trio.move_on_after(self._registrar.register_s):
-                    await line.listen()
+                    await connection.listen()
         self._nap = None
 
-    async def _leave(self, line: "_Line") -> None:
-        if self.state == "registered" and not line.broken:
+    async def _leave(self, connection: "_Connection") -> None:
+        if self.state == "registered" and not connection.broken:
             try:
-                await line.ask(self._registrar.goodbye())
+                await connection.ask(self._registrar.goodbye())
             except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
                 log.info("cannot unregister from name server %s; %s", self.address, error)
 
 
 @final
-class _Line:
+class _Connection:
     """A connection to a name server, with one request at a time."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:

@@ -1,9 +1,9 @@
-"""Retries wait in their queue: a record of ``%RETRY%<group>`` is not shown to the group before its pause is over.
+"""Delays retries in their queue: a record of ``%RETRY%<group>`` is not delivered before its delay is over.
 
-A stop-gap until a timer holds delayed messages. When a record may be delivered follows from what
-is stored in it, its store time and how often it failed, so nothing else is written and a restart
-changes nothing. Records leave in queue order: one that must wait holds back those behind it, and
-since they were stored later, none waits longer than the longest pause.
+This is a substitute while no plugin holds delayed messages. The delay follows from the record's own
+store time and number of redeliveries, so nothing else is stored and a restart changes nothing. Records
+are delivered in queue order: a delayed one holds back the following ones. These were stored later, so
+none waits longer than the longest delay.
 """
 
 from martlet.delivery.redelivery import pause_ms
@@ -14,7 +14,7 @@ __all__ = ["hold_back"]
 
 
 def hold_back(result: ReadResult, now_ms: int) -> int:
-    """Cut *result* before the first record that has to wait; return how many ms that is, 0 if none has to."""
+    """Cut *result* before the first delayed record; return its remaining delay in ms, 0 if there is none."""
     count = size = 0
     for index, piece in enumerate(result.pieces):
         for record in record_views(piece):
@@ -29,7 +29,7 @@ def hold_back(result: ReadResult, now_ms: int) -> int:
 
 
 def _wait_ms(record: RecordView, now_ms: int) -> int:
-    """How long *record* has to wait; not at all where the clock was set back since it was stored."""
+    """Return the remaining delay of *record*; 0 if the clock was set back since it was stored."""
     age_ms = now_ms - record.store_ms
     pause = pause_ms(record.reconsume_times)
     return pause - age_ms if 0 <= age_ms < pause else 0

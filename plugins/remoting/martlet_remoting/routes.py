@@ -1,9 +1,9 @@
-"""Routes, and the topic tables that brokers register: records and their JSON.
+"""Routes, and the topics that brokers register: records and their JSON.
 
-A route says which brokers serve a topic, at which addresses, with how many queues
-(RocketMQ TopicRouteData). It is written in two dialects: with bare broker ids as keys,
-``{0:"10.0.0.1:10911"}``, for the clients of old, and as standard JSON for clients that
-say they want it. Both are compact: the Go client splits the text on commas and colons.
+A route lists the brokers of a topic with their addresses and numbers of queues (RocketMQ
+TopicRouteData). It is written in two dialects: with unquoted broker ids as keys,
+``{0:"10.0.0.1:10911"}``, for old clients, and as standard JSON for clients that request
+it. Both contain no blanks, because the Go client splits the text on commas and colons.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ MASTER_ID: Final = 0
 @final
 @dataclass(frozen=True, slots=True)
 class Version:
-    """How new a topic table is (RocketMQ DataVersion); versions are compared for equality only."""
+    """The version of a topic table (RocketMQ DataVersion); versions are only compared for equality."""
 
     counter: int = 0
     state_version: int = 0
@@ -45,7 +45,7 @@ class Version:
 
     @classmethod
     def from_json(cls, fields: object) -> "Version":
-        """Return what *fields* say; 4.x brokers have no stateVersion."""
+        """Return the version in *fields*; 4.x brokers have no stateVersion."""
         if not isinstance(fields, Mapping):
             return cls()
         return cls(
@@ -56,7 +56,7 @@ class Version:
 @final
 @dataclass(frozen=True, slots=True)
 class TopicShape:
-    """What a route needs of a topic's configuration (RocketMQ TopicConfig)."""
+    """The part of a topic's configuration that routes contain (RocketMQ TopicConfig)."""
 
     name: str
     read_queues: int
@@ -66,9 +66,9 @@ class TopicShape:
 
     @classmethod
     def from_json(cls, name: str, fields: object) -> "TopicShape":
-        """Return what *fields* say; the defaults are those of RocketMQ's TopicConfig."""
+        """Return the shape in *fields*; the defaults are those of RocketMQ's TopicConfig."""
         if not isinstance(fields, Mapping):
-            raise RemoteProtocolError(f"topic {name!r:.140} is registered with {fields!r:.80}, which is no object")
+            raise RemoteProtocolError(f"topic {name!r:.140} is registered with {fields!r:.80}, which is not an object")
         return cls(
             name,
             integer(fields.get("readQueueNums"), 16),
@@ -109,7 +109,7 @@ class TopicQueues:
 @final
 @dataclass(frozen=True, slots=True)
 class BrokerGroup:
-    """The brokers of one name, by id; 0 is the master (RocketMQ BrokerData)."""
+    """The brokers that share a name, by id; 0 is the master (RocketMQ BrokerData)."""
 
     cluster: str
     name: str
@@ -136,7 +136,7 @@ class BrokerGroup:
 @final
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a topic's queues are. ``mappings`` are those of a static topic by broker, as brokers registered them."""
+    """The queues and brokers of a topic. ``mappings`` are the queue mappings of a static topic by broker."""
 
     queues: tuple[TopicQueues, ...]
     brokers: tuple[BrokerGroup, ...]
@@ -146,7 +146,7 @@ class Route:
 
 
 def encode_route(route: Route, *, standard: bool) -> bytes:
-    """Return the body of a route answer; with *standard* it is JSON that any parser takes."""
+    """Return the body of a route answer, in standard JSON if *standard* is set."""
     fields: dict[str, object] = {
         "brokerDatas": [broker.as_json(standard) for broker in route.brokers],
         "filterServerTable": dict(route.filter_servers),
@@ -159,29 +159,29 @@ def encode_route(route: Route, *, standard: bool) -> bytes:
 
 
 def decode_queues(body: bytes) -> tuple[TopicQueues, ...]:
-    """The queues in the body of a route answer.
+    """Return the queues in the body of a route answer.
 
     Raises:
-      RemoteProtocolError: it is something else.
+      RemoteProtocolError: *body* is not a route.
     """
     found = load_object(body).get("queueDatas")
     if not isinstance(found, list):
-        raise RemoteProtocolError(f"route has queueDatas {found!r:.80}, which is no array")
+        raise RemoteProtocolError(f"route has queueDatas {found!r:.80}, which is not an array")
     return tuple(map(TopicQueues.from_json, found))
 
 
 def _escaped(text: str) -> bytes:
-    """*text* with every character over U+007F as \\uXXXX, as Java writes standard JSON (BrowserCompatible)."""
+    """Return *text* with each character above U+007F as \\uXXXX, as Java writes standard JSON (BrowserCompatible)."""
     units = memoryview(text.encode("utf-16-be"))
     codes = (int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2))
     return "".join(chr(code) if code < 0x80 else f"\\u{code:04X}" for code in codes).encode()
 
 
 def load_object(body: bytes) -> Mapping[str, object]:
-    """Return the JSON object in *body*, in any dialect; for what is short, or comes from whom we trust.
+    """Return the JSON object in *body*, in any dialect; for bodies that are short or from a trusted source.
 
     Raises:
-      RemoteProtocolError: it is something else.
+      RemoteProtocolError: *body* is not a JSON object.
     """
     try:
         return _object(fastjson.loads(body))
@@ -195,7 +195,7 @@ def read_object(
     values_max: int = fastjson.VALUES_MAX,
     shape: fastjson.Shape | None = None,
 ) -> Steps[Mapping[str, object]]:
-    """As `load_object`, for what any peer may send: bounded, and in slices where it is long (`fastjson.read`)."""
+    """Like `load_object`, for untrusted bodies: limited in size, and in slices if long (`fastjson.read`)."""
     try:
         found = yield from fastjson.read(body, bytes_max=bytes_max, values_max=values_max, shape=shape)
     except (ValueError, RecursionError) as error:
@@ -210,10 +210,10 @@ def _object(found: object) -> Mapping[str, object]:
 
 
 def integer(value: object, default: int = 0) -> int:
-    """Return *value* as a number, whether it came as one or as text; *default* if it is neither.
+    """Return *value*, a number or its text, as a number; *default* if it is neither.
 
     Raises:
-      RemoteProtocolError: it is over 64 bits.
+      RemoteProtocolError: it does not fit 64 bits.
     """
     if isinstance(value, str) and len(value) < 21:
         try:

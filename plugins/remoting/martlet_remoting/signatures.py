@@ -1,4 +1,4 @@
-"""Signed requests: what RocketMQ's AclClientRPCHook adds to each request, and what it signed.
+"""Signed requests: the fields that RocketMQ's AclClientRPCHook adds to each request, and the signed content.
 
 RocketMQ acl AclClientRPCHook, AclUtils.combineRequestContent, PlainAccessResource.parse (4.9.8);
 auth DefaultAuthenticationContextBuilder.build (5.5.0).
@@ -20,17 +20,17 @@ __all__ = ["ACCESS_KEY", "SIGNATURE", "TOKEN", "SigningKey", "signed_content", "
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 TOKEN: Final = "SecurityToken"
-# Clients up to 4.9.3 add this one after they have signed (MixAll.UNIQUE_MSG_QUERY_FLAG).
+# Clients up to 4.9.3 add this field after signing (MixAll.UNIQUE_MSG_QUERY_FLAG).
 UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """What a client signs its requests with: the *access_key* names it, the *secret* is known to the broker as well.
+    """The key with which a client signs its requests: *access_key* is its name, the broker knows the *secret* too.
 
     Raises:
-      ValueError: one of them is empty, or cannot be written as UTF-8.
+      ValueError: one of them is empty or cannot be encoded as UTF-8.
     """
 
     access_key: str
@@ -38,12 +38,12 @@ class SigningKey:
 
     def __post_init__(self) -> None:
         if not self.access_key:
-            raise ValueError("access key '' is empty; write the name of the user as the broker knows it")
+            raise ValueError("access key '' is empty; give the name of a user of the broker")
         if not self.secret:
-            raise ValueError(f"secret of access key {self.access_key!r} is empty; write the one that the broker knows")
+            raise ValueError(f"secret of access key {self.access_key!r} is empty; give the user's secret")
         for what, text in ("access key", self.access_key), ("secret of access key", self.secret):
             if text.encode("utf-8", "replace").decode() != text:
-                raise ValueError(f"{what} {self.access_key!r} has half a surrogate pair; decode it as UTF-8")
+                raise ValueError(f"{what} {self.access_key!r} contains half of a surrogate pair; decode it as UTF-8")
 
     def sign(self, code: int, ext: Mapping[str, object], body: bytes) -> dict[str, object]:
         """Return *ext* with the access key and the signature of the request."""
@@ -53,7 +53,7 @@ class SigningKey:
 
 
 def signed_content(command: Command) -> bytes:
-    """Return what a client signs: the values of the header fields in the order of their names, then the body."""
+    """Return the bytes that a client signs: the values of the header fields, sorted by name, then the body."""
     unsigned = (SIGNATURE, UNIQUE_KEY) if command.version <= VERSION_4_9_3 else (SIGNATURE,)
     fields = sorted(command.ext.items())
     values = "".join([ext_text(value) for name, value in fields if name not in unsigned and value is not None])
@@ -61,7 +61,7 @@ def signed_content(command: Command) -> bytes:
 
 
 def signed_request(command: Command) -> SignedRequest | None:
-    """Return the credentials in *command*, None when it has no access key."""
+    """Return the credentials in *command*, None if it has no access key."""
     access_key = command.text(ACCESS_KEY, "")
     if not access_key:
         return None

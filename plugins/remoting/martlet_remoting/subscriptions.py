@@ -1,7 +1,7 @@
-"""What a consumer wants of a topic: an expression, and the selection made of it.
+"""A consumer's subscription to a topic: an expression, and the selection compiled from it.
 
-The hashes are always made here from the expression: the ``codeSet`` of heartbeats is
-garbage from C++ clients and differs for non-ASCII tags from Go ones.
+The tag hashes are always computed from the expression, because the ``codeSet`` in heartbeats
+is wrong: C++ clients send garbage, Go clients other hashes for non-ASCII tags.
 """
 
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ from martlet.store.codec import tags_code
 
 __all__ = ["Subscription", "select"]
 
-# What one costs beside its texts.
+# The cost of a subscription in addition to its texts.
 SUBSCRIPTION_CHARS: Final = 64
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One topic of a consumer group, as its members said it in a heartbeat.
+    """A consumer group's subscription to one topic, from a heartbeat.
 
-    ``version`` is the client's own number, in whatever unit it counts.
+    ``version`` is a number chosen by the client; a higher one is newer.
     """
 
     topic: str
     expression: str
     kind: str
     version: int
-    selection: Selection | None  # None: *expression* does not compile, or nothing here knows its *kind*
+    selection: Selection | None  # None: *expression* does not compile, or its *kind* is not supported
     class_filter: bool = False
 
     @property
     def weight(self) -> int:
-        """What it counts of the characters that a connection may subscribe to."""
+        """How much it counts towards the limit of characters that a connection may subscribe to."""
         return SUBSCRIPTION_CHARS + len(self.topic) + len(self.expression) + len(self.kind)
 
     def as_json(self) -> dict[str, object]:
@@ -53,13 +53,13 @@ class Subscription:
 
 
 def select(broker: Broker, kind: str, expression: str) -> Selection:
-    """Return the selection of *expression*; RocketMQ's consumers compare tags again, so it compares their hashes.
+    """Compile *expression*; tags are compared by hash only, because RocketMQ's consumers compare them again.
 
     Raises:
-      Refused: it cannot be compiled (ILLEGAL), or no plugin knows its kind (NOT_SUPPORTED).
+      Refused: it does not compile (ILLEGAL), or no plugin supports its kind (NOT_SUPPORTED).
     """
     if kind not in ("", TAG) and broker.filter_compiler(kind) is None:
-        # The wording of RocketMQ with enablePropertyFilter off, which clients' users search for.
+        # RocketMQ's text with enablePropertyFilter off, which users search for.
         text = f"The broker does not support consumer to filter message by {kind}"
         raise Refused(Reason.NOT_SUPPORTED, f"{text}; subscribe by tags, or to '*' and filter in the consumer")
     return broker.selection(kind or TAG, expression, exact=False)

@@ -1,7 +1,7 @@
-"""QUERY_ASSIGNMENT: the broker shares out a topic's queues among the members of a group.
+"""QUERY_ASSIGNMENT: the broker allocates a topic's queues to the members of a group.
 
-Java consumers with ``setClientRebalance(false)`` ask for each topic after each change of their group, and take what
-they are told (RocketMQ QueryAssignmentProcessor). Every group is in pull mode, RocketMQ's default.
+Java consumers with ``setClientRebalance(false)`` send one for each topic after each change of their group, and consume
+the queues in the answer (RocketMQ QueryAssignmentProcessor). Every group is in pull mode, RocketMQ's default.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from martlet.turns import Pace, Steps
 from martlet_remoting.averages import Average, AverageByCircle
 from martlet_remoting.bodies import enum_name, read_body, text
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.context import REASON_CODES, Beside, Context, Handle, Parts, refuse, reply
+from martlet_remoting.context import REASON_CODES, Beside, Context, Handle, RemotingState, refuse, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.members import BROADCASTING, CLUSTERING
 from martlet_remoting.packets import Command, Frame
@@ -34,7 +34,7 @@ STRATEGIES: Final[Mapping[str, Average | AverageByCircle]] = {s.name: s for s in
 @final
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which queues of *topic* does the client get?"""
+    """The fields of a QUERY_ASSIGNMENT request."""
 
     group: str
     topic: str
@@ -44,17 +44,17 @@ class Question:
 
 
 def query_assignment(context: Context, command: Command) -> Beside:
-    """Answer which queues of a topic the client gets; no list at all means that it keeps those it has."""
+    """Answer which queues of a topic the client gets; an answer without a list means that it keeps its queues."""
     return Beside(_query_assignment(context, command))
 
 
 def _query_assignment(context: Context, command: Command) -> Steps[Frame | None]:
     question = yield from _question(command)
     grant = context.gate(command).consume(question.group, question.topic)
-    others = context.parts.others
+    others = context.state.others
     known = others.known(question.topic) if others is not None else ()
     if known is not None:
-        return (yield from _answer(context.parts, grant, command, question, known))
+        return (yield from _answer(context.state, grant, command, question, known))
     context.peer.start(_ask_and_answer, context, grant, command, question)
     return None
 
@@ -63,7 +63,7 @@ def _question(command: Command) -> Steps[Question]:
     body = yield from read_body(command)
     group, topic = text(body, "consumerGroup"), text(body, "topic")
     if not group or not topic:
-        raise Refused(Reason.MALFORMED, "question for an assignment lacks consumerGroup or topic")
+        raise Refused(Reason.MALFORMED, "assignment query lacks consumerGroup or topic; send both")
     model = enum_name(body, "messageModel", MODELS, "")
     if model not in MODELS:
         raise Refused(Reason.MALFORMED, f"messageModel {model!r} is unknown; it must be one of {', '.join(MODELS)}")
@@ -71,27 +71,27 @@ def _question(command: Command) -> Steps[Question]:
 
 
 async def _ask_and_answer(context: Context, grant: ConsumeGrant, command: Command, question: Question) -> None:
-    parts = context.parts
-    assert parts.others is not None
+    state = context.state
+    assert state.others is not None
     try:
-        known = await parts.others.ask(question.topic)
-        answer = await parts.broker.turns.finish(_answer(parts, grant, command, question, known))
+        known = await state.others.ask(question.topic)
+        answer = await state.broker.turns.finish(_answer(state, grant, command, question, known))
     except Refused as error:
         code = REASON_CODES[error.reason]
-        parts.count_refusal(code)
+        state.count_refusal(code)
         answer = refuse(command, code, str(error))
     context.answer(command, answer)
 
 
 def _answer(
-    parts: Parts, grant: ConsumeGrant, command: Command, question: Question, elsewhere: Sequence[TopicQueues]
+    state: RemotingState, grant: ConsumeGrant, command: Command, question: Question, elsewhere: Sequence[TopicQueues]
 ) -> Steps[bytes]:
-    counts = _read_queues(parts, grant, elsewhere)
+    counts = _read_queues(state, grant, elsewhere)
     total = sum(counts.values())
     if total > QUEUES_MAX:
         text_ = f"topic[{question.topic}] has {total} queues on {len(counts)} brokers"
-        raise Refused(Reason.BUSY, f"{text_}; at most {QUEUES_MAX} are shared out")
-    chosen = _share(parts, question, total) if total else None
+        raise Refused(Reason.BUSY, f"{text_}; at most {QUEUES_MAX} can be allocated")
+    chosen = _share(state, question, total) if total else None
     if chosen is None:
         return reply(command, body=b"{}")
     places = [(broker, number) for broker in sorted(counts) for number in range(counts[broker])]
@@ -105,34 +105,34 @@ def _answer(
     return reply(command, body=orjson.dumps({"messageQueueAssignments": assignments}))
 
 
-def _read_queues(parts: Parts, grant: ConsumeGrant, elsewhere: Sequence[TopicQueues]) -> dict[str, int]:
+def _read_queues(state: RemotingState, grant: ConsumeGrant, elsewhere: Sequence[TopicQueues]) -> dict[str, int]:
     """How many queues of the topic can be read, by broker; of this broker the name servers may not know yet."""
     counts = {
         queues.broker_name: queues.read_queues for queues in elsewhere if queues.perm & READ and queues.read_queues > 0
     }
-    counts.pop(parts.broker.config.name, None)
+    counts.pop(state.broker.config.name, None)
     own = grant.open_topic()
     if own is not None and own.perm & READ and own.read_queues:
-        counts[parts.broker.config.name] = own.read_queues
+        counts[state.broker.config.name] = own.read_queues
     return counts
 
 
-def _share(parts: Parts, question: Question, total: int) -> Sequence[int] | None:
-    """Which of *total* queues the client gets; None where that cannot be said."""
+def _share(state: RemotingState, question: Question, total: int) -> Sequence[int] | None:
+    """Return which of *total* queues the client gets; None if that cannot be decided."""
     if question.model == BROADCASTING:
         return range(total)
-    group, strategy = parts.members.group(question.group), STRATEGIES.get(question.strategy)
+    group, strategy = state.members.group(question.group), STRATEGIES.get(question.strategy)
     if group is None or strategy is None or not question.client_id.strip():
         return None
     return strategy.allocate(question.group, question.client_id, range(total), group.sorted_ids())
 
 
 def set_request_mode(context: Context, command: Command) -> Steps[bytes]:
-    """Set how a group gets the messages of a topic, which can only be what it is."""
+    """Accept a group's mode for a topic if it is PULL, the only one supported."""
     body = yield from read_body(command)
     group, topic = text(body, "consumerGroup"), text(body, "topic")
     if not group or not topic:
-        raise Refused(Reason.MALFORMED, "change of a request mode lacks consumerGroup or topic")
+        raise Refused(Reason.MALFORMED, "request mode update lacks consumerGroup or topic; send both")
     grant = context.gate(command).manage_group(group)
     if topic.startswith(RETRY_PREFIX):
         raise Refused(Reason.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -148,7 +148,7 @@ def set_request_mode(context: Context, command: Command) -> Steps[bytes]:
 
 
 def all_request_modes(context: Context, command: Command) -> bytes:
-    """Answer which groups get messages otherwise than by the default (MessageRequestModeManager): none."""
+    """Answer the groups whose mode is not the default (MessageRequestModeManager): none."""
     context.gate(command).query_broker()
     return reply(command, body=dumps({"messageRequestModeMap": {}}))
 

@@ -1,4 +1,4 @@
-"""Who is in a group: heartbeats, unregistering, the list of members, and the locks of ordered consumers.
+"""Group membership: heartbeats, unregistration, member lists, and the locks of ordered consumers.
 
 RocketMQ ClientManageProcessor, ConsumerManageProcessor and AdminBrokerProcessor (locks).
 """
@@ -15,9 +15,9 @@ from martlet.tables.groups import Group
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, enum_name, integer, items, queues, read_body, text
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts, reply, reply_in_pieces
+from martlet_remoting.context import Context, Declined, Handle, RemotingState, reply, reply_in_pieces
 from martlet_remoting.fastjson import LazyList, dumps_in_steps
-from martlet_remoting.members import CLUSTERING, Channel
+from martlet_remoting.members import CLUSTERING, Member
 from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.subscriptions import Subscription, select
 
@@ -38,8 +38,8 @@ SUBSCRIPTIONS_MAX: Final = 4096
 TOPIC_CHARS_MAX: Final = 255
 QUEUES_LOCKED_AT_ONCE_MAX: Final = 16_384
 CLIENT_ID_CHARS_MAX: Final = 1024
-# Of the `martlet.turns.STEPS_AT_ONCE` of a slice: what a new group with its retry topic costs, what a question
-# to the authorizers costs, and how much of an expression compiles in the time of one.
+# Costs in units of which a slice has `martlet.turns.STEPS_AT_ONCE`: a new group with its retry topic, a call of the
+# authorizers; and the characters of an expression that compile in one unit.
 STEPS_OF_A_GROUP: Final = 64
 STEPS_OF_A_CHECK: Final = 8
 CHARS_OF_A_STEP: Final = 16
@@ -47,14 +47,14 @@ LANGUAGE_CHARS_MAX: Final = 32
 
 
 def heartbeat(context: Context, command: Command) -> Steps[bytes]:
-    """Register the client in the groups that it names; what it does not name stays as it was."""
-    parts = context.parts
+    """Register the client in the groups that the heartbeat names; other groups are unchanged."""
+    state = context.state
     body = yield from read_body(command)
     client_id = text(body, "clientID")
     if not client_id or len(client_id) > CLIENT_ID_CHARS_MAX:
-        raise Declined(ResponseCode.SYSTEM_ERROR, f"heartbeat has no usable clientID; it is {len(client_id)} long")
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"clientID of {len(client_id)} characters is invalid in a heartbeat")
     consumers, producers = items(body, "consumerDataSet"), items(body, "producerDataSet")
-    limit = parts.config.groups_peer_max
+    limit = state.config.groups_peer_max
     if len(consumers) > limit or len(producers) > limit:
         text_ = f"heartbeat names {len(consumers)} consumer and {len(producers)} producer groups"
         raise Refused(Reason.BUSY, f"{text_}; remoting.groups_peer_max is {limit}")
@@ -62,15 +62,15 @@ def heartbeat(context: Context, command: Command) -> Steps[bytes]:
     gate = context.gate(command)
     yield from _check_heartbeat(gate, consumers, pace)
     language = command.language[:LANGUAGE_CHARS_MAX]
-    channel = Channel(context, client_id, language, command.version, parts.now(), parts.clock.now_ms())
+    member = Member(context, client_id, language, command.version, state.now(), state.clock.now_ms())
     fingerprint = integer(body, "heartbeatFingerprint")
     without_subscriptions = boolean(body, "withoutSub")
     changed = fingerprint == 0
     for data in consumers:
-        subscriptions = None if without_subscriptions else (yield from _subscriptions(parts, data, pace))
+        subscriptions = None if without_subscriptions else (yield from _subscriptions(state, data, pace))
         if text(data, "groupName"):
             grant = gate.query_group(text(data, "groupName"))
-            changed = _consume(parts, grant, channel, data, fingerprint, subscriptions) or changed
+            changed = _consume(state, grant, member, data, fingerprint, subscriptions) or changed
         if pace.is_over(STEPS_OF_A_GROUP):
             yield
     for data in producers:
@@ -78,12 +78,12 @@ def heartbeat(context: Context, command: Command) -> Steps[bytes]:
             if len(name) > TOPIC_CHARS_MAX:
                 text_ = f"producer group {name!r:.80} has {len(name)} characters; at most {TOPIC_CHARS_MAX}"
                 raise Refused(Reason.PARAMETER, text_)
-            parts.members.join_producers(name, channel)
+            state.members.join_producers(name, member)
     return reply(command, {"IS_SUPPORT_HEART_BEAT_V2": True, "IS_SUB_CHANGE": changed})
 
 
 def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], pace: Pace) -> Steps[None]:
-    """A client that may not consume one of the topics joins none of the groups; producer groups need no permission."""
+    """Refuse the whole heartbeat if the client may not consume one of its topics; producers need no permission."""
     for data in consumers:
         if group := text(data, "groupName"):
             gate.query_group(group)
@@ -95,38 +95,38 @@ def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], pace: Pa
 
 
 def _consume(
-    parts: Parts,
+    state: RemotingState,
     grant: GroupGrant,
-    channel: Channel,
+    member: Member,
     data: dict[object, object],
     fingerprint: int,
     subscriptions: list[Subscription] | None,
 ) -> bool:
-    """Register one consumer group of a heartbeat; whether the client should send its subscriptions again.
+    """Register one consumer group of a heartbeat; return whether the client should send its subscriptions again.
 
-    *subscriptions* are None in a heartbeat that leaves them as they were.
+    *subscriptions* is None in a heartbeat that does not change them.
     """
     name = text(data, "groupName")
     policy = _policy(grant)
     if policy is None:
         return False
     make_retry_topic(grant, policy, unit=boolean(data, "unitMode"))
-    # What cannot be taken is refused before there is a group, for one without members would stay for ever.
-    group = parts.members.join(name, channel, subscriptions)
+    # Refuse before the group is created: a group without members would never be removed.
+    group = state.members.join(name, member, subscriptions)
     held = group.fingerprint
     if fingerprint:
         group.fingerprint = fingerprint
     if subscriptions is None:
-        if parts.members.enter(group, channel):
-            parts.members.notify(group)
-        # After our restart we hold no subscriptions; the full form is wanted then.
+        if state.members.enter(group, member):
+            state.members.notify(group)
+        # After a restart of the broker it has no subscriptions and needs the full form.
         return held != fingerprint
     group.kind = enum_name(data, "consumeType", CONSUME_TYPES, "CONSUME_PASSIVELY")
     group.model = enum_name(data, "messageModel", MESSAGE_MODELS, CLUSTERING)
     group.from_where = enum_name(data, "consumeFromWhere", FROM_WHERE, FROM_WHERE[0])
-    joined = parts.members.enter(group, channel)
+    joined = state.members.enter(group, member)
     if group.subscribe(subscriptions) or joined:
-        parts.members.notify(group)
+        state.members.notify(group)
     return held is not None and held != fingerprint
 
 
@@ -139,12 +139,12 @@ def _policy(grant: GroupGrant) -> Group | None:
 
 
 def make_retry_topic(grant: GroupGrant, policy: Group, *, unit: bool = False) -> None:
-    """Create the retry topic of a group, so that its route is known before the group first asks for it."""
+    """Create the retry topic of a group, so that its route exists before the group first requests it."""
     if policy.retry_queue_nums > 0:
         grant.make_retry_topic(policy.retry_queue_nums, HAS_UNIT_SUBSCRIPTION if unit else 0)
 
 
-def _subscriptions(parts: Parts, data: dict[object, object], pace: Pace) -> Steps[list[Subscription]]:
+def _subscriptions(state: RemotingState, data: dict[object, object], pace: Pace) -> Steps[list[Subscription]]:
     named = items(data, "subscriptionDataSet")
     if len(named) > SUBSCRIPTIONS_MAX:
         text_ = f"heartbeat names {len(named)} topics for one group; at most {SUBSCRIPTIONS_MAX}"
@@ -152,13 +152,13 @@ def _subscriptions(parts: Parts, data: dict[object, object], pace: Pace) -> Step
     found: list[Subscription] = []
     for item in named:
         if text(item, "topic"):
-            found.append(_subscription(parts, item))
+            found.append(_subscription(state, item))
             if pace.is_over(1 + len(found[-1].expression) // CHARS_OF_A_STEP):
                 yield
     return found
 
 
-def _subscription(parts: Parts, data: dict[object, object]) -> Subscription:
+def _subscription(state: RemotingState, data: dict[object, object]) -> Subscription:
     kind = text(data, "expressionType") or TAG
     topic, expression = text(data, "topic"), text(data, "subString", "*")
     if len(topic) > TOPIC_CHARS_MAX or len(expression) > EXPRESSION_CHARS_MAX or len(kind) > TOPIC_CHARS_MAX:
@@ -166,7 +166,7 @@ def _subscription(parts: Parts, data: dict[object, object]) -> Subscription:
         raise Refused(Reason.PARAMETER, f"{text_}, its expression {EXPRESSION_CHARS_MAX}")
     made: Selection | None
     try:
-        made = select(parts.broker, kind, expression)
+        made = select(state.broker, kind, expression)
     except Refused:
         made = None
     return Subscription(
@@ -180,8 +180,8 @@ def _subscription(parts: Parts, data: dict[object, object]) -> Subscription:
 
 
 def unregister(context: Context, command: Command) -> bytes:
-    """The client leaves the groups that it names; C++ names the unused one as an empty text."""
-    members = context.parts.members
+    """Remove the client from the groups that it names; C++ clients send an empty name for the unused one."""
+    members = context.state.members
     if group := command.text("producerGroup", ""):
         members.leave_producers(context, group)
     if group := command.text("consumerGroup", ""):
@@ -190,17 +190,17 @@ def unregister(context: Context, command: Command) -> bytes:
 
 
 def consumer_list(context: Context, command: Command) -> bytes:
-    """Answer every live member of a group, the asking one among them."""
+    """Answer all live members of a group, including the requester."""
     name = command.text("consumerGroup")
     context.gate(command).query_group(name)
-    group = context.parts.members.group(name)
+    group = context.state.members.group(name)
     if group is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
     return reply(command, body=group.client_ids_as_json())
 
 
 def check_client_config(context: Context, command: Command) -> Steps[bytes]:
-    """Say whether a subscription's expression can be served here, before the consumer starts."""
+    """Check whether this broker supports a subscription's expression, before the consumer starts."""
     if not command.body:
         return reply(command)
     data = (yield from read_body(command)).get("subscriptionData")
@@ -210,7 +210,7 @@ def check_client_config(context: Context, command: Command) -> Steps[bytes]:
     if kind == TAG:
         return reply(command)
     try:
-        select(context.parts.broker, kind, text(data, "subString"))
+        select(context.state.broker, kind, text(data, "subString"))
     except Refused as error:
         if error.reason is Reason.NOT_SUPPORTED:
             raise
@@ -222,22 +222,22 @@ def check_client_config(context: Context, command: Command) -> Steps[bytes]:
 
 
 def lock_queues(context: Context, command: Command) -> Steps[Frame]:
-    """Answer which of the queues the client now holds, also those that it held already."""
-    parts = context.parts
+    """Lock queues; answer which of them the client holds now, including those that it held before."""
+    state = context.state
     body = yield from read_body(command)
     wanted = yield from _named_queues(body)
     group, client_id = yield from _owner(context.gate(command), body, wanted)
-    held = yield from parts.locks.lock(context, group, client_id, wanted, parts.now())
+    held = yield from state.locks.lock(context, group, client_id, wanted, state.now())
     found = ({"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in held)
     return reply_in_pieces(command, (yield from dumps_in_steps({"lockOKMQSet": LazyList(map(orjson.dumps, found))})))
 
 
 def unlock_queues(context: Context, command: Command) -> Steps[bytes]:
-    """The client gives queues back; those of others stay theirs."""
+    """Unlock those of the named queues that the client holds."""
     body = yield from read_body(command)
     given = yield from _named_queues(body)
     group, client_id = yield from _owner(context.gate(command), body, given)
-    yield from context.parts.locks.unlock(group, client_id, given)
+    yield from context.state.locks.unlock(group, client_id, given)
     return reply(command)
 
 
@@ -250,10 +250,10 @@ def _named_queues(body: dict[object, object]) -> Steps[list[MessageQueue]]:
 
 
 def _owner(gate: Gate, body: dict[object, object], wanted: Iterable[MessageQueue]) -> Steps[tuple[str, str]]:
-    """The group and the client that a lock request names; it may consume all topics of the *wanted* queues."""
+    """Return the group and client of a lock request; refuse it unless it may consume all *wanted* topics."""
     group, client_id = text(body, "consumerGroup"), text(body, "clientId")
     if not group or not client_id:
-        raise Refused(Reason.MALFORMED, "lock request lacks consumerGroup or clientId")
+        raise Refused(Reason.MALFORMED, "lock request lacks consumerGroup or clientId; send both")
     if len(group) > TOPIC_CHARS_MAX or len(client_id) > CLIENT_ID_CHARS_MAX:
         text_ = f"consumerGroup of {len(group)} or clientId of {len(client_id)} characters is too long"
         raise Refused(Reason.PARAMETER, f"{text_}; at most {TOPIC_CHARS_MAX} and {CLIENT_ID_CHARS_MAX}")

@@ -1,4 +1,4 @@
-"""Offsets: what a group has consumed, where a queue begins and ends, what stood there at a time."""
+"""Offsets: what a group has committed, where a queue begins and ends, which message was stored at a time."""
 
 import os
 from typing import Final
@@ -13,7 +13,8 @@ from martlet_remoting.packets import Command
 
 __all__ = ["TABLE"]
 
-# RocketMQ calls a message "on disk" when this share of the memory was written after it (accessMessageInMemoryMaxRatio).
+# RocketMQ assumes that a message is no longer in memory once this share of the memory was written after it
+# (accessMessageInMemoryMaxRatio).
 MEMORY_RATIO: Final = 0.40
 
 
@@ -33,7 +34,7 @@ def _queue(context: Context, command: Command) -> tuple[TopicGrant, int]:
 
 
 def query_consumer_offset(context: Context, command: Command) -> bytes:
-    """Answer what the group has committed; a new group begins a young queue at 0."""
+    """Answer the group's committed offset; for a new group, 0 if little was written since offset 0."""
     group, topic, queue_id = command.text("consumerGroup"), command.text("topic"), command.integer("queueId")
     grant = context.gate(command).consume(group, topic)
     offset = grant.pending_reset(queue_id)
@@ -49,22 +50,22 @@ def query_consumer_offset(context: Context, command: Command) -> bytes:
 
 
 def _begins_near(grant: ConsumeGrant, queue_id: int) -> bool:
-    """Whether offset 0 of the queue is still there, and little was written since."""
+    """Return whether offset 0 of the queue still exists and little was written since."""
     figures = grant.figures()
     return figures.first_offset(queue_id) == 0 and figures.bytes_since(queue_id, 0) <= NEAR_BYTES
 
 
 def update_consumer_offset(context: Context, command: Command) -> bytes:
-    """Commit; the group and the topic must exist.
+    """Commit an offset; the group and the topic must exist.
 
-    A negative offset, which ali-ons sends for a queue it has consumed nothing of, is accepted and changes nothing.
-    RocketMQ puts it in the place of the committed one, so that the group loses its position.
+    A negative offset is accepted and ignored; ali-ons sends it for a queue that it has not consumed yet. RocketMQ
+    stores it, and the group loses its position.
     """
     group, topic = command.text("consumerGroup"), command.text("topic")
     queue_id, offset = command.integer("queueId", -1), command.integer("commitOffset", -1)
     grant = context.gate(command).consume(group, topic)
     if grant.get_group() is None:
-        text = f"subscription group [{group}] does not exist; it is made by its first heartbeat"
+        text = f"subscription group [{group}] does not exist; its first heartbeat creates it"
         raise Refused(Reason.NO_GROUP, text)
     found = grant.get_topic()
     if found is None:
@@ -80,27 +81,27 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
 
 
 def get_max_offset(context: Context, command: Command) -> bytes:
-    """Answer the offset behind the newest message; 0 for a queue that nobody used.
+    """Answer the offset after the newest message; 0 for a queue that was never used.
 
-    Retries that may still wait (`retries`) are not there yet, as on a real broker, which puts them there after their
-    pause: a consumer that begins at the end, as one whose group was deleted meanwhile, must not pass them over.
+    Retries that may still be delayed (`retries`) do not count. RocketMQ writes them only after their delay. A
+    consumer that begins at the end, for example because its group was deleted, must not skip them.
     """
-    parts = context.parts
+    state = context.state
     grant, queue_id = _queue(context, command)
     end = grant.end_offset(queue_id)
-    if grant.name.startswith(RETRY_PREFIX) and not parts.delays:
-        end = min(end, grant.offset_by_time(queue_id, parts.clock.now_ms() - LONGEST_MS))
+    if grant.name.startswith(RETRY_PREFIX) and not state.delays:
+        end = min(end, grant.offset_by_time(queue_id, state.clock.now_ms() - LONGEST_MS))
     return reply(command, {"offset": end})
 
 
 def get_min_offset(context: Context, command: Command) -> bytes:
-    """Answer the oldest kept offset."""
+    """Answer the oldest offset left."""
     grant, queue_id = _queue(context, command)
     return reply(command, {"offset": grant.first_offset(queue_id)})
 
 
 def search_offset(context: Context, command: Command) -> bytes:
-    """Answer the first offset stored at or after a time; with boundaryType UPPER the last at or before it."""
+    """Answer the first offset stored at or after a time; with boundaryType UPPER, the last one at or before it."""
     grant, queue_id = _queue(context, command)
     timestamp = command.integer("timestamp")
     upper = command.text("boundaryType", "").lower() == "upper"
@@ -108,7 +109,7 @@ def search_offset(context: Context, command: Command) -> bytes:
 
 
 def get_earliest_store_time(context: Context, command: Command) -> bytes:
-    """Answer when the oldest kept message was stored; -1 when there is none."""
+    """Answer when the oldest message left was stored; -1 if there is none."""
     grant, queue_id = _queue(context, command)
     return reply(command, {"timestamp": grant.earliest_store_ms(queue_id)})
 

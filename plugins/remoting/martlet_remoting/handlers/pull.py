@@ -1,7 +1,7 @@
-"""PULL_MESSAGE and LITE_PULL_MESSAGE: read, or hold until there is something to read.
+"""PULL_MESSAGE and LITE_PULL_MESSAGE: answer with records, or hold the pull until there are some.
 
-Order of the checks, codes and offset corrections: RocketMQ PullMessageProcessor and
-DefaultPullMessageResultHandler. The records of an answer are pieces of the log, sent as they are.
+The order of checks, the codes and the offset corrections follow RocketMQ PullMessageProcessor and
+DefaultPullMessageResultHandler. An answer contains unchanged pieces of the log.
 """
 
 import math
@@ -16,7 +16,7 @@ from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet.turns import Steps
 from martlet_remoting.codec import encode_pull_prefix
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Parts, refuse
+from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, RemotingState, refuse
 from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, decode_pull_header
 from martlet_remoting.long_poll import Pull
 from martlet_remoting.members import BROADCASTING
@@ -27,7 +27,7 @@ from martlet_remoting.subscriptions import select
 __all__ = ["TABLE", "collect", "finish", "pull_message"]
 
 OFFSET_RESET: Final = "OFFSET_RESET"
-# What stopped the store -> code and remark; RocketMQ GetMessageStatus.
+# Result of a read -> code and remark; RocketMQ GetMessageStatus.
 STATUS: Final = {
     ReadStatus.FOUND: (ResponseCode.SUCCESS, "FOUND"),
     ReadStatus.NO_MATCH: (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
@@ -37,14 +37,14 @@ STATUS: Final = {
     ReadStatus.TOO_SMALL: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL"),
     ReadStatus.AT_END: (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE"),
     ReadStatus.BEYOND_END: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY"),
-    # The next offset is beyond the hole, so the client may go on at once.
+    # The next offset is after the hole, so the client can continue immediately.
     ReadStatus.HOLE: (ResponseCode.PULL_RETRY_IMMEDIATELY, "OFFSET_FOUND_NULL"),
 }
-# Nothing there yet: for these a pull at offset 0 waits, and any other is sent to 0.
+# No messages yet: a pull at offset 0 waits, any other is redirected to 0.
 NOTHING_YET: Final = frozenset((ReadStatus.NO_QUEUE, ReadStatus.EMPTY))
 
-BYTES_UNLIMITED: Final = (1 << 31) - 1  # what Java's pull consumers send, which have no opinion
-ANSWER_BYTES: Final = 1024  # what an answer counts beside its messages: it takes as long as so many bytes of these
+BYTES_UNLIMITED: Final = (1 << 31) - 1  # Java's pull consumers send this for "no limit"
+ANSWER_BYTES: Final = 1024  # cost of an answer itself, in bytes of messages that take the same time
 FORBIDDEN_GROUP: Final = 2
 FORBIDDEN_TOPIC: Final = 3
 FORBIDDEN_BROADCAST: Final = 4
@@ -52,7 +52,7 @@ FORBIDDEN_SUBSCRIPTION: Final = 5
 
 
 def pull_message(context: Context, command: Command) -> Steps[None] | None:
-    """Answer with records from the asked offset on, or hold the pull."""
+    """Answer with records from the requested offset on, or hold the pull."""
     if command.flag & FLAG_ONEWAY:
         return None
     header = decode_pull_header(command)
@@ -63,48 +63,48 @@ def pull_message(context: Context, command: Command) -> Steps[None] | None:
 
 
 def _pull_in_turn(context: Context, command: Command, header: PullHeader) -> Steps[None]:
-    """As `_pull`, in a slice: a long expression takes milliseconds to compile, and one read may hold several."""
+    """Run `_pull` in its own slice: compiling a long expression takes milliseconds, and a read can contain several."""
     yield
     _pull(context, command, header)
 
 
 def _pull(context: Context, command: Command, header: PullHeader) -> None:
-    parts = context.parts
+    state = context.state
     gate = context.gate(command)
     grant = gate.consume(header.group, header.topic)
     topic = _readable_topic(context, grant, header.queue_id)
-    wanted = _wanted(parts, grant, header)
+    wanted = _wanted(state, grant, header)
     pending = context.pulls
     queue = topic.queue(header.queue_id)
-    messages = min(max(header.messages_max, 1), parts.config.pull_messages_max)
-    size = _bytes_max(parts, header.bytes_max)
+    messages = min(max(header.messages_max, 1), state.config.pull_messages_max)
+    size = _bytes_max(state, header.bytes_max)
     pull = Pull(pending, command.opaque, header.group, queue, header.offset, messages, size, wanted, gate, grant)
-    pull.retries = header.topic[0] == "%" and header.topic == RETRY_PREFIX + header.group and not parts.delays
+    pull.retries = header.topic[0] == "%" and header.topic == RETRY_PREFIX + header.group and not state.delays
     if header.sys_flag & PULL_SUBSCRIPTION:
         pull.bring_filter(header.expression)
     pending.check_room(pull)
     if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
         grant.commit(header.queue_id, header.commit_offset)
     if header.sys_flag & PULL_SUSPEND:
-        suspend_ms = min(header.suspend_ms, parts.config.suspend_ms_max)
-        if suspend_ms > 0 and not parts.parked.stopping:
+        suspend_ms = min(header.suspend_ms, state.config.suspend_ms_max)
+        if suspend_ms > 0 and not state.parked.stopping:
             pull.last = False
-            pull.suspend_until = parts.now() + suspend_ms / 1000
+            pull.suspend_until = state.now() + suspend_ms / 1000
     _run(context, pull)
 
 
-def _bytes_max(parts: Parts, asked: int) -> int:
-    """How large the answer of a pull may become that asks for *asked* bytes; 0 or less where it does not say."""
+def _bytes_max(state: RemotingState, asked: int) -> int:
+    """Return the size limit of an answer; *asked* is the size in the request, 0 or less if it has none."""
     if 0 < asked < BYTES_UNLIMITED:
-        return min(asked, parts.config.pull_bytes_asked_max)
-    return parts.config.pull_bytes_max
+        return min(asked, state.config.pull_bytes_asked_max)
+    return state.config.pull_bytes_max
 
 
 # checks
 
 
 def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Topic:
-    """The topic of a pull; the group is created if the configuration allows that."""
+    """Return the topic of a pull; create the group if the configuration allows it."""
     policy, group, name = grant.ensure_group(), grant.group, grant.topic
     if policy is None:
         text = f"subscription group [{group}] does not exist; create it with updateSubGroup, or turn on"
@@ -123,11 +123,11 @@ def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Top
     return topic
 
 
-def _wanted(parts: Parts, grant: ConsumeGrant, header: PullHeader) -> Selection:
-    """The filter of a pull: its own, or what its group said in heartbeats."""
+def _wanted(state: RemotingState, grant: ConsumeGrant, header: PullHeader) -> Selection:
+    """Return the filter of a pull: its own, or the one from its group's heartbeats."""
     if header.sys_flag & PULL_SUBSCRIPTION:
-        return _own_filter(parts, header)
-    live = parts.members.group(header.group)
+        return _own_filter(state, header)
+    live = state.members.group(header.group)
     if live is None:
         text = f"the consumer's group info not exist, group [{header.group}]; it must send a heartbeat first"
         raise Declined(ResponseCode.SUBSCRIPTION_NOT_EXIST, text)
@@ -146,8 +146,8 @@ def _wanted(parts: Parts, grant: ConsumeGrant, header: PullHeader) -> Selection:
     if subscription.kind == TAG:
         return subscription.selection or EVERYTHING
     if subscription.selection is None:
-        # Says code 1 when no plugin knows this kind of expression.
-        return _compiled(parts, header, subscription.kind, subscription.expression)
+        # Answers code 1 if no plugin supports this kind of expression.
+        return _compiled(state, header, subscription.kind, subscription.expression)
     return _for_topic(header.topic, subscription.selection)
 
 
@@ -157,14 +157,14 @@ def _check_allowed(grant: ConsumeGrant) -> None:
         raise _forbidden(FORBIDDEN_SUBSCRIPTION, text)
 
 
-def _own_filter(parts: Parts, header: PullHeader) -> Selection:
+def _own_filter(state: RemotingState, header: PullHeader) -> Selection:
     kind = header.expression_type or TAG
-    return _compiled(parts, header, kind, header.expression)
+    return _compiled(state, header, kind, header.expression)
 
 
-def _compiled(parts: Parts, header: PullHeader, kind: str, expression: str) -> Selection:
+def _compiled(state: RemotingState, header: PullHeader, kind: str, expression: str) -> Selection:
     try:
-        return _for_topic(header.topic, select(parts.broker, kind, expression))
+        return _for_topic(header.topic, select(state.broker, kind, expression))
     except Refused as error:
         if error.reason is Reason.NOT_SUPPORTED:
             raise
@@ -173,7 +173,7 @@ def _compiled(parts: Parts, header: PullHeader, kind: str, expression: str) -> S
 
 
 def _for_topic(topic: str, wanted: Selection) -> Selection:
-    """Retries passed the expression when they were first delivered (RocketMQ filterSupportRetry, off by default)."""
+    """Select all retries: they matched when they were first delivered (RocketMQ filterSupportRetry, default off)."""
     if wanted.predicate is not None and topic.startswith(RETRY_PREFIX):
         return EVERYTHING
     return wanted
@@ -187,7 +187,7 @@ def _forbidden(kind: int, text: str) -> Declined:
 
 
 def collect(context: Context, budget_bytes: float) -> None:
-    """Answer what is due: pulls that were woken, whose time is over, or whose records were read from the disk."""
+    """Answer pulls that were woken, that have expired, or whose records were read from disk."""
     pending = context.pulls
     ready = pending.ready
     for _ in range(len(ready)):
@@ -196,7 +196,7 @@ def collect(context: Context, budget_bytes: float) -> None:
         try:
             budget_bytes -= _run(context, pull)
         except (Refused, Declined, StoreError) as error:
-            _drop(context.parts, pull, error)
+            _drop(context.state, pull, error)
         if budget_bytes <= 0:
             break
     if ready:
@@ -206,7 +206,7 @@ def collect(context: Context, budget_bytes: float) -> None:
 
 
 def finish(context: Context) -> None:
-    """We stop: answer every pull of this connection that is not held any more, with what is at hand."""
+    """At shutdown: answer every pull of this connection that is no longer held, with the records available now."""
     collect(context, math.inf)
     pending = context.pulls
     for pull in list(pending.reading):
@@ -216,15 +216,15 @@ def finish(context: Context) -> None:
 
 
 def _refuse_far(context: Context, error: Refused) -> None:
-    """The connection may start no read: refuse the pulls that wait for one."""
+    """Refuse the pulls that wait for a read from disk, because the connection may start none."""
     pending = context.pulls
     pending.reader.forget_all()
     while pending.reading:
-        _drop(context.parts, pending.reading.popitem()[0], error)
+        _drop(context.state, pending.reading.popitem()[0], error)
 
 
-def _drop(parts: Parts, pull: Pull, error: Refused | Declined | StoreError) -> None:
-    parts.parked.done(pull)
+def _drop(state: RemotingState, pull: Pull, error: Refused | Declined | StoreError) -> None:
+    state.parked.done(pull)
     command = Command(RequestCode.PULL_MESSAGE, opaque=pull.opaque)
     ext: Mapping[str, object] = NO_EXT
     if isinstance(error, Refused):
@@ -234,17 +234,17 @@ def _drop(parts: Parts, pull: Pull, error: Refused | Declined | StoreError) -> N
     else:
         failed = isinstance(error, StoreFailed)
         code = ResponseCode.SERVICE_NOT_AVAILABLE if failed else ResponseCode.SYSTEM_ERROR
-    parts.count_refusal(code)
+    state.count_refusal(code)
     pull.pending.peer.send(refuse(command, code, str(error), ext))
 
 
 def _run(context: Context, pull: Pull) -> int:
-    """Read for *pull*, and answer or hold it; return the bytes of the answer's body."""
+    """Read for *pull*, then answer or hold it; return the size of the answer's body."""
     queue = pull.queue
     topic = pull.grant.get_topic()
-    if topic is None or topic.queue(queue.queue_id) is not queue:  # one of the same name may be there since
+    if topic is None or topic.queue(queue.queue_id) is not queue:  # the topic may have been created again
         raise Refused(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, apply first please! It was deleted")
-    if pull.bucket >= 0:  # it was held, and what was allowed then may not be any more
+    if pull.bucket >= 0:  # it was held; permissions may have changed since
         pull.grant = pull.gate.consume(pull.group, queue.topic)
         _readable_topic(context, pull.grant, queue.queue_id)
         if not pull.own_filter:
@@ -271,31 +271,31 @@ def _run(context: Context, pull: Pull) -> int:
 
 
 def _wait_for_disk(context: Context, pull: Pull) -> None:
-    """*pull* is far behind the tail; the reader calls when it has the records."""
-    parts, pending = context.parts, context.pulls
+    """Let *pull*, which is far behind the tail, wait until the reader has its records."""
+    state, pending = context.state, context.pulls
     stalled = pending.reader.stalled
-    if parts.parked.stopping or stalled is not None:
+    if state.parked.stopping or stalled is not None:
         pending.reader.forget(pull)
         if stalled is not None:
             raise stalled
         _answer_nothing(context, pull)
     else:
-        _admit(parts, pull)
+        _admit(state, pull)
         pending.reading[pull] = None
 
 
 def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
-    """Answer *pull* with *result*, or hold it when that says nothing and it may wait."""
-    parts = context.parts
-    if pull.retries and (wait_ms := hold_back(result, parts.clock.now_ms())) and not result.count:
+    """Answer *pull* with *result*, or hold it if the result is empty and it may wait."""
+    state = context.state
+    if pull.retries and (wait_ms := hold_back(result, state.clock.now_ms())) and not result.count:
         _hold_back(context, pull, result.next_offset, wait_ms)
         return 0
     status = result.status
     code, remark = STATUS[status]
     next_offset = result.next_offset
-    last = pull.last or parts.parked.stopping
+    last = pull.last or state.parked.stopping
     if status is ReadStatus.FOUND:
-        parts.rates.got(pull.queue.topic, pull.group, result.count, result.size)
+        state.rates.got(pull.queue.topic, pull.group, result.count, result.size)
     elif code == ResponseCode.PULL_NOT_FOUND and status in NOTHING_YET and pull.offset != 0:
         code, next_offset = ResponseCode.PULL_OFFSET_MOVED, 0
     elif code == ResponseCode.PULL_NOT_FOUND:
@@ -306,15 +306,15 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
         if pull.offset != pull.asked_offset:
             code, remark = STATUS[ReadStatus.NO_MATCH]
     elif status is ReadStatus.NO_MATCH and pull.bucket >= 0 and not last and next_offset >= result.end_offset:
-        # It was woken by records that it does not want.
+        # Records that do not match its filter woke it.
         pull.offset = next_offset
         _hold(context, pull)
         return 0
     if status is not ReadStatus.FOUND:
-        parts.rates.missed += 1
-    parts.parked.done(pull)
+        state.rates.missed += 1
+    state.parked.done(pull)
     prefix = encode_pull_prefix(
-        parts.pull_template,
+        state.pull_template,
         pull.opaque,
         code,
         next_offset,
@@ -328,50 +328,50 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
 
 
 def _hold(context: Context, pull: Pull) -> None:
-    """Hold *pull*, unless more came since a thread read for it: nobody would wake it for that."""
-    parts = context.parts
-    _admit(parts, pull)
+    """Hold *pull*, unless new records arrived while a thread read for it: they would not wake it."""
+    state = context.state
+    _admit(state, pull)
     if pull.grant.end_offset(pull.queue.queue_id) > pull.offset:
         pull.pending.queue_up(pull)
     else:
-        parts.parked.park(pull)
+        state.parked.park(pull)
 
 
 def _hold_back(context: Context, pull: Pull, offset: int, wait_ms: int) -> None:
-    """Hold *pull* while the retry at *offset* has to wait."""
-    parts = context.parts
+    """Hold *pull* until the delay of the retry at *offset* is over."""
+    state = context.state
     pull.offset = offset
-    if pull.last or parts.parked.stopping:
+    if pull.last or state.parked.stopping:
         _answer_nothing(context, pull)
     else:
-        _admit(parts, pull)
-        parts.parked.park(pull, parts.now() + wait_ms / 1000)
+        _admit(state, pull)
+        state.parked.park(pull, state.now() + wait_ms / 1000)
 
 
-def _admit(parts: Parts, pull: Pull) -> None:
-    """Let *pull* wait; where too many do, pulls of the connections with the largest shares are refused for it."""
-    for other in parts.parked.admit(pull):
-        _drop(parts, other, parts.parked.refusal())
+def _admit(state: RemotingState, pull: Pull) -> None:
+    """Let *pull* wait; if too many wait, refuse pulls of the connections with the largest shares."""
+    for other in state.parked.admit(pull):
+        _drop(state, other, state.parked.refusal())
         other.pending.peer.wake()
 
 
 def _answer_nothing(context: Context, pull: Pull) -> None:
-    """The client asks again from where it is; that may be another broker by then."""
-    parts = context.parts
-    parts.parked.done(pull)
-    parts.rates.missed += 1
+    """Answer without records; the client pulls again from its offset, perhaps from another broker."""
+    state = context.state
+    state.parked.done(pull)
+    state.rates.missed += 1
     first, end = pull.queue.first_offset, pull.grant.end_offset(pull.queue.queue_id)
     moved = pull.offset != pull.asked_offset
     code, remark = STATUS[ReadStatus.NO_MATCH if moved else ReadStatus.AT_END]
-    context.peer.send(encode_pull_prefix(parts.pull_template, pull.opaque, code, pull.offset, first, end, remark))
+    context.peer.send(encode_pull_prefix(state.pull_template, pull.opaque, code, pull.offset, first, end, remark))
 
 
 def _answer_reset(context: Context, pull: Pull, offset: int) -> int:
-    parts = context.parts
-    parts.parked.done(pull)
+    state = context.state
+    state.parked.done(pull)
     first, end = pull.queue.first_offset, pull.grant.end_offset(pull.queue.queue_id)
     code = ResponseCode.PULL_OFFSET_MOVED
-    context.peer.send(encode_pull_prefix(parts.pull_template, pull.opaque, code, offset, first, end, OFFSET_RESET))
+    context.peer.send(encode_pull_prefix(state.pull_template, pull.opaque, code, offset, first, end, OFFSET_RESET))
     return 0
 
 

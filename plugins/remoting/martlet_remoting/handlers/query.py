@@ -1,4 +1,4 @@
-"""Finding single messages: by key, by unique key, by the position that an offset message id holds."""
+"""Queries for messages by key, by unique key, and by the log position in an offset message id."""
 
 from typing import Final
 
@@ -12,11 +12,11 @@ __all__ = ["TABLE"]
 
 FOUND_MAX: Final = 64  # RocketMQ messageStoreConfig.maxMsgsNumBatch
 FOUND_UNIQUE_MAX: Final = 32  # defaultQueryMaxNum
-ANSWER_BYTES_MAX: Final = 12 * 1024 * 1024  # a client takes no frame over 16 MiB
+ANSWER_BYTES_MAX: Final = 12 * 1024 * 1024  # clients accept frames of up to 16 MiB
 
 
 def query_message(context: Context, command: Command) -> Steps[Frame]:
-    """Answer the records whose unique key or KEYS hold a key; hashes may collide, so the client looks again."""
+    """Answer the records whose index entries match a key; hashes may collide, so the client compares the keys."""
     topic, key = command.text("topic"), command.text("key")
     count_max = command.integer("maxNum")
     if command.boolean("_UNIQUE_KEY_QUERY"):

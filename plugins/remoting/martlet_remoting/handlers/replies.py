@@ -1,4 +1,4 @@
-"""SEND_REPLY_MESSAGE: the answer to a request message is pushed to the client that waits for it, and stored.
+"""SEND_REPLY_MESSAGE: stores the reply to a request message and pushes it to the waiting client.
 
 RocketMQ ReplyMessageProcessor. The requester is found among the producers by the client id in REPLY_TO_CLIENT.
 """
@@ -11,7 +11,7 @@ from martlet.errors import Refused
 from martlet.message import Message, Placed, find_property, put_property
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Handle, Parts, refuse
+from martlet_remoting.context import Context, Handle, RemotingState, refuse
 from martlet_remoting.handlers.send import make_message, open_topic, stamp
 from martlet_remoting.headers import SendHeader, decode_send_header
 from martlet_remoting.packets import Command
@@ -20,20 +20,20 @@ __all__ = ["TABLE", "send_reply"]
 
 
 def send_reply(context: Context, command: Command) -> bytes | None:
-    """Store the reply, push it to who asked, and answer when that has taken it."""
-    parts = context.parts
+    """Store the reply, push it to the requester, and answer when the requester has accepted it."""
+    state = context.state
     header = decode_send_header(command)
     gate = context.gate(command)
     topic = open_topic(context, gate.check_publish(header.topic), header)
-    properties, unique = stamp(parts, header.properties)
+    properties, unique = stamp(state, header.properties)
     message = make_message(context, header, command.body, properties)
     message.topic = topic.name
     placed = gate.publish(message)
     stored = encode_send_response(
-        parts.send_template,
+        state.send_template,
         command.opaque,
         0,
-        parts.message_id(placed.position),
+        state.message_id(placed.position),
         placed.queue_id,
         placed.queue_offset,
         unique,
@@ -43,20 +43,20 @@ def send_reply(context: Context, command: Command) -> bytes | None:
         context.peer.hold_until(placed.end)
         context.answer(command, refuse(command, ResponseCode.SYSTEM_ERROR, failure) if failure else stored)
 
-    _push(parts, header, message, placed, finish)
+    _push(state, header, message, placed, finish)
     return None
 
 
 def _push(
-    parts: Parts,
+    state: RemotingState,
     header: SendHeader,
     message: Message,
     placed: Placed,
     finish: Callable[[str], None],
 ) -> None:
     client_id = find_property(header.properties, b"REPLY_TO_CLIENT").decode("utf-8", "replace")
-    channel = parts.members.find_producer(client_id) if client_id else None
-    if channel is None:
+    member = state.members.find_producer(client_id) if client_id else None
+    if member is None:
         finish(f"push reply message fail, channel of <{client_id}> not found.")
         return
 
@@ -68,7 +68,7 @@ def _push(
         else:
             finish("")
 
-    now_ms = b"%d" % parts.clock.now_ms()
+    now_ms = b"%d" % state.clock.now_ms()
     ext = {
         "producerGroup": header.producer_group,
         "topic": header.topic,
@@ -82,17 +82,17 @@ def _push(
         "reconsumeTimes": header.reconsume_times,
         "unitMode": header.unit_mode,
         "bornHost": host_text(message.born_host),
-        "storeHost": host_text(parts.store_host),
+        "storeHost": host_text(state.store_host),
         "storeTimestamp": placed.store_ms,
     }
     try:
-        channel.line.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext, message.body, answered)
+        member.connection.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext, message.body, answered)
     except Refused as error:
         finish(f"push reply message to {client_id} fail; {error}")
 
 
 def host_text(host: bytes) -> str:
-    """Return ``ip:port`` of a host as records hold it."""
+    """Return a host from a record as ``ip:port``."""
     address = ip_address(host[:-4])
     shown = f"[{address}]" if address.version == 6 else str(address)
     return f"{shown}:{int.from_bytes(host[-4:], 'big')}"

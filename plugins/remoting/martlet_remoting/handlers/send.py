@@ -1,6 +1,6 @@
 """SEND_MESSAGE in all its forms: long and short field names, batches, retries, dead letters.
 
-Order of the checks and the codes: RocketMQ AbstractSendMessageProcessor.msgCheck and SendMessageProcessor.
+The order of checks and the codes follow RocketMQ AbstractSendMessageProcessor.msgCheck and SendMessageProcessor.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
 from martlet_remoting.batches import split_batch
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts, refusal
+from martlet_remoting.context import Context, Declined, Handle, RemotingState, refusal
 from martlet_remoting.fields import SendFields, SendHead, send_fields
 from martlet_remoting.headers import Send, SendHeader, decode_send_header
 from martlet_remoting.packets import Command
@@ -26,26 +26,26 @@ __all__ = ["TABLE", "make_message", "open_topic", "send_message", "send_run", "s
 TOPIC_CHARS_MAX: Final = 127
 MULTI_TAG: Final = 0x2
 TRANSACTION_MASK: Final = 0xC
-# Bits that do not only say how the body is compressed.
+# All bits except those for the body's compression.
 UNUSUAL_SYS_FLAG: Final = ~0x701
 LENGTHS: Final = Struct(">ii")
 I32_MIN: Final = -(1 << 31)
 I32_MAX: Final = (1 << 31) - 1
 TIMER_KEYS: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
-# A stored message has each of these once, and it is ours; POP_CK is never a producer's.
+# Properties that the broker sets; those that a producer sent are removed first.
 BROKER_KEYS: Final = (b"CLUSTER", b"MSG_REGION", b"TRACE_ON", b"POP_CK")
 
 
 def send_usual(context: Context, command: Command) -> bytes | None:
-    """As `send_message`, quickly, for the message that nearly all are.
+    """Fast path of `send_message` for a usual message, which nearly all are; it takes half the time.
 
-    That is: short field names, a known topic, its own unique key, no batch, no retry, and no property
-    that means something to the broker. Measured: half the time of `send_message`.
+    Usual: short field names, a known topic, a unique key, no batch, no retry, and no property with a meaning for
+    the broker.
     """
     fields = send_fields(command)
     if fields is None:
         return send_message(context, command)
-    parts = context.parts
+    state = context.state
     name = fields.b
     gate = context.own_gate
     if gate is None or command.identity is not None:
@@ -65,21 +65,21 @@ def send_usual(context: Context, command: Command) -> bytes | None:
         or topic.filter_type != "SINGLE_TAG"
         or name[0] == "%"
         or not command.body
-        or grant.unflushed_bytes > parts.config.unflushed_bytes_max
+        or grant.unflushed_bytes > state.config.unflushed_bytes_max
     ):
         return send_message(context, command)
     peer = context.peer
-    stored += parts.stamp if stored[-1] == 2 else parts.stamp_after
+    stored += state.stamp if stored[-1] == 2 else state.stamp_after
     message = Message(name, command.body, stored, fields.e, fields.h, fields.f, fields.g, peer.host)
     placed = gate.publish(message)
     peer.hold_until(placed.end)
-    header = parts.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
+    header = state.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
     return LENGTHS.pack(4 + len(header), len(header)) + header
 
 
 def usual_key(fields: SendFields, stored: bytes) -> bytes:
-    """The unique key of a usual send, whose encoded properties are *stored*; empty for a send that is not usual."""
-    properties = fields.i  # searched as text: `in` of bytes raises and drops a TypeError each time
+    """Return the unique key of a usual send with the encoded properties *stored*; empty if the send is not usual."""
+    properties = fields.i  # search in the str: `in` on bytes raises and catches a TypeError internally each time
     at = stored.find(b"UNIQ_KEY\x01")
     if at < 0:
         return b""
@@ -108,17 +108,17 @@ def usual_key(fields: SendFields, stored: bytes) -> bytes:
 
 
 def send_run(context: Context, sends: Sequence[Send]) -> int:
-    """Store the usual sends that *sends* begins with together, and answer them; return how many they were.
+    """Store and answer the usual sends at the beginning of *sends* together; return their number.
 
-    As `send_usual` for each, without a `Command`, a `Message` and a `Placed`.
+    Like `send_usual` for each, but without creating a `Command`, a `Message` and a `Placed`.
     """
-    parts, gate, host = context.parts, context.connection_gate(), context.peer.host
+    state, gate, host = context.state, context.connection_gate(), context.peer.host
     grant = gate.publishable.get(sends[0][0].extFields.b)
     if grant is None:
         return 0
-    stamp, stamp_after = parts.stamp, parts.stamp_after
-    unflushed, unflushed_max = grant.unflushed_bytes, parts.config.unflushed_bytes_max
-    body_bytes_max, code_of = parts.broker.config.message_bytes_max, grant.code_of
+    stamp, stamp_after = state.stamp, state.stamp_after
+    unflushed, unflushed_max = grant.unflushed_bytes, state.config.unflushed_bytes_max
+    body_bytes_max, code_of = state.broker.config.message_bytes_max, grant.code_of
     queues: dict[tuple[str, int], Queue] = {}
     run: list[RunItem] = []
     keys: list[bytes] = []
@@ -146,7 +146,7 @@ def send_run(context: Context, sends: Sequence[Send]) -> int:
 
 
 def _find_queue(gate: Gate, queues: dict[tuple[str, int], Queue], fields: SendFields) -> Queue | None:
-    """The queue of a usual send, kept in *queues* for the others of its run."""
+    """Return the queue of a usual send; *queues* caches it for the other sends of the run."""
     grant = gate.publishable.get(fields.b)
     topic = grant.get() if grant is not None else None
     if topic is None or topic.filter_type != "SINGLE_TAG" or topic.name[0] == "%":
@@ -165,17 +165,17 @@ def _publish_run(
     run: Sequence[RunItem],
     keys: Sequence[bytes],
 ) -> None:
-    """Store *run*, and answer the first of *sends*, from which it was made."""
-    parts, peer = context.parts, context.peer
-    parts.requests += len(run)
+    """Store *run*, which was made from the first of *sends*, and answer these."""
+    state, peer = context.state, context.peer
+    state.requests += len(run)
     segment = grant.segment
     try:
         result = gate.publish_run(run)
     except MartletError as error:
         for head, _, _ in sends[: len(run)]:
-            peer.send(_run_refusal(parts, head, error))
+            peer.send(_run_refusal(state, head, error))
         return
-    template, answers = parts.stored_template, []
+    template, answers = state.stored_template, []
     for (head, _, _), item, unique, position, offset in zip(
         sends[: len(run)], run, keys, result.positions, result.offsets, strict=True
     ):
@@ -185,39 +185,39 @@ def _publish_run(
         peer.hold_until(result.end)
         peer.send(b"".join(answers))
         return
-    # What lies in an earlier segment is committed already: if the next commit fails, only the rest is refused.
+    # Records in an earlier segment are committed already: if the next commit fails, only the rest is refused.
     for place, answer in enumerate(answers):
         refused = result.refused.get(place)
         if refused is None:
             peer.hold_until(result.ends[place])
-        peer.send(answer if refused is None else _run_refusal(parts, sends[place][0], refused))
+        peer.send(answer if refused is None else _run_refusal(state, sends[place][0], refused))
 
 
-def _run_refusal(parts: Parts, head: SendHead, error: MartletError) -> bytes:
-    return refusal(parts, Command(head.code, opaque=head.opaque), error, parts.send_ext)
+def _run_refusal(state: RemotingState, head: SendHead, error: MartletError) -> bytes:
+    return refusal(state, Command(head.code, opaque=head.opaque), error, state.send_ext)
 
 
 # any send
 
 
 def send_message(context: Context, command: Command) -> bytes | None:
-    """Store the message, or the messages of a batch, and answer when they are durable."""
+    """Store the message or the batch; the answer is sent when it is durable."""
     header = decode_send_header(command)
-    parts = context.parts
+    state = context.state
     gate = context.gate(command)
     grant = gate.check_publish(header.topic)
     topic = open_topic(context, grant, header)
-    _check_load(parts, grant)
+    _check_load(state, grant)
     if header.batch:
         return _send_batch(context, command, header, grant)
     properties = header.properties
     if header.topic[0] == "%" and header.topic.startswith(RETRY_PREFIX):
         topic, properties = _retry(context, grant, command, header, topic)
-    properties, unique = stamp(parts, properties)
+    properties, unique = stamp(state, properties)
     if b"DELAY" in properties or b"TIMER_" in properties or b"TRAN_MSG" in properties:
-        check_scheduling(parts, header.topic, properties, header.reconsume_times)
-    if header.sys_flag & TRANSACTION_MASK and not parts.transactions:
-        raise no_transactions(parts)
+        check_scheduling(state, header.topic, properties, header.reconsume_times)
+    if header.sys_flag & TRANSACTION_MASK and not state.transactions:
+        raise no_transactions(state)
     message = make_message(context, header, command.body, properties)
     message.topic = topic.name
     if topic.filter_type == "MULTI_TAG":
@@ -228,10 +228,10 @@ def send_message(context: Context, command: Command) -> bytes | None:
         placed = gate.give_back(header.topic.removeprefix(RETRY_PREFIX), message)
     context.peer.hold_until(placed.end)
     return encode_send_response(
-        parts.send_template,
+        state.send_template,
         command.opaque,
         0,
-        parts.message_id(placed.position),
+        state.message_id(placed.position),
         placed.queue_id,
         placed.queue_offset,
         unique,
@@ -260,14 +260,14 @@ def make_message(
 
 
 def _no_body() -> Declined:
-    return Declined(ResponseCode.SYSTEM_ERROR, "message body is empty; a message has at least one byte")
+    return Declined(ResponseCode.SYSTEM_ERROR, "message body is empty; send at least one byte")
 
 
-def _check_load(parts: Parts, grant: PublishGrant) -> None:
+def _check_load(state: RemotingState, grant: PublishGrant) -> None:
     waiting = grant.unflushed_bytes
-    if waiting > parts.config.unflushed_bytes_max:
-        limit = parts.config.unflushed_bytes_max
-        text = f"{waiting} bytes wait for the disk; remoting.unflushed_bytes_max is {limit}"
+    if waiting > state.config.unflushed_bytes_max:
+        limit = state.config.unflushed_bytes_max
+        text = f"{waiting} bytes wait to be flushed; remoting.unflushed_bytes_max is {limit}"
         raise Refused(Reason.BUSY, f"[OVERLOAD]system busy, start flow control for a while: {text}")
 
 
@@ -275,7 +275,7 @@ def _check_load(parts: Parts, grant: PublishGrant) -> None:
 
 
 def open_topic(context: Context, grant: PublishGrant, header: SendHeader) -> Topic:
-    """The topic of a send, created if the configuration allows that."""
+    """Return the topic of a send; create it if the configuration allows it."""
     topic = grant.get()
     if topic is None:
         topic = _make_topic(grant, header)
@@ -298,8 +298,8 @@ def _make_topic(grant: PublishGrant, header: SendHeader) -> Topic:
 def _retry(
     context: Context, grant: PublishGrant, command: Command, header: SendHeader, topic: Topic
 ) -> tuple[Topic, bytes]:
-    """Where a consumer's own retry goes: to its retry topic, or, given up, to its dead letters."""
-    parts = context.parts
+    """Return where a consumer's own retry goes: the retry topic, or after too many attempts the dead-letter topic."""
+    state = context.state
     of_group = grant.retry_group()
     assert of_group is not None
     policy, group = of_group.ensure(), of_group.name
@@ -309,8 +309,8 @@ def _retry(
     times_max = policy.retry_max_times
     if command.version >= VERSION_3_4_9 and header.max_reconsume_times >= 0:
         times_max = header.max_reconsume_times
-    # An ordered consumer, which holds locks, sends back only what it has given up.
-    if header.reconsume_times <= times_max and not parts.locks.any_held(group, parts.now()):
+    # An ordered consumer, which holds locks, sends back only messages that it has given up on.
+    if header.reconsume_times <= times_max and not state.locks.any_held(group, state.now()):
         return topic, header.properties
     header.queue_id = -1
     return of_group.make_dead_letter_topic(), put_property(header.properties, b"DELAY", b"-1")
@@ -319,8 +319,8 @@ def _retry(
 # the properties
 
 
-def stamp(parts: Parts, properties: bytes) -> tuple[bytes, str]:
-    """Return the properties as they are stored, and the unique key of the message."""
+def stamp(state: RemotingState, properties: bytes) -> tuple[bytes, str]:
+    """Return the properties to store, and the message's unique key."""
     if b"CLUSTER\x01" in properties or b"MSG_REGION\x01" in properties or b"POP_CK" in properties:
         for key in BROKER_KEYS:
             properties = remove_property(properties, key)
@@ -328,20 +328,20 @@ def stamp(parts: Parts, properties: bytes) -> tuple[bytes, str]:
         properties += b"\x02"
     unique = find_property(properties, b"UNIQ_KEY").decode("utf-8", "replace")
     if not unique:
-        unique = parts.broker.ids.unique()
+        unique = state.broker.ids.unique()
         properties += f"UNIQ_KEY\x01{unique}\x02".encode()
-    return properties + parts.stamp, unique
+    return properties + state.stamp, unique
 
 
-def check_scheduling(parts: Parts, topic: str, properties: bytes, reconsume_times: int) -> None:
-    """Raise `Refused` for a delayed or transactional message, where nothing here can hold such messages.
+def check_scheduling(state: RemotingState, topic: str, properties: bytes, reconsume_times: int) -> None:
+    """Raise `Refused` for a delayed or transactional message if no plugin supports such messages.
 
-    A retry with a delay is taken all the same: `retries` lets it wait, if not for as long.
+    A retry with a delay is always accepted: `retries` delays it, although not for as long.
     """
     delay = find_property(properties, b"DELAY")
     delayed = delay.lstrip(b"0") != b"" and delay.isdigit()
     retry = topic.startswith(RETRY_PREFIX)
-    if not parts.delays and not retry:
+    if not state.delays and not retry:
         timers = [key for key in TIMER_KEYS if find_property(properties, key)]
         if delayed or timers:
             name = timers[0].decode() if timers else "DELAY"
@@ -349,12 +349,12 @@ def check_scheduling(parts: Parts, topic: str, properties: bytes, reconsume_time
             raise Refused(Reason.ILLEGAL, f"{text}; send it without delay")
     if find_property(properties, b"TRAN_MSG").lower() != b"true" or (reconsume_times > 0 and delayed):
         return
-    if not parts.transactions:
-        raise no_transactions(parts)
+    if not state.transactions:
+        raise no_transactions(state)
 
 
-def no_transactions(parts: Parts) -> Refused:
-    text = f"the broker[{parts.broker.config.name}] sending transaction message is forbidden"
+def no_transactions(state: RemotingState) -> Refused:
+    text = f"the broker[{state.broker.config.name}] sending transaction message is forbidden"
     return Refused(Reason.NO_PERMISSION, f"{text}; this broker does not support transactional messages")
 
 
@@ -362,11 +362,11 @@ def no_transactions(parts: Parts) -> Refused:
 
 
 def _send_batch(context: Context, command: Command, header: SendHeader, grant: PublishGrant) -> bytes:
-    parts = context.parts
-    _check_batch(parts, command, header)
+    state = context.state
+    _check_batch(state, command, header)
     members = split_batch(command.body)
     if not members:
-        raise Refused(Reason.ILLEGAL, "batch is empty; it has at least one message")
+        raise Refused(Reason.ILLEGAL, "batch is empty; send at least one message")
     together = b"".join([properties for _, properties, _ in members])
     if b"DELAY" in together or b"TIMER_" in together or b"TRAN_MSG" in together:
         for _, properties, _ in members:
@@ -375,16 +375,16 @@ def _send_batch(context: Context, command: Command, header: SendHeader, grant: P
         raise _no_body()
     queue_id, offset, positions, end = _store_batch(context, context.gate(command), header, grant, members)
     context.peer.hold_until(end)
-    host_text = parts.host_text
+    host_text = state.host_text
     ids = ",".join([f"{host_text}{position:016X}" for position in positions])
     unique = find_property(header.properties, b"UNIQ_KEY").decode("utf-8", "replace")
-    return encode_send_response(parts.send_template, command.opaque, 0, ids, queue_id, offset, unique)
+    return encode_send_response(state.send_template, command.opaque, 0, ids, queue_id, offset, unique)
 
 
 def _store_batch(
     context: Context, gate: Gate, header: SendHeader, grant: PublishGrant, members: Sequence[tuple[bytes, bytes, int]]
 ) -> tuple[int, int, list[int], int]:
-    """Store *members*, all or none; return their queue, the first offset, their log positions, and where they end."""
+    """Store *members*, all or none; return their queue, the first offset, their log positions, and their end."""
     first = make_message(context, header, *members[0])
     name, sys_flag, born_ms, host = first.topic, first.sys_flag, first.born_ms, first.born_host
     times = first.reconsume_times
@@ -409,7 +409,7 @@ def _store_batch(
     return queue.queue_id, result.offsets[0], result.positions, result.end
 
 
-def _check_batch(parts: Parts, command: Command, header: SendHeader) -> None:
+def _check_batch(state: RemotingState, command: Command, header: SendHeader) -> None:
     name = header.topic
     if name.startswith(RETRY_PREFIX):
         raise Refused(Reason.ILLEGAL, f"batch request does not support retry group {name.removeprefix(RETRY_PREFIX)}")
@@ -417,7 +417,7 @@ def _check_batch(parts: Parts, command: Command, header: SendHeader) -> None:
         raise Refused(Reason.ILLEGAL, f"topic of a batch is {len(name)} characters long; at most {TOPIC_CHARS_MAX}")
     if find_property(header.properties, b"DELAY") not in (b"", b"0") or header.sys_flag & TRANSACTION_MASK:
         raise Refused(Reason.ILLEGAL, "batch cannot be delayed or transactional; send such messages one by one")
-    limit = parts.broker.config.message_bytes_max
+    limit = state.broker.config.message_bytes_max
     if len(command.body) > limit:
         raise Refused(Reason.ILLEGAL, f"batch is {len(command.body)} bytes; broker.message_bytes_max is {limit}")
 

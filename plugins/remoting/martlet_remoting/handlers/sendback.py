@@ -1,8 +1,7 @@
-"""CONSUMER_SEND_MSG_BACK: a consumer failed on a message; it comes again later, or goes to the dead letters.
+"""CONSUMER_SEND_MSG_BACK: a consumer failed on a message; the broker redelivers it later or dead-letters it.
 
-RocketMQ AbstractSendMessageProcessor.consumerSendMsgBack. The copy stands in the retry topic when the
-consumer is answered; when it is delivered is up to `retries`, which does not look at the delay level
-that is written into it.
+RocketMQ AbstractSendMessageProcessor.consumerSendMsgBack. The copy is in the retry topic before the consumer
+gets the answer. `retries` decides when to deliver it and ignores the delay level in the copy.
 """
 
 from typing import Final
@@ -15,25 +14,25 @@ from martlet.store.light import places
 from martlet.tables.groups import Group
 from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Later, Parts, reply
+from martlet_remoting.context import Context, Declined, Handle, Later, RemotingState, reply
 from martlet_remoting.handlers.groups import make_retry_topic
 from martlet_remoting.packets import Command
 
 __all__ = ["TABLE", "found_record", "send_back"]
 
-RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may begin there
-FIRST_LEVEL: Final = 3  # 10 s; the first two levels are for the sender's own use
+RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # the limit of the record's field; a producer can set it
+FIRST_LEVEL: Final = 3  # 10 s; RocketMQ does not use the first two levels for retries
 
 
 def send_back(context: Context, command: Command) -> Later:
-    """Store a copy of the record for its group, and answer when it is durable."""
+    """Store a copy of the record for its group; the answer is sent when it is durable."""
     gate = context.gate(command)
     grant = gate.query_group(command.text("group"))
     return Later(_send_back(context, command, gate, grant, command.integer("offset")))
 
 
 async def _send_back(context: Context, command: Command, gate: Gate, grant: GroupGrant, position: int) -> bytes:
-    parts, name = context.parts, grant.name
+    state, name = context.state, grant.name
     data = await gate.record_at(position)
     record = found_record(data, position) if data is not None else None
     if record is not None:
@@ -47,19 +46,19 @@ async def _send_back(context: Context, command: Command, gate: Gate, grant: Grou
     if record is None:
         raise _not_found(position)
     make_retry_topic(grant, policy, unit=command.boolean("unitMode"))
-    placed = gate.give_back(name, _copy(parts, grant, command, record, policy))
-    parts.rates.came_back(record.topic, name)
+    placed = gate.give_back(name, _copy(state, grant, command, record, policy))
+    state.rates.came_back(record.topic, name)
     context.peer.hold_until(placed.end)
     return reply(command)
 
 
 def _readable_topic(gate: Gate, record: Record) -> str:
-    """The topic through which *record* may be read: its own, or a light topic that it names."""
+    """Return a topic that gives read access to *record*: its own or one of its light topics."""
     return next((topic for topic, _, _ in places(record) if gate.allows("read", topic)), record.topic)
 
 
 def found_record(data: bytes | None, position: int) -> Record:
-    """The record that was found at *position* of the log. Raises `Declined` when *data* is none."""
+    """Return the record in *data*, the bytes at *position* of the log. Raises `Declined` if it is none."""
     if data is not None:
         try:
             return decode_record(data, 0, position)
@@ -72,8 +71,8 @@ def _not_found(position: int) -> Declined:
     return Declined(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {position}; no record starts there")
 
 
-def _copy(parts: Parts, grant: GroupGrant, command: Command, record: Record, policy: Group) -> Message:
-    """The message that the group gets again; its body stays as compressed as it was."""
+def _copy(state: RemotingState, grant: GroupGrant, command: Command, record: Record, policy: Group) -> Message:
+    """Return the message to redeliver to the group; its body is unchanged, also if it is compressed."""
     times_max = policy.retry_max_times
     if command.version >= VERSION_3_4_9:
         times_max = command.integer("maxReconsumeTimes", times_max)
@@ -87,7 +86,7 @@ def _copy(parts: Parts, grant: GroupGrant, command: Command, record: Record, pol
     return Message(
         topic,
         record.body,
-        _properties(parts, record, level),
+        _properties(state, record, level),
         -1,
         record.flag,
         record.sys_flag,
@@ -97,12 +96,12 @@ def _copy(parts: Parts, grant: GroupGrant, command: Command, record: Record, pol
     )
 
 
-def _properties(parts: Parts, record: Record, level: int) -> bytes:
+def _properties(state: RemotingState, record: Record, level: int) -> bytes:
     properties = record.properties
     if not find_property(properties, b"RETRY_TOPIC"):
         properties = put_property(properties, b"RETRY_TOPIC", record.topic.encode())
     if not find_property(properties, b"ORIGIN_MESSAGE_ID").strip():
-        properties = put_property(properties, b"ORIGIN_MESSAGE_ID", parts.message_id(record.position).encode())
+        properties = put_property(properties, b"ORIGIN_MESSAGE_ID", state.message_id(record.position).encode())
     properties = put_property(properties, b"WAIT", b"false")
     return put_property(properties, b"DELAY", b"%d" % level)
 

@@ -86,7 +86,7 @@ class NameServerPlugin(Hooks):
                 server.kv.load(data)
                 return
             except MartletError as error:
-                log.warning("%s cannot be used, its previous generation is tried; %s", KV_FILE, error)
+                log.warning("%s cannot be used, trying its previous generation; %s", KV_FILE, error)
 
 
 async def _save(broker: Broker, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Administration: what RocketMQ's tools and dashboards ask a broker."""
+"""Administrative requests of RocketMQ's tools and dashboards."""
 
 from typing import Final
 

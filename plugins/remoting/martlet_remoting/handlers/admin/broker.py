@@ -1,4 +1,4 @@
-"""The broker as a whole: its configuration, its state, and housekeeping on request."""
+"""Requests about the broker as a whole: configuration, runtime state, cleaning."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from martlet.errors import ConfigError, Reason, Refused
 from martlet.net.addresses import split_address
 from martlet.store import StoreConfig
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Handle, Parts, reply
+from martlet_remoting.context import Context, Handle, RemotingState, reply
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command
 from martlet_remoting.properties import format_properties, parse_properties
@@ -21,16 +21,16 @@ __all__ = ["TABLE", "runtime_info"]
 # The name of codes.VERSION among RocketMQ's versions; tools show it.
 VERSION_NAME: Final = "V5_5_0"
 LATENCY_WINDOWS_S: Final = (10.0, 60.0, 600.0)
-# RocketMQ says so when it has no pool of buffers of its own.
+# RocketMQ answers this if it has no buffer pool.
 NO_BUFFER_POOL: Final = str((1 << 31) - 1)
 REFUSED_SENDS: Final = (
     ResponseCode.SYSTEM_BUSY,
     ResponseCode.MESSAGE_ILLEGAL,
     ResponseCode.SERVICE_NOT_AVAILABLE,
 )
-# RocketMQ's names of what the store looks at each time it decides what may go.
+# RocketMQ's names of the settings that the store's retention reads each time.
 KEPT: Final = {"deleteWhen": "delete_when", "fileReservedTime": "file_reserved_hours"}
-# What requests wait in before they are handled; here each is handled as it is read.
+# RocketMQ's queues of pending requests; Martlet handles each request when it is read.
 THREAD_POOLS: Final = ("send", "pull", "litePull", "query", "ack")
 PUT_TIMES: Final = (
     "[<=0ms]:{} [0~10ms]:0 [10~50ms]:0 [50~100ms]:0 [100~200ms]:0 [200~500ms]:0 [500ms~1s]:0 "
@@ -38,10 +38,10 @@ PUT_TIMES: Final = (
 )
 
 
-def broker_config(parts: Parts, grant: BrokerGrant) -> dict[str, object]:
-    """The configuration under RocketMQ's names, as far as it has one for it."""
-    broker, store, remoting = parts.broker.config, grant.config, parts.config
-    address = parts.registrar.address if parts.registrar else ""
+def broker_config(state: RemotingState, grant: BrokerGrant) -> dict[str, object]:
+    """Return the settings that RocketMQ has too, by RocketMQ's names."""
+    broker, store, remoting = state.broker.config, grant.config, state.config
+    address = state.registrar.address if state.registrar else ""
     host, port = split_address(address) if address else ("", 0)
     return {
         "brokerClusterName": broker.cluster,
@@ -53,7 +53,7 @@ def broker_config(parts: Parts, grant: BrokerGrant) -> dict[str, object]:
         "channelExpiredTimeout": remoting.client_expiry_s * 1000,
         "deleteWhen": store.delete_when,
         "diskMaxUsedSpaceRatio": round(store.disk_used_ratio_max * 100),
-        "enablePropertyFilter": parts.broker.filter_compiler("SQL92") is not None,
+        "enablePropertyFilter": state.broker.filter_compiler("SQL92") is not None,
         "fileReservedTime": store.file_reserved_hours,
         "flushConsumerOffsetInterval": broker.offsets_persist_ms,
         "flushDiskType": "SYNC_FLUSH" if store.flush == "sync" else "ASYNC_FLUSH",
@@ -68,44 +68,44 @@ def broker_config(parts: Parts, grant: BrokerGrant) -> dict[str, object]:
         "maxTransferBytesOnMessageInMemory": remoting.pull_bytes_max,
         "maxTransferCountOnMessageInMemory": remoting.pull_messages_max,
         "messageIndexEnable": store.keys_index,
-        "namesrvAddr": ";".join(parts.registrar.nameservers()) if parts.registrar else "",
+        "namesrvAddr": ";".join(state.registrar.nameservers()) if state.registrar else "",
         "regionId": remoting.region,
         "registerNameServerPeriod": remoting.register_s * 1000,
-        "rejectTransactionMessage": not parts.transactions,
+        "rejectTransactionMessage": not state.transactions,
         "defaultTopicQueueNums": broker.auto_create_queues,
         "storePathRootDir": grant.directory,
         "traceTopicEnable": remoting.trace,
-        **_switches(parts, grant),
+        **_switches(state, grant),
     }
 
 
-def _switches(parts: Parts, grant: BrokerGrant) -> dict[str, bool]:
-    """What can be changed over the wire: none of it can lock anybody out or lose anything."""
+def _switches(state: RemotingState, grant: BrokerGrant) -> dict[str, bool]:
+    """Return the settings that clients can change: those that can neither lock anyone out nor lose data."""
     return {
         "autoCreateSubscriptionGroup": grant.auto_create_groups,
         "autoCreateTopicEnable": grant.auto_create_topics,
-        **parts.switches,
+        **state.switches,
     }
 
 
 def get_config(context: Context, command: Command) -> bytes:
-    """Answer the configuration as lines of key=value."""
-    parts, grant = context.parts, context.gate(command).query_broker()
+    """Answer the configuration as key=value lines."""
+    state, grant = context.state, context.gate(command).query_broker()
     return reply(
         command,
         {"version": dumps(grant.topics_version.as_json()).decode()},
-        format_properties(broker_config(parts, grant)),
+        format_properties(broker_config(state, grant)),
     )
 
 
 def update_config(context: Context, command: Command) -> bytes:
-    """Change what may change while the broker runs; it stays so until it stops.
+    """Change settings until the broker stops.
 
-    A value that is in force already may be named, as tools do that send back what they have read.
+    The request may contain any setting with its current value: some tools send back all that they have read.
     """
-    parts, grant = context.parts, context.gate(command).manage_broker()
+    state, grant = context.state, context.gate(command).manage_broker()
     wanted = parse_properties(command.body)
-    switches, config = _switches(parts, grant), broker_config(parts, grant)
+    switches, config = _switches(state, grant), broker_config(state, grant)
     changes = {name: _truth(name, value) for name, value in wanted.items() if name in switches}
     kept = {KEPT[name]: _typed(name, value) for name, value in wanted.items() if name in KEPT}
     for name, value in wanted.items():
@@ -115,7 +115,7 @@ def update_config(context: Context, command: Command) -> bytes:
             text = f"Can not update config {name!r:.80} over the wire; these can be: {may}"
             raise Refused(Reason.NO_PERMISSION, f"{text}. Set it in the broker's configuration and start it again")
     _keep(grant, kept)
-    _switch(parts, grant, changes)
+    _switch(state, grant, changes)
     return reply(command)
 
 
@@ -130,7 +130,7 @@ def _typed(name: str, value: str) -> object:
 
 
 def _keep(grant: BrokerAdminGrant, changes: Mapping[str, object]) -> None:
-    """Change how long messages are kept; the store looks at its configuration each time."""
+    """Change retention; the store reads its configuration each time."""
     if changes:
         try:
             grant.set_config(fill(StoreConfig, {**asdict(grant.config), **changes}, "store"))
@@ -138,14 +138,14 @@ def _keep(grant: BrokerAdminGrant, changes: Mapping[str, object]) -> None:
             raise Refused(Reason.PARAMETER, str(error)) from error
 
 
-def _switch(parts: Parts, grant: BrokerAdminGrant, changes: Mapping[str, bool]) -> None:
+def _switch(state: RemotingState, grant: BrokerAdminGrant, changes: Mapping[str, bool]) -> None:
     for name, value in changes.items():
         if name == "autoCreateSubscriptionGroup":
             grant.set_auto_create(groups=value)
         elif name == "autoCreateTopicEnable":
             grant.set_auto_create(topics=value)
         else:
-            parts.switches[name] = value
+            state.switches[name] = value
 
 
 # state
@@ -153,25 +153,25 @@ def _switch(parts: Parts, grant: BrokerAdminGrant, changes: Mapping[str, bool]) 
 
 def runtime_info(context: Context, command: Command) -> bytes:
     """Answer the state of the broker; every value is text (RocketMQ KVTable)."""
-    parts, grant = context.parts, context.gate(command).query_broker()
-    table = {**_store_info(parts, grant), **_rate_info(parts.rates), **_broker_info(parts)}
+    state, grant = context.state, context.gate(command).query_broker()
+    table = {**_store_info(state, grant), **_rate_info(state.rates), **_broker_info(state)}
     if command.ext.get("counters") == "all":
-        table |= _counters(parts)
+        table |= _counters(state)
     return reply(command, body=dumps({"table": {name: table[name] for name in sorted(table)}}))
 
 
-def _counters(parts: Parts) -> dict[str, str]:
-    """What every part counts, as martlet.PART.NAME; only for who asks, for these are no names of RocketMQ's."""
+def _counters(state: RemotingState) -> dict[str, str]:
+    """Return the counters of all parts as martlet.PART.NAME; sent only on request, as RocketMQ has no such names."""
     found: dict[str, str] = {}
-    for part, counters in parts.broker.stats.collect().items():
+    for part, counters in state.broker.stats.collect().items():
         for name, value in counters.items():
             found[f"martlet.{part}.{name}"] = value if isinstance(value, str) else dumps(value).decode()
     return found
 
 
-def _store_info(parts: Parts, grant: BrokerGrant) -> dict[str, str]:
+def _store_info(state: RemotingState, grant: BrokerGrant) -> dict[str, str]:
     statistics, usage = grant.statistics(), grant.disk_usage()
-    count, size = statistics.appended_messages, statistics.readable - parts.started_position
+    count, size = statistics.appended_messages, statistics.readable - state.started_position
     ratio = str(round(usage.ratio, 4))
     return {
         "commitLogDirCapacity": f"Total : {_human(usage.total_bytes)}, Free : {_human(usage.free_bytes)}.",
@@ -187,7 +187,7 @@ def _store_info(parts: Parts, grant: BrokerGrant) -> dict[str, str]:
         "putMessageAverageSize": str(size / count if count else 0.0),
         "putMessageDistributeTime": PUT_TIMES.format(count),
         "putMessageEntireTimeMax": str(round(statistics.fsync_seconds_max * 1000)),
-        "putMessageFailedTimes": str(sum(parts.refusals.get(code, 0) for code in REFUSED_SENDS)),
+        "putMessageFailedTimes": str(sum(state.refusals.get(code, 0) for code in REFUSED_SENDS)),
         "putMessageSizeTotal": str(size),
         "putMessageTimesTotal": str(count),
         "remainHowManyDataToFlush": f"{statistics.written - statistics.durable} B",
@@ -196,7 +196,7 @@ def _store_info(parts: Parts, grant: BrokerGrant) -> dict[str, str]:
 
 
 def _human(size: float) -> str:
-    """A size as people read it, in powers of 1024."""
+    """Return a size with a unit, in powers of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             break
@@ -224,8 +224,8 @@ def _rate_info(rates: Rates) -> dict[str, str]:
     }
 
 
-def _broker_info(parts: Parts) -> dict[str, str]:
-    started_ms = parts.started_ms
+def _broker_info(state: RemotingState) -> dict[str, str]:
+    started_ms = state.started_ms
     pools = {f"{pool}ThreadPoolQueue{what}": "0" for pool in THREAD_POOLS for what in ("Size", "Capacity")}
     waits = {f"{pool}ThreadPoolQueueHeadWaitTimeMills": "0" for pool in THREAD_POOLS}
     return {
@@ -236,7 +236,7 @@ def _broker_info(parts: Parts) -> dict[str, str]:
         "bootTimestamp": str(started_ms),
         "brokerActive": "true",
         "brokerVersionDesc": VERSION_NAME,
-        "runtime": _duration(parts.clock.now_ms() - started_ms),
+        "runtime": _duration(state.clock.now_ms() - started_ms),
         "startAcceptSendRequestTimeStamp": str(started_ms),
         "timerCongestNum": "0",
         "timerDequeueTps": "0.0",
@@ -274,7 +274,7 @@ def ha_status(context: Context, command: Command) -> bytes:
 
 
 def clean_old(context: Context, command: Command) -> bytes:
-    """Look for old segments now instead of at the next interval."""
+    """Run retention now instead of at the next interval."""
     context.gate(command).manage_broker().clean()
     return reply(command)
 

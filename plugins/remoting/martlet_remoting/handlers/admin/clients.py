@@ -1,4 +1,4 @@
-"""Who is connected, and requests that are passed on to a client (RocketMQ callConsumer, Broker2Client)."""
+"""Lists of connected clients, and requests relayed to a client (RocketMQ callConsumer, Broker2Client)."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, final
@@ -10,38 +10,38 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Later, refuse, reply, reply_in_pieces
 from martlet_remoting.fastjson import Lazy, LazyList, dumps, dumps_in_steps, read
 from martlet_remoting.handlers.sendback import found_record
-from martlet_remoting.members import Channel
+from martlet_remoting.members import Member
 from martlet_remoting.packets import Command, Frame
 
 __all__ = ["TABLE"]
 
-VERSION_3_0_7: Final = 28  # from here clients can be told to reset and asked for their status
-VERSION_3_1_8: Final = 62  # from here clients answer for their state
+VERSION_3_0_7: Final = 28  # first version of clients that can reset offsets and report their status on request
+VERSION_3_1_8: Final = 62  # first version of clients that report their state
 CLIENTS_AT_ONCE: Final = 64  # a request takes 20 microseconds to encode and send
-GATHERED_BYTES_MAX: Final = 8 << 20  # of the answers of a group's members; a client takes no frame over 16 MiB
+GATHERED_BYTES_MAX: Final = 8 << 20  # of the answers of all members of a group; clients accept frames of up to 16 MiB
 MESSAGE_ID_CHARS: Final = (32, 56)  # of IPv4 and IPv6 brokers; the last 16 are the position
 
 
-def _connections(channels: Iterable[Channel]) -> Iterator[dict[str, object]]:
-    for channel in channels:
+def _connections(members: Iterable[Member]) -> Iterator[dict[str, object]]:
+    for member in members:
         yield {
-            "clientAddr": channel.line.peer.address,
-            "clientId": channel.client_id,
-            "language": channel.language or "OTHER",
-            "version": channel.version,
+            "clientAddr": member.connection.peer.address,
+            "clientId": member.client_id,
+            "language": member.language or "OTHER",
+            "version": member.version,
         }
 
 
 def consumer_connections(context: Context, command: Command) -> Steps[Frame]:
-    """Answer the live members of a consumer group and what they want."""
+    """Answer the live members of a consumer group and their subscriptions."""
     name = command.text("consumerGroup")
     context.gate(command).query_group(name)
-    group = context.parts.members.group(name)
+    group = context.state.members.group(name)
     if group is None:
         raise Declined(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
     subscriptions = list(group.subscriptions.items())
     body = {
-        "connectionSet": LazyList(_connections(list(group.channels.values()))),
+        "connectionSet": LazyList(_connections(list(group.members.values()))),
         "consumeFromWhere": group.from_where,
         "consumeType": group.kind,
         "messageModel": group.model,
@@ -54,76 +54,76 @@ def producer_connections(context: Context, command: Command) -> Steps[Frame]:
     """Answer the live members of a producer group."""
     name = command.text("producerGroup")
     context.gate(command).query_broker()
-    channels = context.parts.members.producers.get(name)
-    if not channels:
+    members = context.state.members.producers.get(name)
+    if not members:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
-    body = {"connectionSet": LazyList(_connections(list(channels.values())))}
+    body = {"connectionSet": LazyList(_connections(list(members.values())))}
     return reply_in_pieces(command, (yield from dumps_in_steps(body)))
 
 
 def all_producers(context: Context, command: Command) -> Steps[Frame]:
-    """Answer every live producer by group."""
+    """Answer all live producers by group."""
     context.gate(command).query_broker()
-    groups = list(context.parts.members.producers.items())
-    table = Lazy((name, LazyList(_producers(list(channels.values())))) for name, channels in groups)
+    groups = list(context.state.members.producers.items())
+    table = Lazy((name, LazyList(_producers(list(members.values())))) for name, members in groups)
     return reply_in_pieces(command, (yield from dumps_in_steps({"data": table})))
 
 
-def _producers(channels: Iterable[Channel]) -> Iterator[dict[str, object]]:
-    for channel in channels:
+def _producers(members: Iterable[Member]) -> Iterator[dict[str, object]]:
+    for member in members:
         yield {
-            "clientId": channel.client_id,
-            "language": channel.language or "OTHER",
-            "lastUpdateTimestamp": channel.seen_ms,
-            "remoteIP": channel.line.peer.address,
-            "version": channel.version,
+            "clientId": member.client_id,
+            "language": member.language or "OTHER",
+            "lastUpdateTimestamp": member.seen_ms,
+            "remoteIP": member.connection.peer.address,
+            "version": member.version,
         }
 
 
-# passed on
+# relayed to a client
 
 
-def _member(context: Context, command: Command) -> Channel:
-    """The client that a request is for; a request without a clientId may go to any of the group."""
+def _member(context: Context, command: Command) -> Member:
+    """Return the client that a request is for; without a clientId, any member of the group."""
     name, client_id = command.text("consumerGroup"), command.text("clientId", "")
-    group = context.parts.members.group(name)
-    channel = None
+    group = context.state.members.group(name)
+    member = None
     if group is not None:
-        channel = group.find(client_id) if client_id else next(iter(group.channels.values()), None)
-    if channel is None:
+        member = group.find(client_id) if client_id else next(iter(group.members.values()), None)
+    if member is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"The Consumer <{name}> <{client_id}> not online")
-    if channel.version < VERSION_3_1_8:
-        text = f"The Consumer <{name}> <{client_id}> Version <{channel.version}> too low to finish"
+    if member.version < VERSION_3_1_8:
+        text = f"The Consumer <{name}> <{client_id}> Version <{member.version}> too low to finish"
         raise Declined(ResponseCode.SYSTEM_ERROR, f"{text}, please upgrade it to 3.1.8 or later")
-    return channel
+    return member
 
 
 def _pass_on(context: Context, command: Command, ext: dict[str, object], body: bytes) -> None:
-    """Ask the client what *command* asks, and give its answer back as it is."""
-    channel = _member(context, command)
+    """Relay *command* to the client, and the client's answer to the requester."""
+    member = _member(context, command)
 
     def answered(answer: Command | None) -> None:
         if answer is None:
-            text = f"consumer <{command.text('consumerGroup')}> <{channel.client_id}> did not answer in time"
+            text = f"consumer <{command.text('consumerGroup')}> <{member.client_id}> did not answer in time"
             context.answer(command, refuse(command, ResponseCode.CONSUME_MSG_TIMEOUT, text))
         else:
             frame = encode_response(command.opaque, answer.code, answer.ext, answer.body, answer.remark)
             context.answer(command, frame)
 
-    channel.line.ask(command.code, ext, body, answered)
+    member.connection.ask(command.code, ext, body, answered)
 
 
 def running_info(context: Context, command: Command) -> None:
-    """Ask a consumer about its state."""
+    """Relay a request for a consumer's state."""
     context.gate(command).manage_group(command.text("consumerGroup"))
     _pass_on(context, command, dict(command.ext), command.body)
 
 
 def consume_directly(context: Context, command: Command) -> Later | None:
-    """Let one consumer consume one stored message, and answer what came of it."""
+    """Let one consumer consume one stored message, and answer the result."""
     context.gate(command).manage_group(command.text("consumerGroup"))
     message_id = command.text("msgId", "")
-    ext = {**command.ext, "brokerName": context.parts.broker.config.name}
+    ext = {**command.ext, "brokerName": context.state.broker.config.name}
     if not message_id:
         _pass_on(context, command, ext, command.body)
         return None
@@ -138,19 +138,19 @@ async def _pass_on_stored(context: Context, command: Command, ext: dict[str, obj
 
 
 def _position(message_id: str) -> int:
-    """The log position in an offset message id."""
+    """Return the log position in an offset message id."""
     try:
         if len(message_id) not in MESSAGE_ID_CHARS:
             raise ValueError
         return int(message_id[-16:], 16)
     except ValueError:
-        text = f"msgId {message_id!r:.80} is no offset message id; it has 32 or 56 hexadecimal digits"
+        text = f"msgId {message_id!r:.80} is not an offset message id; it must be 32 or 56 hexadecimal digits"
         raise Declined(ResponseCode.SYSTEM_ERROR, text) from None
 
 
 @final
 class _Gathering:
-    """Waits for the answers of several clients; keeps no more of them than an answer holds."""
+    """Collects the answers of several clients, up to the size limit of one answer."""
 
     def __init__(self, waiting: int, done: Callable[[dict[str, bytes]], None]) -> None:
         self._waiting = waiting
@@ -159,7 +159,7 @@ class _Gathering:
         self._left = GATHERED_BYTES_MAX
 
     def take(self, client_id: str, answer: Command | None) -> None:
-        """One client has answered, or will not."""
+        """Take the answer of one client; None if it will not answer."""
         if answer is not None and answer.code == ResponseCode.SUCCESS and 0 < len(answer.body) <= self._left:
             self._left -= len(answer.body)
             self._found[client_id] = answer.body
@@ -169,16 +169,16 @@ class _Gathering:
 
 
 def consumer_status(context: Context, command: Command) -> Steps[None]:
-    """Ask the members of a group, or one of them, how far they are in each queue."""
+    """Ask all members of a group, or one of them, for their offsets in each queue."""
     topic, name, wanted = command.text("topic"), command.text("group"), command.text("clientAddr", "")
     context.gate(command).manage_group(name)
-    group = context.parts.members.group(name)
+    group = context.state.members.group(name)
     if group is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{name}]")
-    channels = [channel for channel in group.channels.values() if not wanted or channel.client_id == wanted]
-    for channel in channels:
-        if channel.version < VERSION_3_0_7:
-            text = f"the client does not support this feature. version={channel.version}"
+    members = [member for member in group.members.values() if not wanted or member.client_id == wanted]
+    for member in members:
+        if member.version < VERSION_3_0_7:
+            text = f"the client does not support this feature. version={member.version}"
             raise Declined(ResponseCode.SYSTEM_ERROR, text)
 
     def done(found: dict[str, bytes]) -> None:
@@ -187,19 +187,19 @@ def consumer_status(context: Context, command: Command) -> Steps[None]:
         except Refused as error:
             context.answer(command, refuse(command, ResponseCode.SYSTEM_BUSY, str(error)))
 
-    if not channels:
+    if not members:
         context.answer(command, reply(command, body=dumps({"consumerTable": {}})))
         return
-    gathering = _Gathering(len(channels), done)
+    gathering = _Gathering(len(members), done)
     pace = Pace(CLIENTS_AT_ONCE)
-    for channel in channels:
-        _ask_status(channel, {"group": name, "topic": topic}, gathering)
+    for member in members:
+        _ask_status(member, {"group": name, "topic": topic}, gathering)
         if pace.is_over():
             yield
 
 
 async def _answer_status(context: Context, command: Command, found: dict[str, bytes]) -> None:
-    body = await context.parts.broker.turns.finish(_status_table(found))
+    body = await context.state.broker.turns.finish(_status_table(found))
     context.answer(command, reply_in_pieces(command, body))
 
 
@@ -216,10 +216,10 @@ def _status_table(found: dict[str, bytes]) -> Steps[list[bytes]]:
     return (yield from dumps_in_steps({"consumerTable": tables}))
 
 
-def _ask_status(channel: Channel, ext: dict[str, object], gathering: _Gathering) -> None:
-    client_id = channel.client_id
+def _ask_status(member: Member, ext: dict[str, object], gathering: _Gathering) -> None:
+    client_id = member.client_id
     try:
-        channel.line.ask(
+        member.connection.ask(
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext, b"", lambda answer: gathering.take(client_id, answer)
         )
     except Refused:

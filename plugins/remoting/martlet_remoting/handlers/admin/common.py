@@ -1,4 +1,4 @@
-"""What the administrative requests share: look-ups, and work that takes a while."""
+"""Shared code of the administrative requests: look-ups, and requests that take long."""
 
 from collections.abc import Callable
 from typing import Final
@@ -9,7 +9,7 @@ from martlet.tables.topics import Topic
 from martlet.turns import Steps
 from martlet_remoting import fastjson
 from martlet_remoting.codes import ResponseCode
-from martlet_remoting.context import Beside, Context, Handle, Later, Parts, refuse
+from martlet_remoting.context import Beside, Context, Handle, Later, RemotingState, refuse
 from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.routes import Version
 
@@ -22,7 +22,7 @@ __all__ = [
     "version_of",
 ]
 
-# A step looks at one queue, which may read a piece of the log from the disk.
+# A step handles one queue, which may read a page of the log from disk.
 QUEUES_AT_ONCE: Final = 16
 VERSION_CHARS_MAX: Final = 1024  # of three numbers and their names
 
@@ -35,13 +35,13 @@ def existing_topic(grant: TopicFigures) -> Topic:
     return topic
 
 
-def message_queue(parts: Parts, topic: str, queue_id: int) -> MessageQueue:
-    """The queue as clients name it."""
-    return MessageQueue(topic, parts.broker.config.name, queue_id)
+def message_queue(state: RemotingState, topic: str, queue_id: int) -> MessageQueue:
+    """Return the name of a queue in the protocol."""
+    return MessageQueue(topic, state.broker.config.name, queue_id)
 
 
 def version_of(text: str) -> Version:
-    """The table version that a header field names; the oldest one when it names none."""
+    """Return the table version in a header field; the oldest one if it is empty."""
     try:
         return Version.from_json(fastjson.loads(text.encode())) if 0 < len(text) <= VERSION_CHARS_MAX else Version()
     except (ValueError, RemoteProtocolError):
@@ -49,12 +49,12 @@ def version_of(text: str) -> Version:
 
 
 def slow(work: Callable[[Context, Command], Steps[Frame | None]]) -> Handle:
-    """A handler that answers at once what takes one slice, and does longer work beside other requests."""
+    """Return a handler that runs *work*: alone if it takes one slice, else interleaved with other requests."""
     return lambda context, command: Beside(work(context, command))
 
 
 def saved(handle: Handle) -> Handle:
-    """*handle*, whose answer leaves once what it changed is in its file: what was confirmed outlives a crash."""
+    """Return a handler that runs *handle* and answers once the change is on disk, so that it survives a crash."""
 
     def answer_when_saved(context: Context, command: Command) -> Steps[Frame | None]:
         answer = handle(context, command)
@@ -66,13 +66,13 @@ def saved(handle: Handle) -> Handle:
 
         def tell(problem: str) -> None:
             if problem:
-                context.parts.count_refusal(ResponseCode.SYSTEM_ERROR)
-                text = f"the change is in effect and not yet on the disk; {problem}"
+                context.state.count_refusal(ResponseCode.SYSTEM_ERROR)
+                text = f"change is in effect but not yet on disk; {problem}"
                 context.answer(command, refuse(command, ResponseCode.SYSTEM_ERROR, text))
             else:
                 context.answer(command, frame)
 
-        context.parts.broker.when_saved(tell)
+        context.state.broker.when_saved(tell)
         return None
 
     return answer_when_saved

@@ -1,4 +1,4 @@
-"""Consumer groups: create, change, delete, list, and what may read what."""
+"""Consumer groups: create, change, delete, list, forbid topics."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,9 +29,9 @@ ATTRIBUTES: Final[Mapping[str, Allowed]] = {"priority.factor": range(101)}
 
 
 def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[GroupAdminGrant, Group]:
-    """The group that *fields* describe, and what is needed to change it.
+    """Return the group described by *fields*, and the grant to change it.
 
-    Its attributes are changes of those that it has.
+    The attributes in *fields* are changes to its current ones.
     """
     table = {str(key): value for key, value in fields.items()}
     wanted = table.pop("attributes", None)
@@ -45,14 +45,14 @@ def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[GroupAdminGrant
 
 
 def update_group(context: Context, command: Command) -> Steps[bytes]:
-    """Create a group or change it."""
+    """Create or change a group."""
     grant, group = _group(context.gate(command), (yield from read_body(command)))
     grant.update(group)
     return reply(command)
 
 
 def update_groups(context: Context, command: Command) -> Steps[bytes]:
-    """Create or change many groups: all, or none when one of them cannot be."""
+    """Create or change many groups: all, or none if one is invalid."""
     wanted: list[tuple[GroupAdminGrant, Group]] = []
     pace = Pace(GROUPS_AT_ONCE)
     for fields in items((yield from read_body(command)), "groupConfigList"):
@@ -67,7 +67,7 @@ def update_groups(context: Context, command: Command) -> Steps[bytes]:
 
 
 def delete_group(context: Context, command: Command) -> bytes:
-    """Forget a group; 5.x tools say cleanOffset and 4.x tools removeOffset to forget what it has consumed too."""
+    """Delete a group; with cleanOffset (5.x tools) or removeOffset (4.x tools) also its offsets."""
     name = command.text("groupName")
     grant = context.gate(command).manage_group(name)
     clean = command.boolean("cleanOffset") or command.boolean("removeOffset")
@@ -76,7 +76,7 @@ def delete_group(context: Context, command: Command) -> bytes:
 
 
 def all_groups(context: Context, command: Command) -> Steps[Frame]:
-    """Answer the whole table of groups, or one page of it."""
+    """Answer all groups, or one page of them."""
     grant = context.gate(command).query_broker()
     held, all_names = grant.groups_version, grant.groups()
     version = Version(held.counter, held.state_version, held.timestamp)
@@ -93,7 +93,7 @@ def all_groups(context: Context, command: Command) -> Steps[Frame]:
 
 
 def one_group(context: Context, command: Command) -> bytes:
-    """Answer one group's configuration; asking makes it, where groups are made by themselves (as on a real broker)."""
+    """Answer a group's configuration; create the group if auto-creation is on, as RocketMQ does."""
     name = command.text("group")
     group = context.gate(command).query_group(name).ensure()
     if group is None:
@@ -102,7 +102,7 @@ def one_group(context: Context, command: Command) -> bytes:
 
 
 def forbid(context: Context, command: Command) -> bytes:
-    """Say whether a group may read a topic, after changing it where the request says so."""
+    """Answer whether a group is forbidden to read a topic, after changing that if requested."""
     group, topic, gate = command.text("group"), command.text("topic"), context.gate(command)
     grant = gate.query_group(group)
     if command.ext.get("readable") is not None:

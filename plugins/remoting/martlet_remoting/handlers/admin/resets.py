@@ -1,4 +1,4 @@
-"""Moving a group's offsets: reset to a time or an offset, and copy from another group."""
+"""Changes of a group's offsets: reset to a time or an offset, and copy from another group."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from martlet.errors import Reason, Refused
 from martlet.tables.groups import check_group_name
 from martlet.turns import Pace, Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts, reply, reply_in_pieces
+from martlet_remoting.context import Context, Declined, Handle, RemotingState, reply, reply_in_pieces
 from martlet_remoting.fastjson import dumps_in_steps
 from martlet_remoting.packets import Command, Frame, MessageQueue
 
@@ -17,23 +17,23 @@ from .common import QUEUES_AT_ONCE, message_queue
 __all__ = ["TABLE"]
 
 CLIENTS_AT_ONCE: Final = 64
-BYTES_OF_A_STEP: Final = 65_536  # of a request that is sent to each
+BYTES_OF_A_STEP: Final = 65_536  # of a request that is sent to each member member member
 
 
 def reset(context: Context, command: Command) -> Steps[Frame]:
-    """Move a group to a time, or one of its queues to an offset.
+    """Reset a group's offsets to a time, or one queue to an offset.
 
-    The broker keeps the new offsets until the consumers pull: they are told then (RocketMQ's
-    ``useServerSideResetOffset``). With that switched off, live consumers are told at once.
+    The broker stores the new offsets and returns them when the consumers pull (RocketMQ's
+    ``useServerSideResetOffset``). If that is switched off, it sends them to live consumers immediately.
     """
-    parts = context.parts
+    state = context.state
     grant = context.gate(command).manage_group(command.text("group"))
-    if parts.switches["useServerSideResetOffset"]:
-        return (yield from _reset_here(parts, grant, command))
-    return (yield from _reset_clients(parts, grant, command))
+    if state.switches["useServerSideResetOffset"]:
+        return (yield from _reset_here(state, grant, command))
+    return (yield from _reset_clients(state, grant, command))
 
 
-def _reset_here(parts: Parts, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
+def _reset_here(state: RemotingState, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
     name, group = command.text("topic"), command.text("group")
     figures = grant.figures(name)
     topic = figures.get()
@@ -54,7 +54,7 @@ def _reset_here(parts: Parts, grant: GroupAdminGrant, command: Command) -> Steps
                 yield
     table: dict[MessageQueue, int] = {}
     for number, to in offsets.items():
-        table[message_queue(parts, name, number)] = to
+        table[message_queue(state, name, number)] = to
         if pace.is_over():
             yield
     if figures.get() is None:
@@ -62,7 +62,7 @@ def _reset_here(parts: Parts, grant: GroupAdminGrant, command: Command) -> Steps
     if not offsets:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No queues to reset.; topic[{name}] has none to read")
     grant.reset(name, offsets)
-    parts.parked.wake_topic(name)
+    state.parked.wake_topic(name)
     return (yield from _answer(command, table))
 
 
@@ -75,7 +75,7 @@ def _checked(figures: TopicFigures, queue_id: int, offset: int) -> int:
 
 
 def _offset_at(figures: TopicFigures, queue_id: int, timestamp: int) -> int:
-    """The offset of *timestamp*; the end for a negative one."""
+    """Return the first offset stored at or after *timestamp*; the end for a negative one."""
     if timestamp < 0:
         return figures.end_offset(queue_id)
     return figures.offset_by_time(queue_id, timestamp)
@@ -85,8 +85,8 @@ def _answer(command: Command, table: dict[MessageQueue, int]) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table})))
 
 
-def _reset_clients(parts: Parts, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
-    """Tell every live member where to go on; unless forced, only backwards."""
+def _reset_clients(state: RemotingState, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
+    """Send the new offsets to every live member; unless forced, only those that go back."""
     name, group = command.text("topic"), command.text("group")
     timestamp, forced = command.integer("timestamp", -1), command.boolean("isForce")
     figures = grant.figures(name)
@@ -101,36 +101,38 @@ def _reset_clients(parts: Parts, grant: GroupAdminGrant, command: Command) -> St
         if committed < 0:
             raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
         target = _offset_at(figures, number, timestamp)
-        table[message_queue(parts, name, number)] = target if forced else min(target, committed)
+        table[message_queue(state, name, number)] = target if forced else min(target, committed)
         if pace.is_over():
             yield
-    yield from _tell(parts, command, group, name, table)
+    yield from _tell(state, command, group, name, table)
     return (yield from _answer(command, table))
 
 
-def _tell(parts: Parts, command: Command, group: str, topic: str, table: dict[MessageQueue, int]) -> Steps[None]:
-    live = parts.members.group(group)
+def _tell(
+    state: RemotingState, command: Command, group: str, topic: str, table: dict[MessageQueue, int]
+) -> Steps[None]:
+    live = state.members.group(group)
     if live is None:
         text = f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic}"
         raise Declined(ResponseCode.CONSUMER_NOT_ONLINE, f"{text} Timestamp: {command.integer('timestamp', -1)}")
     ext = {name: command.ext[name] for name in ("topic", "group", "timestamp", "isForce") if name in command.ext}
     offsets = _as_list(table) if command.language == "CPP" else table
     body = b"".join((yield from dumps_in_steps({"offsetTable": offsets})))
-    channels = list(live.channels.values())
+    members = list(live.members.values())
     pace = Pace(CLIENTS_AT_ONCE)
-    for channel in channels:
-        if channel.version < VERSION_3_0_7:
-            text = f"the client does not support this feature. version={channel.version}"
+    for member in members:
+        if member.version < VERSION_3_0_7:
+            text = f"the client does not support this feature. version={member.version}"
             raise Declined(ResponseCode.SYSTEM_ERROR, f"[reset-offset] {text}")
-    for channel in channels:
-        if channel.line in live.channels:
-            channel.line.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+    for member in members:
+        if member.connection in live.members:
+            member.connection.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
         if pace.is_over(1 + len(body) // BYTES_OF_A_STEP):
             yield
 
 
 def _as_list(table: dict[MessageQueue, int]) -> list[dict[str, object]]:
-    """The form that C++ clients read."""
+    """Return *table* in the form that C++ clients read."""
     return [
         {"brokerName": queue.broker_name, "offset": offset, "queueId": queue.queue_id, "topic": queue.topic}
         for queue, offset in table.items()
@@ -138,13 +140,13 @@ def _as_list(table: dict[MessageQueue, int]) -> list[dict[str, object]]:
 
 
 def clone(context: Context, command: Command) -> Steps[bytes]:
-    """Let one group begin where another stands."""
-    parts, gate = context.parts, context.gate(command)
+    """Copy the offsets of one group to another."""
+    state, gate = context.state, context.gate(command)
     source, target, topic = command.text("srcGroup"), command.text("destGroup"), command.text("topic", "")
     copy = gate.manage_group(target)
     original = gate.query_group(source)
     check_group_name(target)
-    live = parts.members.group(source)
+    live = state.members.group(source)
     subscribed = live.subscriptions if live is not None and not command.boolean("offline") else {}
     pace = Pace()
     for name in [topic] if topic.strip() else original.topics():

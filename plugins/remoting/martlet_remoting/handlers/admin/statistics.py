@@ -1,4 +1,4 @@
-"""How much is in topics, and how far groups have come (RocketMQ AdminBrokerProcessor, ConsumeStats and friends)."""
+"""Statistics of topics and the progress of groups (RocketMQ AdminBrokerProcessor, ConsumeStats)."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ from martlet.tables.topics import Topic
 from martlet.turns import Pace, Steps
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts, reply, reply_in_pieces
+from martlet_remoting.context import Context, Declined, Handle, RemotingState, reply, reply_in_pieces
 from martlet_remoting.fastjson import dumps, dumps_in_steps
 from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.subscriptions import Subscription
@@ -18,39 +18,39 @@ from .common import QUEUES_AT_ONCE, existing_topic, message_queue, slow
 __all__ = ["TABLE", "consume_stats"]
 
 QUEUE_ENTRIES_MAX: Final = 1024
-# Statistics of the whole broker have the cluster's name as their key.
+# The key of statistics of the whole broker is the cluster's name.
 WHOLE_BROKER: Final = {"BROKER_PUT_NUMS": ("BROKER", "PUT"), "BROKER_GET_NUMS": ("BROKER", "GET")}
 LONG_MAX: Final = (1 << 63) - 1
 
 
 def topic_stats(context: Context, command: Command) -> Steps[Frame]:
-    """Answer begin, end and last time of every queue of a topic."""
-    parts, name = context.parts, command.text("topic")
+    """Answer the first and last offset and the last store time of every queue of a topic."""
+    state, name = context.state, command.text("topic")
     grant = context.gate(command).query(name)
     topic = existing_topic(grant)
     table: dict[MessageQueue, object] = {}
     pace = Pace(QUEUES_AT_ONCE)
     for queue_id in range(max(topic.read_queues, topic.write_queues)):
         end = grant.end_offset(queue_id)
-        table[message_queue(parts, topic.name, queue_id)] = {
+        table[message_queue(state, topic.name, queue_id)] = {
             "lastUpdateTimestamp": _stored_ms(grant, queue_id, end - 1),
             "maxOffset": end,
             "minOffset": grant.first_offset(queue_id),
         }
         if pace.is_over():
             yield
-    tps = parts.rates.tps("TOPIC_PUT_NUMS", topic.name)
+    tps = state.rates.tps("TOPIC_PUT_NUMS", topic.name)
     return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table, "topicPutTps": tps})))
 
 
 def _stored_ms(figures: TopicFigures, queue_id: int, offset: int) -> int:
-    """When the message at *offset* was stored, in ms; 0 when there is none."""
+    """Return when the message at *offset* was stored, in ms; 0 if there is none."""
     return max(figures.store_ms_at(queue_id, offset), 0)
 
 
-def _topics_of(parts: Parts, grant: GroupGrant, wanted: list[str]) -> list[Topic]:
+def _topics_of(state: RemotingState, grant: GroupGrant, wanted: list[str]) -> list[Topic]:
     """The topics of the group that are there, without those that its live members no longer subscribe to."""
-    live = parts.members.group(grant.name)
+    live = state.members.group(grant.name)
     subscribed = live.subscriptions if live is not None else {}
     names = wanted or grant.topics()
     found = (grant.figures(name).get() for name in names)
@@ -58,18 +58,18 @@ def _topics_of(parts: Parts, grant: GroupGrant, wanted: list[str]) -> list[Topic
 
 
 def consume_stats(
-    parts: Parts, grant: GroupGrant, topic: Topic, queues: int, pace: Pace
+    state: RemotingState, grant: GroupGrant, topic: Topic, queues: int, pace: Pace
 ) -> Steps[dict[MessageQueue, dict[str, int]]]:
     """Return how far the group is in the first *queues* queues of *topic* (OffsetWrapper)."""
     figures = grant.figures(topic.name)
     table: dict[MessageQueue, dict[str, int]] = {}
     for queue_id in range(queues):
         committed = max(grant.offset(topic.name, queue_id), 0)
-        table[message_queue(parts, topic.name, queue_id)] = {
+        table[message_queue(state, topic.name, queue_id)] = {
             "brokerOffset": figures.end_offset(queue_id),
             "consumerOffset": committed,
             "lastTimestamp": _stored_ms(figures, queue_id, committed - 1),
-            # How far clients have pulled is known to them alone; what they have consumed is the least of it.
+            # Only clients know how far they have pulled; the committed offset is a lower bound.
             "pullOffset": committed,
         }
         if pace.is_over():
@@ -78,41 +78,41 @@ def consume_stats(
 
 
 def group_stats(context: Context, command: Command) -> Steps[Frame]:
-    """Answer how far a group is in its topics."""
-    parts, group = context.parts, command.text("consumerGroup")
+    """Answer the progress of a group in its topics."""
+    state, group = context.state, command.text("consumerGroup")
     grant = context.gate(command).query_group(group)
     wanted = [name for name in command.text("topicList", "").split(";") if name]
     if topic := command.text("topic", ""):
         wanted = [topic]
     table: dict[MessageQueue, dict[str, int]] = {}
     tps, pace = 0.0, Pace(QUEUES_AT_ONCE)
-    for found in _topics_of(parts, grant, wanted):
-        table |= yield from consume_stats(parts, grant, found, found.read_queues, pace)
-        tps += parts.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
+    for found in _topics_of(state, grant, wanted):
+        table |= yield from consume_stats(state, grant, found, found.read_queues, pace)
+        tps += state.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
     return reply_in_pieces(command, (yield from dumps_in_steps({"consumeTps": tps, "offsetTable": table})))
 
 
 def all_group_stats(context: Context, command: Command) -> Steps[Frame]:
-    """Answer how far every group of this broker is."""
-    parts, ordered = context.parts, command.boolean("isOrder")
+    """Answer the progress of every group on this broker."""
+    state, ordered = context.state, command.boolean("isOrder")
     grant = context.gate(command).query_broker()
     found: list[object] = []
     total, pace = 0, Pace(QUEUES_AT_ONCE)
     for group in grant.groups():
         stats: list[object] = []
         of_group = grant.group(group)
-        for topic in _topics_of(parts, of_group, []):
+        for topic in _topics_of(state, of_group, []):
             if ordered and not topic.order:
                 continue
-            table = yield from consume_stats(parts, of_group, topic, topic.write_queues, pace)
+            table = yield from consume_stats(state, of_group, topic, topic.write_queues, pace)
             total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
-            tps = parts.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
+            tps = state.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
         # As text: to free the objects of 20,000 groups together would take 10 ms.
         found.append(b"".join((yield from dumps_in_steps({group: stats}))))
         if pace.is_over():
             yield
-    address = parts.registrar.address if parts.registrar else ""
+    address = state.registrar.address if state.registrar else ""
     body = {"brokerAddr": address, "consumeStatsList": found, "totalDiff": total, "totalInflightDiff": 0}
     return reply_in_pieces(command, (yield from dumps_in_steps(body)))
 
@@ -122,17 +122,17 @@ def stats_data(context: Context, command: Command) -> bytes:
     name, key = command.text("statsName"), command.text("statsKey")
     context.gate(command).query_broker()
     place = (name, key)
-    if key == context.parts.broker.config.cluster:
+    if key == context.state.broker.config.cluster:
         place = WHOLE_BROKER.get(name, place)
-    series = context.parts.rates.series(*place)
+    series = context.state.rates.series(*place)
     if series is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
     return reply(command, body=dumps(series.as_json()))
 
 
 def time_span(context: Context, command: Command) -> Steps[Frame]:
-    """Answer the times between which a group's messages lie, queue by queue, and how late it is."""
-    parts, name, group = context.parts, command.text("topic"), command.text("group")
+    """Answer for each queue of a group the times of the first, last and last consumed message, and the delay."""
+    state, name, group = context.state, command.text("topic"), command.text("group")
     grant = context.gate(command).query(name)
     topic = existing_topic(grant)
     spans: list[object] = []
@@ -145,9 +145,9 @@ def time_span(context: Context, command: Command) -> Steps[Frame]:
         spans.append(
             {
                 "consumeTimeStamp": _stored_ms(grant, queue_id, committed - 1) if committed > 0 else first_ms,
-                "delayTime": max(parts.clock.now_ms() - next_ms, 0) if next_ms else 0,
+                "delayTime": max(state.clock.now_ms() - next_ms, 0) if next_ms else 0,
                 "maxTimeStamp": _stored_ms(grant, queue_id, end - 1) or -1,
-                "messageQueue": {"brokerName": parts.broker.config.name, "queueId": queue_id, "topic": topic.name},
+                "messageQueue": {"brokerName": state.broker.config.name, "queueId": queue_id, "topic": topic.name},
                 "minTimeStamp": first_ms,
             }
         )
@@ -157,44 +157,44 @@ def time_span(context: Context, command: Command) -> Steps[Frame]:
 
 
 def consumers_of_topic(context: Context, command: Command) -> Steps[Frame]:
-    """Answer the groups that consume a topic: those alive, and those that have committed on it."""
-    parts, topic = context.parts, command.text("topic")
+    """Answer the groups of a topic: live ones that subscribe to it, and those with committed offsets."""
+    state, topic = context.state, command.text("topic")
     grant = context.gate(command).query(topic)
-    alive = [name for name, group in parts.members.consumers.items() if topic in group.subscriptions]
+    alive = [name for name, group in state.members.consumers.items() if topic in group.subscriptions]
     yield
     names = list(dict.fromkeys(alive + grant.groups()))
     return reply_in_pieces(command, (yield from dumps_in_steps({"groupList": names})))
 
 
 def topics_of_group(context: Context, command: Command) -> Steps[Frame]:
-    """Answer the topics on which a group has committed."""
-    parts, group = context.parts, command.text("group")
+    """Answer the topics with committed offsets of a group."""
+    state, group = context.state, command.text("group")
     grant = context.gate(command).query_group(group)
-    address = parts.registrar.address if parts.registrar else ""
+    address = state.registrar.address if state.registrar else ""
     names = grant.topics()
     return reply_in_pieces(command, (yield from dumps_in_steps({"brokerAddr": address, "topicList": names})))
 
 
 def subscription_of_group(context: Context, command: Command) -> bytes:
-    """Answer what a live group wants of a topic; nothing for one that is not there."""
+    """Answer a live group's subscription to a topic; empty if the group has no members."""
     group, topic = command.text("group"), command.text("topic")
     context.gate(command).query_group(group)
-    live = context.parts.members.group(group)
+    live = context.state.members.group(group)
     held = live.subscriptions.get(topic) if live is not None else None
     body = {"group": group, "subscriptionData": held.as_json() if held is not None else None, "topic": topic}
     return reply(command, body=dumps(body))
 
 
 def all_offsets(context: Context, command: Command) -> Steps[Frame]:
-    """Answer everything that all groups have committed."""
+    """Answer the committed offsets of all groups."""
     grant = context.gate(command).query_broker()
     return reply_in_pieces(command, (yield from grant.offsets_in_steps()))
 
 
 def correction_offsets(context: Context, command: Command) -> Steps[bytes]:
-    """Answer per queue how far the slowest other group is, where the compared group is ahead of it.
+    """Answer for each queue the lowest offset of the other groups, if the compared group is ahead of it.
 
-    A group that shall take over from others may go back to there.
+    A group that takes over from others can be reset to these offsets.
     """
     topic = command.text("topic")
     grant = context.gate(command).query(topic)
@@ -216,14 +216,14 @@ def correction_offsets(context: Context, command: Command) -> Steps[bytes]:
 
 
 def consume_queue(context: Context, command: Command) -> bytes:
-    """Answer entries of a consume queue, and whether a live group would be given them."""
-    parts = context.parts
+    """Answer entries of a consume queue, and whether each matches a live group's subscription."""
+    state = context.state
     topic, queue_id, index = command.text("topic"), command.integer("queueId"), command.integer("index")
     count = min(max(command.integer("count"), 0), QUEUE_ENTRIES_MAX)
     grant = context.gate(command).query(topic)
     if not grant.has_used(queue_id):
         return _no_queue(grant, command, queue_id)
-    live = parts.members.group(command.text("consumerGroup", ""))
+    live = state.members.group(command.text("consumerGroup", ""))
     held = live.subscriptions.get(topic) if live is not None else None
     entries: list[dict[str, object]] = []
     first, end = grant.first_offset(queue_id), grant.end_offset(queue_id)
@@ -244,7 +244,7 @@ def consume_queue(context: Context, command: Command) -> bytes:
 
 
 def _no_queue(grant: TopicGrant, command: Command, queue_id: int) -> bytes:
-    """A queue that was never written to is empty; one that the topic has not is an error."""
+    """Answer for a queue without a consume queue: empty if the topic has this queue, else an error."""
     found = grant.get()
     if found is None or not 0 <= queue_id < max(found.read_queues, found.write_queues):
         raise Declined(ResponseCode.SYSTEM_ERROR, f"{queue_id}-{grant.name} not exists.")
@@ -253,7 +253,7 @@ def _no_queue(grant: TopicGrant, command: Command, queue_id: int) -> bytes:
 
 
 def _wants(held: Subscription, code: int) -> bool:
-    """Whether a queue's entry with the tags' *code* may be for *held*."""
+    """Return whether a queue entry with tag code *code* may match *held*."""
     return held.selection is not None and (held.selection.codes is None or code in held.selection.codes)
 
 

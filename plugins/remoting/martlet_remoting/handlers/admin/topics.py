@@ -11,7 +11,7 @@ from martlet.tables.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, Topic, check_nam
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, integer, items, read_body
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Parts, reply, reply_in_pieces
+from martlet_remoting.context import Context, Declined, Handle, RemotingState, reply, reply_in_pieces
 from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
 from martlet_remoting.packets import Command, Frame
 from martlet_remoting.registrar import standard_topics
@@ -24,9 +24,9 @@ __all__ = ["TABLE", "Allowed", "alter_attributes", "is_system", "page", "system_
 T = TypeVar("T")
 
 DIGITS_MAX: Final = 20
-TOPICS_AT_ONCE: Final = 16  # a change is told to name servers, shared groups and subscriptions
+TOPICS_AT_ONCE: Final = 16  # few, because each change notifies name servers, shared groups and subscriptions
 
-# What an attribute may be: one of some words, or a number in a range.
+# The values of an attribute: one of some words, or a number in a range.
 Allowed: TypeAlias = tuple[str, ...] | range
 # RocketMQ TopicAttributes.
 ATTRIBUTES: Final[Mapping[str, Allowed]] = {
@@ -35,27 +35,27 @@ ATTRIBUTES: Final[Mapping[str, Allowed]] = {
     "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY"),
     "reserve.time": range(1 << 63),
 }
-# What the store of a topic was made with cannot be changed later.
+# Attributes that determine how a topic is stored cannot be changed later.
 FIXED: Final = frozenset(("queue.type", "cleanup.policy"))
-# The store keeps one kind of queue, and removes by age.
+# The store has one kind of queue and removes messages by age.
 SUPPORTED: Final[Mapping[str, str]] = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
 
 
-def system_topics(parts: Parts) -> list[str]:
-    """The topics that clients can neither change nor delete."""
-    return list(dict.fromkeys([*SYSTEM_TOPICS, *(topic.name for topic in standard_topics(parts.broker))]))
+def system_topics(state: RemotingState) -> list[str]:
+    """Return the topics that clients can neither change nor delete."""
+    return list(dict.fromkeys([*SYSTEM_TOPICS, *(topic.name for topic in standard_topics(state.broker))]))
 
 
-def is_system(parts: Parts, name: str) -> bool:
-    """Whether *name* is such a topic."""
-    return name.startswith(SYSTEM_PREFIX) or name in system_topics(parts)
+def is_system(state: RemotingState, name: str) -> bool:
+    """Return whether *name* is a system topic."""
+    return name.startswith(SYSTEM_PREFIX) or name in system_topics(state)
 
 
 def _changeable(context: Context, command: Command, name: str) -> TopicAdminGrant:
-    """What is needed to change topic *name*. Raises `Refused` for a system topic."""
+    """Return the grant to change topic *name*. Raises `Refused` for a system topic."""
     grant = context.gate(command).manage(name)
     check_name(name)
-    if is_system(context.parts, name):
+    if is_system(context.state, name):
         raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
     return grant
 
@@ -63,12 +63,12 @@ def _changeable(context: Context, command: Command, name: str) -> TopicAdminGran
 def alter_attributes(
     held: Mapping[str, str], wanted: Mapping[str, str], *, new: bool, known: Mapping[str, Allowed] = ATTRIBUTES
 ) -> dict[str, str]:
-    """Return *held* changed by *wanted*, whose keys say ``+name`` to set and ``-name`` to remove (AttributeUtil).
+    """Return *held* changed by *wanted*: its key ``+name`` sets an attribute, ``-name`` removes it (AttributeUtil).
 
-    *known* are the attributes that there are.
+    *known* are all attributes.
 
     Raises:
-      Declined: a key has no sign or is unknown, or its value cannot be (SYSTEM_ERROR).
+      Declined: a key has no sign or is unknown, or a value is invalid (SYSTEM_ERROR).
       Refused: the message type is MIXED (PARAMETER).
     """
     if wanted.get("+message.type") == "MIXED":
@@ -111,7 +111,7 @@ def parse_attributes(text: str) -> dict[str, str]:
     """Return the attributes in ``+key=value,-key`` (AttributeParser).
 
     Raises:
-      Declined: a key is there twice, or its sign does not fit to whether it has a value (SYSTEM_ERROR).
+      Declined: a key is repeated, a +key has no value, or a -key has one (SYSTEM_ERROR).
     """
     found: dict[str, str] = {}
     for part in text.split(","):
@@ -130,7 +130,7 @@ def parse_attributes(text: str) -> dict[str, str]:
 
 
 def update_topic(context: Context, command: Command) -> bytes:
-    """Create a topic or change it; name servers are told by whoever listens to the topic table."""
+    """Create or change a topic; listeners of the topic table inform the name servers."""
     name = command.text("topic")
     grant = _changeable(context, command, name)
     held = grant.get()
@@ -150,7 +150,7 @@ def update_topic(context: Context, command: Command) -> bytes:
 
 
 def update_topics(context: Context, command: Command) -> Steps[bytes]:
-    """Create or change many topics: all, or none when one of the names cannot be."""
+    """Create or change many topics: all, or none if one name is invalid."""
     wanted = items((yield from read_body(command)), "topicConfigList")
     pace = Pace(TOPICS_AT_ONCE)
     grants: list[TopicAdminGrant] = []
@@ -181,19 +181,19 @@ def _update_from_json(grant: TopicAdminGrant, fields: dict[object, object]) -> T
 
 
 def delete_topic(context: Context, command: Command) -> bytes:
-    """Delete a topic, its messages and what groups have consumed of it; no error when it is not there."""
-    name, parts = command.text("topic"), context.parts
+    """Delete a topic with its messages and the groups' offsets in it; no error if it does not exist."""
+    name, state = command.text("topic"), context.state
     if not name.strip():
         raise Refused(Reason.PARAMETER, "The specified topic is blank.")
     grant = context.gate(command).manage(name)
-    if is_system(parts, name):
+    if is_system(state, name):
         raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
     grant.delete()
     return reply(command)
 
 
 def all_topics(context: Context, command: Command) -> Steps[Frame]:
-    """Answer the whole topic table, or one page of it."""
+    """Answer all topics, or one page of them."""
     grant = context.gate(command).query_broker()
     held, topics = grant.topics_version, list(grant.topics())
     version = Version(held.counter, held.state_version, held.timestamp)
@@ -211,9 +211,9 @@ def all_topics(context: Context, command: Command) -> Steps[Frame]:
 
 
 def page(command: Command, start_field: str, count_field: str, version: Version, found: Sequence[T]) -> Sequence[T]:
-    """The page of *found* that the request names; it begins at 0 when the table has changed since the last one.
+    """Return the requested page of *found*; the first page if the table has changed since the last request.
 
-    *found* is in the order in which the table grew, which stays as it is between changes.
+    *found* must be in order of insertion, which is stable between changes.
     """
     count = command.integer(count_field, 0)
     if count <= 0:
@@ -229,13 +229,13 @@ def one_topic(context: Context, command: Command) -> bytes:
 
 
 def system_topic_list(context: Context, command: Command) -> bytes:
-    """Answer the names that clients cannot use."""
+    """Answer the names of system topics, which clients cannot use."""
     context.gate(command).query_broker()
-    return reply(command, body=dumps({"topicList": system_topics(context.parts)}))
+    return reply(command, body=dumps({"topicList": system_topics(context.state)}))
 
 
 def clean_unused_topics(context: Context, command: Command) -> Steps[bytes]:
-    """Remove what is stored of topics that are in no table."""
+    """Remove stored messages of topics that no longer exist."""
     yield from context.gate(command).manage_broker().delete_unused_topics()
     return reply(command)
 
