@@ -146,6 +146,7 @@ async def test_light_topics_outlive_a_restart_without_an_entry_in_the_table(capl
     with caplog.at_level(logging.WARNING):
         async with broker_in_memory(disk) as broker:
             assert broker.topics.get("%LMQ%a") is not None
+            assert broker.topics.ensure("%LMQ%a", 1).queue(0).next_offset == 1, "with light queues off, too"
             assert broker.groups.offset("G", "%LMQ%a", 0) == 1
             assert b"LMQ" not in disk.files["/data/config/topics.json"].data
             mine = subscribe(broker, "%LMQ%b", start=from_earliest)
@@ -242,6 +243,15 @@ async def test_offsets_are_taken_from_the_table_that_was_written_last(last: str,
         for path in (OFFSETS, LIGHT_OFFSETS):
             assert table_of(disk, path)["offsetTable"]["t@G"] == {"2": expected}, "both are kept, also without routers"
             assert "martletPosition" in table_of(disk, path)
+
+
+async def test_a_table_for_light_queues_that_is_older_than_the_other_does_not_count() -> None:
+    disk = FakeDisk()
+    await with_offsets(disk, light=True)
+    older = {**table_of(disk, LIGHT_OFFSETS), "offsetTable": {"t@G": {"2": 1}}}
+    rewrite(disk, LIGHT_OFFSETS, older)  # as if the process was killed between the two
+    async with broker_in_memory(disk) as broker:
+        assert broker.groups.offset("G", "t", 2) == 7
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"offsetTable": 7}', b'{"lmqOffsetTable": {"a@g": "x"}}'])
