@@ -313,11 +313,11 @@ class World:
             nursery.cancel_scope.cancel()
         life.broker.projections.save()
         persistence.save(life.broker)
-        await store.close()
-        self.checker.note("orderly stop")
-        # Whatever the power does now, an orderly stop has left everything on the disk.
+        in_order = await store.close()
+        self.checker.note("orderly stop" if in_order else "stop, not in order")
         self._end(life, self.chance.choice(self.plan.cuts))
-        self.lossless = True
+        # Whatever the power does now, an orderly stop has left everything on the disk.
+        self.lossless = self.lossless or in_order
 
     async def _watch(self, life: Life) -> None:
         while True:

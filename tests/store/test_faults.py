@@ -389,6 +389,18 @@ async def test_a_stop_on_a_full_disk_says_that_it_was_no_orderly_one() -> None:
     assert await store.close()
 
 
+async def test_a_stop_after_a_failed_write_says_that_it_was_no_orderly_one() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk, small_config(flush="async"))
+    store.append(message("written, and not durable"), 0)
+    store.commit()
+    disk.fail_next("write", errno.EIO)
+    store.append(message("lost"), 0)
+    with pytest.raises(StoreFailed):
+        store.commit()
+    assert not await store.close()
+
+
 @pytest.mark.parametrize("full", [False, True])
 async def test_a_broker_says_whether_everything_is_on_the_disk(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint, stop = Checkpointer.write_checkpoint, trio.Event()

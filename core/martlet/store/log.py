@@ -264,16 +264,17 @@ class Store:
     async def close(self) -> bool:
         """Make everything durable and leave the directory as after an orderly shutdown; idempotent.
 
-        Returns False if the disk was too full for that: the next start recovers.
+        Returns False if the disk was too full for that, or had failed before: the next start recovers.
         """
         if not self._place.is_locked:
             return True
         try:
-            if self.flusher.failed is None:
-                self._commit_last()
-                self.flusher.flush_now()
-                await self.checkpointer.finish()
-                self._place.unmark()
+            if self.flusher.failed is not None:
+                return False
+            self._commit_last()
+            self.flusher.flush_now()
+            await self.checkpointer.finish()
+            self._place.unmark()
         except OSError as error:
             if not is_full(error):
                 raise self.flusher.fail(error) from error
