@@ -38,7 +38,7 @@ def allow(identity: Identity, action: str, name: str) -> bool:
 def idle(broker: Broker) -> Any:
     """What a gate leads to, which does nothing with messages."""
     nothing: dict[str, Callable[..., object]] = {
-        name: lambda *arguments: None for name in ("publish", "publish_run", "publish_batch")
+        name: lambda *arguments, **options: None for name in ("publish", "publish_run", "publish_batch")
     }
     parts = {name: getattr(broker, name) for name in ("store", "topics", "groups", "routers")}
     return SimpleNamespace(**nothing, **parts, find_queue=broker.find_queue, publish_many=lambda messages: messages)
