@@ -85,7 +85,7 @@ async def test_one_refusal_refuses_the_whole_group(broker: Broker, bad: Message,
 async def test_messages_and_notes_have_one_limit(broker: Broker) -> None:
     acknowledgements = [(broker.journal(name), b"note") for name in ("j", "k")]
     broker.publish_atomic([to("A"), to("B")], acknowledgements)
-    with pytest.raises(Refused, match="the group has 5 messages; the most is 4"):
+    with pytest.raises(Refused, match="the group has 5 messages; the maximum is 4"):
         broker.publish_atomic([to("A")] * 3, acknowledgements)
 
 

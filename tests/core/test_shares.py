@@ -635,7 +635,7 @@ async def test_a_group_that_may_not_consume_is_refused() -> None:
         broker.groups.update(Group("G", consume_enable=False))
         broker.groups.set_forbidden("H", "t", readable=False)
         for group in ("G", "H"):
-            with pytest.raises(Refused, match="may not consume") as caught:
+            with pytest.raises(Refused, match="must not consume") as caught:
                 Competitor(broker, group=group)
             assert caught.value.reason is Reason.NO_PERMISSION
         broker.groups.set_forbidden("H", "t", readable=True)

@@ -179,11 +179,11 @@ async def test_what_a_client_says_in_these_bits_is_not_stored(open_store: OpenSt
 @pytest.mark.parametrize(
     ("config", "sizes", "says"),
     [
-        (CONFIG, (1,) * 1001, "the group has 1001 messages; the most is 1000 .store.group_messages_max."),
-        (small_config(group_messages_max=3), (1,) * 4, "4 messages; the most is 3"),
-        (small_config(group_bytes_max=1500), (700, 700), "the most is 1500 .store.group_bytes_max."),
+        (CONFIG, (1,) * 1001, "the group has 1001 messages; the maximum is 1000 .store.group_messages_max."),
+        (small_config(group_messages_max=3), (1,) * 4, "4 messages; the maximum is 3"),
+        (small_config(group_bytes_max=1500), (700, 700), "the maximum is 1500 .store.group_bytes_max."),
         (small_config(segment_bytes=2048), (1000, 1000), "a segment has 2048"),
-        (small_config(message_bytes_max=100), (5, 101), "the body has .* the most is 100"),
+        (small_config(message_bytes_max=100), (5, 101), "the body has .* the maximum is 100"),
     ],
 )
 async def test_a_group_that_cannot_be_stored_is_refused_whole(
@@ -218,7 +218,7 @@ async def test_an_atomic_run_is_a_group_and_stored_whole_or_not_at_all(open_stor
     store = await open_store(small_config(message_bytes_max=1000))
     good = [store.run_item(message(f"good {number}"), number % 2) for number in range(3)]
     bad = store.run_item(message(bytes(1001)), 0)
-    with pytest.raises(Refused, match="the most is 1000"):
+    with pytest.raises(Refused, match="the maximum is 1000"):
         store.append_run([good[0], bad, good[1]], atomic=True)
     assert store.appended == 0
     result = store.append_run(good, atomic=True)
