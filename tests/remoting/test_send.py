@@ -2,6 +2,7 @@ import random
 from collections.abc import Mapping
 
 import pytest
+import trio
 
 from martlet.contracts import Timers, Transactions
 from martlet.errors import Reason, Refused
@@ -9,6 +10,7 @@ from martlet.message import Message, Record, decode_properties
 from martlet.store.codec import decode_record, decode_records
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.handlers.send import BATCH_AT_ONCE
 from martlet_remoting.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, long_ext, pull_ext, send_ext
@@ -18,9 +20,13 @@ V2 = RequestCode.SEND_MESSAGE_V2
 
 async def stored(harness: Harness, topic: str, queue_id: int = 0) -> list[Record]:
     """Every record of a queue, as a consumer of another group than G gets them."""
-    client = harness.client()
-    answer = await client.ask(RequestCode.PULL_MESSAGE, pull_ext(topic, 0, queue_id, consumerGroup="Other"))
-    return decode_records(answer.body) if answer.code == ResponseCode.SUCCESS else []
+    client, found = harness.client(), list[Record]()
+    while True:
+        ext = pull_ext(topic, len(found), queue_id, consumerGroup="Other")
+        answer = await client.ask(RequestCode.PULL_MESSAGE, ext)
+        if answer.code != ResponseCode.SUCCESS:
+            return found
+        found += decode_records(answer.body)
 
 
 async def test_a_sent_message_is_answered_with_its_place_and_can_be_pulled(harness: Harness) -> None:
@@ -338,6 +344,36 @@ async def test_a_batch_with_an_empty_member_is_refused_whole(harness: Harness) -
         ResponseCode.SYSTEM_ERROR,
         "message body is empty; send at least one byte",
     )
+    assert harness.store.appended == 0
+
+
+@pytest.mark.parametrize("queue_id", [1, -1])
+@pytest.mark.parametrize("count", [BATCH_AT_ONCE, 2 * BATCH_AT_ONCE + 10])
+async def test_a_long_batch_is_stored_in_turns_between_which_others_send(
+    harness: Harness, count: int, queue_id: int
+) -> None:
+    topic, long, other = harness.topic("T", 4), harness.client(), harness.client()
+    long.send(V2, send_ext(topic, queue_id, m="true"), members(*(b"%d" % number for number in range(count))))
+    for _ in range(20):
+        other.send(V2, send_ext(topic, 3), b"other")
+        await trio.lowlevel.checkpoint()
+    await harness.step()
+    (answer,) = long.answers.values()
+    assert answer.code == 0
+    records = [r for r in await stored(harness, topic, int(str(answer.ext["queueId"]))) if r.body != b"other"]
+    assert [record.body for record in records] == [b"%d" % number for number in range(count)]
+    assert str(answer.ext["msgId"]).split(",") == [f"7F00000100002A9F{record.position:016X}" for record in records]
+    assert answer.ext["queueOffset"] == str(records[0].queue_offset)
+    others = await stored(harness, topic, 3)
+    between = [r for r in others if r.body == b"other" and records[0].position < r.position < records[-1].position]
+    assert bool(between) == (count > BATCH_AT_ONCE)
+
+
+@pytest.mark.parametrize("last", [b"", b"cut"])
+async def test_a_long_batch_with_a_bad_member_at_its_end_is_refused_whole(harness: Harness, last: bytes) -> None:
+    body = members(*(b"x",) * (2 * BATCH_AT_ONCE), last)
+    answer = await harness.client().ask(V2, send_ext(harness.topic("T"), m="true"), body if not last else body[:-1])
+    assert answer.code != 0
     assert harness.store.appended == 0
 
 

@@ -9,6 +9,7 @@ from martlet.message import Record
 from martlet.store.codec import decode_records
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Answer
 from martlet_remoting.handler import TABLE
 from martlet_remoting.handlers import send
 
@@ -35,7 +36,7 @@ class Paths:
         self.taken_long = 0
         real = send.send_message
 
-        def counted(*args: object) -> bytes | None:
+        def counted(*args: object) -> Answer:
             self.taken_long += 1
             return real(*args)  # type: ignore[arg-type]
 

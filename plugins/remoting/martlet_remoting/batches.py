@@ -4,14 +4,17 @@ Each message, big-endian: i32 total size, i32 magic 0, i32 CRC 0, i32 flag, i32 
 length, the body, i16 properties length, the property string.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from struct import Struct
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX
 
-__all__ = ["BATCH_MESSAGES_MAX", "BatchMessage", "decode_batch", "encode_batch", "split_batch"]
+__all__ = ["BATCH_MESSAGES_MAX", "BatchMessage", "Member", "decode_batch", "encode_batch", "split_batch"]
+
+# Body, encoded properties, flag.
+Member: TypeAlias = tuple[bytes, bytes, int]
 
 HEAD: Final = Struct(">iiiii")
 HEAD_BYTES: Final = 20
@@ -66,31 +69,36 @@ def decode_batch(data: bytes) -> list[BatchMessage]:
     Raises:
       Refused: a length contradicts another one or the end of the body, or there are too many messages.
     """
-    return [BatchMessage(body, properties, flag) for body, properties, flag in split_batch(data)]
+    return [BatchMessage(*member) for members in split_batch(data, BATCH_MESSAGES_MAX) for member in members]
 
 
-def split_batch(data: bytes) -> list[tuple[bytes, bytes, int]]:
-    """Like `decode_batch`, but return tuples (body, properties, flag), from which the broker creates its messages."""
-    members: list[tuple[bytes, bytes, int]] = []
-    position, end = 0, len(data)
+def split_batch(data: bytes, count: int) -> Iterator[list[Member]]:
+    """Yield the messages of a batch body, *count* at a time; raises as `decode_batch`."""
+    members: list[Member] = []
+    number, position, end = 0, 0, len(data)
     while position < end:
         if end - position < OVERHEAD:
-            raise _illegal(f"batch message {len(members)} is cut short; {end - position} bytes are left")
+            raise _illegal(f"batch message {number} is cut short; {end - position} bytes are left")
         size, _, _, flag, body_bytes = HEAD.unpack_from(data, position)
         stop = position + size
         body_start = position + HEAD_BYTES
         body_end = body_start + body_bytes
         if size < OVERHEAD or stop > end or body_bytes < 0 or body_end + 2 > stop:
-            raise _wrong_lengths(len(members), size, body_bytes, end - position)
+            raise _wrong_lengths(number, size, body_bytes, end - position)
         properties_bytes = data[body_end] << 8 | data[body_end + 1]
         if body_end + 2 + properties_bytes != stop or properties_bytes > PROPERTIES_BYTES_MAX:
             text = f"claims properties of {properties_bytes} bytes in {size} bytes"
-            raise _illegal(f"batch message {len(members)} {text}")
+            raise _illegal(f"batch message {number} {text}")
         members.append((data[body_start:body_end], data[body_end + 2 : stop], flag))
         position = stop
-        if len(members) > BATCH_MESSAGES_MAX:
+        number += 1
+        if number > BATCH_MESSAGES_MAX:
             raise _illegal(f"batch has more than {BATCH_MESSAGES_MAX} messages; send smaller batches")
-    return members
+        if len(members) == count:
+            yield members
+            members = []
+    if members:
+        yield members
 
 
 def _wrong_lengths(number: int, size: int, body_bytes: int, left: int) -> Refused:
