@@ -436,6 +436,26 @@ async def test_an_acknowledgement_is_stored_with_messages() -> None:
         assert client.lost == []
 
 
+async def test_a_session_is_lost_with_an_acknowledgement_whose_messages_were_not_stored() -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        client = Client(broker)
+        session = client.open()
+        session.hand_out(1, [10, 20], 30)
+        await durable(broker)
+        note = session.acknowledgement(1)
+        broker.publish_atomic([], [note])
+        session.acknowledged(1)
+        disk.fail_next("write", ENOSPC)
+        with pytest.raises(Refused):
+            broker.store.commit()
+        broker.store.retention.look()  # there is room again
+        with pytest.raises(Refused):
+            session.acknowledgement(2)
+        assert client.lost == ["a disk failure lost its last changes; connect again"]
+        assert dict(client.open().flight) == {1: 10, 2: 20}
+
+
 # time
 
 

@@ -180,6 +180,8 @@ class Session:
 
     def acknowledged(self, first: int, count: int = 1) -> None:
         """An `acknowledgement` was stored."""
+        if self._sessions is not None:
+            self._sessions.watch(self._state.key)
         self._state.change(ACKNOWLEDGED, (first, count))
 
     def move(self, position: int) -> None:
@@ -359,11 +361,15 @@ class Sessions:
         """Note a change of *state* that comes next. Raises `Refused`, and the change must not be made."""
         self._note(state.key, encode_note(kind, state.key, next_number(state.number), *arguments))
 
-    def _note(self, key: str, note: bytes) -> None:
+    def watch(self, key: str) -> None:
+        """Session *key* has a note in the commit under way, and is lost if that fails."""
         self._noted[key] = None
         if not self._waits:
             self._waits = True
             self._store.before_commit.append(self._write)
+
+    def _note(self, key: str, note: bytes) -> None:
+        self.watch(key)
         try:
             self.journal.note(note)
         except (Refused, StoreError):
