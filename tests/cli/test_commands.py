@@ -140,6 +140,8 @@ def test_a_setting_of_the_command_line_is_over_the_file(
         "remoting.listen=127.0.0.1:99999",
         "remoting.listen=localhost",
         "remoting.nameservers=['ns1']",
+        "plugins.required=['absent']",
+        "plugins.enabled=['remoting', 'remoting']",
     ],
 )
 def test_run_refuses_what_check_refuses(

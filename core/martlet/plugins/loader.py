@@ -257,7 +257,7 @@ def load(names: Sequence[str], tables: Mapping[str, object], required: Collectio
     """Import and configure the plugins *names*; a plugin's section of *tables* has its name.
 
     Raises:
-      ConfigError: a section does not fit, or a required plugin is not enabled.
+      ConfigError: a section does not fit, a plugin is named twice, or a required plugin is not enabled.
       PluginError: a plugin is not installed, or is not one, or cannot be imported.
     """
     installed = available()
@@ -266,6 +266,8 @@ def load(names: Sequence[str], tables: Mapping[str, object], required: Collectio
     if missing:
         raise ConfigError(f"plugin {missing[0]!r} is in plugins.required and not in plugins.enabled; add it there")
     for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"plugin {name!r} is in plugins.enabled {names.count(name)} times; name it once")
         if name not in installed:
             raise PluginError(f"plugin {name!r} is not installed; installed: {', '.join(sorted(installed)) or 'none'}")
         entry = installed[name]
