@@ -5,7 +5,7 @@ nothing waits. The server waits for the disk and for clients, after a whole sock
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar, final
+from typing import Final, TypeVar, final
 
 from martlet.access import Authentication, Gate, Rules
 from martlet.clock import Clock
@@ -32,7 +32,10 @@ from martlet.tables.saved import Tables
 from martlet.tables.topics import WRITE, Topic, Topics
 from martlet.turns import Turns
 
-__all__ = ["Broker"]
+__all__ = ["OWN_STATE", "Broker"]
+
+# Stands for a plugin's name at the projections of the core.
+OWN_STATE: Final = "martlet"
 
 T = TypeVar("T")
 
@@ -92,9 +95,9 @@ class Broker:
         self.subscriptions = Subscriptions(store, topics, self.tails, delivery)
         journal = self.journal("shared-groups")
         self.shares = Shares(store, topics, groups, self.tails, journal, clock, delivery)
-        self.projections.add("martlet", self.shares.state)
+        self.projections.add(OWN_STATE, self.shares.state)
         self.sessions = Sessions(store, self.journal("sessions"), self.turns, clock, delivery)
-        self.projections.add("martlet", self.sessions.table)
+        self.projections.add(OWN_STATE, self.sessions.table)
         for table in (topics.table, groups.table, groups.offsets_table, groups.light_offsets_table):
             self.tables.register(table)
         stats.add("broker", self.statistics)

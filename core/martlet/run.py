@@ -24,7 +24,7 @@ from typing import Any, Final, cast, final
 import trio
 
 from martlet import persistence
-from martlet.broker import Broker
+from martlet.broker import OWN_STATE, Broker
 from martlet.clock import Clock, SystemClock
 from martlet.config import fill, setting, unknown_key
 from martlet.contracts import Dispatcher, Protocol, Service
@@ -317,7 +317,7 @@ class _Live:
         self._found = found
         self._bound: dict[Protocol, socket.socket] = {}
         self._scopes: dict[str, trio.CancelScope] = {}
-        self._failed: PluginError | None = None
+        self._failed: MartletError | None = None
         self._has_failed = trio.Event()
         broker.projections.on_failed = self.stop_plugin
 
@@ -351,8 +351,11 @@ class _Live:
     def stop_plugin(self, name: str, error: Exception) -> None:
         """Stop plugin *name*: close its ports, cancel its services, remove its hooks' results.
 
-        If the plugin is required, the broker stops.
+        If the plugin is required, or stands for the broker's own state, the broker stops.
         """
+        if name == OWN_STATE:
+            self._stop(StoreError(f"the broker's own state cannot be computed from the log; {error}"))
+            return
         guards = self._plugins.take_out(name)
         for protocol in self._given(name, "martlet_protocols"):
             listener = self._bound.pop(protocol, None)
@@ -365,10 +368,14 @@ class _Live:
         try:
             self._plugins.leave_out(name, "failed in a projection", error, guards=guards)
         except PluginError as needed:
-            self._failed = needed
-            self._has_failed.set()
+            self._stop(needed)
             return  # the plugin's guards stay installed until the broker has stopped
         _install(self._broker, self._found)
+
+    def _stop(self, error: MartletError) -> None:
+        """Stop the broker because of *error*."""
+        self._failed = error
+        self._has_failed.set()
 
     def _given(self, name: str, hook: str) -> list[Any]:
         return [each for plugin, given in self._found[hook] if plugin == name for each in given]
@@ -386,7 +393,7 @@ class _Live:
             nursery.cancel_scope.cancel()
 
     def check(self) -> None:
-        """Raise `PluginError` if the broker stopped because of a plugin."""
+        """Raise what the broker stopped for, if that was a projection."""
         if self._failed is not None:
             raise self._failed
 

@@ -49,6 +49,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "failing_guard": "tests.core.plugin_toys:FailingGuard",
         "stateful": "tests.core.plugin_toys:Stateful",
         "late": "tests.core.plugin_toys:Late",
+        "two_states": "tests.core.plugin_toys:TwoStates",
         "misspelled": "tests.core.plugin_toys:Misspelled",
         "arguments": "tests.core.plugin_toys:OtherArguments",
         "no_plugin": "tests.core.plugin_toys:installed",
@@ -255,6 +256,22 @@ class Stateful(Hooks):
                 Full.said.append("served")
 
         return [serve]
+
+
+class Counted(Bodies):
+    """As `Bodies`, under another name; also fails to forget."""
+
+    name = "counted"
+
+    def forget(self, topic: str) -> None:
+        raise ValueError(f"topic {topic} is unforgettable")
+
+
+class TwoStates(Hooks):
+    """Gives two projections that fail at the same record."""
+
+    def martlet_projections(self, broker: Broker) -> Sequence[Projection]:
+        return (Bodies(), Counted())
 
 
 class Late(Hooks):

@@ -15,7 +15,7 @@ from tests.core.plugin_toys import Full, Greeting, Late, installed
 from martlet.broker import Broker
 from martlet.cli import main as cli
 from martlet.contracts import Identity, Password, RecordView
-from martlet.errors import PluginError, Reason, Refused
+from martlet.errors import PluginError, Reason, Refused, StoreError
 from martlet.message import Message
 from martlet.net.addresses import split_address
 from martlet.plugins.hooks import HOOKS, Hooks
@@ -209,6 +209,34 @@ async def test_martlet_projections_that_fail_stop_their_plugin(
         assert Full.said == ["served"]
         assert decode_record(made.stored(b"x")).body == b"x"
     assert "plugin 'stateful' failed in a projection; ValueError: a bad body; the plugin is removed" in caplog.text
+
+
+@pytest.mark.parametrize("when", ["record", "deletion"])
+async def test_all_projections_of_a_plugin_stop_together(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    async with running(monkeypatch, "two_states", "late") as made:
+        made.stored(b"good")
+        if when == "record":
+            made.stored(b"bad")
+        else:
+            made.broker.store.delete_topic("t")
+        found = made.broker.projections.statistics()
+        assert [found[name]["failed"] for name in ("bodies", "counted")] == [True, True]  # type: ignore[index]
+        assert decode_record(made.stored(b"x")).body == b"x"
+    assert caplog.text.count("plugin 'two_states' failed in a projection") == 1
+
+
+async def test_a_broker_stops_whose_own_state_cannot_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> None:
+        async with running(monkeypatch, "late") as made:
+            made.broker.sessions.journal.note(b"no note about a session")
+            made.broker.store.commit()
+            await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await fail()
+    assert caught.group_contains(StoreError, match="the broker's own state cannot be computed from the log")
 
 
 @pytest.mark.parametrize("when", ["while it runs", "at the start"])

@@ -239,6 +239,26 @@ async def test_a_projection_that_fails_is_stopped_and_nothing_else(
     again.store.crash()
 
 
+@pytest.mark.parametrize("after", [0, 1])
+async def test_a_projection_that_cannot_begin_is_stopped(disk: FakeDisk, after: int) -> None:
+    """Without a snapshot, and with one."""
+
+    class Broken(Tally):
+        def restore(self, data: bytes, first_position: int) -> Steps[None]:
+            raise ValueError("no state today")
+
+    running = await start(disk, flush="async")
+    send(running.store, "A", "a1")
+    await stop(running)
+    if not after:
+        disk.unlink(FILE)
+    again = await start(disk, Broken())
+    assert again.projections.statistics()["tally"]["failed"] is True  # type: ignore[index]
+    assert again.tally.applied == 0
+    send(again.store, "A", "a2")
+    again.store.crash()
+
+
 async def test_a_projection_that_follows_other_topics_is_computed_again(
     disk: FakeDisk, caplog: pytest.LogCaptureFixture
 ) -> None:

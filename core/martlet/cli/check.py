@@ -40,10 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     for assignment in arguments.set:
         override(tables, assignment)
     config = read_config(tables)
-    enabled, tables_of_plugins = config.plugins.enabled, config.plugin_tables
-    load(enabled, tables_of_plugins, config.plugins.required)
+    load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
     # Also check the sections of plugins that are not enabled: they may be enabled later.
-    load([name for name in tables_of_plugins if name not in enabled], tables_of_plugins)
+    load([name for name in config.plugin_tables if name not in config.plugins.enabled], config.plugin_tables)
     given = [name for name in tables if name in SECTIONS or name in config.plugin_tables]
     if arguments.json:
         print_json({"file": str(arguments.file), "sections": given, "plugins": config.plugins.enabled})

@@ -84,8 +84,9 @@ class Driven:
 class Projections:
     """All projections of a broker.
 
-    Call `add` for each, `replay` before ports open, `run` while the broker runs, and `save` at the end. A projection
-    that raises in `apply` is never called again; `on_failed` is called with its plugin and the error.
+    Call `add` for each, `replay` before ports open, `run` while the broker runs, and `save` at the end. Where a
+    projection raises in `apply`, `forget` or `restore`, no projection of its plugin is called again; `on_failed` is
+    called with the plugin and the error.
     """
 
     def __init__(self, store: Store, turns: Turns, *, snapshot_bytes: int = SNAPSHOT_BYTES) -> None:
@@ -123,7 +124,8 @@ class Projections:
         store = self._store
         store.retention.keeper = self
         for driven in self._driven:
-            await self._restore(driven)
+            if not driven.failed:
+                await self._restore(driven)
         store.queues.on_new.append(self._follow_new)
         store.on_deleted.append(self._forget)
         for driven in self._driven:
@@ -146,7 +148,11 @@ class Projections:
             driven.saved_bytes = -1 if number else len(content)
             self._continue_from(driven, snapshot, deleted)
             return
-        await self._turns.finish(driven.projection.restore(b"", first))
+        try:
+            await self._turns.finish(driven.projection.restore(b"", first))
+        except Exception as error:
+            self._fail(driven, "to begin without a snapshot", error)
+            return
         for queue in self._queues(driven):
             driven.order.add(queue)
 
@@ -208,7 +214,9 @@ class Projections:
     def _continue_from(self, driven: Driven, snapshot: Snapshot, deleted: set[str]) -> None:
         """Set the cursors to the end of *snapshot*, and forget the topics *deleted* since."""
         for topic in sorted(deleted):
-            driven.projection.forget(topic)
+            self._forget_in(driven, topic)
+        if driven.failed:
+            return
         order = driven.order
         order.position, order.size, order.crc = snapshot.position, snapshot.size, snapshot.crc
         marks = {(mark.topic, mark.queue_id): mark for mark in snapshot.marks if mark.topic not in deleted}
@@ -253,25 +261,26 @@ class Projections:
                 return
         self._work.set()
 
+    def _fail(self, driven: Driven, where: str, error: Exception) -> None:
+        """Go on without *driven* and all other projections of its plugin."""
+        text = "projection %r of plugin %r failed %s; the plugin is stopped"
+        log.error(text, driven.name, driven.plugin, where, exc_info=error)
+        for each in self._driven:
+            if each.plugin == driven.plugin:
+                each.failed = True
+                each.order.close()
+        if self.on_failed is not None:
+            self.on_failed(driven.plugin, error)
+
     def _apply(self, driven: Driven, run: Run) -> None:
-        if not run:
+        if not run or driven.failed:
             return
         first, last = run[0].position, run[-1]
         driven.followed_bytes += sum(record.size for record in run)
         try:
             driven.projection.apply(run)
         except Exception as error:
-            driven.failed = True
-            driven.order.close()
-            log.exception(
-                "projection %r of plugin %r failed in the records from position %d to %d; the plugin is stopped",
-                driven.name,
-                driven.plugin,
-                first,
-                last.position,
-            )
-            if self.on_failed is not None:
-                self.on_failed(driven.plugin, error)
+            self._fail(driven, f"in the records from position {first} to {last.position}", error)
             return
         if self._snapshot_is_due(driven):
             self._due.set()
@@ -285,7 +294,13 @@ class Projections:
         for driven in self._driven:
             if topic in driven.projection.topics and not driven.failed:
                 driven.order.remove_topic(topic)
-                driven.projection.forget(topic)
+                self._forget_in(driven, topic)
+
+    def _forget_in(self, driven: Driven, topic: str) -> None:
+        try:
+            driven.projection.forget(topic)
+        except Exception as error:
+            self._fail(driven, f"to forget topic {topic!r}", error)
 
     def _snapshot_is_due(self, driven: Driven) -> bool:
         due_bytes = max(self._snapshot_bytes, SNAPSHOT_TIMES * driven.saved_bytes)
@@ -303,7 +318,8 @@ class Projections:
             self._work = trio.Event()
             while behind := [driven for driven in self._driven if not driven.failed and not driven.order.at_end]:
                 for driven in behind:
-                    self._apply(driven, await driven.order.next_run())
+                    if not driven.failed:
+                        self._apply(driven, await driven.order.next_run())
                     await trio.lowlevel.checkpoint()
 
     # ---- snapshots
