@@ -215,10 +215,16 @@ class TopicsHandler:
         if len(session.filters) >= limit and topic_filter not in session.filters:
             raise Refused(Reason.BUSY, f"the session has {limit} filters; topics.filters_max allows no more")
         cursor.check(split_shared(topic_filter)[1] if is_shared(topic_filter) else topic_filter)
-        session.subscribe(topic_filter, AT_LEAST_ONCE if qos else AT_MOST_ONCE)
-        self._peer.hold_until(session.until)
         if is_shared(topic_filter):
             self._the_groups.add(topic_filter, qos)
+        try:
+            session.subscribe(topic_filter, AT_LEAST_ONCE if qos else AT_MOST_ONCE)
+        except Refused:
+            if topic_filter not in session.filters:
+                self._the_groups.remove(topic_filter)
+            raise
+        self._peer.hold_until(session.until)
+        if is_shared(topic_filter):
             self._peer.send(b"OK\n")
             return
         self._waiting.pop(topic_filter, None)

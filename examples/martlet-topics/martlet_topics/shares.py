@@ -112,6 +112,9 @@ class SharedFilters:
             self._members[topic_filter] = before[0], qos
             return
         group, inner = split_shared(topic_filter)
+        limit = IDS_MAX // self._config.window - 1  # a window for the session, one for each group
+        if len(self._members) >= limit:
+            raise Refused(Reason.BUSY, f"the client has {limit} shared filters; there are no packet ids for more")
         member = self._gate.join(
             self._peer,
             self._config.topic,

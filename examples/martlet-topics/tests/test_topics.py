@@ -318,6 +318,18 @@ async def test_a_shared_filter_needs_a_group_and_a_filter(tmp_path: Path, wrong:
         assert await talk.ask("UNSUB $share/g/a", "PING") == "PONG"
 
 
+async def test_there_are_packet_ids_for_all_shared_filters(tmp_path: Path) -> None:
+    async with topics_broker(tmp_path, TopicsConfig(window=2000, queues=1)) as topics:
+        talk = await topics.connect("me")
+        for number in range(31):
+            assert await talk.ask(f"SUB $share/{number}/a 1") == "OK"
+        assert (await talk.ask("SUB $share/more/a 1")).startswith("ERR 0 0 BUSY the client has 31 shared filters")
+        assert await talk.ask("SUB $share/3/a") == "OK"
+        state = topics.broker.sessions.table.get("topics me")
+        assert state is not None
+        assert sorted(state.filters) == sorted(f"$share/{number}/a" for number in range(31))
+
+
 async def test_unsubscribing_leaves_the_group(tmp_path: Path) -> None:
     async with topics_broker(tmp_path) as topics:
         one, two = await topics.connect("one"), await topics.connect("two")
