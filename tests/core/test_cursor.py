@@ -1,6 +1,7 @@
 """Cursors behind the tail: in log order, nothing twice, nothing lost, and one pass for all that return together."""
 
 from collections.abc import Callable
+from errno import EIO
 
 import pytest
 import trio
@@ -16,6 +17,7 @@ from martlet.delivery.cursor import Cursor, Feed, Place
 from martlet.delivery.fanout import Encoding, parts
 from martlet.errors import Reason, Refused
 from martlet.message import Message
+from martlet.testing.disk import FakeDisk
 
 
 class Client:
@@ -179,6 +181,24 @@ async def test_its_position_is_that_of_the_first_message_not_collected() -> None
         again = Client(feed, "a", "b", position=positions[1])
         await settle(broker)
         assert again.take() == ["1", "2", "3", "4", "5"]
+
+
+async def test_a_sweep_goes_on_after_the_disk_failed_to_read(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk, cache_bytes=0, chunk_bytes=256) as broker:
+        feed = feed_of(broker)
+        positions = [send(broker, "a", str(n)) for n in range(100)]
+        await settle(broker)
+        client = Client(feed, "a", position=positions[0])
+        disk.fail_next("read", EIO)
+        with trio.fail_after(60):
+            while len(client.bodies) < 100:
+                client.take()
+                await trio.sleep(1)
+        assert client.bodies == [str(n) for n in range(100)]
+    assert "cursors behind the tail cannot read, retrying in 5 s" in caplog.text
 
 
 async def test_who_skips_to_the_tail_gets_nothing_that_is_behind() -> None:

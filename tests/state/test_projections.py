@@ -1,6 +1,7 @@
 """A projection sees every readable record of its topics once and in log order, and continues after any restart."""
 
 from collections.abc import Sequence
+from errno import EIO
 from random import Random
 from typing import Any
 
@@ -406,6 +407,20 @@ async def test_many_queues_with_a_few_records_each_are_read_in_few_runs(disk: Fa
     again = await start(disk, tally, **sizes)
     assert (sum(tally.calls), len(tally.calls)) == (900, 4)
     again.store.crash()
+
+
+async def test_records_are_applied_after_the_disk_failed_to_read(
+    disk: FakeDisk, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(disk, Tally(), flush="async", cache_bytes=0, chunk_bytes=256) as running:
+        for number in range(3000):
+            running.store.append(message(f"m{number}", "A", unique=f"m{number}"), 0)
+        running.store.commit()
+        disk.fail_next("read", EIO)
+        await trio.sleep(30)
+        assert running.tally.applied == 3000
+        running.check()
+    assert "projection 'tally' cannot read the log, retrying in 5 s" in caplog.text
 
 
 async def test_projections_share_what_is_applied_at_once(disk: FakeDisk) -> None:

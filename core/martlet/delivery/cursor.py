@@ -606,7 +606,7 @@ class Cursors:
                 for feed in list(self._sweeping):
                     try:
                         await feed.sweep()
-                    except (Refused, StoreError) as error:
+                    except (Refused, StoreError, OSError) as error:
                         log.error("cursors behind the tail cannot read, retrying in 5 s; %s", error)
                         await trio.sleep(READ_AGAIN_S)
                     await trio.lowlevel.checkpoint()

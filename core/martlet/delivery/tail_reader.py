@@ -537,7 +537,7 @@ class Tails:
                 for reader in list(self._behind):
                     try:
                         await reader.route_far()
-                    except (Refused, StoreError) as error:
+                    except (Refused, StoreError, OSError) as error:
                         log.error("topic[%s] cannot be read at its tail, retrying in 5 s; %s", reader.topic.name, error)
                         await trio.sleep(READ_AGAIN_S)
                     await trio.lowlevel.checkpoint()

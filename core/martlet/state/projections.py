@@ -30,6 +30,8 @@ SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
 SNAPSHOT_TIMES: Final = 4
 # Pause after a failed write of a snapshot.
 RETRY_S: Final = 60.0
+# After the log could not be read.
+READ_AGAIN_S: Final = 5.0
 # Time between log lines during a replay.
 PROGRESS_S: Final = 5.0
 # Runs that are applied as soon as they are readable: of all projections together, but at least one of each.
@@ -318,8 +320,12 @@ class Projections:
             self._work = trio.Event()
             while behind := [driven for driven in self._driven if not driven.failed and not driven.order.at_end]:
                 for driven in behind:
-                    if not driven.failed:
-                        self._apply(driven, await driven.order.next_run())
+                    try:
+                        if not driven.failed:
+                            self._apply(driven, await driven.order.next_run())
+                    except (StoreError, OSError) as error:
+                        log.error("projection %r cannot read the log, retrying in 5 s; %s", driven.name, error)
+                        await trio.sleep(READ_AGAIN_S)
                     await trio.lowlevel.checkpoint()
 
     # ---- snapshots
