@@ -230,7 +230,7 @@ async def test_a_projection_that_fails_is_stopped_and_nothing_else(
     send(running.store, "A", "later")
     assert running.tally.applied == 1
     assert told == ["toy: ValueError('this record does not please')"]
-    assert "projection 'tally' of plugin 'toy' failed in the records from position" in caplog.text
+    assert "projection 'tally' of plugin 'toy' failed to apply the records from position" in caplog.text
     assert running.projections.statistics()["tally"]["failed"] is True  # type: ignore[index]
     await stop(running)
     assert FILE not in disk.files

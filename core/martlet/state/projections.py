@@ -153,7 +153,7 @@ class Projections:
         try:
             await self._turns.finish(driven.projection.restore(b"", first))
         except Exception as error:
-            self._fail(driven, "to begin without a snapshot", error)
+            self._fail(driven, "to start without a snapshot", error)
             return
         for queue in self._queues(driven):
             driven.order.add(queue)
@@ -282,7 +282,7 @@ class Projections:
         try:
             driven.projection.apply(run)
         except Exception as error:
-            self._fail(driven, f"in the records from position {first} to {last.position}", error)
+            self._fail(driven, f"to apply the records from position {first} to {last.position}", error)
             return
         if self._snapshot_is_due(driven):
             self._due.set()
