@@ -86,7 +86,6 @@ class Gate:
     __slots__ = (
         "_behind",
         "_decisions",
-        "_publish",
         "_tables",
         "_tags",
         "identity",
@@ -96,8 +95,6 @@ class Gate:
     def __init__(self, behind: Behind, decisions: Decisions) -> None:
         self._behind = behind
         self._decisions = decisions
-        # Only with routers can a message name light topics itself.
-        self._publish = self._publish_named if behind.routers else behind.publish
         # Results of `check_publish` by topic, for hot paths of protocols.
         self.publishable: Mapping[str, PublishGrant] = decisions.publishable
         self._tags: Mapping[str, Collection[bytes]] = decisions.publishable_tags
@@ -121,13 +118,12 @@ class Gate:
         """
         if message.topic not in self.publishable:
             self._check_message(message.topic, message.properties)
-        return self._publish(message)
-
-    def _publish_named(self, message: Message) -> Placed:
-        self._check_light(message)
+        if self._behind.routers:  # looked up each time: a gate may be older than they are
+            self._check_light(message)
         return self._behind.publish(message)
 
     def _check_light(self, message: Message) -> None:
+        """Raise `Refused` unless *message* may go to the light topics that it names; only routers make them count."""
         if message.properties.find(MULTI) >= 0 and may_be_indexed(message.topic.encode()):
             for topic in light_topics(message.properties):
                 self.check("publish", topic)
@@ -203,7 +199,7 @@ class Gate:
         if message.topic not in (RETRY_PREFIX + group, DLQ_PREFIX + group):
             text = f"topic[{message.topic}] is neither the retry topic nor the dead-letter topic of group[{group}]"
             raise Refused(Reason.ILLEGAL, text)
-        return self._publish(message)
+        return self._behind.publish(message)  # such topics have no light queues
 
     def check_publish(self, topic: str) -> PublishGrant:
         """Return the grant to find or create *topic* before publishing; requires ``publish``.
