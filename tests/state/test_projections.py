@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 import trio
-from tests.state.tally import FORMAT, Tally, send, start, started, stop
+from tests.state.tally import FORMAT, ROOT, Tally, send, start, started, stop
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.errors import PluginError, StoreError
-from martlet.state import log_order, pack_rows
+from martlet.state import Projections, log_order, pack_rows
 from martlet.state.journal import Journal
 from martlet.state.log_order import LogOrder
+from martlet.store import Store
 from martlet.store.layout import RecordView
 from martlet.testing.disk import Cut, FakeDisk
-from martlet.testing.stores import message
-from martlet.turns import Steps, finish_now
+from martlet.testing.stores import ManualClock, message, small_config
+from martlet.turns import Steps, Turns, finish_now
 
 FILE = "/data/store/config/tally.snapshot"
 
@@ -421,6 +422,40 @@ async def test_records_are_applied_after_the_disk_failed_to_read(
         assert running.tally.applied == 3000
         running.check()
     assert "projection 'tally' cannot read the log, retrying in 5 s" in caplog.text
+
+
+@pytest.mark.parametrize(("after", "directory"), [(0, "consumequeue/A/0"), (3, "commitlog")])
+async def test_a_start_that_cannot_read_the_log_names_the_file(disk: FakeDisk, after: int, directory: str) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "A", *(f"m{number}" for number in range(20)))
+    await stop(running)
+    disk.unlink(FILE)
+    store = await Store.open(ROOT, small_config(cache_bytes=0), ManualClock(), disk)
+    projections = Projections(store, Turns())
+    projections.add("toy", Tally())
+    disk.fail_next("read", EIO, after=after)
+    with pytest.raises(
+        StoreError, match=f"file '/data/store/{directory}/0{{20}}' cannot be read for projection 'tally'"
+    ):
+        await projections.replay()
+    store.crash()
+
+
+async def test_a_snapshot_that_cannot_be_read_only_makes_the_start_slower(
+    disk: FakeDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "A", "a", "b")
+    await stop(running)
+    store = await Store.open(ROOT, small_config(), ManualClock(), disk)
+    tally = Tally()
+    projections = Projections(store, Turns())
+    projections.add("toy", tally)
+    disk.fail_next("read", EIO)
+    await projections.replay()
+    assert tally.applied == 2
+    assert "config/tally.snapshot cannot be read" in caplog.text
+    store.crash()
 
 
 async def test_projections_share_what_is_applied_at_once(disk: FakeDisk) -> None:

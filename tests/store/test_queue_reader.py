@@ -1,6 +1,7 @@
 """Near reads answer at once; far ones go through one task of the peer, and none of their answers is lost."""
 
 from collections.abc import Awaitable, Callable, Hashable
+from errno import EIO
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,10 @@ class Consumer:
         return None if result is None else bodies(result.pieces)
 
 
-async def far_store() -> Store:
+async def far_store(disk: FakeDisk | None = None) -> Store:
     """A store that holds the end of its log only."""
     config = small_config(flush="async", chunk_bytes=1024, cache_bytes=0)
-    store = await Store.open(Path("/data"), config, ManualClock(), FakeDisk())
+    store = await Store.open(Path("/data"), config, ManualClock(), disk or FakeDisk())
     for number in range(COUNT):
         store.append(message(b"%0200d" % number), 0)
     store.commit()
@@ -118,6 +119,19 @@ async def test_a_peer_that_may_start_nothing_stalls_the_reader_until_the_next_re
     assert consumer.read("a", 0) is None
     await consumer.work()
     assert (consumer.read("a", 0), consumer.reader.stalled) == (body(0), None)
+
+
+async def test_an_error_of_the_disk_fails_one_read_with_a_sentence_and_stops_no_other() -> None:
+    disk = FakeDisk()
+    consumer = Consumer(await far_store(disk))
+    assert consumer.read("a", 0) is None
+    assert consumer.read("b", 1) is None
+    disk.fail_next("read", EIO)
+    await consumer.work()
+    assert consumer.ready == ["a", "b"]
+    with pytest.raises(StoreError, match=r"message 0 of consume queue 'T/0' cannot be read; .*Input/output error"):
+        consumer.read("a", 0)
+    assert consumer.read("b", 1) == body(1)
 
 
 @pytest.mark.plain

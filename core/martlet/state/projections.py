@@ -122,7 +122,11 @@ class Projections:
     # ---- the start
 
     async def replay(self) -> None:
-        """Restore every projection from its snapshot and apply the readable records after it."""
+        """Restore every projection from its snapshot and apply the readable records after it.
+
+        Raises:
+          StoreError: the log cannot be read; the text names the file.
+        """
         store = self._store
         store.retention.keeper = self
         for driven in self._driven:
@@ -137,7 +141,11 @@ class Projections:
 
     async def _restore(self, driven: Driven) -> None:
         off_loop, first = self._store.disk.off_loop, self._store.first_position
-        generations = await off_loop(lambda: list(self._store.read_generations(driven.path)))
+        try:
+            generations = await off_loop(lambda: list(self._store.read_generations(driven.path)))
+        except OSError as error:
+            log.warning("%s cannot be read; %s", driven.path, error)
+            generations = []
         for number, content in enumerate(generations):
             try:
                 snapshot = await off_loop(partial(decode_snapshot, driven.name, content))
@@ -229,12 +237,21 @@ class Projections:
                 cursor.offset, cursor.position = max(mark.offset, queue.first_offset), mark.position
 
     async def _catch_up(self, driven: Driven) -> None:
-        """Apply every readable record; log the progress from time to time."""
+        """Apply every readable record; log the progress from time to time.
+
+        Raises:
+          StoreError: the log cannot be read.
+        """
         order, store = driven.order, self._store
         begin, count = max(order.position + order.size, store.first_position), 0
         said_at = trio.current_time()
         while not driven.failed and not order.at_end:
-            run = await order.next_run()
+            try:
+                run = await order.next_run()
+            except OSError as error:
+                file = f"file {error.filename!r}" if error.filename else "the log"
+                text = f"{file} cannot be read for projection {driven.name!r}; {error.strerror}, check the disk"
+                raise StoreError(text) from error
             self._apply(driven, run)
             count += len(run)
             await trio.lowlevel.checkpoint()

@@ -158,6 +158,8 @@ class QueueReader:
                     )
                 except (Refused, StoreError) as error:
                     request.failure = error
+                except OSError as error:
+                    request.failure = _unreadable(request, error)
                 if self._line.get(place) is request:
                     del self._line[place]
                     self._found[place] = request
@@ -171,6 +173,15 @@ class QueueReader:
 
 def _ignore(place: Hashable) -> None:
     """Do nothing: nobody wants the result any more."""
+
+
+def _unreadable(request: Request, error: OSError) -> StoreError:
+    """Return the error for the one consumer whose read failed with *error*."""
+    queue = request.queue
+    text = f"message {request.offset} of consume queue '{queue.topic}/{queue.queue_id}' cannot be read; {error}"
+    failure = StoreError(text)
+    failure.__cause__ = error
+    return failure
 
 
 def _answer(request: Request, count_max: int) -> ReadResult:
