@@ -10,7 +10,7 @@ from tests.core.pushing import LINES, broker_in_memory, publish, subscribe, told
 from trio.testing import MockClock
 
 from martlet.broker import Broker
-from martlet.delivery.group_members import GroupPolicy
+from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Reason, Refused
 from martlet.message import Message

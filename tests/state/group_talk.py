@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from tests.core.pushing import LINES, told
 
 from martlet.broker import Broker
-from martlet.delivery.group_members import GroupPolicy, Member
+from martlet.delivery.group_members import Member
+from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupState
 from martlet.delivery.lease_notes import Key, LeaseState
 from martlet.delivery.subscriptions import Delivery, from_earliest

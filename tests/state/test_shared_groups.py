@@ -18,7 +18,7 @@ from tests.state.group_talk import NEVER, POLICY, collect, drain, handles, join,
 from trio.testing import MockClock
 
 from martlet.broker import Broker
-from martlet.delivery.group_members import GroupPolicy
+from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.lease_notes import (
     ACK,
     AGAIN,

@@ -28,7 +28,8 @@ from martlet.access.rules import Decisions, FollowPermit
 from martlet.contracts import Identity, Peer, Router
 from martlet.delivery.cursor import Cursor, Feed
 from martlet.delivery.fanout import Encoding
-from martlet.delivery.group_members import GroupPolicy, Member
+from martlet.delivery.group_members import Member
+from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.sessions import Session, Sessions
 from martlet.delivery.share import Share

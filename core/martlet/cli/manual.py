@@ -254,10 +254,9 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.delivery.tail_reader",
         ("Tails: of", "TailReader: attach detach hand_on", "Run", "Frames", "Receiver", "Interest"),
     ),
+    Chapter("Rules of shared groups", "martlet.delivery.group_policy", ("GroupPolicy",)),
     Chapter(
-        "Shared groups",
-        "martlet.delivery.group_members",
-        ("GroupPolicy", "Member: add_credit collect ack nack extend touch leave"),
+        "Shared groups", "martlet.delivery.group_members", ("Member: add_credit collect ack nack extend touch leave",)
     ),
     Chapter(
         "Messages of shared groups",

@@ -1,33 +1,14 @@
-"""Members of shared groups: who competes for messages, and by which rules."""
+"""Members of shared groups: who competes for messages."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from martlet.contracts import Peer
 from martlet.delivery.fanout import Encoding
+from martlet.delivery.share import Share
 from martlet.delivery.subscriptions import Delivery
 
-if TYPE_CHECKING:
-    from martlet.delivery.share import Share
-
-__all__ = ["GroupPolicy", "Member"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class GroupPolicy:
-    """How a group that is no consumer group retries; its name may be any text, within *scope*.
-
-    Args:
-      scope: whose names these are, such as that of the protocol.
-      retries_max: after so many deliveries in vain, and the first, a message is dead; -1 for no limit.
-      dead_letters: the topic for dead messages; where it is empty they are dropped.
-    """
-
-    scope: str
-    retries_max: int = -1
-    dead_letters: str = ""
+__all__ = ["Member"]
 
 
 @final
@@ -42,7 +23,7 @@ class Member:
 
     def __init__(
         self,
-        share: "Share",
+        share: Share,
         peer: Peer,
         encoding: Encoding,
         lease_s: float,

@@ -2,28 +2,30 @@
 
 import logging
 import math
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Final, final
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final, Protocol, final
 
+from martlet.clock import Clock
+from martlet.contracts import Peer
 from martlet.delivery.dead_letters import NEVER_STORED, put_dead_letter
-from martlet.delivery.fanout import encode_result
-from martlet.delivery.group_members import GroupPolicy, Member
-from martlet.delivery.group_state import Lane
+from martlet.delivery.fanout import Encoding, encode_result
+from martlet.delivery.group_policy import GroupPolicy
+from martlet.delivery.group_state import GroupNotes, GroupState, Lane
 from martlet.delivery.lease_notes import ACK, AGAIN, BACK, NEW, RENEW, Change, Key, LeaseState
 from martlet.delivery.leases import Leases
 from martlet.delivery.redelivery import pause_ms
 from martlet.delivery.selection import Selection
 from martlet.delivery.subscriptions import Delivery, Start
+from martlet.delivery.tail_reader import Tails
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError
+from martlet.settings import DeliveryConfig
 from martlet.state.journal import Journal
-from martlet.store import Queue, QueueReader, ReadResult
+from martlet.store import Queue, QueueReader, ReadResult, Store
 from martlet.store.codec import decode_record
-from martlet.tables.topics import DLQ_PREFIX, Topic
+from martlet.tables.groups import Groups
+from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
 
-if TYPE_CHECKING:
-    from martlet.delivery.shared_groups import Shares
-
-__all__ = ["BURY_AGAIN_S", "Share", "ShareLane"]
+__all__ = ["BURY_AGAIN_S", "Competitor", "Owner", "Share", "ShareLane"]
 
 log = logging.getLogger("martlet.shares")
 
@@ -35,6 +37,50 @@ SETTLING_S: Final = 60.0  # so long the outcome of an acknowledgement in an atom
 RESTORED: Final = "an earlier run"  # the holder of what was handed out before the broker started
 UNNOTED_MAX: Final = 4096  # messages that nobody selects and that are read again after a restart
 BURY_AGAIN_S: Final = 5.0  # when the dead letter topic refuses a message
+
+
+class Competitor(Protocol):
+    """A member as its group uses it; implemented by `martlet.delivery.group_members.Member`."""
+
+    peer: Peer
+    encoding: Encoding
+    holder: Hashable
+    lease_s: float
+    credit: int
+    lapsed: int
+    woken: bool
+
+    def add_credit(self, count: int) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class Owner(Protocol):
+    """What all groups of a broker share, as one of them uses it; implemented by `shared_groups.Shares`."""
+
+    store: Store
+    topics: Topics
+    groups: Groups
+    tails: Tails
+    clock: Clock
+    config: DeliveryConfig
+    now: Callable[[], float]
+    state: GroupState
+    notes: GroupNotes
+    unsettled: int
+    buried: int
+    unburied: int
+    mourned: "dict[ShareLane, None]"
+    far_dead: "dict[tuple[ShareLane, int], None]"
+
+    @property
+    def room(self) -> int: ...
+
+    def alarm(self, at: float) -> None: ...
+
+    def settled(self, count: int) -> None: ...
+
+    def forget_idle(self, share: "Share") -> None: ...
 
 
 @final
@@ -108,7 +154,7 @@ class Share:
 
     def __init__(
         self,
-        owner: "Shares",
+        owner: Owner,
         topic: Topic,
         group: str,
         selection: Selection,
@@ -123,8 +169,8 @@ class Share:
         self.selection = selection
         self.start = start
         self.gone = False
-        self._members: dict[Member, None] = {}
-        self._by_holder: dict[Hashable, Member] = {}
+        self._members: dict[Competitor, None] = {}
+        self._by_holder: dict[Hashable, Competitor] = {}
         self._lanes: dict[int, ShareLane] = {}
         self._turn = 0
         self._stalled_at = math.inf
@@ -224,12 +270,12 @@ class Share:
         for lane in self._lanes.values():
             lane.forget_read()
 
-    def join(self, member: Member) -> None:
+    def join(self, member: Competitor) -> None:
         self._members[member] = None
         self._by_holder[member.holder] = member
         member.wake()
 
-    def leave(self, member: Member, *, keep: bool) -> None:
+    def leave(self, member: Competitor, *, keep: bool) -> None:
         if self._members.pop(member, self) is None:
             last = self._by_holder.get(member.holder) is member
             if last:
@@ -244,7 +290,7 @@ class Share:
             self.wake()
             self._owner.forget_idle(self)
 
-    def _give_back(self, lane: ShareLane, member: Member) -> None:
+    def _give_back(self, lane: ShareLane, member: Competitor) -> None:
         """Take back what *member* held. That it leaves is no failure of a message, that others left before may be."""
         leases = lane.leases
         for offset in leases.held(member.holder):
@@ -293,7 +339,7 @@ class Share:
 
     # messages to members
 
-    def hand_out(self, member: Member, budget_bytes: int) -> list[Delivery]:
+    def hand_out(self, member: Competitor, budget_bytes: int) -> list[Delivery]:
         """Lease messages to *member*: first what came back, then new ones; queues take turns."""
         until = self._owner.now() + member.lease_s
         found: list[Delivery] = []
@@ -320,14 +366,14 @@ class Share:
                 self.wake()
         return found
 
-    def _fail(self, lane: ShareLane, member: Member, budget_bytes: int, until: float) -> list[Delivery]:
+    def _fail(self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float) -> list[Delivery]:
         """Raise what a read in a thread has raised."""
         failure, lane.failure = lane.failure, None
         if failure is not None:
             raise failure
         return []
 
-    def _again(self, lane: ShareLane, member: Member, budget_bytes: int, until: float) -> list[Delivery]:
+    def _again(self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float) -> list[Delivery]:
         """Messages that came back."""
         found: list[Delivery] = []
         leases = lane.leases
@@ -350,7 +396,7 @@ class Share:
             budget_bytes -= len(batch.data)
         return found
 
-    def _read_again(self, lane: ShareLane, member: Member, budget_bytes: int) -> ReadResult | None:
+    def _read_again(self, lane: ShareLane, member: Competitor, budget_bytes: int) -> ReadResult | None:
         """Read the first message that came back; None when a thread has to read it, which wakes the members."""
         first = self._read_one(lane, member, lane.leases.returned(1)[0], budget_bytes)
         if first is None:
@@ -360,13 +406,13 @@ class Share:
                 self._read_one(lane, member, offset, budget_bytes)
         return first
 
-    def _read_one(self, lane: ShareLane, member: Member, offset: int, budget_bytes: int) -> ReadResult | None:
+    def _read_one(self, lane: ShareLane, member: Competitor, offset: int, budget_bytes: int) -> ReadResult | None:
         start, selection = member.peer.start, self.selection
         return lane.reader.read(
             start, offset, lane.queue, offset, 1, budget_bytes, selection.codes, selection.predicate
         )
 
-    def _new(self, lane: ShareLane, member: Member, budget_bytes: int, until: float) -> list[Delivery]:
+    def _new(self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float) -> list[Delivery]:
         """Messages that nobody had before."""
         self._reset_if_wanted(lane)
         leases, owner = lane.leases, self._owner
@@ -401,7 +447,7 @@ class Share:
         queue_id, first = lane.queue.queue_id, batch.offsets[0]
         return [Delivery(queue_id, first, result.next_offset, result.count, batch.data, batch, 1, generation)]
 
-    def _read(self, lane: ShareLane, member: Member, count: int, budget_bytes: int) -> ReadResult | None:
+    def _read(self, lane: ShareLane, member: Competitor, count: int, budget_bytes: int) -> ReadResult | None:
         selection, start = self.selection, member.peer.start
         offset = lane.leases.next
         return lane.reader.read(

@@ -24,7 +24,8 @@ import trio
 from martlet.clock import Clock
 from martlet.contracts import Peer
 from martlet.delivery.fanout import Encoding
-from martlet.delivery.group_members import GroupPolicy, Member
+from martlet.delivery.group_members import Member
+from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupNotes, GroupState
 from martlet.delivery.lease_notes import Key
 from martlet.delivery.selection import EVERYTHING, Selection

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
-from martlet.delivery.group_members import GroupPolicy, Member
+from martlet.delivery.group_members import Member
+from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.selection import Selection, select_tags
 from martlet.delivery.sessions import Session
 from martlet.delivery.subscriptions import Delivery
