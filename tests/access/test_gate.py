@@ -9,6 +9,7 @@ from tests.core.pushing import LINES, broker_in_memory
 from martlet.access import ANONYMOUS, Gate
 from martlet.broker import Broker
 from martlet.contracts import Certificate, Credentials, Identity, Password, SignedRequest
+from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.message import Message
@@ -232,6 +233,39 @@ async def test_a_subscription_is_asked_about_at_each_delivery() -> None:
         broker.rules.changed()
         assert reader.collect(1000) == []
         assert refused(lambda: member.collect(1000)) == "'ann' may not read consumer group[G]"
+
+
+@pytest.mark.parametrize("settled", [False, True])
+async def test_a_shared_group_is_for_those_who_may_read_it_and_not_for_every_reader_of_the_topic(settled: bool) -> None:
+    policy = GroupPolicy("stomp")
+
+    def rules(identity: Identity, action: str, name: str) -> bool | None:
+        return None if name == "$share" else name == "t" or name == f"$share/stomp/{identity.name}/jobs"
+
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        broker.authorizers = (rules,)
+        ann, bob, peer = broker.gate(ANN), broker.gate(Identity("bob")), RecordingPeer()
+        member = ann.join(peer, "t", "ann/jobs", LINES, lease_s=1, policy=policy)
+        assert ann.share("t", "ann/jobs", policy) is member.share
+        if settled:
+            text = refused(lambda: bob.share("t", "ann/jobs", policy))
+        else:
+            text = refused(lambda: bob.join(peer, "t", "ann/jobs", LINES, lease_s=1, policy=policy))
+        assert text == "'bob' may not read shared group[stomp/ann/jobs]"
+        bob.join(peer, "t", "bob/jobs", LINES, lease_s=1, policy=policy)
+        refused(lambda: ann.join(peer, "t", "bob/jobs", LINES, lease_s=1, policy=GroupPolicy("mqtt")))
+        broker.authorizers = (lambda identity, action, name: not name.startswith("$share/"),)
+        with pytest.raises(Refused):
+            member.collect(1)
+
+
+async def test_an_opinion_about_shared_groups_in_general_is_for_each_of_them() -> None:
+    async with broker_in_memory() as broker:
+        gate, ledger = guarded(broker)
+        broker.authorizers = (lambda identity, action, name: None if "/" in name else ledger(identity, action, name),)
+        gate.join(RecordingPeer(), "t", "any text", LINES, lease_s=1, policy=GroupPolicy("stomp"))
+        assert ledger.asked == [("ann", "read", "t"), ("ann", "read", "$share")]
 
 
 async def test_a_message_given_back_goes_to_the_topics_of_its_group_alone() -> None:

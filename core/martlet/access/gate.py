@@ -6,7 +6,8 @@ authorizers (`rules.Decisions`), once per action and name until the rules change
 the broker's internal topics closed.
 
 The names in a decision: a topic has its own name, a consumer group that of its retry topic
-``%RETRY%<group>``, and the whole broker the empty name. In a topic that a `Feed` follows,
+``%RETRY%<group>``, a shared group with a `GroupPolicy` is ``$share/<scope>/<group>``, and the
+whole broker the empty name. In a topic that a `Feed` follows,
 each message has a name too, its tag: decisions on messages and topic filters use ``topic/name``.
 """
 
@@ -24,7 +25,7 @@ from martlet.access.grant import (
     TopicGrant,
     is_closed,
 )
-from martlet.access.rules import Decisions, FollowPermit
+from martlet.access.rules import Decisions, FollowPermit, name_of_group
 from martlet.contracts import Identity, Peer, Router
 from martlet.delivery.cursor import Cursor, Feed
 from martlet.delivery.fanout import Encoding
@@ -307,8 +308,8 @@ class Gate:
     ) -> Member:
         """Return a new member of a shared group, like `Shares.join`; requires ``read`` on *topic* and *group*.
 
-        A group with a *policy* is not a consumer group; it requires only ``read`` on *topic*. The permission is checked
-        again at each `Member.collect`, which then may raise `Refused`.
+        Authorizers know a group with a *policy*, which is not a consumer group, as ``$share/<scope>/<group>``. The
+        permission is checked again at each `Member.collect`, which then may raise `Refused`.
         """
         permit = self._may_share(topic, group, policy)
         return self._behind.shares.join(
@@ -332,8 +333,8 @@ class Gate:
 
     def _may_share(self, topic: str, group: str, policy: GroupPolicy | None) -> Callable[[], None]:
         self._check_open(topic)
-        names = (topic,) if policy is not None else (topic, RETRY_PREFIX + group)
-        permit = self._decisions.reading(*names)
+        name = name_of_group(group, policy.scope) if policy is not None else RETRY_PREFIX + group
+        permit = self._decisions.reading(topic, name)
         permit()
         return permit
 

@@ -9,13 +9,14 @@ from martlet.contracts import Authorizer, Identity
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
 
-__all__ = ["Decisions", "FollowPermit", "Rules"]
+__all__ = ["Decisions", "FollowPermit", "Rules", "name_of_group"]
 
 # Cached decisions per identity. A client uses few topics; for others the authorizers are asked again.
 DECISIONS_MAX: Final = 4096
 # Decisions about names inside topics, of all identities together: some 150 bytes each.
 NAMES_MAX: Final = 100_000
 SEPARATOR: Final = "/"  # between a topic and a name inside it; no topic's name holds one
+SHARED: Final = "$share"  # in the place of a topic, for groups that are no consumer groups; no topic's name holds a $
 
 
 @final
@@ -242,7 +243,14 @@ class FollowPermit:
         return all(self._decisions.allows_name("read", topic, name) for topic in self._topics)
 
 
+def name_of_group(group: str, scope: str) -> str:
+    """Return what decisions call the shared group *group*, which is no consumer group, of *scope*."""
+    return SEPARATOR.join((SHARED, scope, group))
+
+
 def _shown(name: str) -> str:
+    if name.startswith(SHARED + SEPARATOR):
+        return f"shared group[{name.removeprefix(SHARED + SEPARATOR):.200}]"
     if name.startswith(RETRY_PREFIX):
         return f"consumer group[{name.removeprefix(RETRY_PREFIX)}]"
     return f"topic[{name}]" if name else "the broker"
