@@ -97,6 +97,10 @@ BAD = [
     ("[remoting]\nlisten = 'here'\n", "config key 'remoting.listen': address 'here'"),
     ("[remoting]\nnameservers = ['ns1']\n", "config key 'remoting.nameservers': address 'ns1'"),
     ("[nameserver]\nlisten = 'here'\n", "config key 'nameserver.listen': address 'here'"),
+    (
+        "[nameserver]\nlisten = '0.0.0.0:10911'\n",
+        "'nameserver.listen' is '0.0.0.0:10911', where plugin 'remoting' listens",
+    ),
     ("[broker]\ndata = ''\n", "config key 'broker.data' is ''; name a directory, '.' for the present one"),
     ("[broker]\nname = ''\n", "config key 'broker.name' is ''; it must be 1 to 115 letters, digits and characters of"),
     ("[broker]\nname = 'a b'\n", "config key 'broker.name' is 'a b'"),
@@ -117,6 +121,28 @@ def test_check_says_what_is_wrong_in_a_sentence(
     assert out == ""
     assert sentence in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("listen", "other", "fits"),
+    [
+        ("127.0.0.1:1999", "127.0.0.1:1999", False),
+        ("127.0.0.1:1999", "127.0.0.1:2000", True),
+        ("127.0.0.1:0", "127.0.0.1:0", True),
+        ("127.0.0.1:1999", "127.0.0.2:1999", True),
+        ("127.0.0.1:1999", "0.0.0.0:1999", False),
+        (":1999", "127.0.0.1:1999", False),
+        ("0.0.0.0:1999", "[::]:1999", True),
+        ("[::]:1999", "[::1]:1999", False),
+        ("mq:1999", "mq:1999", False),
+    ],
+)
+def test_check_compares_the_addresses_of_enabled_plugins(
+    listen: str, other: str, fits: bool, file: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"[remoting]\nlisten = '{listen}'\n[nameserver]\nlisten = '{other}'\n"
+    assert outcome(capsys, "check", file(text))[0] == (Exit.OK if fits else Exit.USAGE)
+    assert outcome(capsys, "check", file(text + "[plugins]\nenabled = []\n"))[0] == Exit.OK
 
 
 def test_check_of_no_file_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +168,7 @@ def test_a_setting_of_the_command_line_is_over_the_file(
         "remoting.nameservers=['ns1']",
         "plugins.required=['absent']",
         "plugins.enabled=['remoting', 'remoting']",
+        "nameserver.listen=127.0.0.1:10911",
     ],
 )
 def test_run_refuses_what_check_refuses(

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 from typing import ClassVar
 
 import orjson
@@ -20,7 +21,7 @@ from martlet.errors import ConfigError, PluginError, Reason, Refused
 from martlet.message import Message
 from martlet.plugins import loader as plugins
 from martlet.plugins.hooks import HOOKS, Hooks
-from martlet.plugins.loader import Plugins, available, guarded_filter, load
+from martlet.plugins.loader import Plugins, _check_addresses, available, guarded_filter, load
 from martlet.run import Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
 from martlet.store.codec import encode_record
@@ -390,3 +391,8 @@ async def test_a_topic_created_in_a_hook_is_on_the_disk_before_the_ports_open(sl
     await run(config, ready=ready, disk=disk, stop=stop)
     topic = orjson.loads(found[0])["topicConfigTable"]["made-in-a-hook"]
     assert topic["readQueueNums"] == 3
+
+
+def test_a_key_listen_that_is_no_address_is_left_to_its_plugin() -> None:
+    off, path = SimpleNamespace(listen=""), SimpleNamespace(listen="/run/martlet.sock")
+    _check_addresses({"a": off, "b": off, "c": path, "d": path, "e": None, "f": SimpleNamespace(listen=["x:1"])})

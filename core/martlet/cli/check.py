@@ -15,6 +15,8 @@ examples:
   martlet check martlet.toml
   martlet check martlet.toml --set store.flush=async && systemctl reload martlet
 
+It checks the settings of plugins, and that no two of them have the same `listen`, but it starts no plugin. Only
+`martlet run` reports two dispatchers for one topic, two projections with one name, or a port in use.
 Exit codes: 0 valid; 2 invalid, with the reason on stderr.
 """
 
@@ -42,7 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_config(tables)
     load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
     # Also check the sections of plugins that are not enabled: they may be enabled later.
-    load([name for name in config.plugin_tables if name not in config.plugins.enabled], config.plugin_tables)
+    for name in config.plugin_tables:
+        if name not in config.plugins.enabled:
+            load([name], config.plugin_tables)
     given = [name for name in tables if name in SECTIONS or name in config.plugin_tables]
     if arguments.json:
         print_json({"file": str(arguments.file), "sections": given, "plugins": config.plugins.enabled})

@@ -10,9 +10,10 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from itertools import combinations
 from typing import Any, Final, TypeVar, final
 
 import pluggy
@@ -21,6 +22,7 @@ import trio
 from martlet.config import fill, unknown_key
 from martlet.contracts import Authenticator, Authorizer, Compile, Credentials, Identity, Predicate, RecordView
 from martlet.errors import ConfigError, MartletError, PluginError, Reason, Refused
+from martlet.net.addresses import show_address, split_address
 from martlet.plugins.hooks import HOOKS, Hooks
 
 __all__ = [
@@ -44,6 +46,9 @@ HOOK_TIMEOUT_S: Final = 10.0
 IMPORT_TIMEOUT_S: Final = 30.0
 # Without these hooks a broker would admit clients that it must not.
 GUARDS: Final = frozenset({"martlet_authenticators", "martlet_authorizers"})
+
+# Hosts that stand for all addresses of the machine.
+EVERY_HOST: Final = frozenset(("", "0.0.0.0", "::"))
 
 T = TypeVar("T")
 
@@ -257,7 +262,8 @@ def load(names: Sequence[str], tables: Mapping[str, object], required: Collectio
     """Import and configure the plugins *names*; a plugin's section of *tables* has its name.
 
     Raises:
-      ConfigError: a section does not fit, a plugin is named twice, or a required plugin is not enabled.
+      ConfigError: a section does not fit, a plugin is named twice, a required plugin is not enabled, or two plugins
+        have the same address in their keys ``listen``.
       PluginError: a plugin is not installed, or is not one, or cannot be imported.
     """
     installed = available()
@@ -265,6 +271,7 @@ def load(names: Sequence[str], tables: Mapping[str, object], required: Collectio
     missing = [name for name in required if name not in names]
     if missing:
         raise ConfigError(f"plugin {missing[0]!r} is in plugins.required and not in plugins.enabled; add it there")
+    configs: dict[str, object] = {}
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"plugin {name!r} is in plugins.enabled {names.count(name)} times; name it once")
@@ -272,13 +279,36 @@ def load(names: Sequence[str], tables: Mapping[str, object], required: Collectio
             raise PluginError(f"plugin {name!r} is not installed; installed: {', '.join(sorted(installed)) or 'none'}")
         entry = installed[name]
         try:
-            made = _make(name, entry, tables.get(name, {}))
+            made, configs[name] = _make(name, entry, tables.get(name, {}))
         except (ConfigError, PluginError):
             raise
         except Exception as error:
             raise PluginError(f"plugin {name!r} cannot be imported; {_told(error)}") from error
         plugins.add(name, made, f"{entry.dist.name} {entry.dist.version}" if entry.dist else "")
+    _check_addresses(configs)
     return plugins
+
+
+def _check_addresses(configs: Mapping[str, object]) -> None:
+    """Raise `ConfigError` if the keys ``listen`` of two plugins are the same address; *configs* are by plugin."""
+    addresses: dict[str, tuple[str, int]] = {}
+    for name, config in configs.items():
+        listen = getattr(config, "listen", None)
+        if isinstance(listen, str):
+            with suppress(ConfigError):  # if it is no address, the plugin itself knows what to do with it
+                addresses[name] = split_address(listen)
+    for (first, taken), (second, wanted) in combinations(addresses.items(), 2):
+        if _overlap(taken, wanted):
+            text = f"where plugin {first!r} listens with {show_address(*taken)!r}; choose another port"
+            raise ConfigError(f"config key '{second}.listen' is {show_address(*wanted)!r}, {text}")
+
+
+def _overlap(one: tuple[str, int], other: tuple[str, int]) -> bool:
+    """Return whether only one of two addresses can be bound; host names are compared as text."""
+    (host, port), (other_host, other_port) = one, other
+    if not port or port != other_port or (":" in host) != (":" in other_host):
+        return False
+    return host == other_host or not EVERY_HOST.isdisjoint((host, other_host))
 
 
 def load_class(name: str, entry: EntryPoint) -> type[Hooks]:
@@ -332,12 +362,14 @@ def _interrupted_later() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _make(name: str, entry: EntryPoint, table: object) -> Hooks:
+def _make(name: str, entry: EntryPoint, table: object) -> tuple[Hooks, object]:
+    """Return the plugin and its configuration."""
     kind = load_class(name, entry)
     if not isinstance(table, dict):
         raise ConfigError(f"config key {name!r} is a value; it must be a section")
     if kind.config_class is None:
         if table:
             raise ConfigError(unknown_key(f"{name}.{next(iter(table))}", []) + "; this plugin has no settings")
-        return _in_time(kind, None)
-    return _in_time(kind, fill(kind.config_class, table, name))
+        return _in_time(kind, None), None
+    config: object = fill(kind.config_class, table, name)
+    return _in_time(kind, config), config
