@@ -12,9 +12,13 @@ import argparse
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, Final
 
+from martlet.delivery.fanout import Encoding
+from martlet.delivery.listeners import Listeners, Wakes
 from martlet.delivery.selection import EVERYTHING
+from martlet.delivery.subscriptions import Subscription, from_tail
 from martlet.state import Pages, pack_rows, unpack_rows
 from martlet.tables.groups import Group, Groups
 from martlet.testing.peers import RecordingPeer
@@ -27,6 +31,7 @@ GROUPS: Final = 40_000
 QUEUES: Final = 8
 ENTRIES: Final = 100_000
 PULLS: Final = 100_000
+SUBSCRIPTIONS: Final = 100_000
 
 # Yields after each piece; what comes before the first yield is not measured.
 Work = Callable[[], Iterator[None]]
@@ -113,6 +118,7 @@ class FakeQueue:
     """A queue whose records nobody reads."""
 
     topic = "T"
+    queue_id = first_offset = next_offset = 0
     watchers: list[Any] | None = None
 
     def end_offset(self, queue: object) -> int:
@@ -160,6 +166,25 @@ def drop_pulls() -> Iterator[None]:
     yield
 
 
+def wake_subscriptions() -> Iterator[None]:
+    queue: Any = FakeQueue()
+    topic: Any = SimpleNamespace(read_queues=1, queue=lambda queue_id: queue)
+    nothing: Any = SimpleNamespace(of=lambda topic: None, join=lambda *arguments: None)
+    owner: Any = SimpleNamespace(store=None, tails=nothing, encodings=nothing)
+    encoding = Encoding("none", lambda piece: [])
+    listeners, wakes = Listeners(), Wakes()
+    for _ in range(SUBSCRIPTIONS):
+        subscription = Subscription(owner, RecordingPeer(), topic, encoding, EVERYTHING, from_tail, 1, None)
+        subscription.follow(topic, new=True)
+        listeners.add(subscription)
+    yield
+    wakes.wake(queue, listeners, set())
+    yield
+    while wakes.is_waking:
+        wakes.wake_some()
+        yield
+
+
 WORKS: Final[dict[str, Work]] = {
     f"freezing the offsets of {GROUPS:,} groups": freeze_offsets,
     "the same, rendered": render_offsets,
@@ -167,6 +192,7 @@ WORKS: Final[dict[str, Work]] = {
     f"freezing a projection of {ENTRIES:,} entries": freeze_projection,
     "the same projection, rendered": render_projection,
     "the same projection, restored": restore_projection,
+    f"a record that {SUBSCRIPTIONS:,} subscriptions wait for": wake_subscriptions,
     f"a record that {PULLS:,} held pulls wait for": release_pulls,
     f"{PULLS:,} held pulls whose time is over": expire_pulls,
     "a connection with 4,096 held pulls that closes": drop_pulls,

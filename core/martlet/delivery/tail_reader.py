@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeAlias, final
 import trio
 
 from martlet.delivery.fanout import Encoding
-from martlet.delivery.selection import Selection
+from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes
 from martlet.errors import Refused, StoreError
 from martlet.message import TAGS, Placed
 from martlet.store import Queue, ReadResult, Store
@@ -31,7 +31,6 @@ __all__ = [
     "Found",
     "Frames",
     "Interest",
-    "Listener",
     "Receiver",
     "Run",
     "TailReader",
@@ -75,16 +74,6 @@ class Interest(Protocol):
 
     def route(self, name: str) -> Route:
         """Return the route of *name*, the same object for equal routes; a message without a tag has the name ""."""
-        ...
-
-
-class Listener(Protocol):
-    """Waits at the tail of queues for any record, or for records with certain tags."""
-
-    selection: Selection
-
-    def arrived_at(self, queue: Queue) -> None:
-        """Handle that records of *queue* became readable; it must not raise."""
         ...
 
 
@@ -181,8 +170,7 @@ class TailReader:
         # The first unrouted offset of each queue.
         self._routed: dict[Queue, int] = {}
         self._touched: dict[Queue, None] = {}  # queues with unrouted records
-        self._everything: dict[Listener, None] = {}
-        self._by_code: dict[int, dict[Listener, None]] = {}
+        self._listeners = Listeners()
         self._interests: dict[Interest, None] = {}
         self._handed: dict[str, dict[int, Handed]] = {}
         self._handed_bytes = 0
@@ -203,6 +191,7 @@ class TailReader:
     def close(self) -> None:
         for queue in self._routed:
             unwatch(queue, self._arrived)
+            self._tails.wakes.forget(queue)
         self._routed.clear()
         self._touched.clear()
         self._handed.clear()
@@ -210,7 +199,7 @@ class TailReader:
     @property
     def is_idle(self) -> bool:
         """Whether nobody follows the topic any more."""
-        return not (self._everything or self._by_code or self._interests)
+        return not (self._listeners or self._interests)
 
     @property
     def is_behind(self) -> bool:
@@ -229,22 +218,11 @@ class TailReader:
 
     def listen(self, listener: Listener) -> None:
         """Notify *listener* of records that its selection may match; with only a predicate, of all records."""
-        for table in self._tables(listener):
-            table[listener] = None
+        self._listeners.add(listener)
 
     def leave(self, listener: Listener) -> None:
-        for table in self._tables(listener):
-            table.pop(listener, None)
-        for code in listener.selection.codes or ():
-            if not self._by_code.get(code, self):
-                del self._by_code[code]
+        self._listeners.remove(listener)
         self._tails.release(self)
-
-    def _tables(self, listener: Listener) -> list[dict[Listener, None]]:
-        codes = listener.selection.codes
-        if codes is None:
-            return [self._everything]
-        return [self._by_code.setdefault(code, {}) for code in codes]
 
     def attach(self, interest: Interest) -> None:
         """Route new records by *interest* from now on."""
@@ -278,25 +256,18 @@ class TailReader:
 
     def _arrived(self, queue: Queue) -> None:
         """Handle that records of *queue* became readable."""
-        for listener in list(self._everything):
-            listener.arrived_at(queue)
         start, end = self._routed[queue], self._store.end_offset(queue)
-        if self._by_code and start < end:
-            self._wake_by_code(queue, start, end)
+        if self._listeners:
+            codes: Codes = set()
+            if self._listeners.have_tags and start < end:
+                self.reads += 1
+                codes = codes_between(self._store, queue, start, end)  # None after a pause of reading
+            self._tails.wakes.wake(queue, self._listeners, codes)
         if self._interests:
             self._touched[queue] = None
             self._tails.touched[self] = None
         else:
             self._routed[queue] = max(start, end)
-
-    def _wake_by_code(self, queue: Queue, start: int, end: int) -> None:
-        """Wake the listeners whose tags are among the new entries; after a pause of reading, all of them."""
-        self.reads += 1
-        codes = codes_between(self._store, queue, start, end)
-        wanted = self._by_code
-        matched = wanted.keys() if codes is None else codes & wanted.keys()
-        for listener in {listener: None for code in matched for listener in wanted[code]}:
-            listener.arrived_at(queue)
 
     def route_near(self) -> bool:
         """Route new records that are in memory or in the page cache; return False if there are more."""
@@ -488,6 +459,7 @@ class Tails:
         self._readers: dict[str, TailReader] = {}
         self._behind: dict[TailReader, None] = {}
         self._rung = trio.Event()
+        self.wakes = Wakes()
         topics.changed.append(self._topic_changed)
         store.on_flushed.append(self._flushed)
 
@@ -520,6 +492,7 @@ class Tails:
 
     def _flushed(self) -> None:
         """Route a slice of the new readable records immediately."""
+        self.wakes.flushed()
         if not self.touched:
             return
         touched, self.touched = self.touched, {}
@@ -529,7 +502,13 @@ class Tails:
                 self._rung.set()
 
     async def run(self) -> None:
-        """Route what does not fit into one slice or must be read from disk, until cancelled."""
+        """Do what does not fit into one turn or must be read from disk, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.wakes.run)
+            await self._run()
+
+    async def _run(self) -> None:
+        """Route until cancelled."""
         while True:
             await self._rung.wait()
             self._rung = trio.Event()
