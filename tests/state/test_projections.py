@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from martlet.errors import PluginError, StoreError
 from martlet.state import Projections, log_order, pack_rows
 from martlet.state.journal import Journal
-from martlet.state.log_order import LogOrder
+from martlet.state.log_order import LOOKS_A_LOAD, LOOKS_A_SLICE, LogOrder
 from martlet.store import Store
 from martlet.store.layout import RecordView
 from martlet.testing.disk import Cut, FakeDisk
@@ -46,11 +46,14 @@ async def test_records_of_several_topics_and_queues_come_in_log_order(disk: Fake
     running.store.crash()
 
 
-async def test_a_replay_merges_by_position(disk: FakeDisk) -> None:
+@pytest.mark.plain
+@pytest.mark.parametrize("merged", [2048, 3, 1])
+async def test_a_replay_merges_by_position(disk: FakeDisk, merged: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_order, "MERGED", merged)
     running = await start(disk, flush="async")
     random = Random(3)
     for number in range(600):
-        send(running.store, random.choice("AAAAAB"), f"m{number}", queue_id=random.choice((0, 0, 0, 1)))
+        send(running.store, random.choice("AAAAAB"), f"m{number}", queue_id=random.choice((0, 0, 0, 1, 2)))
     await stop(running)
     disk.unlink(FILE)
     again = await start(disk)
@@ -75,11 +78,12 @@ async def test_a_queue_with_few_records_does_not_get_ahead(disk: FakeDisk, monke
 
 
 @pytest.mark.plain
-@pytest.mark.parametrize("runs", [1, 256])
+@pytest.mark.parametrize(("runs", "merged"), [(1, 2048), (256, 2048), (256, 2), (1, 2)])
 async def test_a_record_that_two_followed_queues_index_comes_once(
-    disk: FakeDisk, runs: int, monkeypatch: pytest.MonkeyPatch
+    disk: FakeDisk, runs: int, merged: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_order, "RUN_RECORDS", runs)
+    monkeypatch.setattr(log_order, "MERGED", merged)
     topics = frozenset(("A", "%LMQ%x", "%LMQ%y"))
     running = await start(disk, Tally(topics), flush="async")
     running.store.writer.light_queues = True
@@ -408,6 +412,60 @@ async def test_many_queues_with_a_few_records_each_are_read_in_few_runs(disk: Fa
     again = await start(disk, tally, **sizes)
     assert (sum(tally.calls), len(tally.calls)) == (900, 4)
     again.store.crash()
+
+
+async def test_very_many_queues_are_looked_at_some_in_each_turn_and_later_records_keep_their_order(
+    disk: FakeDisk,
+) -> None:
+    running = await start(disk, **{**SIZES, "flush": "async"})
+    store, queues = running.store, 1000
+    for number in range(queues):
+        send(store, "Q", f"m{number}", queue_id=number)
+    order, runs = LogOrder(store), list[list[RecordView] | None]()
+    for number in range(queues):
+        order.add(store.queue("Q", number))
+    runs.append(order.next_run_nowait())
+    # The pass was at the first queue already, and comes to the last one later.
+    send(store, "Q", "early", queue_id=0)
+    send(store, "Q", "late", queue_id=queues - 1)
+    while not order.at_end:
+        runs.append(order.next_run_nowait())
+    slices = runs.index(next(run for run in runs if run))
+    assert slices == queues * (1 + LOOKS_A_LOAD + 1) // LOOKS_A_SLICE
+    bodies = [bytes(record.body).decode() for run in runs if run for record in run]
+    assert bodies == [*[f"m{number}" for number in range(queues)], "early", "late"]
+    store.crash()
+
+
+async def test_a_projection_that_follows_very_many_queues_is_up_to_date_after_some_turns(disk: FakeDisk) -> None:
+    tally = Counting()
+    async with started(disk, tally, **SIZES) as running:
+        for number in range(1000):
+            running.store.append(message(f"m{number}", "A", "t", "", f"m{number}"), number)
+        running.store.commit()
+        running.store.flusher.flush_now()
+        assert tally.calls == []
+        await wait_all_tasks_blocked()
+        assert tally.applied == 1000
+
+
+async def test_a_topic_that_is_deleted_while_its_queues_are_looked_at_is_left_out(disk: FakeDisk) -> None:
+    running = await start(disk, **{**SIZES, "flush": "async"})
+    store = running.store
+    for number in range(1000):
+        send(store, "Q", f"m{number}", queue_id=number)
+    send(store, "R", "kept")
+    order = LogOrder(store)
+    for number in range(1000):
+        order.add(store.queue("Q", number))
+    order.add(store.queue("R", 0))
+    assert order.next_run_nowait() is None
+    order.remove_topic("Q")
+    run = order.next_run_nowait()
+    assert run is not None
+    assert [bytes(record.body) for record in run] == [b"kept"]
+    assert order.at_end
+    store.crash()
 
 
 async def test_records_are_applied_after_the_disk_failed_to_read(

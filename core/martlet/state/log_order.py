@@ -13,6 +13,8 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import Final, final
 
+import trio
+
 from martlet.checksum import crc32
 from martlet.state.journal import PREFIX
 from martlet.store import Queue, Store
@@ -20,14 +22,18 @@ from martlet.store.codec import check_record
 from martlet.store.layout import BLANK_SIZE, ENTRY, HEAD_BYTES, Buffer, RecordView
 from martlet.store.page_cache import Chunk
 from martlet.store.queues import BlockDamaged
+from martlet.turns import Pace, Steps
 
 __all__ = ["Cursor", "LogOrder"]
 
 # Entries to read ahead: of all queues together, and the minimum of one queue.
 AHEAD: Final = 65_536
 AHEAD_LEAST: Final = 16
-# Entries to merge at once, for several runs in a row: a pass over 8,192 queues takes 5 ms.
+# Entries to merge at once, for several runs in a row, and the most queues they come from.
 MERGED: Final = 2048
+# For one slice of a pass over the queues: a look takes 0.3 us, and loading entries as long as so many looks.
+LOOKS_A_SLICE: Final = 4096
+LOOKS_A_LOAD: Final = 8
 # Limits of one run, in records and in bytes; it has at least one record. A projection applies it in 1 to 2 ms.
 RUN_RECORDS: Final = 256
 RUN_BYTES: Final = 256 * 1024
@@ -84,6 +90,7 @@ class LogOrder:
         "_merged",
         "_next_number",
         "_numbers",
+        "_pass",
         "behind",
         "busy",
         "crc",
@@ -102,7 +109,8 @@ class LogOrder:
         self._next_number = 0
         # The next entries of all queues in log order; all earlier entries are loaded.
         self._merged: deque[Entry] = deque()
-        # Whether a thread is reading for `next_run`.
+        self._pass: Steps[bool] | None = None  # over all queues, to merge the next entries
+        # Whether `next_run` is under way.
         self.busy = False
         self.position = self.size = self.crc = 0
 
@@ -148,7 +156,7 @@ class LogOrder:
         return not self.busy and (self.position + self.size >= end or self.at_end)
 
     def next_run_nowait(self) -> Run | None:
-        """Return the next records, empty at the end; None if they may have to be read from disk."""
+        """Return the next records, empty if there are none yet; None if that may take long, or a disk must be read."""
         if self.busy or not self._look():
             return None
         taken = self._take()
@@ -158,11 +166,14 @@ class LogOrder:
         return run
 
     async def next_run(self) -> Run:
-        """Like `next_run_nowait`, but read from disk in a worker thread if necessary."""
+        """Like `next_run_nowait`, but in several turns, and read from disk in a worker thread if necessary."""
         self.busy = True
         try:
-            while not self._look():
-                await self._off_loop(partial(self._load_far, self._wanted()))
+            while not (is_loaded := self._look()):
+                if is_loaded is None:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await self._off_loop(partial(self._load_far, self._wanted()))
             taken = self._take()
             run = self._read_near(taken)
             if run is None:
@@ -174,7 +185,9 @@ class LogOrder:
 
     def next_run_blocking(self) -> Run:
         """Like `next_run_nowait`, but read from disk, blocking; for shutdown."""
-        while not self._look():
+        while not (is_loaded := self._look()):
+            if is_loaded is None:
+                continue
             try:
                 self._load_far(self._wanted())
             except BlockDamaged as damaged:
@@ -194,35 +207,64 @@ class LogOrder:
 
     # ---- entries
 
-    def _look(self) -> bool:
-        """Update the ends of the queues and take the entries in memory; return False if some are only in files."""
+    def _look(self) -> bool | None:
+        """Merge the next entries: True; False if some are only in files; None if there are more queues to look at.
+
+        A pass looks at all queues that may have records, at some of them in each call.
+        """
         if self._merged:
             return True
-        store, limit, is_loaded = self.store, self._limit(), True
+        if self._pass is None:
+            self._pass = self._look_at_all()
+        try:
+            next(self._pass)
+        except StopIteration as done:
+            self._pass = None
+            return bool(done.value)
+        return None
+
+    def _look_at_all(self) -> Steps[bool]:
+        """Update the ends of the queues and take the entries in memory; return whether all that are next were there."""
+        limit, is_loaded, pace = self._limit(), True, Pace(LOOKS_A_SLICE)
+        readable = self.store.readable  # a queue may get later records once it was looked at
         for cursor in list(self.behind.values()):
-            queue = cursor.queue
-            cursor.end = store.end_offset(queue)
-            if not cursor.ahead:
-                if cursor.offset < queue.first_offset:
-                    cursor.offset = queue.first_offset  # retention removed the entries before
-                if cursor.offset >= cursor.end:
-                    del self.behind[cursor.number]
-                    continue
-                if cursor.offset < min(queue.tail_offset, cursor.end):
-                    is_loaded = False
-                    continue
-            count = min(limit - len(cursor.ahead), cursor.end - cursor.loaded)
-            if count > 0 and cursor.loaded >= queue.tail_offset:  # in memory
-                cursor.put(store.queues.load_entries(queue, cursor.loaded, count))
+            if cursor.number in self.behind:
+                is_loaded &= self._look_at(cursor, limit, pace)
+                if pace.is_over():
+                    yield
         if is_loaded:
-            self._merge()
+            if len(self.behind) > MERGED:
+                yield
+            self._merge(readable)
         return is_loaded
 
-    def _merge(self) -> None:
-        """Merge the next entries, up to the last loaded entry of any queue that has more."""
+    def _look_at(self, cursor: Cursor, limit: int, pace: Pace) -> bool:
+        """Take up to *limit* entries of one queue; return False if the next one is only in a file."""
+        queue = cursor.queue
+        cursor.end = self.store.end_offset(queue)
+        if not cursor.ahead:
+            if cursor.offset < queue.first_offset:
+                cursor.offset = queue.first_offset  # retention removed the entries before
+            if cursor.offset >= cursor.end:
+                del self.behind[cursor.number]
+                return True
+            if cursor.offset < min(queue.tail_offset, cursor.end):
+                return False
+        count = min(limit - len(cursor.ahead), cursor.end - cursor.loaded, LOOKS_A_SLICE)
+        if count > 0 and cursor.loaded >= queue.tail_offset:  # in memory
+            cursor.put(self.store.queues.load_entries(queue, cursor.loaded, count))
+            pace.spend(LOOKS_A_LOAD + count)
+        return True
+
+    def _merge(self, readable: int) -> None:
+        """Merge the next entries before *readable*, up to the last loaded entry of any queue that has more."""
         waiting = [cursor for cursor in self.behind.values() if cursor.ahead]
         horizon = min((c.ahead[-1][0] for c in waiting if c.loaded < c.end), default=1 << 63)
-        entries = islice(heapq.merge(*[cursor.ahead for cursor in waiting]), MERGED)
+        horizon = min(horizon, readable - 1)
+        if len(waiting) > MERGED:
+            waiting.sort(key=lambda cursor: cursor.ahead[0][0])
+            horizon = min(horizon, waiting[MERGED].ahead[0][0])
+        entries = islice(heapq.merge(*[cursor.ahead for cursor in waiting[:MERGED]]), MERGED)
         self._merged = deque(takewhile(lambda entry: entry[0] <= horizon, entries))
 
     def _limit(self) -> int:
