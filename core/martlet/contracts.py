@@ -199,10 +199,9 @@ class Handler(TypingProtocol):
     def handle(self, event: Any) -> Awaitable[None] | None:
         """Act on *event* and answer through the peer. Raises `RemoteProtocolError` to close the peer.
 
-        What would keep the event loop for more than a few milliseconds is returned as an awaitable, usually
-        of `martlet.turns.Turns.finish`. The peer's later events wait until that is done, so their
-        order is kept; it is cancelled when the peer is lost. An event that `Connection.handle_timeout` made is
-        always handled at once.
+        Work that would block the event loop for more than a few milliseconds is returned as an awaitable, usually
+        from `martlet.turns.Turns.finish`. Later events of the peer wait until it is done, so their order is kept; it
+        is cancelled if the peer disconnects. Events made by `Connection.handle_timeout` do not wait.
         """
         ...
 
@@ -228,13 +227,13 @@ def _any_origin(origin: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WebSocket:
-    """How a protocol is spoken over WebSocket: the payloads of all frames are one stream of bytes.
+    """A protocol over WebSocket: the payloads of all frames form one stream of bytes.
 
     Args:
-      subprotocols: the names that a client must offer one of, such as ``("mqtt",)``.
-      text: takes text frames as well as binary ones. What is sent is always binary.
-      origin_allowed: whether a page of that origin may connect; gets the Origin header, empty for none, which is
-        usual for clients that are no browsers.
+      subprotocols: a client must offer at least one of these, such as ``("mqtt",)``.
+      text: whether text frames are accepted as well as binary ones. Frames sent are always binary.
+      origin_allowed: whether a web page of an origin may connect; called with the Origin header, empty if there is
+        none, as is usual for clients other than browsers.
     """
 
     subprotocols: tuple[str, ...]
@@ -244,18 +243,18 @@ class WebSocket:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A port, and how to serve each peer on it.
+    """A port, and how to serve each peer that connects to it.
 
     Args:
-      name: what logs and the ready line call it.
-      listen: ``host:port``; port 0 takes any free one.
-      connect: makes the connection of a new peer from the time *now*, on the clock of `Connection.receive_data`.
-      handle: makes the handler of a new peer from the peer and its connection.
+      name: the name in logs and in the ready line.
+      listen: ``host:port``; port 0 means any free port.
+      connect: creates the connection of a new peer; called with the time, on the clock of `Connection.receive_data`.
+      handle: creates the handler of a new peer; called with the peer and its connection.
       tls: returns the TLS context, None for plain text; called for each new peer, so certificates can change.
-      tls_required: refuses plain text. Otherwise a first byte 0x16 means TLS (RocketMQ ``permissive``).
-      bound: is told the address once the port is bound.
-      websocket: also serves clients over WebSocket on the same port, where the first byte is the G of ``GET``.
-      optional: lets the broker start with a warning when the port cannot be bound.
+      tls_required: whether plain text is refused. If not, a first byte of 0x16 means TLS (RocketMQ ``permissive``).
+      bound: called with the address once the port is bound.
+      websocket: if set, the port also accepts WebSocket clients, whose first byte is the G of ``GET``.
+      optional: if the port cannot be bound, the broker logs a warning and starts without it.
     """
 
     name: str
@@ -264,7 +263,7 @@ class Protocol:
     handle: Callable[[Peer, Any], Handler]  # (peer, its connection)
     tls: Callable[[], ssl.SSLContext | None] = lambda: None
     tls_required: bool = False
-    bound: Callable[[str], None] = lambda address: None  # told the real address once it is bound
+    bound: Callable[[str], None] = lambda address: None  # (address), once the port is bound
     optional: bool = False
     websocket: WebSocket | None = None
 

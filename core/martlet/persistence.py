@@ -26,9 +26,9 @@ __all__ = ["load", "run", "save"]
 
 log = logging.getLogger("martlet.tables")
 
-# Changes so close to each other are written together: at most this, and no longer than two writes took last time.
+# Changes within this time are written together; the wait is shorter if two writes took less last time.
 TOGETHER_S: Final = 0.05
-# Who wait for their changes; while the disk stands still there must not be ever more of them.
+# The maximum number of requests that wait for their change to be written; bounds them while the disk hangs.
 WAITING_MAX: Final = 10_000
 
 
@@ -40,7 +40,7 @@ def load(broker: Broker) -> None:
     tables.load(groups.offsets_table)
     tables.load(groups.light_offsets_table)
     if not 0 <= groups.offsets_position <= broker.store.readable:
-        # RocketMQ wrote the offsets, or this is another log: notes of offsets in our log so far are older.
+        # RocketMQ wrote the offsets, or they are of another log: all offsets noted in our log so far are older.
         groups.offsets_position = broker.store.readable
         groups.offsets_changed()
     _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())

@@ -126,9 +126,9 @@ def read_config(tables: dict[str, object]) -> Config:
 
 
 def _check_broker(broker: BrokerConfig) -> None:
-    """Refuse what is no directory's name, no broker's, no cluster's, and no host's."""
+    """Raise `ConfigError` unless the data directory, both names and the advertised host are valid."""
     if not broker.data:
-        raise ConfigError("config key 'broker.data' is ''; name a directory, '.' for the present one")
+        raise ConfigError("config key 'broker.data' is ''; name a directory, or '.' for the current one")
     for key, name in ("name", broker.name), ("cluster", broker.cluster):
         if not ROUTE_NAME.fullmatch(name):
             text = "it must be 1 to 115 letters, digits and characters of %|-_."
@@ -245,7 +245,7 @@ async def _run_with_store(
     ready: Callable[[dict[str, str]], None],
     stop: trio.Event,
 ) -> bool:
-    """Run until *stop*; False if the disk was too full for the last changes of a table."""
+    """Run until *stop*; return False if the last changes of a table could not be written to a full disk."""
     stats = Stats()
     with _usable(config.data):
         broker = build(config, store, clock, stats)

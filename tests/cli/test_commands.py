@@ -101,7 +101,7 @@ BAD = [
         "[nameserver]\nlisten = '0.0.0.0:10911'\n",
         "'nameserver.listen' is '0.0.0.0:10911', where plugin 'remoting' listens",
     ),
-    ("[broker]\ndata = ''\n", "config key 'broker.data' is ''; name a directory, '.' for the present one"),
+    ("[broker]\ndata = ''\n", "config key 'broker.data' is ''; name a directory, or '.' for the current one"),
     ("[broker]\nname = ''\n", "config key 'broker.name' is ''; it must be 1 to 115 letters, digits and characters of"),
     ("[broker]\nname = 'a b'\n", "config key 'broker.name' is 'a b'"),
     ("[broker]\ncluster = 'a/b'\n", "config key 'broker.cluster' is 'a/b'"),

@@ -1,4 +1,4 @@
-"""Dead letters: copies of messages that a shared group gave up."""
+"""Dead letters: copies of messages that a shared group has given up on."""
 
 from typing import Final
 
@@ -9,19 +9,19 @@ from martlet.tables.topics import Topics
 
 __all__ = ["NEVER_STORED", "put_dead_letter"]
 
-RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # a record's field; a sender may begin there
-# Why a dead letter is refused each time: the record, or a group name too long for a dead letter topic,
-# which a table that RocketMQ wrote may hold.
+RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # the field's maximum; a sender may set any value
+# Permanent reasons to refuse a dead letter: the record itself, or a group name too long for a dead letter topic
+# (a table written by RocketMQ may have one).
 NEVER_STORED: Final = frozenset((Reason.ILLEGAL, Reason.PARAMETER))
 
 
 def put_dead_letter(store: Store, topics: Topics, name: str, record: Record) -> int:
-    """Store a copy of *record* in the dead letter topic *name*; return the log position behind it.
+    """Store a copy of *record* in the dead letter topic *name*; return its end in the log.
 
-    Property names as RocketMQ's SendMessageBackHook has them.
+    The property names are those of RocketMQ's SendMessageBackHook.
 
     Raises:
-      Refused: not now, or (`NEVER_STORED`) never.
+      Refused: it cannot be stored now, or never (`NEVER_STORED`).
       StoreError: the store has failed.
     """
     topic = topics.ensure(name, 1)
@@ -40,15 +40,15 @@ def put_dead_letter(store: Store, topics: Topics, name: str, record: Record) -> 
     try:
         store.commit()
     except (Refused, StoreFailed) as error:
-        # What others appended in this round was not stored either; their answers must not leave.
+        # Other appends of this round were not stored either; their answers must not be sent.
         store.committer.fail_next(error)
         raise
     return end
 
 
 def _letter_properties(record: Record) -> bytes:
-    """The properties of *record*'s dead letter: its own, and where it was as far as there is room for that."""
-    # The store takes no U+0000, which a log that RocketMQ wrote may hold.
+    """Return the properties of *record*, plus its origin topic and message id if they fit."""
+    # The store refuses U+0000, which a log written by RocketMQ may contain.
     properties = record.properties.replace(b"\x00", b"")
     origin_id = (record.store_host + record.position.to_bytes(8, "big")).hex().upper()
     for name, value in ((b"DLQ_ORIGIN_TOPIC", record.topic), (b"DLQ_ORIGIN_MESSAGE_ID", origin_id)):

@@ -15,8 +15,8 @@ __all__ = ["Member"]
 class Member:
     """One peer in a shared group; ``credit`` is how many more messages it may hold.
 
-    A message whose lease ends goes to another member. Its credit comes back only when this member is heard of
-    again, because until then it may be dead. ``holder`` is who holds what this member gets.
+    A message whose lease ends goes to another member. This member gets the credit back only when it acts again,
+    because until then it may be dead. ``holder`` holds what this member gets.
     """
 
     __slots__ = ("_permit", "credit", "encoding", "holder", "lapsed", "lease_s", "peer", "share", "woken")
@@ -38,8 +38,8 @@ class Member:
         self.lease_s = lease_s
         self.credit = credit
         self.holder: Hashable = self if holder is None else holder
-        self.lapsed = 0  # messages that it lost since it was last heard of
-        self.woken = False  # and has not collected since
+        self.lapsed = 0  # leases that ended since it last acted
+        self.woken = False  # woken, and has not collected since
 
     def add_credit(self, count: int) -> None:
         """Allow this member to hold *count* more messages, and wake its peer."""
@@ -51,10 +51,10 @@ class Member:
         self.peer.wake()
 
     def collect(self, budget_bytes: int) -> list[Delivery]:
-        """Return messages that this member holds from now on: at most ``credit``, and about *budget_bytes*.
+        """Lease and return messages: at most ``credit``, and about *budget_bytes*.
 
         Raises:
-          Refused: the filter failed, or reading is not allowed any more; leave the group.
+          Refused: the filter failed, or reading is no longer allowed; leave the group.
         """
         self.woken = False
         if self._permit is not None:
@@ -62,33 +62,33 @@ class Member:
         return self.share.hand_out(self, budget_bytes) if self.credit > 0 else []
 
     def touch(self) -> None:
-        """Note that the peer is alive, and give back the credit of messages whose lease ended meanwhile."""
+        """Note that the peer is alive, and give it back the credit of leases that ended."""
         if self.lapsed:
             lapsed, self.lapsed = self.lapsed, 0
             self.add_credit(lapsed)
 
     def ack(self, queue_id: int, offset: int) -> bool:
-        """Settle a message and give its credit back; False when this member does not hold it, or no longer."""
+        """Settle a message and give its credit back; False if this member does not hold it."""
         if self.lapsed:
             self.touch()
         return self.share.ack_held(self.holder, queue_id, offset)
 
     def nack(self, queue_id: int, offset: int, delay_s: float = 0) -> bool:
-        """Return a message that failed to the group; False when this member does not hold it.
+        """Return a failed message to the group; False if this member does not hold it.
 
-        It is delivered again after *delay_s* or later: the more often it failed, the longer it waits.
+        It is redelivered after *delay_s*, or later: the pause grows with each failure.
         """
         self.touch()
         return self.share.nack_held(self.holder, queue_id, offset, delay_s)
 
     def extend(self, queue_id: int, offset: int) -> bool:
-        """Start the lease of a message again; False when this member does not hold it."""
+        """Restart the lease of a message; False if this member does not hold it."""
         self.touch()
         return self.share.renew_held(self.holder, queue_id, offset, self.lease_s) > 0
 
     def leave(self, *, keep: bool = False) -> None:
-        """What this member holds goes to others: at once what it was the first to get, the rest after a pause.
+        """Leave; other members get what this one holds: first deliveries immediately, the rest after a pause.
 
-        With *keep* it stays with its ``holder`` until the leases end, or somebody settles it.
+        With *keep*, the messages stay with the ``holder`` until they are settled or their leases end.
         """
         self.share.leave(self, keep=keep)

@@ -9,12 +9,12 @@ __all__ = ["GroupPolicy"]
 @final
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
-    """How a group that is no consumer group retries; its name may be any text, within *scope*.
+    """The retry policy of a group that is not a consumer group; its name may be any text, unique within *scope*.
 
     Args:
-      scope: whose names these are, such as that of the protocol.
-      retries_max: after so many deliveries in vain, and the first, a message is dead; -1 for no limit.
-      dead_letters: the topic for dead messages; where it is empty they are dropped.
+      scope: the owner of the group's name, such as the protocol.
+      retries_max: a message is dead after its first delivery and this many redeliveries failed; -1 for no limit.
+      dead_letters: the topic for dead messages; if empty, they are dropped.
     """
 
     scope: str

@@ -47,7 +47,7 @@ NOTE_BYTES_OF_A_STEP: Final = 8
 SNAPSHOT_NOTE_BYTES: Final = 1 << 30
 # Greater than every position and offset.
 NEVER: Final = 1 << 62
-# A message whose notes were lost: it is delivered again.
+# The state of a message whose notes were lost; it is redelivered.
 UNKNOWN: Final = LeaseState(0, 0, 0)
 # A longer series of such messages is treated as damage.
 UNKNOWN_MAX: Final = 1_000_000
@@ -176,7 +176,7 @@ class GroupState:
             self._define(number, key, position)
         lane = self._lanes.get(number)
         if lane is None:
-            return  # its beginning was removed, or it was dropped
+            return  # the note that defined the lane was removed, or the lane was dropped
         if lane.edition != self._edition:
             lane = self._lanes[number] = lane.copy(self._edition)
         before = len(lane.leases)
@@ -282,7 +282,7 @@ class _Pending:
             self.changes.append(change._replace(offsets=list(change.offsets)))
 
     def ack(self, offset: int) -> None:
-        """As `add`, of one message that is settled; nearly all changes are of this kind."""
+        """Add one settled message; nearly all changes are of this kind."""
         last = self.changes[-1] if self.changes else None
         if last is not None and last.kind == ACK and isinstance(last.offsets, list):
             last.offsets.append(offset)
@@ -338,7 +338,7 @@ class GroupNotes:
         self._get(key).add(change)
 
     def ack(self, key: Key, offset: int) -> None:
-        """As `note`, of a message that is settled."""
+        """Note that a message is settled."""
         pending = self._pending.get(key)
         (pending or self._get(key)).ack(offset)
 
@@ -452,20 +452,20 @@ class GroupNotes:
             self._store.before_commit.append(self._write)
 
     def _flush_of(self, key: Key) -> None:
-        """Fix the pending changes of *key* before its source ends."""
+        """Compute the pending changes of *key* while its source still exists."""
         pending, source = self._pending.get(key), self._sources.get(key)
         if pending is not None and pending.again and source is not None:
             pending.changes, pending.again = whole(*source.state()), False
 
     def must_note_settled(self, key: Key) -> bool:
-        """Return whether to note again what an atomic group settled: it was noted as unsettled meanwhile."""
+        """Return whether messages settled by an atomic group must be noted again: a later note says unsettled."""
         return key in self._noted_settling
 
     def _note_again(self, lane: Lane) -> bool:
         self._store.admission.check()
         source = self._sources.get(lane.key)
         if source is not None and source.is_settling:
-            return False  # noted as unsettled, it would stay so: the acknowledgement precedes the note
+            return False  # the note would undo the acknowledgement, which precedes it in the log
         if source is not None:
             self._get(lane.key).again = True
         elif lane.key in self._pending or self._unsure.get(lane.key, 0) > self._store.readable:

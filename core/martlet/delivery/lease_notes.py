@@ -2,8 +2,8 @@
 
 A note is about one *lane*, a queue as shared by one group, and begins with the lane's number. Changes follow, each with
 a kind, its numbers, and its offsets as runs. All numbers are unsigned LEB128; generations and first offsets are
-differences to the previous change. A first delivery of 32 messages takes 15-20 bytes, an acknowledgement among others
-1-2.
+differences from the previous change. A first delivery of 32 messages takes 15-20 bytes; an acknowledgement takes 1-2
+when it is combined with others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 Kind = int
-# The lane's number now denotes a certain group and queue, without any state.
+# Assigns the lane's number to a group and queue, without any state.
 DEFINE: Final[Kind] = 1
 DROP: Final[Kind] = 2
 # The lane restarts at an offset: everything below is settled, nothing is known from there on.
@@ -136,7 +136,7 @@ def _runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
 
 
 class _Before:
-    """The numbers to which those of a change are relative."""
+    """The base values for the relative numbers of the next change."""
 
     __slots__ = ("generation", "offset")
 
@@ -169,7 +169,7 @@ def _encode(change: Change, before: _Before) -> bytes:
         runs = _runs(sorted(change.offsets))
         _put(out, len(runs))
         for first, count in runs:
-            # The lowest bit tells whether a count follows; most runs are single messages or all of them.
+            # The lowest bit says whether a count follows; often a run is a single message.
             _put(out, _signed(first - before.offset) << 1 | (count > 1))
             if count > 1:
                 _put(out, count - 2)
@@ -207,8 +207,8 @@ def _split(change: Change, step: int) -> Iterable[Change]:
     offsets = sorted(change.offsets)
     parts = [change._replace(offsets=offsets[at : at + step]) for at in range(0, len(offsets), step)]
     if change.kind == NEW:
-        # Each continues where the previous one ends, up to its own last message; the last one up to the end of the
-        # change.
+        # Each part continues where the previous one ends and covers up to its own last message; the last part covers
+        # up to the end of the change.
         ends = [part.offsets[-1] + 1 for part in parts[:-1]] + [change.number]
         firsts = [change.first, *ends[:-1]]
         parts = [p._replace(number=end, first=first) for p, end, first in zip(parts, ends, firsts, strict=True)]
@@ -259,7 +259,7 @@ def decode_note(note: bytes) -> tuple[int, Key | None, Iterator[Change]]:
     """Return the number of the lane, its key if the note defines it, and the changes.
 
     Raises:
-      StoreError: it is no such note; the iterator may raise that too.
+      StoreError: *note* is not such a note; the iterator may raise it too.
     """
     reader = _Reader(note)
     try:

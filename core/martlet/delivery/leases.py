@@ -279,7 +279,7 @@ class Leases:
         self._trim()
 
     def give_back(self, holder: Hashable, offset: int, at: float = -math.inf) -> bool:
-        """Return the message at *offset* for redelivery, not before *at*; return False if *holder* does not hold it."""
+        """Make the message at *offset* available again from *at* on; return False if *holder* does not hold it."""
         lease = self._find(holder, offset)
         if lease is None:
             return False

@@ -1,7 +1,7 @@
-"""What a session is, and notes about it <-> bytes; pure functions.
+"""The state of a session; encodes and decodes it and the notes about it; pure functions.
 
-A note is a msgpack array: its kind, the key of the session, the number of the note, and what the kind says. The number
-counts the changes of the session, so a note that does not follow the one before shows that notes were lost.
+A note is a msgpack array: its kind, the key of the session, the number of the note, and arguments of the kind. The
+number counts the changes of the session, so a gap between two numbers shows that notes were lost.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,10 +38,10 @@ __all__ = [
 ]
 
 Kind = int
-# A new session, whatever was there under its key: owner, position, expiry.
+# A new session, which replaces any other with this key: owner, position, expiry.
 BEGIN: Final[Kind] = 1
-# The session as it is, when the notes before are removed: when it ends, its fields, filters, flights. MORE has more of
-# the latter two.
+# The complete session, because earlier notes are about to be removed: when it ends, its fields, filters, ids in flight.
+# MORE continues the last two.
 WHOLE: Final[Kind] = 2
 MORE: Final[Kind] = 3
 ATTACHED: Final[Kind] = 4  # position, expiry
@@ -49,27 +49,27 @@ LEFT: Final[Kind] = 5  # position, when the session ends
 ENDED: Final[Kind] = 6
 FILTER: Final[Kind] = 7  # filter, options, position
 NO_FILTER: Final[Kind] = 8  # filter
-SENT: Final[Kind] = 9  # first id, steps from one message's position to the next, position after all of them
+SENT: Final[Kind] = 9  # first id, differences between the positions of the messages, position after all of them
 ACKNOWLEDGED: Final[Kind] = 10  # first id, count
 MOVED: Final[Kind] = 11  # position
-DATA: Final[Kind] = 12  # the protocol's own
+DATA: Final[Kind] = 12  # data of the protocol
 
-# The position of an id that is in use without a message.
+# The position of an id that is in use but has no message.
 NO_MESSAGE: Final = -1
-# When a session ends that does not.
+# The end of a session that never ends.
 NEVER_MS: Final = 1 << 62
 NEVER: Final = -1
-# A packed state begins with the position of the note that has it whole, when it ends, and the number of its last note.
+# A packed state begins with the position of its last complete note, when it ends, and the number of its last note.
 HEAD: Final = Struct(">QQI")
 NUMBERS: Final = 1 << 32
-# What a filter, an id in flight and a session take, roughly, besides their own bytes.
+# Approximate overhead of a filter, an id in flight and a session, in bytes.
 FILTER_BYTES: Final = 100
 FLIGHT_BYTES: Final = 16
 STATE_BYTES: Final = 100
 
 
 def next_number(number: int) -> int:
-    """The number of the note after note *number*."""
+    """Return the number that follows *number*."""
     return (number + 1) % NUMBERS
 
 
@@ -86,12 +86,12 @@ def moved(packed: bytes, since: int) -> bytes:
 
 @final
 class SessionState:
-    """What a session remembers.
+    """The state of a session.
 
-    Messages before ``position`` were sent, or are not wanted; ``flight`` has the ids of those that were sent and
-    are not acknowledged, each with the position of its message. ``ends_ms`` is 0 while a client has the session,
-    ``expiry_s`` -1 for one that does not expire. ``since`` is the position of the record that has the state whole.
-    ``size`` is about how many bytes it takes.
+    Every matching message before ``position`` was sent. ``flight`` maps the ids of messages that were sent but not
+    acknowledged to their positions. ``ends_ms`` is 0 while a client uses the session; ``expiry_s`` is -1 if it does
+    not expire. ``since`` is the position of the last record with the complete state. ``size`` is the approximate size
+    in bytes.
     """
 
     __slots__ = (
@@ -179,7 +179,7 @@ class SessionState:
             self.size -= filter_bytes(topic_filter, options)
 
     def add(self, filters: Mapping[str, bytes], flight: Sequence[int]) -> None:
-        """Take over a part of *filters* and of the ids in *flight*, as `flat` has them."""
+        """Add *filters*, and the ids in *flight* as encoded by `flat`."""
         for topic_filter, options in filters.items():
             self._drop_filter(topic_filter)
             self._add_filter(topic_filter, options)
@@ -188,12 +188,12 @@ class SessionState:
         self.size += (len(self.flight) - before) * FLIGHT_BYTES
 
     def fields(self) -> list[Any]:
-        """Everything but the key, ``filters``, ``flight`` and what a head has."""
+        """Return all fields except the key, ``filters``, ``flight`` and those in the head."""
         return [self.owner, self.position, self.expiry_s, self.next_id, self.data]
 
     @classmethod
     def of(cls, key: str, number: int, ends_ms: int, fields: Sequence[Any]) -> "SessionState":
-        """Return the state that has *fields*, without filters and flights."""
+        """Return a state with *fields*, without filters and ids in flight."""
         owner, position, expiry_s, next_id, data = fields[:5]
         state = cls(key, owner, position, expiry_s)
         state.number, state.ends_ms, state.next_id, state.data = number, ends_ms, next_id, data
@@ -207,13 +207,13 @@ class SessionState:
         return state
 
     def pack(self) -> bytes:
-        """Return the state without its key, as short as it gets."""
+        """Return the compact encoding of the state, without its key."""
         head = HEAD.pack(self.since, self.ends_ms, self.number)
         return head + bytes(msgpack.packb([*self.fields(), self.filters, flat(self.flight.items())]))
 
     @classmethod
     def unpack(cls, key: str, packed: bytes) -> "SessionState":
-        """Return the state that `pack` made *packed* of."""
+        """Decode a state that `pack` encoded."""
         since, ends_ms, number = packed_head(packed)
         fields = msgpack.unpackb(memoryview(packed)[HEAD.size :])
         state = cls.of(key, number, ends_ms, fields)
@@ -223,12 +223,12 @@ class SessionState:
 
 
 def filter_bytes(topic_filter: str, options: bytes) -> int:
-    """About how many bytes a filter takes."""
+    """Return the approximate size of a filter in bytes."""
     return FILTER_BYTES + len(topic_filter.encode()) + len(options)
 
 
 def flat(flight: Iterable[tuple[int, int]]) -> list[int]:
-    """Ids and positions as one list of differences: short numbers take fewer bytes."""
+    """Return ids and positions as one list of differences: small numbers take fewer bytes."""
     found: list[int] = []
     last_id = last_position = 0
     for number, position in flight:
@@ -254,7 +254,7 @@ def decode_note(note: bytes) -> tuple[Kind, str, int, list[Any]]:
     """Return the kind, the key, the number and the rest of *note*.
 
     Raises:
-      StoreError: it is no such note.
+      StoreError: *note* is not about a session.
     """
     try:
         kind, key, number, *arguments = msgpack.unpackb(note)
@@ -264,7 +264,7 @@ def decode_note(note: bytes) -> tuple[Kind, str, int, list[Any]]:
 
 
 def encode_sent(first: int, positions: Sequence[int], end: int) -> list[Any]:
-    """Return the arguments of a SENT note: messages at *positions* left under the ids from *first* on."""
+    """Return the arguments of a SENT note: messages at *positions* were sent with ids from *first* on."""
     last = 0
     steps: list[int] = []
     for position in positions:
@@ -274,7 +274,7 @@ def encode_sent(first: int, positions: Sequence[int], end: int) -> list[Any]:
 
 
 def encode_whole(state: SessionState, bytes_max: int) -> list[bytes]:
-    """Return notes that have all of *state*, each of *bytes_max* or less as far as one filter allows that."""
+    """Return notes with the complete *state*, each of at most *bytes_max* unless a single filter is longer."""
     number, fields = state.number, [state.ends_ms, *state.fields()]
     room = bytes_max - STATE_BYTES - len(state.key.encode()) - len(state.owner.encode()) - len(state.data)
     parts = list(_parts(state, room))
@@ -283,7 +283,7 @@ def encode_whole(state: SessionState, bytes_max: int) -> list[bytes]:
 
 
 def _parts(state: SessionState, room: int) -> Iterator[tuple[dict[str, bytes], list[int]]]:
-    """Yield filters and flights, each part of about *room* bytes; one even where there are none."""
+    """Yield filters and ids in flight in parts of about *room* bytes; at least one part."""
     filters: dict[str, bytes] = {}
     flight: list[tuple[int, int]] = []
     left = room

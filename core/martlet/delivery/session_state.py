@@ -1,8 +1,8 @@
-"""What is stored of sessions: a projection over notes in a journal.
+"""The durable state of sessions: a projection over notes in a journal.
 
-`sessions.py` changes the session of a connected client at once and has each change noted. `SessionTable` applies the
-notes when they are readable, and is all that is left after a restart. A session without a client is kept packed, in
-some hundred bytes; one with a client as an object.
+`sessions.py` changes the session of a connected client immediately and notes each change. `SessionTable` applies the
+notes when they are readable, and is all that remains after a restart. A session without a client is stored packed, in
+about a hundred bytes; one with a client is an object.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,9 +30,10 @@ from martlet.turns import Pace, Steps
 __all__ = ["SessionTable"]
 
 FORMAT: Final = 1
-# To copy one dict of 100,000 sessions takes 3 ms; a shard of 100 is copied when it changes after a snapshot was begun.
+# Copying one dict of 100,000 sessions takes 3 ms. So a snapshot shares the shards, about 100 sessions each, and a shard
+# is copied before it changes.
 SHARDS: Final = 1024
-# Sessions that a slice of `roll` looks at, and how many of them take as long as one that is noted again.
+# How many sessions one slice of `roll` checks; noting one again costs as much as checking SKIPPED_A_NOTE of them.
 SKIPPED_A_SLICE: Final = 2000
 SKIPPED_A_NOTE: Final = 40
 
@@ -43,9 +44,9 @@ Held: TypeAlias = SessionState | bytes
 class SessionTable:
     """The projection (martlet.state.Projection), by key.
 
-    Notes that do not follow the last one are ignored: ``on_lost`` is told the key, and whether `roll` wrote the note.
-    ``on_left`` is told the key and the number of the note by which a client left, or ended its session.
-    ``note_again`` notes a session as a whole.
+    A note that does not follow the last one is ignored: ``on_lost`` is called with the key, and whether `roll` wrote
+    the note. ``on_left`` is called with the key and the number of the note when a client left or ended its session.
+    ``note_again`` notes the complete state of a session.
     """
 
     name = "sessions"
@@ -57,7 +58,7 @@ class SessionTable:
         self.note_again: Callable[[str], None] | None = None
         self.bytes = 0
         self._shards: list[dict[str, Held]] = [{} for _ in range(SHARDS)]
-        self._shared: set[int] = set()  # shards that a snapshot has too: copied before they change
+        self._shared: set[int] = set()  # shards shared with a snapshot: copied before they change
         self._count = 0
         self._edition = 0
         # No session needs a record before this position.
@@ -67,19 +68,19 @@ class SessionTable:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the keys of all sessions; those that come and go in the meantime may be among them."""
+        """Yield the keys of all sessions; a session added or removed during the iteration may be included or not."""
         for number in range(SHARDS):
             yield from list(self._shards[number])
 
     def get(self, key: str) -> SessionState | None:
-        """Return a copy of what is stored of session *key*."""
+        """Return a copy of the stored state of session *key*."""
         held = self._find(key)
         if isinstance(held, bytes):
             return SessionState.unpack(key, held)
         return held.copy() if held is not None else None
 
     def ends_ms(self, key: str) -> int:
-        """When session *key* ends, 0 where a client has it or had it when the broker was killed, -1 for no session."""
+        """Return when session *key* ends; 0 if a client uses it (or did when the broker was killed), -1 if unknown."""
         held = self._find(key)
         if held is None:
             return -1
@@ -130,7 +131,7 @@ class SessionTable:
             self.on_lost(key, is_rolled)
 
     def _apply_whole(self, kind: int, key: str, number: int, arguments: list[Any], position: int) -> None:
-        """Take over a session as it is noted; one that is known is the same already, and needs no older record now."""
+        """Apply a complete state; if the session is already known, only ``since`` changes: older records can go."""
         held = self._find(key)
         if held is None and kind == WHOLE:
             state = SessionState.of(key, number, arguments[0], arguments[1:])
@@ -150,7 +151,7 @@ class SessionTable:
             self._own(key, held).since = position
 
     def _add(self, state: SessionState, position: int) -> None:
-        """A session of which nothing before counts."""
+        """Add a session, replacing any with the same key."""
         state.since, state.edition = position, self._edition
         self._oldest = min(self._oldest, position)
         self._put(state.key, state, self._find(state.key))
@@ -176,7 +177,7 @@ class SessionTable:
         return self._shards[number]
 
     def _own(self, key: str, held: Held) -> SessionState:
-        """Return the state of *key* to be changed: no snapshot under way has it."""
+        """Return a state of *key* that may be changed, because no unfinished snapshot uses it."""
         if isinstance(held, bytes):
             state = SessionState.unpack(key, held)
         elif held.edition != self._edition:
@@ -205,13 +206,13 @@ class SessionTable:
                 yield
 
     def forget(self, topic: str) -> None:
-        """Nothing: nobody deletes a journal."""
+        """Do nothing: journals are never deleted."""
 
     def floor(self) -> int:
         return self._oldest if self._count else NOTHING
 
     def roll(self, start: int, end: int) -> Steps[None]:
-        """Note again, whole, every session that a record before *end* has whole."""
+        """Note again the complete state of every session whose last complete note is before *end*."""
         pace = Pace(SKIPPED_A_SLICE)
         for key in self:
             held = self._find(key)

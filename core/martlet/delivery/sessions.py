@@ -1,14 +1,14 @@
-"""Sessions: what a client's name stands for, and what outlives its connection.
+"""Sessions: the state of a client that outlives its connection.
 
-A session belongs to a protocol, a name and an owner. It is its filters, a position in the log, and the ids of messages
-that are in flight; it never copies a message. While a client has it, it is a `Session`, which changes at once and has
-every change noted in a journal. What is noted is stored (`session_state.py`) once the note is durable, live and in each
-replay. So a client that comes back, after whatever happened, finds what was durable, and a message is either before the
-position and acknowledged, or in flight, or yet to come.
+A session is identified by a protocol and a name, and belongs to an owner. It consists of filters, a position in the
+log, and the ids of messages in flight; it never copies a message. While a client uses it, it is a `Session` object,
+which changes immediately and notes every change in a journal. `session_state.py` applies a note once it is durable,
+both live and during replay. So a client that reconnects, after any failure, finds its last durable state. Each message
+is either acknowledged and before the position, or in flight, or still to be sent.
 
-When a commit fails its notes are lost, and the clients that they were about lose their sessions: they return to what is
-stored, so that some messages come again and none is lost. Notes of a session are numbered: one that does not follow the
-note before is ignored.
+A failed commit loses its notes. The clients affected lose their sessions and return to the stored state: some messages
+are sent again, none is lost. The notes of a session are numbered, and a note that does not follow the previous one is
+ignored.
 """
 
 import logging
@@ -49,17 +49,18 @@ __all__ = ["Session", "Sessions"]
 log = logging.getLogger("martlet.sessions")
 
 NAME_BYTES_MAX: Final = 1024
-# Between two looks at all sessions.
+# Seconds between two sweeps over all sessions.
 LOOK_S: Final = 60.0
 OVERDUE_MS: Final = 3_600_000
-# Sessions that are overdue go one by one, all of them within this time.
+# Overdue sessions end one by one, all of them within this time.
 OVERDUE_S: Final = 86_400.0
-# A session whose client wants little would read much again after a crash, unless its position is noted now and then.
+# If a client's filters match little, its position is noted each time it has advanced this far; otherwise it would have
+# to read much of the log again after a crash.
 DISTANCE_BYTES: Final = 64 << 20
-# Sessions that a slice of a sweep looks at, and how many of them take as long as one that is noted.
+# How many sessions one slice of a sweep checks; noting a session costs as much as checking LOOKS_A_NOTE of them.
 LOOKS_A_SLICE: Final = 2000
 LOOKS_A_NOTE: Final = 40
-# Messages in flight that one note adds.
+# The maximum number of messages in flight that one note adds.
 SENT_A_NOTE: Final = 4096
 # After every offset of the journal.
 NEVER: Final = 1 << 62
@@ -70,8 +71,8 @@ class Session:
     """A session while its client is connected; made by `Gate.open_session`.
 
     Every change is stored with the commit of this round: pass ``until`` to `Peer.hold_until` before an answer that
-    says so. ``where`` returns the log position before which the client has everything it wants; set it to that of the
-    client's cursor. A client that lost the session, by `open_session` on another connection, changes nothing any more.
+    confirms a change. ``where`` returns the log position before which the client has every matching message; set it to
+    the position of the client's cursor. When another connection opens the session, this object no longer changes it.
     """
 
     __slots__ = ("_sessions", "_state", "is_ended", "lost", "where")
@@ -102,27 +103,27 @@ class Session:
 
     @property
     def until(self) -> int:
-        """By when every change so far is durable, for `Peer.hold_until`."""
+        """What to pass to `Peer.hold_until` so that every change so far is durable."""
         return NEXT_COMMIT if self._sessions is not None else 0
 
     @property
     def filters(self) -> Mapping[str, bytes]:
-        """What the client subscribed to, each with the options of the protocol."""
+        """The client's filters, each with its protocol-specific options."""
         return self._state.filters
 
     @property
     def position(self) -> int:
-        """The log position before which messages were sent, or are not wanted."""
+        """The log position before which every matching message was sent."""
         return self._state.position
 
     @property
     def flight(self) -> Mapping[int, int]:
-        """The ids in flight, each with the log position of its message, `NO_MESSAGE` for none."""
+        """The ids in flight, each with the log position of its message, or `NO_MESSAGE`."""
         return self._state.flight
 
     @property
     def next_id(self) -> int:
-        """One more than the id that was used last."""
+        """The id after the last one used."""
         return self._state.next_id
 
     @property
@@ -132,16 +133,16 @@ class Session:
 
     @property
     def data(self) -> bytes:
-        """The protocol's own."""
+        """Data of the protocol, as `keep` stored it."""
         return self._state.data
 
     # what changes
 
     def subscribe(self, topic_filter: str, options: bytes = b"") -> None:
-        """Add a filter, or change its options; messages before ``where()`` do not come for it.
+        """Add a filter or change its options; it applies to messages from ``where()`` on.
 
         Raises:
-          Refused: it is too long, all filters take too many bytes, or the store takes no writes; nothing is changed.
+          Refused: it is too long, the filters take too many bytes, or the store accepts no writes; nothing is changed.
         """
         if self._sessions is not None:
             self._sessions.check_room(self._state, topic_filter, options)
@@ -153,10 +154,10 @@ class Session:
             self._change(NO_FILTER, topic_filter)
 
     def hand_out(self, first: int, positions: Sequence[int], end: int) -> None:
-        """Messages at *positions* leave under the ids from *first* on; the next that may come is at *end* or later.
+        """Note that messages at *positions* are sent with ids from *first* on; the next message is at *end* or later.
 
-        Ids are numbers of the protocol that are not in flight. Call `Peer.hold_until` before the messages leave: else
-        an acknowledgement after a crash could be taken for that of another message. Raises `Refused`.
+        The protocol chooses ids that are not in flight. Call `Peer.hold_until` before you send the messages; otherwise
+        an acknowledgement after a crash could be applied to another message. Raises `Refused`.
         """
         for at in range(0, len(positions), SENT_A_NOTE):
             part = positions[at : at + SENT_A_NOTE]
@@ -164,13 +165,13 @@ class Session:
             self._change(SENT, *encode_sent(first + at, part, end if last else positions[at + len(part)]))
 
     def acknowledge(self, first: int, count: int = 1) -> None:
-        """*count* ids from *first* on are free again. Raises `Refused`."""
+        """Free *count* ids from *first* on. Raises `Refused`."""
         self._change(ACKNOWLEDGED, first, count)
 
     def acknowledgement(self, first: int, count: int = 1) -> tuple[Journal, bytes]:
-        """Return what `Gate.publish_atomic` takes to acknowledge ids together with messages.
+        """Return an acknowledgement for `Gate.publish_atomic`, which stores it together with messages.
 
-        Call `acknowledged` at once when that has stored them. Raises `Refused` (NOT_FOUND) where nothing is stored.
+        Call `acknowledged` right after that. Raises `Refused` (NOT_FOUND) if this session is not stored.
         """
         if self._sessions is None or not self._sessions.has(self):
             raise Refused(Reason.NOT_FOUND, f"session {self.name!r} is not stored, or another connection has it")
@@ -179,28 +180,28 @@ class Session:
         return self._sessions.journal, note
 
     def acknowledged(self, first: int, count: int = 1) -> None:
-        """An `acknowledgement` was stored."""
+        """Apply an `acknowledgement` that was published."""
         if self._sessions is not None:
             self._sessions.watch(self._state.key)
         self._state.change(ACKNOWLEDGED, (first, count))
 
     def move(self, position: int) -> None:
-        """Messages before *position* are not needed any more. Raises `Refused`."""
+        """Advance to *position*: earlier messages are no longer needed. Raises `Refused`."""
         self._change(MOVED, position)
 
     def keep(self, data: bytes) -> None:
-        """Store *data*, a few bytes of the protocol's own. Raises `Refused`."""
+        """Store *data*, a few bytes for the protocol itself. Raises `Refused`."""
         if self._sessions is not None:
             self._sessions.check_data(data)
         if data != self._state.data:
             self._change(DATA, data)
 
     def expire_after(self, expiry_s: int | None) -> None:
-        """Let the session end *expiry_s* after its client left; never for None. Raises `Refused`."""
+        """Make the session expire *expiry_s* after its client leaves; None means never. Raises `Refused`."""
         self._change(ATTACHED, self.reached(), -1 if expiry_s is None else expiry_s)
 
     def leave(self) -> None:
-        """The client is gone; the session stays until it expires. Call it in `Handler.closed`."""
+        """Detach the client; the session stays until it expires. Call this in `Handler.closed`."""
         if self._sessions is not None:
             self._sessions.leave(self)
 
@@ -210,7 +211,7 @@ class Session:
             self._sessions.end(self)
 
     def reached(self) -> int:
-        """The log position before which the client has everything."""
+        """Return the log position before which the client has every matching message."""
         return max(self._state.position, self.where())
 
     def _change(self, kind: int, *arguments: Any) -> None:
@@ -223,7 +224,7 @@ class Session:
 
 @final
 class Sessions:
-    """All sessions of a broker; `run` ends those that expired."""
+    """All sessions of a broker; `run` ends expired ones."""
 
     def __init__(self, store: Store, journal: Journal, turns: Turns, clock: Clock, config: DeliveryConfig) -> None:
         self.journal = journal
@@ -235,18 +236,18 @@ class Sessions:
         self._turns = turns
         self._clock = clock
         self._config = config
-        # The sessions of clients, and those whose last note is not durable yet.
+        # Sessions with a client, and those whose last note is not durable yet.
         self._live: dict[str, Session] = {}
-        # Those with a note in the commit under way, and in the commit before.
+        # Keys with a note in the current commit, and in the previous one.
         self._noted: dict[str, None] = {}
         self._unsure: dict[str, None] = {}
         self._waits = False
-        # The offset that the journal reached with the commit before; less if that failed.
+        # The end that the journal must have reached with the previous commit; if it is lower, that commit failed.
         self._expected = 0
-        # Sessions without a client that a sweep met, with where the log ended then.
+        # Detached sessions found by a sweep, with the end of the log at that time.
         self._in_doubt: dict[str, int] = {}
         self._overdue = 0
-        # When the last overdue session ended, or the first was noticed, and the pause between two.
+        # When the last overdue session ended (or the first was noticed), and the pause between two.
         self._overdue_from = 0.0
         self._overdue_pause_s = 0.0
 
@@ -265,23 +266,23 @@ class Sessions:
         *,
         expiry_s: int | None = None,
     ) -> tuple[Session, bool]:
-        """Give a client the session *name* of *protocol*; return it, and whether it existed before.
+        """Return session *name* of *protocol* for a client, and whether it existed before.
 
         Args:
-          protocol: whose names these are: one word.
-          owner: the name of the identity that it belongs to.
-          name: any text; empty for a session that ends with its connection, of which nothing is stored.
-          position: where a new one begins in the log.
-          lost: is called with the reason when the client loses it: to another connection, or by a disk failure.
-          expiry_s: it ends so long after its client left; never for None.
+          protocol: the protocol that the name belongs to; one word.
+          owner: the name of the identity that owns the session.
+          name: any text; empty for a session that is not stored and ends with its connection.
+          position: where a new session begins in the log.
+          lost: called with the reason when the client loses the session: to another connection or by a disk failure.
+          expiry_s: how long the session stays after its client leaves; None means that it never expires.
 
         Raises:
           Refused: the name is too long, the session belongs to another owner, there are too many sessions, or the
-            store takes no writes.
+            store accepts no writes.
         """
         expiry = -1 if expiry_s is None else expiry_s
         if " " in protocol:
-            raise ValueError(f"protocol {protocol!r} has a space; name it by one word")
+            raise ValueError(f"protocol {protocol!r} contains a space; use one word")
         if not name:
             return Session(SessionState("", owner, position, expiry), None), False
         if len(name.encode()) > NAME_BYTES_MAX:
@@ -304,12 +305,12 @@ class Sessions:
         return session, True
 
     def _find(self, key: str) -> tuple[SessionState | None, Session | None]:
-        """What there is of session *key*, and who has it or had it last."""
+        """Return the state of session *key*, and its live `Session` if there is one."""
         holder = self._live.get(key)
         return (self.table.get(key), None) if holder is None else (holder._state, holder)
 
     def _is_over(self, state: SessionState) -> bool:
-        """Whether a session ended; not one that is so late that a clock may have jumped."""
+        """Return whether a session has expired; False if it is so overdue that the clock may have jumped."""
         late_ms = self._clock.now_ms() - state.ends_ms
         return state.ends_ms > 0 and 0 <= late_ms < OVERDUE_MS
 
@@ -326,26 +327,26 @@ class Sessions:
         if before is None and len(self.table) >= limit:
             raise Refused(Reason.BUSY, f"{limit} sessions exist; delivery.sessions_max is {limit}")
         state = SessionState(key, owner, position, expiry_s)
-        # If this note is lost those after it must not follow the last one of the session before.
+        # If this note is lost, later ones must not seem to follow the last note of the previous session.
         state.number = next_number(next_number(before.number)) if before is not None else 0
         self._note(key, encode_note(BEGIN, key, state.number, owner, position, expiry_s))
         session = self._live[key] = Session(state, self, lost)
         return session
 
     def has(self, session: Session) -> bool:
-        """Whether its client has *session* still."""
+        """Return whether the client still has *session*."""
         self.find_lost()
         return session.lost is not None and self._live.get(session._state.key) is session
 
     def check_room(self, state: SessionState, topic_filter: str, options: bytes) -> None:
-        """Raise `Refused` unless *state* may have this filter too."""
+        """Raise `Refused` unless there is room for this filter in *state*."""
         size, config, limit = filter_bytes(topic_filter, options), self._config, self.journal.note_bytes_max // 2
         if size > limit:
-            raise Refused(Reason.ILLEGAL, f"a filter of {size} bytes is too long; the most is {limit}")
+            raise Refused(Reason.ILLEGAL, f"a filter takes {size} bytes; shorten it to {limit}")
         before = state.filters.get(topic_filter)
         more = size - (filter_bytes(topic_filter, before) if before is not None else 0)
         if more > 0 and state.size + more > config.session_bytes_max:
-            text = f"the filters of the session are too many; delivery.session_bytes_max is {config.session_bytes_max}"
+            text = f"the session has too many filters; delivery.session_bytes_max is {config.session_bytes_max}"
             raise Refused(Reason.BUSY, text)
         if more > 0 and self.table.bytes + more > config.sessions_bytes_max:
             text = f"all sessions take {self.table.bytes} bytes; delivery.sessions_bytes_max allows no more filters"
@@ -355,14 +356,14 @@ class Sessions:
         """Raise `Refused` unless *data* may be stored."""
         limit = self.journal.note_bytes_max // 4
         if len(data) > limit:
-            raise Refused(Reason.ILLEGAL, f"data of a session of {len(data)} bytes is too long; the most is {limit}")
+            raise Refused(Reason.ILLEGAL, f"the data of a session has {len(data)} bytes; shorten it to {limit}")
 
     def note(self, state: SessionState, kind: int, *arguments: Any) -> None:
-        """Note a change of *state* that comes next. Raises `Refused`, and the change must not be made."""
+        """Note the next change of *state*; do not make the change if this raises `Refused`."""
         self._note(state.key, encode_note(kind, state.key, next_number(state.number), *arguments))
 
     def watch(self, key: str) -> None:
-        """Session *key* has a note in the commit under way, and is lost if that fails."""
+        """Record that session *key* has a note in the current commit; the client loses it if that fails."""
         self._noted[key] = None
         if not self._waits:
             self._waits = True
@@ -377,7 +378,7 @@ class Sessions:
             raise
 
     def _write(self) -> None:
-        """Write what was noted; the commit under way calls it."""
+        """Write the collected notes; called by the commit."""
         self._waits = False
         self._unsure, self._noted = self._noted, {}
         expected, self._expected = self._expected, NEVER
@@ -390,7 +391,7 @@ class Sessions:
         return queue.next_offset if queue is not None else 0
 
     def find_lost(self) -> None:
-        """Take their sessions from the clients whose notes were in a commit that failed."""
+        """After a failed commit, end the use of sessions whose notes it lost."""
         if self._waits or self._journal_end() >= self._expected:
             return
         self._expected = 0
@@ -399,7 +400,7 @@ class Sessions:
             self._lost(key, is_rolled=False)
 
     def leave(self, session: Session) -> None:
-        """The client of *session* is gone."""
+        """Detach the client of *session*."""
         if not self.has(session):
             return
         state = session._state
@@ -412,7 +413,7 @@ class Sessions:
         try:
             self.note(state, LEFT, *arguments)
         except (Refused, StoreError):
-            self._drop(state.key)  # what is stored counts; a sweep will say that the client left
+            self._drop(state.key)  # the stored state remains; a sweep notes that the client left
             return
         state.change(LEFT, arguments)
 
@@ -426,18 +427,18 @@ class Sessions:
     # the projection
 
     def _lost(self, key: str, *, is_rolled: bool) -> None:
-        """Notes of the session were lost: what is stored counts."""
+        """Disconnect the client: notes of the session were lost, and the stored state is valid."""
         session = self._drop(key)
         if session is None:
             return
         if is_rolled:
-            self._note_again(key)  # the records about it that there are may be removed next
+            self._note_again(key)  # the existing records about it may be removed next
         if session.lost is not None:
             lost, session.lost = session.lost, None
             lost("a disk failure lost its last changes; connect again")
 
     def _left(self, key: str, number: int) -> None:
-        """That the client left is stored."""
+        """Drop the live session: the note that its client left is durable."""
         session = self._live.get(key)
         if session is not None and session.lost is None and session._state.number == number:
             self._drop(key)
@@ -456,18 +457,18 @@ class Sessions:
     # time
 
     async def run(self) -> None:
-        """End sessions that expired, until cancelled."""
+        """End expired sessions, until cancelled."""
         while True:
             try:
                 await self._turns.finish(self.sweep())
             except (Refused, StoreError) as error:
-                log.warning("expired sessions cannot be ended, again in %g s; %s", LOOK_S, error)
+                log.warning("expired sessions cannot be ended, retrying in %g s; %s", LOOK_S, error)
             await trio.sleep(LOOK_S)
 
     def sweep(self) -> Steps[None]:
-        """End sessions that expired, and note where those of connected clients are, in slices.
+        """End expired sessions and note the positions of connected clients, in slices.
 
-        A session whose client was connected when the broker was killed counts as left now.
+        For a session whose client was connected when the broker was killed, the client counts as leaving now.
         """
         self.find_lost()
         pace = Pace(LOOKS_A_SLICE)
@@ -490,7 +491,7 @@ class Sessions:
                 yield
 
     def _end_stored(self, key: str, has_client: bool) -> None:
-        """End a session that nobody has, or note that its client left."""
+        """End a session that no client uses, or note that its client left (*has_client*)."""
         state = self.table.get(key)
         if state is None:
             return
@@ -502,7 +503,7 @@ class Sessions:
             self.note(state, ENDED)
 
     def _look_at(self, key: str, session: Session) -> None:
-        """Note where a client is that wanted little of what came; drop a session whose last notes were lost."""
+        """Note a position that has advanced far; drop a detached session whose last note was lost."""
         if session.lost is not None:
             position = session.reached()
             if position - session.position > DISTANCE_BYTES:
@@ -513,7 +514,7 @@ class Sessions:
             self._drop(key)
 
     def _overdue_allowed(self) -> int:
-        """How many of the overdue sessions may end now."""
+        """Return how many overdue sessions may end now."""
         if not self._overdue:
             return 0
         count = int((trio.current_time() - self._overdue_from) / self._overdue_pause_s)
@@ -521,10 +522,10 @@ class Sessions:
         return count
 
     def _note_overdue(self, count: int) -> None:
-        """So many sessions are overdue, though each is looked at every minute.
+        """Note that *count* sessions are overdue although every session is checked each minute.
 
-        The wall clock jumped or the broker was stopped for long, and nothing here can tell which. So they end one by
-        one, as `Retention` does with segments.
+        Either the wall clock jumped or the broker was stopped for a long time; the two cannot be told apart. So the
+        sessions end one by one, as `Retention` removes segments.
         """
         if count and not self._overdue:
             log.warning(
@@ -542,4 +543,4 @@ class Sessions:
 
 
 def _nobody(reason: str) -> None:
-    """The client of an earlier run."""
+    """Do nothing: the client was connected to an earlier run of the broker."""

@@ -1,4 +1,4 @@
-"""One shared group on one topic: reads its queues, leases messages to members, settles them, and takes back others."""
+"""One shared group on one topic: reads its queues, leases messages to members, and settles or returns them."""
 
 import logging
 import math
@@ -30,13 +30,15 @@ __all__ = ["BURY_AGAIN_S", "Competitor", "Owner", "Share", "ShareLane"]
 log = logging.getLogger("martlet.shares")
 
 MESSAGES_A_READ: Final = 256
-RETURNED_AHEAD: Final = 8  # of those that came back and are far behind the tail
-UNREAD: Final = "unread"  # the place of a lane's reader for messages that nobody had; others are offsets that came back
+# Returned messages far behind the tail that are read ahead.
+RETURNED_AHEAD: Final = 8
+# The place of a lane's reader for messages never delivered; for a returned message it is the offset.
+UNREAD: Final = "unread"
 STALL_S: Final = 0.1
-SETTLING_S: Final = 60.0  # so long the outcome of an acknowledgement in an atomic group is waited for
-RESTORED: Final = "an earlier run"  # the holder of what was handed out before the broker started
-UNNOTED_MAX: Final = 4096  # messages that nobody selects and that are read again after a restart
-BURY_AGAIN_S: Final = 5.0  # when the dead letter topic refuses a message
+SETTLING_S: Final = 60.0  # how long to wait for the outcome of an acknowledgement in an atomic group
+RESTORED: Final = "an earlier run"  # the holder of messages leased before the broker started
+UNNOTED_MAX: Final = 4096  # skipped messages that may be read again after a restart
+BURY_AGAIN_S: Final = 5.0  # pause before a failed dead letter is tried again
 
 
 class Competitor(Protocol):
@@ -85,7 +87,7 @@ class Owner(Protocol):
 
 @final
 class ShareLane:
-    """One queue as one group shares it."""
+    """One queue as shared by one group."""
 
     __slots__ = ("began", "due", "failure", "graves", "key", "leases", "noted_next", "queue", "reader", "share")
 
@@ -99,14 +101,14 @@ class ShareLane:
         self.due = True
         self.reader = QueueReader(share.store, self._was_read, RETURNED_AHEAD + 1)
         self.failure: Refused | None = None  # for the next member that collects
-        # Offset -> log position behind its dead letter, which is not flushed yet; positions ascend.
+        # Offset -> end of its dead letter in the log, which is not flushed yet; ends ascend.
         self.graves: dict[int, int] = {}
 
     def _was_read(self, place: Hashable) -> None:
         self.share.wake()
 
     def forget_read(self) -> None:
-        """Drop what a thread has read: nobody is there for it, or others want something else."""
+        """Drop what a thread has read: no member is left, or the selection has changed."""
         self.failure = None
         self.reader.forget_all()
 
@@ -115,7 +117,7 @@ class ShareLane:
         return self.leases.is_settling
 
     def state(self) -> tuple[int, list[tuple[int, LeaseState]]]:
-        """The offset that comes next, and every unsettled message, as notes have them."""
+        """Return the next offset and every unsettled message, in the form of notes."""
         now, now_ms = self.share.times()
         found: list[tuple[int, LeaseState]] = []
         for offset, until, deliveries, generation in self.leases.unsettled_leases():
@@ -129,9 +131,9 @@ class ShareLane:
 class Share:
     """One group on one topic.
 
-    ``gone`` is set when the topic was deleted, or may not be read by this group any more, and all members
-    are woken; their handlers then tell the peers and leave. ``ack``, ``nack``, ``renew`` and ``acknowledgement`` take a
-    message's handle, whoever holds it: queue, offset and `Delivery.generation`.
+    When the topic is deleted, or the group may no longer read it, ``gone`` is set and all members are woken; their
+    handlers then tell the peers and leave. ``ack``, ``nack``, ``renew`` and ``acknowledgement`` take a message's
+    handle (queue, offset and `Delivery.generation`), whoever holds the message.
     """
 
     __slots__ = (
@@ -175,7 +177,7 @@ class Share:
         self._turn = 0
         self._stalled_at = math.inf
         self._forget_at = owner.now() + owner.config.share_memory_s
-        # A queue that came while the group was away begins at its beginning, as for one that stayed.
+        # A queue added while the group was inactive is read from its beginning, as it is for an active group.
         known = any(owner.state.get(self.key(queue_id)) for queue_id in range(topic.read_queues))
         self.follow(topic, new=not (known or (policy is None and owner.groups.committed(group, topic.name))))
         self._tail = owner.tails.of(topic)
@@ -185,21 +187,21 @@ class Share:
         return len(self._members)
 
     def key(self, queue_id: int) -> Key:
-        """How what is remembered of a queue is found."""
+        """Return the key of a queue's stored state."""
         return Key(self.policy.scope if self.policy is not None else "", self.group, self.topic.name, queue_id)
 
     def times(self) -> tuple[float, int]:
-        """Now, as deadlines count, and as the wall clock says, in ms."""
+        """Return the time now, on the clock of deadlines in seconds and on the wall clock in ms."""
         return self._owner.now(), self._owner.clock.now_ms()
 
     def idle(self, now: float) -> bool:
-        """Whether this object may be dropped: no members, and nothing to remember or nobody who came back for it."""
+        """Return whether to drop this object: no members, and no unsettled messages or no member for a long time."""
         if self._members:
             return False
         return now >= self._forget_at or not any(lane.leases.size for lane in self._lanes.values())
 
     def follow(self, topic: Topic, *, new: bool = False) -> None:
-        """Share all queues that *topic* has now."""
+        """Share all present queues of *topic*."""
         self.topic = topic
         for queue_id in range(topic.read_queues):
             if queue_id not in self._lanes:
@@ -218,15 +220,15 @@ class Share:
                 known = None
             offset = groups.offset(self.group, key.topic, queue.queue_id)
         if known is not None and known.next > queue.next_offset:
-            known = None  # it is about a topic that was deleted
+            known = None  # the state is of a deleted topic
         if known is not None:
             offset = max(offset, known.low)
         elif offset < 0:
             offset = self.start(queue) if new else queue.first_offset
-        # A power cut can take messages that were committed, never what comes after them.
+        # A power cut can lose messages whose offsets were committed; later messages get these offsets again.
         offset = min(offset, queue.next_offset)
         retries = self._retries_max()
-        # The first delivery is no retry.
+        # The first delivery is not a retry.
         leases = Leases(offset, window=owner.config.lease_window, deliveries_max=retries + 1 if retries >= 0 else 0)
         if known is not None:
             self._restore(leases, known, offset)
@@ -236,11 +238,11 @@ class Share:
         return leases
 
     def _restore(self, leases: Leases, known: Lane, offset: int) -> None:
-        """Give *leases* what is remembered from *offset* on."""
+        """Restore the stored leases from *offset* on."""
         now, now_ms = self.times()
         for each, state in sorted(known.leases.items()):
             if each >= offset:
-                # A clock that was set back meanwhile makes no lease longer.
+                # A clock that was set back must not extend a lease.
                 left_ms = min(max(state.generation + state.duration_ms - now_ms, 0), state.duration_ms)
                 leases.restore(RESTORED, each, now + left_ms / 1000, state.deliveries, state.generation)
         leases.skip_to(known.next)
@@ -255,14 +257,14 @@ class Share:
         return group.retry_max_times if group is not None else 16
 
     def arrived_at(self, queue: Queue) -> None:
-        """Records that may be wanted became readable."""
+        """Read *queue* again: records that may match became readable."""
         lane = self._lanes.get(queue.queue_id)
         if lane is not None and lane.queue is queue:
             lane.due = True
             self.wake()
 
     def select(self, selection: Selection) -> None:
-        """Hand out what *selection* wants from now on."""
+        """Use *selection* from now on."""
         self._tail.leave(self)
         self.selection = selection
         self._tail = self._owner.tails.of(self.topic)
@@ -291,13 +293,13 @@ class Share:
             self._owner.forget_idle(self)
 
     def _give_back(self, lane: ShareLane, member: Competitor) -> None:
-        """Take back what *member* held. That it leaves is no failure of a message, that others left before may be."""
+        """Return what *member* held; its leaving does not count as a failure of the messages, earlier deliveries do."""
         leases = lane.leases
         for offset in leases.held(member.holder):
             self._return(lane, member.holder, offset, leases.deliveries(offset) - 1)
 
     def _return(self, lane: ShareLane, holder: Hashable, offset: int, failures: int, delay_s: float = 0) -> bool:
-        """Let a message be delivered again, after *delay_s* and later the more often it failed."""
+        """Return a message for redelivery after *delay_s*, or after a longer pause that grows with *failures*."""
         wait_s = max(delay_s, pause_ms(failures) / 1000)
         now, now_ms = self.times()
         at = now + wait_s if wait_s > 0 else -math.inf
@@ -308,7 +310,7 @@ class Share:
         return True
 
     def wake(self) -> None:
-        """Wake a member that has credit and was not woken yet, another one each time; all of them once it is over."""
+        """Wake the next member that has credit and is not woken yet; all members if the share is gone."""
         if self.gone:
             for member in list(self._members):
                 member.wake()
@@ -318,14 +320,14 @@ class Share:
         ready = [each for each in members[self._turn :] + members[: self._turn] if each.credit > 0 and not each.woken]
         if not ready:
             return
-        # Who lost a lease and was not heard of since may be dead.
+        # A member that lost a lease and has been silent since may be dead.
         next((each for each in ready if not each.lapsed), ready[0]).wake()
         if self._stalled_at == math.inf and len(members) > 1:
             self._stalled_at = self._owner.now() + STALL_S
             self._owner.alarm(self._stalled_at)
 
     def close(self, *, forget: bool = False) -> None:
-        """End it; members stay without messages. With *forget* nothing is remembered."""
+        """Close the share: members get no more messages. With *forget*, drop its stored state as well."""
         self._tail.leave(self)
         for lane in self._lanes.values():
             lane.reader.close()
@@ -340,7 +342,7 @@ class Share:
     # messages to members
 
     def hand_out(self, member: Competitor, budget_bytes: int) -> list[Delivery]:
-        """Lease messages to *member*: first what came back, then new ones; queues take turns."""
+        """Lease messages to *member*, from each queue in turn: first returned ones, then new ones."""
         until = self._owner.now() + member.lease_s
         found: list[Delivery] = []
         lanes = list(self._lanes.values())
@@ -357,7 +359,7 @@ class Share:
             except Refused as refused:
                 if not found:
                     raise
-                lane.failure = refused  # first what is found already
+                lane.failure = refused  # deliver what was found first
                 member.peer.wake()
                 break
         if found:
@@ -367,14 +369,14 @@ class Share:
         return found
 
     def _fail(self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float) -> list[Delivery]:
-        """Raise what a read in a thread has raised."""
+        """Raise the error of an earlier read, if there is one."""
         failure, lane.failure = lane.failure, None
         if failure is not None:
             raise failure
         return []
 
     def _again(self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float) -> list[Delivery]:
-        """Messages that came back."""
+        """Lease messages that were returned."""
         found: list[Delivery] = []
         leases = lane.leases
         while leases.waiting and member.credit > 0 and budget_bytes > 0:
@@ -397,7 +399,7 @@ class Share:
         return found
 
     def _read_again(self, lane: ShareLane, member: Competitor, budget_bytes: int) -> ReadResult | None:
-        """Read the first message that came back; None when a thread has to read it, which wakes the members."""
+        """Read the first returned message; None if a thread has to read it first, which then wakes a member."""
         first = self._read_one(lane, member, lane.leases.returned(1)[0], budget_bytes)
         if first is None:
             offsets = lane.leases.returned(min(member.credit, RETURNED_AHEAD))
@@ -413,7 +415,7 @@ class Share:
         )
 
     def _new(self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float) -> list[Delivery]:
-        """Messages that nobody had before."""
+        """Lease messages that were never delivered."""
         self._reset_if_wanted(lane)
         leases, owner = lane.leases, self._owner
         room = min(leases.room, owner.room, member.credit, MESSAGES_A_READ)
@@ -473,12 +475,12 @@ class Share:
     # messages from members, and from whoever has a handle
 
     def ack_held(self, holder: Hashable, queue_id: int, offset: int) -> bool:
-        """Settle a message that *holder* holds; False when it does not."""
+        """Settle a message that *holder* holds; False if it does not hold it."""
         lane = self._lanes.get(queue_id)
         return lane is not None and self._settle(lane, holder, offset)
 
     def nack_held(self, holder: Hashable, queue_id: int, offset: int, delay_s: float) -> bool:
-        """Return a message that *holder* holds and that failed; False when it does not."""
+        """Return a failed message that *holder* holds; False if it does not hold it."""
         lane = self._lanes.get(queue_id)
         if lane is None or not self._return(lane, holder, offset, lane.leases.deliveries(offset), delay_s):
             return False
@@ -487,7 +489,7 @@ class Share:
         return True
 
     def renew_held(self, holder: Hashable, queue_id: int, offset: int, lease_s: float) -> int:
-        """Let a lease of *holder* end *lease_s* from now; return its new generation, 0 when there is no such lease."""
+        """Make a lease of *holder* end *lease_s* from now; return its new generation, 0 if there is no such lease."""
         lane = self._lanes.get(queue_id)
         now, now_ms = self.times()
         if lane is None or not lane.leases.renew(holder, offset, now + lease_s, now_ms):
@@ -498,38 +500,38 @@ class Share:
         return generation
 
     def ack(self, queue_id: int, offset: int, generation: int) -> bool:
-        """Settle a message by its handle; False when that is no longer valid."""
+        """Settle a message by its handle; False if the handle is no longer valid."""
         holder = self._holder(queue_id, offset, generation)
         return holder is not None and self.ack_held(holder, queue_id, offset)
 
     def nack(self, queue_id: int, offset: int, generation: int, delay_s: float = 0) -> bool:
-        """Return a message that failed by its handle, as `Member.nack`; False when that is no longer valid."""
+        """Return a failed message by its handle, as `Member.nack`; False if the handle is no longer valid."""
         holder = self._holder(queue_id, offset, generation)
         return holder is not None and self.nack_held(holder, queue_id, offset, delay_s)
 
     def renew(self, queue_id: int, offset: int, generation: int, lease_s: float) -> int:
-        """Let a lease end *lease_s* from now, earlier or later than before; return its new generation.
+        """Make a lease end *lease_s* from now, earlier or later than before; return its new generation.
 
-        That makes a new handle; the old one is no longer valid. 0 when *generation* was not.
+        The old handle is then no longer valid. Returns 0 if *generation* was not valid.
         """
         holder = self._holder(queue_id, offset, generation)
         return self.renew_held(holder, queue_id, offset, lease_s) if holder is not None else 0
 
     def acknowledgement(self, queue_id: int, offset: int, generation: int) -> tuple[Journal, bytes]:
-        """Return the acknowledgement of a message as a part of `Broker.publish_atomic`, to be called next.
+        """Return the acknowledgement of a message for `Broker.publish_atomic`, which must be called next.
 
-        The message is settled when the group is readable. If it is not stored, call `withdraw`; if the commit fails
-        the message comes back when its lease ends, within a minute.
+        The message is settled once the atomic group is readable. If the group is refused, call `withdraw`; if its
+        commit fails, the message is returned within a minute.
 
         Raises:
-          Refused: the handle is not valid (Reason.NOT_FOUND), or the store takes no writes just now.
+          Refused: the handle is not valid (Reason.NOT_FOUND), or the store accepts no writes now.
         """
         lane, holder = self._lanes.get(queue_id), self._holder(queue_id, offset, generation)
         self.store.admission.check()
         until = self._owner.now() + SETTLING_S
         if lane is None or holder is None or not lane.leases.begin_settling(holder, offset, until):
-            text = f"message {offset} of queue {queue_id} is not leased as {generation} by group {self.group!r}"
-            raise Refused(Reason.NOT_FOUND, f"{text}; its lease may have ended")
+            text = f"message {offset} of queue {queue_id} has no lease {generation} in group {self.group!r}"
+            raise Refused(Reason.NOT_FOUND, f"{text}; it may have ended")
         self._owner.alarm(until)
         return self._owner.notes.settle(lane.key, offset, lane.began)
 
@@ -540,7 +542,7 @@ class Share:
             lane.leases.end_settling(offset, done=False)
 
     def settled_atomically(self, queue_id: int, offsets: Sequence[int]) -> None:
-        """An atomic group that acknowledges *offsets* is readable."""
+        """Settle *offsets*: the atomic group that acknowledges them is readable."""
         lane = self._lanes.get(queue_id)
         if lane is None:
             return
@@ -588,15 +590,15 @@ class Share:
         if self.policy is None:
             self._owner.groups.commit(self.group, self.topic.name, queue_id, offset)
 
-    # time, and the dead
+    # time and dead letters
 
     def deadline(self) -> float:
-        """When `tick` has something to do."""
+        """Return when `tick` is due next."""
         forget_at = math.inf if self._members else self._forget_at
         return min(forget_at, self._stalled_at, *(lane.leases.deadline() for lane in self._lanes.values()), math.inf)
 
     def tick(self, now: float) -> None:
-        """Take back what is overdue, and bury the dead."""
+        """Take back messages whose lease ended, and store dead letters."""
         back = 0
         lost: list[Hashable] = []
         for lane in self._lanes.values():
@@ -615,7 +617,7 @@ class Share:
             self.wake()
 
     def _bury(self, lane: ShareLane, offset: int) -> None:
-        """Copy a dead message to the dead letter topic; settle it once the copy is as safe as the flush mode says."""
+        """Copy a dead message to the dead letter topic; settle it once the copy is readable."""
         owner = self._owner
         if offset in lane.graves:
             return
@@ -626,7 +628,7 @@ class Share:
             owner.far_dead[lane, offset] = None
 
     async def bury_far(self, lane: ShareLane, offset: int) -> None:
-        """As `_bury`, read in a thread."""
+        """As `_bury`, for a message that is read in a thread."""
         leases = lane.leases
         result = await self._owner.store.read_far(lane.queue, offset, 1, 1)
         alive = self._lanes.get(lane.queue.queue_id) is lane and lane.leases is leases
@@ -652,7 +654,7 @@ class Share:
         self.settle_flushed(lane)
 
     def settle_flushed(self, lane: ShareLane) -> None:
-        """Settle the dead of *lane* whose letters are flushed; `Shares.run` asks again at the next flush."""
+        """Settle dead messages of *lane* whose dead letters are flushed; `Shares.run` calls this after each flush."""
         owner, graves = self._owner, lane.graves
         while graves:
             offset, end = next(iter(graves.items()))
@@ -664,14 +666,14 @@ class Share:
         owner.mourned.pop(lane, None)
 
     def _not_buried(self, lane: ShareLane, offset: int, error: Refused | StoreError) -> None:
-        """Try it again, unless it would be the same each time: then the group goes on, and the message stays unread."""
+        """Retry later; if the error is permanent, log it and settle the message without a dead letter."""
         owner = self._owner
         if not (isinstance(error, CorruptRecord) or (isinstance(error, Refused) and error.reason in NEVER_STORED)):
             owner.alarm(owner.now() + BURY_AGAIN_S)
             return
         owner.unburied += 1
         log.error(
-            "message %d of queue %d of topic[%s] is dead in group %r and has no dead letter, read it where it is; %s",
+            "message %d of queue %d of topic[%s] has no dead letter although group %r gave it up, read it there; %s",
             offset,
             lane.queue.queue_id,
             self.topic.name,
@@ -690,5 +692,5 @@ class Share:
 
 
 def _in_ms(lease_s: float) -> int:
-    """How long a lease holds; 0 for one that never ends by itself: after a restart nobody is there who holds it."""
+    """Return the duration of a lease in ms; 0 for one without end, which ends at a restart."""
     return round(lease_s * 1000) if lease_s < math.inf else 0

@@ -1,17 +1,16 @@
-"""Shared groups: members compete for the messages of a topic, each is acknowledged by one.
+"""Shared groups: the members of a group compete for the messages of a topic; each message goes to one of them.
 
-`leases.py` knows who holds what; this reads the messages, hands them to members that
-have credit, commits the group's offsets as messages are settled, takes back what dead or
-silent members held, and buries in ``%DLQ%<group>`` what was delivered in vain as often as
-the group's ``retryMaxTimes`` allows. What fails again and again waits longer each time.
+`leases.py` tracks which holder has which message. This module reads the messages, leases them to members with
+credit, commits the group's offsets as messages are settled, and takes messages back from members that are dead or
+silent. A message that failed as often as the group's ``retryMaxTimes`` allows is moved to ``%DLQ%<group>``. The
+pause before a redelivery grows with each failure.
 
-A holder is any hashable: by default the member itself, else a name that outlives its connection.
-Whoever knows a message's handle (queue, offset, generation) may settle it over any connection.
-Every change is noted in the log (`group_state.py`), so a restart forgets neither acknowledgements
-nor how often a message was delivered.
+A holder is any hashable: by default the member itself, otherwise a name that outlives its connection.
+A message can be settled over any connection with its handle (queue, offset, generation).
+Every change is noted in the log (`group_state.py`), so acknowledgements and delivery counts survive a restart.
 
-When messages arrive one member with credit is woken, and wakes the next one if it leaves some. One
-that was woken and does not collect, since its client reads slowly, is passed over after `share.STALL_S`.
+When messages arrive, one member with credit is woken; if it leaves some, it wakes the next one. If a woken member does
+not collect within `share.STALL_S`, because its client reads slowly, the next one is woken instead.
 """
 
 import logging
@@ -43,13 +42,15 @@ __all__ = ["Shares"]
 
 log = logging.getLogger("martlet.shares")
 
-DEAD_A_TURN: Final = 64  # far ones that are read before the clock is looked at again
-REMEMBERED_TIMES: Final = 4  # delivery.leases_max, for the leases of groups that are not in memory
+# Dead messages that one turn reads with `bury_far` before it checks the clock again.
+DEAD_A_TURN: Final = 64
+# The limit on leases in `GroupState`, which include those of groups not in memory, in units of delivery.leases_max.
+REMEMBERED_TIMES: Final = 4
 
 
 @final
 class Shares:
-    """All shared groups of a broker; `run` is their clock."""
+    """All shared groups of a broker; `run` ends their leases on time."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class Shares:
         self.notes = GroupNotes(store, journal, self.state, config.share_queues_max)
         self.unsettled = 0
         self.buried = 0
-        self.unburied = 0  # dead messages that no dead letter can hold
-        self.mourned: dict[ShareLane, None] = {}  # those with a dead letter that waits for a flush
+        self.unburied = 0  # dead messages that cannot be stored as dead letters
+        self.mourned: dict[ShareLane, None] = {}  # lanes with dead letters that are not flushed yet
         self.far_dead: dict[tuple[ShareLane, int], None] = {}
         self._log_moved = False
         self.topics = topics
@@ -88,7 +89,7 @@ class Shares:
 
     @property
     def room(self) -> int:
-        """How many more messages may be out, or acknowledged behind one that is not."""
+        """How many more messages may be unsettled, or acknowledged after one that is unsettled."""
         return min(
             self.config.leases_max - self.unsettled, self.config.leases_max * REMEMBERED_TIMES - self.state.leases
         )
@@ -111,29 +112,27 @@ class Shares:
         """Make *peer* a member of *group* on *topic*.
 
         Args:
-          peer: is woken when there is something to collect.
-          topic: its name; it must exist.
-          group: its name; without a *policy* a consumer group, created if the configuration allows that.
-          encoding: makes frames of records.
-          lease_s: how long the member may hold a message before it goes to another; infinity for as long as it stays.
+          peer: woken when there are messages to collect.
+          topic: the name of an existing topic.
+          group: its name; without a *policy* it is a consumer group, created if the configuration allows it.
+          encoding: encodes records as frames.
+          lease_s: how long the member may hold a message before it goes to another; infinity means until it leaves.
           credit: how many messages it may hold at once.
           selection: which messages the group gets; the same for all members.
-          start: where to begin in a queue that the group never consumed.
-          permit: raises `Refused` once the peer may not read any more; called at each collect.
-          policy: for a group that is no consumer group.
-          holder: who holds the messages: any hashable but None, the member itself by default. Of two members with one
-            holder the newer gets the credit of what is settled.
+          start: where to begin in a queue that the group has never consumed.
+          permit: raises `Refused` if the peer may no longer read; called at each collect.
+          policy: for a group that is not a consumer group.
+          holder: who holds the messages: any hashable except None; the member itself by default. If two members have
+            the same holder, the newer one gets the credit of settled messages.
 
         Raises:
-          Refused: there is no such topic or group, there are too many groups or members, or the other members
-            select other messages.
+          Refused: the topic or group does not exist, there are too many groups or members, or the other members use
+            another selection.
         """
         share = self._open(topic, group, selection, start, policy)
         if share.selection.name != selection.name:
             if len(share):
-                text = (
-                    f"group {group!r} selects {share.selection.name!r} of topic {topic!r}; members must want the same"
-                )
+                text = f"group {group!r} selects {share.selection.name!r} of topic {topic!r}; use the same selection"
                 raise Refused(Reason.ILLEGAL, text)
             share.select(selection)
         share.gone = False
@@ -162,10 +161,10 @@ class Shares:
         return share
 
     def find(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
-        """Return *group* on *topic*, to settle messages by their handles; None when it never consumed anything there.
+        """Return *group* on *topic*, to settle messages by handle; None if it has never consumed the topic.
 
         Raises:
-          Refused: the topic is not there or not readable, or the group may not consume it.
+          Refused: the topic does not exist or is not readable, or the group may not read it.
         """
         scope = policy.scope if policy is not None else ""
         share = self._shares.get((topic, group, scope))
@@ -174,20 +173,20 @@ class Shares:
         return self._open(topic, group, EVERYTHING, from_tail, policy)
 
     def forget(self, topic: str, group: str, policy: GroupPolicy) -> None:
-        """Drop what *group*, which is no consumer group, remembers of *topic*; members stay without messages."""
+        """Drop the state of *group*, which is not a consumer group, on *topic*; its members get no more messages."""
         share = self._shares.pop((topic, group, policy.scope), None)
         if share is not None:
             share.close(forget=True)
         self._drop(lambda key: key[:3] == (policy.scope, group, topic))
 
     def _drop(self, wanted: Callable[[Key], bool]) -> None:
-        """Drop what is remembered of lanes that are not in memory."""
+        """Drop the stored state of *wanted* lanes that are not in memory."""
         for key in [key for key in self.notes.known() if wanted(key)]:
             if (key.topic, key.group, key.scope) not in self._shares:
                 self.notes.drop(key)
 
     def settled(self, count: int) -> None:
-        """*count* messages need not be remembered any more."""
+        """Stop counting *count* messages as unsettled."""
         full = self.unsettled >= self.config.leases_max
         self.unsettled -= count
         if full and self.unsettled < self.config.leases_max:
@@ -195,9 +194,9 @@ class Shares:
                 share.wake()
 
     def forget_idle(self, share: Share) -> None:
-        """Drop *share* when nothing is lost with it, or when nobody came back for long."""
+        """Drop *share* from memory if it has no members, and either no unsettled messages or none for a long time."""
         key = share.topic.name, share.group, share.key(0).scope
-        # A deleted topic may be there again by now, with a share of its own.
+        # The topic may have been deleted and created again, with a new share.
         if self._shares.get(key) is share and share.idle(self.now()):
             del self._shares[key]
             share.close()
@@ -227,7 +226,7 @@ class Shares:
             self._drop(lambda key: not key.scope and key.group == group)
 
     def _look(self, share: Share) -> None:
-        """Whether *share* may still be read; what it remembers stays, for it may be allowed again."""
+        """Check whether *share* may still be read; its state stays, because reading may be allowed again."""
         may_read = share.policy is not None or self.groups.may_read(share.group, share.topic.name)
         share.gone = not (is_readable(share.topic) and may_read)
         if share.gone:
@@ -255,14 +254,14 @@ class Shares:
             self.forget_idle(lane.share)
 
     def alarm(self, at: float) -> None:
-        """Let `run` look at the shares by *at*."""
+        """Make `run` check the shares no later than *at*."""
         if at < self._wanted:
             self._wanted = at
             self._rung.set()
 
     async def run(self) -> None:
-        """Take back what silent members hold too long, until cancelled."""
-        # The broker may have been killed between a topic's deletion and the notes about it.
+        """End leases on time and store dead letters, until cancelled."""
+        # The broker may have been killed after a topic was deleted and before that was noted.
         self._drop(lambda key: self.topics.get(key.topic) is None)
         while True:
             if self._wanted > self.now() and not (self._log_moved or self.far_dead):
@@ -281,7 +280,7 @@ class Shares:
             await self._bury_far()
 
     async def _bury_far(self) -> None:
-        """Bury some of the dead that are far behind the tail: for these the disk may have to be waited for."""
+        """Store dead letters for messages far behind the tail, which may have to be read from disk in a thread."""
         for _ in range(min(DEAD_A_TURN, len(self.far_dead))):
             lane, offset = next(iter(self.far_dead))
             del self.far_dead[lane, offset]
@@ -289,7 +288,7 @@ class Shares:
                 await lane.share.bury_far(lane, offset)
             except (OSError, StoreError) as error:
                 log.error(
-                    "a dead message of group %r cannot be read, again in %g s; %s",
+                    "a dead message of group %r cannot be read, retrying in %g s; %s",
                     lane.share.group,
                     BURY_AGAIN_S,
                     error,

@@ -51,7 +51,7 @@ SUFFIX_POWERS: Final = POWERS_OF[SUFFIX_BYTES]
 POWER: Final = tuple(reversed(POWERS_OF[256]))
 # A query follows at most this many entries of a chain; a key that every message has makes long ones.
 CHAIN_MAX: Final = 100_000
-# For one slice of a query: entries of a chain, each a read from the file; waiting messages to index.
+# Work in one slice of a query: chain entries to follow, each a read from the file, or messages to index first.
 WALKED_AT_ONCE: Final = 256
 DRAINED_AT_ONCE: Final = 256
 

@@ -210,11 +210,11 @@ class Retention:
         return self._clock.now_ms() - self._last_store_ms() - reserved_ms
 
     def _pause_s(self) -> float:
-        """Return the seconds between the removals of two overdue segments."""
+        """Return the pause in seconds between removing one overdue segment and the next."""
         return self._config.file_reserved_hours * 3600 / len(self._segments.items)
 
     def _overdue_may_go(self) -> bool:
-        """Return whether another overdue segment may be removed now; the caller then removes it."""
+        """Return True if the pause since the last overdue segment is over; the caller must then remove one."""
         pause_s = self._pause_s()
         if trio.current_time() - self._overdue_from < pause_s:
             return False

@@ -67,7 +67,7 @@ class Segments:
         self.segment_bytes = segment_bytes
         self.items: list[Segment] = []
         self._starts: list[int] = []
-        # Paths that are named like segments but are none.
+        # Paths that have the name of a segment but are not segments.
         self.strays: list[str] = []
 
     def load(self) -> None:

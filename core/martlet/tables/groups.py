@@ -207,7 +207,7 @@ class Groups:
         """Return group *name*, created if the configuration allows it, for consuming *topic*.
 
         Raises:
-          Refused: it does not exist, its name is invalid, or it must not consume *topic*.
+          Refused: it does not exist, its name is invalid, or it may not read *topic*.
         """
         group = self.ensure(name)
         if group is None:
@@ -215,7 +215,7 @@ class Groups:
                 Reason.NO_GROUP, f"group {name!r} does not exist; create it, or set broker.auto_create_groups"
             )
         if not self.may_read(name, topic):
-            text = f"group {name!r} must not consume topic[{topic}]; an administrator has forbidden it"
+            text = f"group {name!r} may not read topic[{topic}]; an administrator has forbidden it"
             raise Refused(Reason.NO_PERMISSION, text)
         return group
 

@@ -141,7 +141,7 @@ async def test_one_publishers_messages_stay_in_one_queue(tmp_path: Path) -> None
         ("UNSUB 9", "ERR NOT_FOUND subscription 9 does not exist"),
         ("SUB other as N2 credit 99999999999", "ERR PARAMETER credit would be"),
         ("SUB t as N", "ERR ILLEGAL 'N' is already subscribed to topic[t] on this connection"),
-        ("SUB t group G tags A", "ERR ILLEGAL group 'G' selects '' of topic 't'; members must want the same"),
+        ("SUB t group G tags A", "ERR ILLEGAL group 'G' selects '' of topic 't'; use the same selection"),
         ("PONG", "ERR SYNTAX PONG: nobody asked"),
         ("nonsense", "ERR SYNTAX 'nonsense' is not a command; try HELP"),
     ],

@@ -92,14 +92,14 @@ class Pull:
         self.group = group
         self.queue = queue
         self.asked_offset = offset
-        self.offset = offset  # where to read on; after *asked_offset* if the records between were filtered out
+        self.offset = offset  # where to continue; past *asked_offset* if the records between were filtered out
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.selection = wanted
         self.gate = gate  # checked again before a held pull is answered
         self.grant = grant
-        self.own_filter = False  # the filter is from this request, not from the group's heartbeats
-        self.retries = False  # a group reads its own retries, which are delayed
+        self.own_filter = False  # the request has its own filter; the group's heartbeats do not apply
+        self.retries = False  # the topic is the group's retry topic, whose messages are delayed
         self.weight = 1  # how many pulls it counts as, by the memory it uses
         self.suspend_until = 0.0  # trio.current_time; 0 for a pull that may not wait
         self.last = True  # it must be answered now, with or without records

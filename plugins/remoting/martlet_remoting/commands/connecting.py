@@ -246,7 +246,7 @@ async def _until_interrupted(work: Work, arguments: Any) -> int:
     """Run *work*; the first Ctrl-C cancels it, the second interrupts it immediately.
 
     Raises:
-      KeyboardInterrupt: it was interrupted. In a group if *work* failed because of the interrupt.
+      KeyboardInterrupt: it was interrupted; in an exception group if *work* failed while it was cancelled.
     """
     at_once = signal.getsignal(signal.SIGINT)
     if at_once == signal.SIG_IGN:
@@ -262,7 +262,7 @@ async def _until_interrupted(work: Work, arguments: Any) -> int:
     try:
         with scope:
             return await work(arguments)
-    except Exception as error:  # outside the scope, which removes its own Cancelled from a group
+    except Exception as error:  # the scope has removed its own Cancelled from an exception group
         if scope.cancel_called:
             raise BaseExceptionGroup("interrupted", [KeyboardInterrupt(), error]) from None
         raise

@@ -38,8 +38,8 @@ SUBSCRIPTIONS_MAX: Final = 4096
 TOPIC_CHARS_MAX: Final = 255
 QUEUES_LOCKED_AT_ONCE_MAX: Final = 16_384
 CLIENT_ID_CHARS_MAX: Final = 1024
-# Costs in units of which a slice has `martlet.turns.STEPS_AT_ONCE`: a new group with its retry topic, a call of the
-# authorizers; and the characters of an expression that compile in one unit.
+# Costs in steps, of which one slice does `martlet.turns.STEPS_AT_ONCE`: creating a group with its retry topic, and one
+# call of the authorizers. Compiling this many characters of an expression is one step.
 STEPS_OF_A_GROUP: Final = 64
 STEPS_OF_A_CHECK: Final = 8
 CHARS_OF_A_STEP: Final = 16
