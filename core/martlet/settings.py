@@ -55,7 +55,7 @@ class ServerConfig:
 
     connections_max: int = setting(
         20_000,
-        "open connections of all ports; at the limit, a connection of the address with the most is closed "
+        "open connections of all ports; at the limit, a connection of the address with most connections is closed "
         "if the new one is from an address with fewer",
         low=1,
     )

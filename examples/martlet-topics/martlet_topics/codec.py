@@ -83,7 +83,7 @@ def announced(line: bytes, limits: Limits) -> int:
     words = line.split()
     size = _number(words[3] if len(words) > 3 else b"", "size")
     if size > limits.run_bytes:
-        raise RemoteProtocolError(f"a run of {size} bytes is too long; the most is {limits.run_bytes}")
+        raise RemoteProtocolError(f"a run has {size} bytes; shorten it to {limits.run_bytes}")
     return size
 
 
