@@ -22,17 +22,19 @@ import trio
 from martlet.message import encode_properties
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
+from martlet_remoting import context
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codec import encode_command
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.packets import Command
 
 FRAMES_AT_ONCE = 40  # what a read of 64 KiB brings of 1 KiB messages
 BATCHES_AT_ONCE = 2
 BATCH = 32
+
+STATE = getattr(context, "RemotingState" if hasattr(context, "RemotingState") else "Parts")  # its older name
 
 
 class Sink:
@@ -99,7 +101,7 @@ async def run(rounds: int, body_bytes: int, make: Callable[[int, int], bytes], m
     with tempfile.TemporaryDirectory() as folder:
         async with serving(Path(folder), store=StoreConfig(flush="async")) as served:
             served.broker.topics.update("T")
-            state = RemotingState(served.broker, RemotingConfig())
+            state = STATE(served.broker, RemotingConfig())
             connection = new_connection()
             sink = Sink()
             handler = RemotingHandler(state, sink, connection)

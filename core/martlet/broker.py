@@ -135,7 +135,7 @@ class Broker:
         topic, queue_id = self._open_topic(message), message.queue_id
         if not 0 <= queue_id < topic.write_queues:
             queue_id = self._choose_queue(topic, queue_id)
-        return self.store.writer.append(message, queue_id)
+        return self.store.append(message, queue_id)
 
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
         """Store *messages* independently; return for each where it was stored or why it was refused."""
