@@ -492,6 +492,14 @@ class _Status:
         self._is_ready.set()
 
 
+def _reports_ready(service: Service) -> bool:
+    """Whether *service* takes a ``task_status``; compiled functions that show no signature do not."""
+    try:
+        return "task_status" in signature(service).parameters
+    except ValueError:
+        return False
+
+
 async def _keep_running(plugin: str, service: Service, is_ready: trio.Event) -> None:
     """Run a plugin's service; if it fails, log the error and restart it after a pause that doubles each time.
 
@@ -499,7 +507,7 @@ async def _keep_running(plugin: str, service: Service, is_ready: trio.Event) -> 
       PluginError: the service failed before it was ready.
     """
     start: Callable[[], Awaitable[None]] = service
-    if "task_status" in signature(service).parameters:
+    if _reports_ready(service):
         start = partial(cast(Callable[..., Awaitable[None]], service), task_status=_Status(is_ready))
     else:
         is_ready.set()

@@ -125,6 +125,7 @@ def test_systemd_is_told_that_it_accepts(start: Start, tmp_path: Path) -> None:
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.bind(path)
+        notify.settimeout(120.0)
         process = start("run", environment={"NOTIFY_SOCKET": path})
         said = iter(lambda: notify.recv(4096).decode(), "")
         # A start that has something to recover asks for more time first.

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
+from inspect import Signature
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -364,6 +365,25 @@ async def test_the_broker_is_ready_once_its_services_are(slow: type[Slow], nurse
     slow.ready.set()
     while not done:
         await trio.lowlevel.checkpoint()
+
+
+class Unsigned(Hooks):
+    """Has a service without a signature, as compiled methods are."""
+
+    def martlet_services(self, broker: Broker) -> Sequence[Service]:
+        return [self]
+
+    @property
+    def __signature__(self) -> Signature:
+        raise ValueError("no signature found")
+
+    async def __call__(self) -> None:
+        await trio.sleep_forever()
+
+
+async def test_a_service_without_a_signature_is_ready_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "load_class", lambda name, entry: Unsigned)
+    await running("full")
 
 
 async def test_a_service_that_fails_before_it_is_ready_ends_the_start(

@@ -261,6 +261,7 @@ async def test_a_full_disk_does_not_stop_acknowledgements_and_they_are_noted_whe
         assert known(broker.shares.state)[1].keys() == {0, 2}
 
 
+@pytest.mark.plain
 async def test_a_commit_that_fails_is_noted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     disk, clock = FakeDisk(), ManualClock()
     async with again(disk, clock) as broker:
