@@ -19,7 +19,6 @@ from martlet.store.checkpointer import Checkpointer
 from martlet.store.committer import Committer
 from martlet.store.files import Disk, Files
 from martlet.store.flusher import Flusher
-from martlet.store.readers import Readers
 from martlet.store.reading import Reader
 from martlet.tables.groups import Groups
 from martlet.testing.disk import Cut
@@ -63,13 +62,6 @@ def _ignored(right: Any) -> Any:
         return None
 
     return nothing
-
-
-def _read_past_durable(right: Any) -> Any:
-    def end_offset(self: Readers, queue: Queue) -> int:
-        return queue.next_offset
-
-    return end_offset
 
 
 def _lose_wake_up(right: Any) -> Any:
@@ -305,7 +297,6 @@ def _always(right: Any) -> Any:
 BUGS: Final[tuple[Bug, ...]] = (
     bug("ack before flush", (ServerPeer, "hold_until", _ignored)),
     bug("answers released when written", (ServerPeer, "queue_output", _release_early)),
-    bug("read past durable", (Readers, "end_offset", _read_past_durable)),
     bug("lost wake-up", (ParkedPulls, "_arrived", _lose_wake_up)),
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
     bug("message skipped", (Reader, "read", _skip_entry)),
