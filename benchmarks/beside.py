@@ -4,7 +4,7 @@
 
 Each round runs this checkout's script in a process of its own for each, with the checkout's code (PYTHONPATH); so the
 machine's moods meet both. Of each line ``NAME: least N us`` the least of all rounds is printed, and the ratio. A
-checkout is, for example, what `git worktree add /tmp/before c0897a7` makes.
+checkout is, for example, what `git worktree add ../before c0897a7` makes.
 """
 
 import argparse

@@ -75,7 +75,7 @@ class Client:
             WOKEN.append(self)
 
     def start(self, work: object, *arguments: object) -> None:
-        raise NotImplementedError
+        raise RuntimeError(f"the protocol started {work!r}; this client runs nothing in the background")
 
     def close(self, reason: str) -> None:
         raise RuntimeError(reason)

@@ -72,20 +72,17 @@ class Transactions:
     """A capability: half messages are held until their transaction ends. Offer one with the stage that holds them."""
 
 
+@dataclass(frozen=True, slots=True)
 class Producers:
-    """A capability: asks connected producers about their transactions. Offer one with the protocol that they speak."""
+    """A capability: asks connected producers about their transactions. Offer one with the protocol that they speak.
 
-    def check_transaction(self, group: str, half: Record, topic: str, queue_id: int) -> bool:
-        """Ask a live producer of *group* whether it committed the transaction of *half*; False when none is connected.
+    Attributes:
+      check_transaction: called with (group, half message as it is stored, topic and queue id that its producer sent it
+        to); asks one live producer of the group whether it committed the transaction, each in turn. Returns False when
+        none is connected. The answer is a request of the producer's own, which may never come.
+    """
 
-        The producers of a group are asked in turn. The answer is a request of the producer's own, which may never come.
-
-        Args:
-          half: the half message as it is stored.
-          topic: where the producer sent it to, and
-          queue_id: the queue there.
-        """
-        raise NotImplementedError
+    check_transaction: Callable[[str, Record, str, int], bool]
 
 
 @dataclass(frozen=True, slots=True)

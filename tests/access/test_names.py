@@ -132,9 +132,10 @@ async def test_a_topic_that_is_followed_later_is_asked_about_by_name_from_then_o
         broker.topics.ensure("t", 1)
         broker.authorizers = (Ledger(("publish", "t/a")),)
         gate = broker.gate(ANN)
-        gate.publish(named("a"))  # a tag like any other
+        placed = gate.publish(named("a"))  # a tag like any other
         feed_of(broker)
-        refused(lambda: gate.publish(named("a")))
+        assert refused(lambda: gate.publish(named("a"))) == "'ann' may not publish to 'a' in topic[t]"
+        assert broker.store.appended == placed.end
 
 
 async def test_decisions_about_names_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:

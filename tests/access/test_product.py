@@ -141,7 +141,7 @@ def nonsense(identity: Identity, action: str, name: str) -> object:
     return "no"  # which is true
 
 
-# Each with what the client is told.
+# Each with the error that the client gets.
 TOLD: Final[dict[Opinion, str]] = {
     no: "may not ",
     no_opinion: "may not ",

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ class Process:
         found = READY.fullmatch(self.wait_ready())
         assert found is not None, self.log.read_text()
         return dict(pair.split("=", 1) for pair in found[1].split())
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until *condition* holds, and fail if the process ends first."""
+        while not condition():
+            with suppress(subprocess.TimeoutExpired):
+                self.child.wait(0.05)
+                raise AssertionError(self.log.read_text())
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal, wait for the end, and return the exit code."""

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,8 +83,7 @@ def test_many_incomplete_frames_leave_nothing_behind(start: Callable[..., Proces
         for part in (data[: len(data) // 2], data[len(data) // 2 :]):
             for caller in callers:
                 caller.sendall(part)
-        while resident_bytes(process) - before < 64 * MIB:
-            time.sleep(0.05)
+        process.until(lambda: resident_bytes(process) - before >= 64 * MIB)
         for number, caller in enumerate(callers):
             if number % 10:
                 caller.close()
@@ -93,5 +91,5 @@ def test_many_incomplete_frames_leave_nothing_behind(start: Callable[..., Proces
                 kept.append(caller)
     for caller in kept:
         caller.close()
-    while resident_bytes(process) - before > 24 * MIB:
-        time.sleep(0.05)
+    process.until(lambda: resident_bytes(process) - before <= 24 * MIB)
+    assert "Traceback" not in process.log.read_text()

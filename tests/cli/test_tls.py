@@ -1,7 +1,6 @@
 """Every command, and the Python client, against a broker and a name server that refuse plain text and strangers."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,9 +235,7 @@ def with_tls_to(secure: Secure, *more: str) -> list[str]:
 
 
 def wait_for(process: Process, line: str) -> None:
-    while line not in process.log.read_text():
-        assert process.child.poll() is None, process.log.read_text()
-        time.sleep(0.02)
+    process.until(lambda: line in process.log.read_text())
 
 
 def test_a_broker_registers_at_a_name_server_that_enforces_tls(

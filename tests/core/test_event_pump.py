@@ -22,8 +22,6 @@ from martlet.settings import ServerConfig
 
 from .toys import Toy, World, answer_later, toy_server
 
-pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="the platform has no epoll")
-
 
 @pytest.fixture
 def world() -> World:

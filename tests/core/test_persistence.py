@@ -115,7 +115,7 @@ async def test_who_waits_for_a_change_is_told_once_it_is_on_the_disk(autojump_cl
         assert told == [("", True)] * 3
         broker.when_saved(lambda problem: told.append((problem, False)))
         await trio.sleep(1)
-        assert told[3:] == [("", False)], "who changed nothing is told as well"
+        assert told[3:] == [("", False)], "an unchanged table is reported as well"
         nursery.cancel_scope.cancel()
 
 

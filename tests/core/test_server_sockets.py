@@ -358,7 +358,7 @@ async def test_certificates_are_asked_for_at_each_new_peer(world: World, certifi
 
 
 async def test_renegotiation_is_refused(world: World, certificates: Certificates) -> None:
-    """With TLS 1.2 a client may ask to negotiate again; it is told no, and only it is affected."""
+    """A request of TLS 1.2 to negotiate again is refused, and affects only its own connection."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.fail("openssl is not installed; on Debian: apt-get install openssl")

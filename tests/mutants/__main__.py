@@ -83,14 +83,14 @@ def _modules(patterns: Sequence[str]) -> list[str]:
 
 
 def _tests(module: str, options: argparse.Namespace) -> list[str]:
-    return reach.test_files(options.tests) if options.tests else reach.near_tests(module)
+    return reach.files_of(options.tests) if options.tests else reach.near_tests(module)
 
 
 def _measure(workers: Workers, folder: Path, tests: Mapping[str, Sequence[str]]) -> None:
     """Find out which tests run which lines of each module, unless that is known since the last run."""
     wanted: dict[str, list[str]] = {}
-    for module, test_files in tests.items():
-        for test_file in test_files:
+    for module, files_of in tests.items():
+        for test_file in files_of:
             wanted.setdefault(test_file, []).append(module)
     missing = {
         test_file: near
@@ -103,9 +103,9 @@ def _measure(workers: Workers, folder: Path, tests: Mapping[str, Sequence[str]])
             print(f"note: {complaint}; what failed is not used", file=sys.stderr)
 
 
-def _plans(module: str, test_files: Sequence[str], options: argparse.Namespace, folder: Path) -> list[Plan]:
+def _plans(module: str, files_of: Sequence[str], options: argparse.Namespace, folder: Path) -> list[Plan]:
     source = source_of(module)
-    known = reach.read(folder, test_files, module)
+    known = reach.read(folder, files_of, module)
     chosen = mutants(module, source)
     if options.again:
         survivors = set(json.loads((folder / "survivors.json").read_text()))

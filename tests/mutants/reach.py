@@ -14,7 +14,7 @@ from coverage import Coverage, CoverageData
 
 from .processes import OUTPUT, PACKAGES, ROOT, run_pytest, source_of
 
-__all__ = ["Reach", "cache_folder", "is_measured", "measure", "near_tests", "read", "test_files"]
+__all__ = ["Reach", "cache_folder", "files_of", "is_measured", "measure", "near_tests", "read"]
 
 MEASURE_LIMIT_S: Final = 1800.0
 
@@ -60,10 +60,10 @@ class Reach:
 
 def near_tests(module: str) -> list[str]:
     """Return the test files near *module*, relative to the root of the checkout."""
-    return test_files(next(places for prefix, places in NEAR if module.startswith(prefix)))
+    return files_of(next(places for prefix, places in NEAR if module.startswith(prefix)))
 
 
-def test_files(places: Sequence[str]) -> list[str]:
+def files_of(places: Sequence[str]) -> list[str]:
     """Return the test files that *places* names: files, and folders with all of theirs."""
     paths = (path for place in places for path in sorted((ROOT / place).glob("test_*.py")) or [ROOT / place])
     return [os.path.relpath(path, ROOT) for path in paths]

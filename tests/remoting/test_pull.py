@@ -384,7 +384,7 @@ async def test_a_filter_that_raises_is_named_and_ends_no_connection(harness: Har
         ResponseCode.SUBSCRIPTION_PARSE_FAILED,
         True,
     )
-    # One that waits is told when a message comes.
+    # A waiting pull is answered when a message arrives.
     number = client.send(PULL, wait_ext(topic, 2) | like)
     waiting = other.send(PULL, wait_ext(topic, 2))
     await fill(harness, topic, "")

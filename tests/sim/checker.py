@@ -479,7 +479,7 @@ class Checker:
         self._begin_offsets(life)
 
     def compare(self, found: Contents, when: str) -> None:
-        """All that is known is in *found*, but for what retention has removed."""
+        """Check that *found* has every known message, apart from those that retention removed."""
         for place, table in self.truth.items():
             for offset, stored in table.items():
                 if stored[1] >= self.first_position and found.get(place, {}).get(offset) != stored:

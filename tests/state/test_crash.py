@@ -4,13 +4,15 @@
 """
 
 import os
+from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
+from tests.state.power_cuts import count_changes, cut_at
 from tests.state.tally import Running, retire, start, stop
 
-from martlet.testing.disk import Cut, FakeDisk, PowerCut
+from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import message
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
@@ -85,15 +87,7 @@ async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
 
 async def calls_of(seed: int, flush: str) -> int:
     disk = FakeDisk()
-    calls = 0
-
-    def count(name: str) -> None:
-        nonlocal calls
-        calls += 1
-
-    disk.on_change = count
-    await work(disk, Workload(disk, Random(seed)), flush)
-    return calls
+    return await count_changes(disk, partial(work, disk, Workload(disk, Random(seed)), flush))
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
@@ -104,22 +98,7 @@ async def test_a_projection_survives_a_power_cut_at_every_call(seed: int, flush:
     for number in range(calls):
         disk = FakeDisk()
         workload = Workload(disk, Random(seed))
-        left = number
-
-        def cut(name: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise PowerCut
-
-        disk.on_change = cut
-        try:
-            await work(disk, workload, flush)
-        except (PowerCut, BaseExceptionGroup):
-            if left >= 0:
-                raise  # of something else
-        disk.on_change = None
-        assert left < 0
+        await cut_at(disk, number, partial(work, disk, workload, flush))
         kind = list(Cut)[number % 4]
         found = disk.after_power_cut(kind, Random(number))
         try:

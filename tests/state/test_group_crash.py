@@ -5,46 +5,27 @@
 
 import os
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 from tests.state.group_talk import drain, handles, join
+from tests.state.power_cuts import count_changes, cut_at, cut_of, opened
 
 from martlet.broker import Broker
-from martlet.clock import Clock
 from martlet.delivery.group_members import Member
 from martlet.errors import Refused
-from martlet.ids import Ids
 from martlet.message import Message
-from martlet.settings import BrokerConfig, DeliveryConfig
-from martlet.stats import Stats
-from martlet.store import Store
 from martlet.store.codec import decode_records
-from martlet.tables.groups import Groups
-from martlet.tables.topics import Topics
-from martlet.testing.disk import Cut, FakeDisk, PowerCut
-from martlet.testing.stores import HOST, ManualClock, small_config
+from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import ManualClock
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
 CONFIG: dict[str, Any] = {"segment_bytes": 8192, "chunk_bytes": 512, "cache_bytes": 8192}
 ACTIONS = ("publish", "collect", "ack", "nack", "renew", "leave", "keep", "atomic", "flush", "commit", "save", "roll")
 WEIGHTS = (6, 8, 8, 3, 3, 2, 1, 4, 5, 4, 2, 1)
-
-
-async def opened(disk: FakeDisk, clock: Clock, flush: str) -> Broker:
-    """A broker whose tasks do not run."""
-    store = await Store.open(Path("/data/store"), small_config(flush=flush, **CONFIG), clock, disk)
-    store.store_host = HOST
-    topics = Topics(store, clock, auto_create=True, auto_create_queues=1)
-    groups = Groups(clock, auto_create=True)
-    broker = Broker(BrokerConfig(), store, topics, groups, clock, Ids(Random(1)), Stats(), DeliveryConfig())
-    for name in ("t", "out"):
-        topics.ensure(name, 1)
-    await broker.projections.replay()
-    return broker
 
 
 class Workload:
@@ -139,7 +120,7 @@ def _records(broker: Broker, topic: str) -> Any:
 
 
 async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
-    broker = await opened(disk, workload.clock, flush)
+    broker = await opened(disk, workload.clock, flush, "t", "out", **CONFIG)
     for _ in range(STEPS):
         await workload.step(broker)
     broker.projections.save()
@@ -148,15 +129,8 @@ async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
 
 async def calls_of(seed: int, flush: str) -> int:
     disk = FakeDisk()
-    calls = 0
-
-    def count(name: str) -> None:
-        nonlocal calls
-        calls += 1
-
-    disk.on_change = count
     workload = Workload(disk, Random(seed), ManualClock())
-    await work(disk, workload, flush)
+    calls = await count_changes(disk, partial(work, disk, workload, flush))
     assert workload.atomic
     assert len(workload.settled) > len(workload.atomic)
     return calls
@@ -170,28 +144,12 @@ async def test_a_group_survives_a_power_cut_at_every_call(seed: int, flush: str)
     for number in range(calls):
         disk = FakeDisk()
         workload = Workload(disk, Random(seed), ManualClock())
-        left = number
-
-        def cut(name: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise PowerCut
-
-        disk.on_change = cut
-        try:
-            await work(disk, workload, flush)
-        except (PowerCut, BaseExceptionGroup):
-            if left >= 0:
-                raise  # of something else
-        disk.on_change = None
-        assert left < 0
-        # With async flush only the end of the process is survived.
-        kind = list(Cut)[number % 4] if flush == "sync" else Cut.KILLED
+        await cut_at(disk, number, partial(work, disk, workload, flush))
+        kind = cut_of(number, flush)
         found = disk.after_power_cut(kind, Random(number))
         clock = ManualClock(workload.clock.ms + 86_400_000)
         try:
-            broker = await opened(found, clock, flush)
+            broker = await opened(found, clock, flush, "t", "out", **CONFIG)
             await workload.check(broker)
         except BaseException as error:
             error.add_note(f"seed {seed}, {kind.name} at change {number}")

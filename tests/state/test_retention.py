@@ -73,7 +73,7 @@ async def test_records_stay_while_a_roll_is_refused_but_not_for_ever(
     async with full(disk, tally) as running:
         await trio.sleep(2.5)
         assert running.store.first_position == 0
-        assert "are kept for now, because a projection needs them; the disk is full" in caplog.text
+        assert "are not removed yet, because a projection needs them; the disk is full" in caplog.text
         await trio.sleep(5)
         assert running.store.first_position > 0
         assert made == [b"precious"]

@@ -4,25 +4,19 @@
 """
 
 import os
-from pathlib import Path
+from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 from tests.core.session_talk import Client, said
+from tests.state.power_cuts import count_changes, cut_at, cut_of, opened
 
 from martlet.broker import Broker
-from martlet.clock import Clock
 from martlet.delivery.sessions import Session
-from martlet.ids import Ids
 from martlet.message import Message
-from martlet.settings import BrokerConfig, DeliveryConfig
-from martlet.stats import Stats
-from martlet.store import Store
-from martlet.tables.groups import Groups
-from martlet.tables.topics import Topics
-from martlet.testing.disk import Cut, FakeDisk, PowerCut
-from martlet.testing.stores import HOST, ManualClock, small_config
+from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import ManualClock
 from martlet.turns import finish_now
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "100"))
@@ -37,18 +31,6 @@ NAMES = ("a", "bé", "c")
 
 # What one client knows of its session; empty for none.
 Said = dict[str, Any]
-
-
-async def opened(disk: FakeDisk, clock: Clock, flush: str) -> Broker:
-    """A broker whose tasks do not run."""
-    store = await Store.open(Path("/data/store"), small_config(flush=flush, **CONFIG), clock, disk)
-    store.store_host = HOST
-    topics = Topics(store, clock, auto_create=True, auto_create_queues=1)
-    groups = Groups(clock, auto_create=True)
-    broker = Broker(BrokerConfig(), store, topics, groups, clock, Ids(Random(1)), Stats(), DeliveryConfig())
-    topics.ensure("out", 1)
-    await broker.projections.replay()
-    return broker
 
 
 class Workload:
@@ -176,7 +158,7 @@ class Workload:
 
 
 async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
-    broker = await opened(disk, workload.clock, flush)
+    broker = await opened(disk, workload.clock, flush, "out", **CONFIG)
     for _ in range(STEPS):
         await workload.step(broker)
     broker.projections.save()
@@ -186,15 +168,8 @@ async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
 
 async def calls_of(seed: int, flush: str) -> int:
     disk = FakeDisk()
-    calls = 0
-
-    def count(name: str) -> None:
-        nonlocal calls
-        calls += 1
-
-    disk.on_change = count
     workload = Workload(disk, Random(seed), ManualClock())
-    await work(disk, workload, flush)
+    calls = await count_changes(disk, partial(work, disk, workload, flush))
     if seed == 0 and STEPS >= 100:
         assert workload.used == {*ACTIONS, *STORING}
         assert workload.atomic
@@ -211,27 +186,11 @@ async def test_sessions_survive_a_power_cut_at_every_call(seed: int, flush: str)
     for number in range(calls):
         disk = FakeDisk()
         workload = Workload(disk, Random(seed), ManualClock())
-        left = number
-
-        def cut(name: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise PowerCut
-
-        disk.on_change = cut
-        try:
-            await work(disk, workload, flush)
-        except (PowerCut, BaseExceptionGroup):
-            if left >= 0:
-                raise  # of something else
-        disk.on_change = None
-        assert left < 0
-        # With async flush only the end of the process is survived.
-        kind = list(Cut)[number % 4] if flush == "sync" else Cut.KILLED
+        await cut_at(disk, number, partial(work, disk, workload, flush))
+        kind = cut_of(number, flush)
         found = disk.after_power_cut(kind, Random(number))
         try:
-            broker = await opened(found, ManualClock(workload.clock.ms), flush)
+            broker = await opened(found, ManualClock(workload.clock.ms), flush, "out", **CONFIG)
             workload.check(broker)
             workload.check_groups(broker)
         except BaseException as error:

@@ -86,13 +86,15 @@ def _joined(changes: list[Change]) -> list[tuple[Any, ...]]:
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_note_are_told(data: bytes) -> None:
+def test_any_bytes_are_a_note_or_a_store_error(data: bytes) -> None:
     try:
-        _, _, changes = decode_note(data)
-        for _ in changes:
-            pass
-    except StoreError:
-        pass
+        number, _, changes = decode_note(data)
+        found = list(changes)
+    except StoreError as error:
+        assert str(error)  # noqa: PT017
+    else:
+        assert number >= 0
+        assert all(isinstance(each, Change) for each in found)
 
 
 def test_acknowledgements_in_batches_take_little() -> None:

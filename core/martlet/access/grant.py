@@ -36,8 +36,8 @@ def is_closed(topic: str) -> bool:
     return topic in BROKER_TOPICS or topic.startswith(OWN_PREFIX)
 
 
-class TopicFigures:
-    """One topic's configuration, and the offsets and times of its queues, but no messages."""
+class _Grant:
+    """One topic or group by its name, and the tables that a grant acts on."""
 
     __slots__ = ("_groups", "_store", "_topics", "name")
 
@@ -46,6 +46,12 @@ class TopicFigures:
         self._topics = topics
         self._groups = groups
         self.name: Final = name
+
+
+class TopicFigures(_Grant):
+    """One topic's configuration, and the offsets and times of its queues, but no messages."""
+
+    __slots__ = ()
 
     def get(self) -> Topic | None:
         """Return the topic; None if there is none."""
@@ -154,16 +160,10 @@ class TopicAdminGrant(TopicFigures):
             )
 
 
-class GroupGrant:
+class GroupGrant(_Grant):
     """One consumer group, for queries and for its members; returned by `Gate.query_group`."""
 
-    __slots__ = ("_groups", "_store", "_topics", "name")
-
-    def __init__(self, store: Store, topics: Topics, groups: Groups, name: str) -> None:
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self.name: Final = name
+    __slots__ = ()
 
     def get(self) -> Group | None:
         """Return the group; None if there is none."""
@@ -300,16 +300,13 @@ class ConsumeGrant:
 
 
 @final
-class PublishGrant:
+class PublishGrant(_Grant):
     """One topic, to find or create it before publishing; returned by `Gate.check_publish`."""
 
-    __slots__ = ("_groups", "_readable_end", "_store", "_tail", "_topics", "code_of", "name")
+    __slots__ = ("_readable_end", "_tail", "code_of")
 
     def __init__(self, store: Store, topics: Topics, groups: Groups, name: str) -> None:
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self.name: Final = name
+        super().__init__(store, topics, groups, name)
         self._tail = store.tail
         self._readable_end = store.readable_end
         self.code_of: Final = store.writer.code_of  # the tag code of encoded properties, for `Gate.publish_run`

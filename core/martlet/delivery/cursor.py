@@ -529,8 +529,9 @@ class Cursors:
     """All feeds of a broker; `run` does their sweeps."""
 
     def __init__(self, store: Store, topics: Topics, tails: Tails) -> None:
-        # Whether permissions depend on the names of messages; and who is told which topics have such names.
+        # Return whether permissions depend on the names of messages.
         self.asks: Callable[[], bool] = lambda: False
+        # Called with the topics of a new feed, whose messages have names.
         self.on_opened: Callable[[Sequence[str]], None] = lambda topics: None
         self.store = store
         self._topics = topics

@@ -417,7 +417,7 @@ class Projections:
             self._roll_tries += 1
             if self._roll_tries <= ROLL_TRIES:
                 log.warning(
-                    "records from position %d to %d are kept for now, because a projection needs them; %s",
+                    "records from position %d to %d are not removed yet, because a projection needs them; %s",
                     start,
                     end,
                     error,

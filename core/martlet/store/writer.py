@@ -323,10 +323,7 @@ class Writer:
     # ---- the inner loop
 
     def _put_run(self, run: Sequence[RunItem], result: RunResult, marks: Sequence[int] = ()) -> None:
-        """Encode *run* into the log's end, and its entries into the queues; *result* is empty initially.
-
-        *marks* are the bits of sysFlag that mark each record's place in an atomic group.
-        """
+        """Encode *run* into the log's end and its queues; *marks* are the bits of sysFlag for its atomic group."""
         tail, committer, queues = self._tail, self._committer, self._queues
         host, record_crcs, body_bytes_max = self.store_host, self._record_crcs, self.config.message_bytes_max
         together = b"".join([item[2] for item in run])
@@ -357,8 +354,7 @@ class Writer:
                     finally:
                         data, base, room, position, pending = self._place()
                     continue
-                at = position - base
-                offset = queue.next_offset
+                at, offset = position - base, queue.next_offset
                 HEAD_PACK(
                     data,
                     at,
@@ -385,8 +381,7 @@ class Writer:
                 if record_crcs:
                     seal(data, position - base, end - base)
                 queue.tail += ENTRY_PACK(position, size, code)
-                queue.next_offset = offset + 1
-                queue.last_end = end
+                queue.next_offset, queue.last_end = offset + 1, end
                 if not queue.dirty:
                     queues.touch(queue)
                 pending.append((queue, position, end, now, properties))

@@ -131,7 +131,7 @@ class TopicsHandler:
                 self._peer.close("")
 
     def refuse(self, answer: Buffer, refused: Refused) -> bytes | None:
-        """A publisher is told; whoever was to be sent messages or has changed its session comes again."""
+        """Answer a publisher with the error; close any other connection, whose client connects again."""
         words = bytes(answer).split()
         if words[0] != b"ACK":
             return None

@@ -143,7 +143,7 @@ class SharedFilters:
             self.remove(topic_filter)
 
     def touch(self) -> None:
-        """The client is heard of."""
+        """Note that the client is alive: what it holds is not given to others yet."""
         for member, _ in self._members.values():
             member.touch()
 

@@ -488,7 +488,7 @@ def _json_text(text: str) -> str:
 
 
 def send_response_template(region: str = "DefaultRegion", trace_on: bool = True, version: int = VERSION) -> str:
-    """Return the template for `encode_send_response`; make it once a broker, not once a message."""
+    """Return the template for `encode_send_response`; call this once for each broker, not for each message."""
     region = _json_text(region).replace("%", "%%")
     return (
         '{"code":%d,"extFields":{"queueId":"%d",%s"msgId":"%s","TRACE_ON":"'

@@ -65,7 +65,7 @@ class RemotingPlugin(Hooks):
         return {SCHEDULE_TOPIC: due_ms}
 
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
-        return {Producers: RemotingProducers(lambda: self._state)}
+        return {Producers: Producers(RemotingProducers(lambda: self._state).check_transaction)}
 
     def martlet_routers(self, broker: Broker) -> Sequence[Router]:
         return [lambda message: light_topics(message.properties)] if self._config.light_queues else []
@@ -146,7 +146,7 @@ class RemotingPlugin(Hooks):
         host, _ = split_address(registrar.address)
         if host in WILDCARDS:
             log.warning(
-                "clients are told to connect to %s, which works only on this machine; "
+                "clients get the address %s, which works only on this machine; "
                 "set broker.advertise to a host name or address that clients can reach",
                 registrar.address,
             )

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import final
 
-from martlet.contracts import Producers
 from martlet.message import Message, Record, find_property
 from martlet.store.codec import encode_record
 
@@ -14,7 +13,7 @@ __all__ = ["RemotingProducers"]
 
 
 @final
-class RemotingProducers(Producers):
+class RemotingProducers:
     """The producers of all remoting connections; *state* returns None until the plugin has a broker."""
 
     def __init__(self, state: Callable[[], RemotingState | None]) -> None:

@@ -1,0 +1,68 @@
+"""Work on a disk whose power is cut at one of its changes, and a broker that does nothing by itself meanwhile."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from martlet.broker import Broker
+from martlet.clock import Clock
+from martlet.ids import Ids
+from martlet.settings import BrokerConfig, DeliveryConfig
+from martlet.stats import Stats
+from martlet.store import Store
+from martlet.tables.groups import Groups
+from martlet.tables.topics import Topics
+from martlet.testing.disk import Cut, FakeDisk, PowerCut
+from martlet.testing.stores import HOST, small_config
+
+
+async def count_changes(disk: FakeDisk, work: Callable[[], Awaitable[None]]) -> int:
+    """Do *work* and return how often it changes *disk*."""
+    changes = 0
+
+    def count(name: str) -> None:
+        nonlocal changes
+        changes += 1
+
+    disk.on_change = count
+    await work()
+    return changes
+
+
+async def cut_at(disk: FakeDisk, number: int, work: Callable[[], Awaitable[None]]) -> None:
+    """Do *work* until change *number* of *disk*, counted from 0, which must come; all changes from it on fail."""
+    left = number
+
+    def cut(name: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise PowerCut
+
+    disk.on_change = cut
+    try:
+        await work()
+    except (PowerCut, BaseExceptionGroup):
+        if left >= 0:
+            raise  # of something else
+    disk.on_change = None
+    assert left < 0
+
+
+def cut_of(number: int, flush: str) -> Cut:
+    """Return the kind of cut for change *number*; with async flush only the end of the process is survived."""
+    return list(Cut)[number % 4] if flush == "sync" else Cut.KILLED
+
+
+async def opened(disk: FakeDisk, clock: Clock, flush: str, *queues: str, **sizes: Any) -> Broker:
+    """Open a broker whose tasks do not run, with a topic of one queue for each of *queues*."""
+    store = await Store.open(Path("/data/store"), small_config(flush=flush, **sizes), clock, disk)
+    store.store_host = HOST
+    topics = Topics(store, clock, auto_create=True, auto_create_queues=1)
+    groups = Groups(clock, auto_create=True)
+    broker = Broker(BrokerConfig(), store, topics, groups, clock, Ids(Random(1)), Stats(), DeliveryConfig())
+    for name in queues:
+        topics.ensure(name, 1)
+    await broker.projections.replay()
+    return broker
