@@ -53,6 +53,15 @@ async def brokers(disk: FakeDisk, clock: ManualClock, **options: Any) -> AsyncIt
         yield broker
 
 
+async def subscribed(broker: Broker) -> tuple[Client, Session]:
+    """Return a client and its session, which has filter "a" on the disk."""
+    client = Client(broker)
+    session = client.open()
+    session.subscribe("a")
+    await durable(broker)
+    return client, session
+
+
 async def test_a_name_is_new_once_and_known_afterwards() -> None:
     async with broker_in_memory() as broker:
         client = Client(broker)
@@ -313,10 +322,7 @@ async def test_a_failed_commit_takes_the_session_from_its_client_at_once() -> No
 async def test_notes_that_follow_lost_ones_are_ignored() -> None:
     disk, clock = FakeDisk(), ManualClock()
     async with brokers(disk, clock) as broker:
-        client = Client(broker)
-        session = client.open()
-        session.subscribe("a")
-        await durable(broker)
+        client, session = await subscribed(broker)
         session.subscribe("lost")
         broker.sessions.journal._notes.clear()
         session.subscribe("b")
@@ -350,10 +356,7 @@ async def test_a_session_whose_beginning_was_lost_is_not_the_one_before_it() -> 
 async def test_a_full_disk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     disk, clock = FakeDisk(), ManualClock()
     async with brokers(disk, clock, disk_full_ratio=0.9) as broker:
-        client = Client(broker)
-        session = client.open()
-        session.subscribe("a")
-        await durable(broker)
+        client, session = await subscribed(broker)
         before = said(session)
         disk.used_ratio = 0.95
         broker.store.retention.look()
@@ -380,10 +383,7 @@ async def test_a_full_disk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_client_that_left_while_its_commit_failed_is_forgotten_by_a_sweep() -> None:
     disk, clock = FakeDisk(), ManualClock()
     async with brokers(disk, clock) as broker:
-        client = Client(broker)
-        session = client.open()
-        session.subscribe("a")
-        await durable(broker)
+        client, session = await subscribed(broker)
         session.leave()
         broker.sessions.journal._notes.clear()  # as a commit that failed
         await sweep(broker)
@@ -399,10 +399,7 @@ async def test_the_session_of_a_busy_client_is_noted_again_when_its_last_notes_w
     """Retention removes the records before; what the client did later must not take the session with it."""
     disk, clock = FakeDisk(), ManualClock()
     async with brokers(disk, clock) as broker:
-        client = Client(broker)
-        session = client.open()
-        session.subscribe("a")
-        await durable(broker)
+        client, session = await subscribed(broker)
         session.subscribe("lost")
         broker.sessions.journal._notes.clear()
         end = broker.store.appended
