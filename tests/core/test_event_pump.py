@@ -5,7 +5,7 @@ import select
 import socket
 import sys
 import termios
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from types import SimpleNamespace
 from typing import cast, final
@@ -202,13 +202,15 @@ async def test_what_a_round_leaves_comes_first_in_the_next(world: World, slow_cl
 class Waits:
     """The epoll of the pump, which counts how often it waits."""
 
-    def __init__(self, pump: EventPump[Reading]) -> None:
+    def __init__(self, pump: EventPump[Reading], before: Callable[[], None] = lambda: None) -> None:
         self._both = pump._both
+        self._before = before
         self.count = 0
         pump._both = cast("select.epoll", self)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         self.count += 1
+        self._before()
         return self._both.poll(timeout)
 
     def close(self) -> None:
@@ -226,6 +228,45 @@ async def test_the_pump_does_not_wait_when_a_deadline_is_near(
             with trio.move_on_after(seconds):
                 assert await ask(client, b"echo b") == b"b"
             assert (counted.count > 0) == waits
+
+
+@final
+class Requests(list[str]):
+    """Requests that were handled; `one_more` is set at each."""
+
+    one_more = trio.Event()
+
+    def append(self, request: str) -> None:
+        super().append(request)
+        self.one_more.set()
+
+
+async def test_the_pump_does_not_wait_while_a_task_can_run(world: World) -> None:
+    """A task takes several turns, as the flusher does. If the pump runs before it in a turn, the pump must not wait."""
+    world.handled = requests = Requests()
+    left: list[int] = []  # turns that the task still needs, at each wait of the pump
+    turns = 0
+
+    async def flush() -> None:
+        nonlocal turns
+        while True:
+            await requests.one_more.wait()
+            requests.one_more = trio.Event()
+            turns = 4
+            while turns:
+                turns -= 1
+                await trio.lowlevel.checkpoint()
+
+    async with toy_server(protocol=world.protocol(), world=world), trio.open_nursery() as nursery:
+        nursery.start_soon(flush)
+        with connect(world) as client:
+            assert await ask(client, b"echo a") == b"a"
+            pump = pump_of(world)
+            Waits(pump, lambda: left.append(turns))
+            for _ in range(50):
+                assert await ask(client, b"echo b") == b"b"
+        nursery.cancel_scope.cancel()
+    assert set(left) <= {0}
 
 
 @pytest.mark.parametrize("missing", ["epoll", "trio's descriptor"])

@@ -39,13 +39,19 @@ def trio_epoll_fd() -> int:
 
 @final
 class TaskWatch(trio.abc.Instrument):
-    """Records that a task became runnable."""
+    """Knows the tasks that can run and have not run yet, also those of the current turn of trio's loop.
+
+    trio's own statistics do not count the latter: it empties its queue before it runs the tasks, in any order.
+    """
 
     def __init__(self) -> None:
-        self.scheduled = False
+        self.runnable: set[trio.lowlevel.Task] = set()
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        self.scheduled = True
+        self.runnable.add(task)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.runnable.discard(task)
 
 
 @final
@@ -97,12 +103,12 @@ class EventPump(Generic[T]):
 
     def _work(self) -> bool:
         """Run rounds until another task must run (return True), or until it is better to wait in trio (False)."""
-        tasks, clock = self._tasks, time.perf_counter
-        tasks.scheduled = may_wait = False
+        tasks, clock = self._tasks.runnable, time.perf_counter
+        may_wait = False
         turn_ends = clock() + TURN_S
         while True:
             if self._round():
-                if tasks.scheduled or self._last_s >= turn_ends:
+                if tasks or self._last_s >= turn_ends:
                     return True
                 if self._ready:
                     continue
@@ -111,10 +117,7 @@ class EventPump(Generic[T]):
             if not may_wait:
                 if not self._lingers:
                     return False
-                statistics = trio.lowlevel.current_statistics()
-                if statistics.tasks_runnable:
-                    return True
-                if statistics.seconds_to_next_deadline <= TURN_S:
+                if tasks or trio.lowlevel.current_statistics().seconds_to_next_deadline <= TURN_S:
                     return False
                 may_wait = True
             ready = self._both.poll(TURN_S)
