@@ -54,12 +54,14 @@ HOT = (
     "martlet_remoting/codec.py",
     "martlet_remoting/connection.py",
     "martlet_remoting/context.py",
+    "martlet_remoting/counters.py",
     "martlet_remoting/handler.py",
     "martlet_remoting/handlers/pull.py",
     "martlet_remoting/handlers/send.py",
     "martlet_remoting/headers.py",
     "martlet_remoting/packets.py",
     "martlet_remoting/long_poll.py",
+    "martlet_remoting/templates.py",
 )
 
 SCRIPT = """

@@ -323,7 +323,7 @@ async def bench(names: list[str], limit_ms: float, groups: int) -> int:
             start(running, remoting, nameserver)
             fill(running.broker, clock, groups)
             await trio.sleep(1)
-            for name, protocol in (("remoting", remoting.state.addresses), ("nameserver", {})):
+            for name, protocol in (("remoting", remoting.addresses), ("nameserver", {})):
                 addresses[name] = protocol.get(name, "") or str(nameserver.server and nameserver.server.address)
             await persistence._try_to_save(running.broker, offsets=True)
             await running.broker.store.checkpoint()

@@ -262,12 +262,12 @@ async def test_message_is_consumed_directly(harness: Harness) -> None:
     client = await fill(harness)
     consumer = harness.client()
     await consumer.heartbeat("c1", "G", "T")
-    ext = {"consumerGroup": "G", "clientId": "c1", "msgId": harness.state.message_id(0), "topic": "T"}
+    ext = {"consumerGroup": "G", "clientId": "c1", "msgId": harness.state.templates.message_id(0), "topic": "T"}
     client.send(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext)
     asked = await take_request(harness, consumer, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     assert asked.ext == {**ext, "brokerName": "martlet"}
     assert asked.body == harness.store.record_at(0)
-    for wrong in ("7F", "z" * 32, harness.state.message_id(1)):
+    for wrong in ("7F", "z" * 32, harness.state.templates.message_id(1)):
         answer = await client.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext | {"msgId": wrong})
         assert answer.code == ResponseCode.SYSTEM_ERROR
 

@@ -49,7 +49,7 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     ports = lambda broker: list(plugin.martlet_protocols(broker))  # noqa: E731
     async with serving(tmp_path, store=StoreConfig(flush="async"), ports=ports) as running:
         running.broker.topics.ensure("T", 4)
-        yield Wire(running, plugin.state.addresses["remoting"])
+        yield Wire(running, plugin.addresses["remoting"])
 
 
 async def talk(client: socket.socket, *commands: Command) -> list[int]:

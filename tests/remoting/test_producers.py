@@ -63,7 +63,7 @@ async def test_a_live_producer_is_asked_with_what_it_sent(harness: Harness) -> N
         "tranStateTableOffset": "1",
         "msgId": "U1",
         "transactionId": "U1",
-        "offsetMsgId": harness.state.message_id(half.position),
+        "offsetMsgId": harness.state.templates.message_id(half.position),
         "bname": harness.broker.config.name,
     }
     sent = decode_record(asked.body, 0, half.position)

@@ -660,7 +660,7 @@ async def test_few_connections_with_many_pulls_let_others_wait(open_harness: Ope
     assert (client.answers, parked(client)) == ({}, 50)
     counters = harness.state.statistics()
     assert counters["parked_pulls"] == 400
-    assert counters["parked_pulls_given_up"] == harness.state.refusals[ResponseCode.SYSTEM_BUSY] > 50
+    assert counters["parked_pulls_given_up"] == harness.state.counters.refusals[ResponseCode.SYSTEM_BUSY] > 50
 
 
 async def test_many_connections_of_one_address_let_other_addresses_wait(open_harness: OpenHarness) -> None:

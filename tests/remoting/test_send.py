@@ -536,7 +536,7 @@ async def test_the_quick_way_stores_and_answers_as_the_long_one(harness: Harness
         if quick.code == 0:
             first, second = (_stored(harness, answer) for answer in (quick, long))
             assert first == second, ext
-    assert len(harness.state.refusals) >= 4
+    assert len(harness.state.counters.refusals) >= 4
 
 
 def _stored(harness: Harness, answer: Command) -> tuple[object, ...]:

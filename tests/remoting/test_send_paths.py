@@ -55,7 +55,7 @@ class Paths:
         record = None
         if grown:
             record = self._newest()
-            assert answer.ext["msgId"] == self.harness.state.message_id(record.position)
+            assert answer.ext["msgId"] == self.harness.state.templates.message_id(record.position)
             assert answer.ext["queueOffset"] == str(record.queue_offset)
         return answer.code, answer.remark, fields, record and _contents(record)
 

@@ -22,15 +22,10 @@ from martlet.errors import MartletError, NotReady, Reason, Refused, StoreError, 
 from martlet.tables.topics import Topic
 from martlet.turns import Steps
 
-from .codec import (
-    encode_command,
-    encode_response,
-    encode_response_in_pieces,
-    pull_response_template,
-    send_response_template,
-)
+from .codec import encode_command, encode_response, encode_response_in_pieces
 from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, ResponseCode
 from .config import RemotingConfig
+from .counters import RequestCounters
 from .deadlines import Deadlines
 from .long_poll import ParkedPulls, PendingPulls
 from .members import Members, QueueLocks
@@ -38,6 +33,7 @@ from .other_brokers import OtherBrokers
 from .packets import NO_EXT, Command, Frame
 from .rates import Rates
 from .registrar import Registrar
+from .templates import Templates
 
 __all__ = [
     "REASON_CODES",
@@ -52,6 +48,8 @@ __all__ = [
     "refuse",
     "reply",
     "reply_in_pieces",
+    "supports_delays",
+    "supports_transactions",
 ]
 
 REASON_CODES: Final = {
@@ -69,14 +67,6 @@ REASON_CODES: Final = {
     Reason.PARAMETER: ResponseCode.INVALID_PARAMETER,
     Reason.UNAVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
-
-
-def stored_response_template(template: str, host_text: str) -> bytes:
-    """Return *template* for the usual answer: code 0, one message with a unique key that needs no escaping."""
-    for old, new in (('"code":%d', '"code":0'), ('%s"msgId":"%s"', f'"transactionId":"%s","msgId":"{host_text}%016X"')):
-        assert old in template
-        template = template.replace(old, new)
-    return template.encode()
 
 
 @final
@@ -106,47 +96,26 @@ def refuse(command: Command, code: int, remark: str, ext: Mapping[str, object] =
 
 @final
 class RemotingState:
-    """The state shared by all connections of the plugin."""
+    """What all connections of the plugin share, one collaborator for each concern."""
 
-    def __init__(self, broker: Broker, config: RemotingConfig) -> None:
-        self.broker = broker
-        self.config = config
-        self.clock = broker.clock
-        self.deadlines = Deadlines()
-        self.members = Members(broker.groups, config.groups_peer_max, config.subscribed_chars_peer_max)
-        self.locks = QueueLocks(config.lock_s, config.locks_peer_max, broker.topics.has_queue)
-        self.parked = ParkedPulls(broker.store, self.deadlines, config.parked_max)
-        self.contexts: dict[Context, None] = {}
-        self.rates = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
-        self.registrar: Registrar | None = None
-        self.others: OtherBrokers | None = None  # None if the broker registers with no name server
-        self.started_ms = broker.clock.now_ms()
-        self.started_position = broker.store.readable
-        self.switches = {"useServerSideResetOffset": True}  # by RocketMQ's names; clients can change them
-        self.addresses: dict[str, str] = {}  # the bound addresses of "remoting" and "remoting-vip"
-        self.pull_template = pull_response_template()
-        self.send_template = send_response_template(config.region, config.trace)
-        # Header fields of every answer to a send, including refusals.
-        self.send_ext = {"TRACE_ON": str(config.trace).lower(), "MSG_REGION": config.region}
+    def __init__(self, broker: Broker, config: RemotingConfig, registrar: Registrar | None = None) -> None:
+        self.broker: Final = broker
+        self.config: Final = config
+        self.templates: Final = Templates(
+            broker.store.store_host, broker.config.cluster, config.region, trace=config.trace
+        )
+        self.counters: Final = RequestCounters(broker.clock.now_ms(), broker.store.readable)
+        self.deadlines: Final = Deadlines()
+        self.members: Final = Members(broker.groups, config.groups_peer_max, config.subscribed_chars_peer_max)
+        self.locks: Final = QueueLocks(config.lock_s, config.locks_peer_max, broker.topics.has_queue)
+        self.parked: Final = ParkedPulls(broker.store, self.deadlines, config.parked_max)
+        self.rates: Final = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
+        self.contexts: Final[dict[Context, None]] = {}
+        self.switches: Final = {"useServerSideResetOffset": True}  # by RocketMQ's names; clients can change them
+        self.registrar: Final = registrar
+        # None if the broker registers with no name server.
+        self.others: OtherBrokers | None = OtherBrokers(registrar) if registrar is not None else None
         broker.topics.changed.append(self._topic_changed)
-        self.set_store_host(broker.store.store_host)
-        cluster = f"CLUSTER\x01{broker.config.cluster}\x02"
-        self.stamp = f"{cluster}MSG_REGION\x01{config.region}\x02TRACE_ON\x01{str(config.trace).lower()}\x02".encode()
-        # For properties without the separator at the end.
-        self.stamp_after = b"\x02" + self.stamp
-        self.stopping = False
-        self.requests = 0
-        self.refusals: dict[int, int] = {}  # by response code
-
-    @property
-    def delays(self) -> bool:
-        """Whether a plugin holds delayed messages; if not, they are refused instead of being delivered immediately."""
-        return self.broker.capability(Timers) is not None
-
-    @property
-    def transactions(self) -> bool:
-        """Whether a plugin holds half messages; if not, they are refused instead of being delivered."""
-        return self.broker.capability(Transactions) is not None
 
     def _topic_changed(self, topic: Topic | None) -> None:
         if topic is None:  # a topic was deleted
@@ -154,16 +123,8 @@ class RemotingState:
 
     def set_store_host(self, host: bytes) -> None:
         """Set the address of this broker that new records and message ids contain."""
-        self.broker.store.store_host = self.store_host = host
-        self.host_text = host.hex().upper()
-        self.stored_template = stored_response_template(self.send_template, self.host_text)
-
-    def message_id(self, position: int) -> str:
-        """Return the offset message id of the record at *position*: the advertised address, then the position."""
-        return f"{self.host_text}{position:016X}"
-
-    def count_refusal(self, code: int) -> None:
-        self.refusals[code] = self.refusals.get(code, 0) + 1
+        self.broker.store.store_host = host
+        self.templates.set_store_host(host)
 
     @staticmethod
     def now() -> float:
@@ -171,11 +132,12 @@ class RemotingState:
         return trio.current_time()
 
     def statistics(self) -> dict[str, object]:
+        counters = self.counters
         return {
             "connections": len(self.contexts),
-            "requests": self.requests,
+            "requests": counters.requests,
             "messages_pulled": self.rates.found,
-            "refused_by_code": {str(code): count for code, count in sorted(self.refusals.items())},
+            "refused_by_code": {str(code): count for code, count in sorted(counters.refusals.items())},
             "parked_pulls": self.parked.waiting,
             "parked_pulls_given_up": self.parked.given_up,
             "locked_queues": len(self.locks),
@@ -183,7 +145,19 @@ class RemotingState:
         }
 
 
-def refusal(state: RemotingState, command: Command, error: MartletError, ext: Mapping[str, object] = NO_EXT) -> bytes:
+def supports_delays(broker: Broker) -> bool:
+    """Return whether a plugin holds delayed messages; if not, they are refused instead of being delivered at once."""
+    return broker.capability(Timers) is not None
+
+
+def supports_transactions(broker: Broker) -> bool:
+    """Return whether a plugin holds half messages; if not, they are refused instead of being delivered."""
+    return broker.capability(Transactions) is not None
+
+
+def refusal(
+    counters: RequestCounters, command: Command, error: MartletError, ext: Mapping[str, object] = NO_EXT
+) -> bytes:
     """Return the frame that answers *command* with *error*; re-raise an error that must end the connection."""
     if isinstance(error, Refused):
         code = REASON_CODES[error.reason]
@@ -195,7 +169,7 @@ def refusal(state: RemotingState, command: Command, error: MartletError, ext: Ma
         code = ResponseCode.SYSTEM_ERROR
     else:
         raise error
-    state.count_refusal(code)
+    counters.count_refusal(code)
     return refuse(command, code, str(error), ext)
 
 

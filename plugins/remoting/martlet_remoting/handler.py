@@ -74,7 +74,7 @@ class RemotingHandler:
         if flag & FLAG_RESPONSE:
             context.finish(event.opaque, event)
             return None
-        context.state.requests += 1
+        context.state.counters.requests += 1
         authentication = self._authentication
         try:
             if authentication is not None and (signed := signed_request(event)) is not None:
@@ -161,14 +161,16 @@ class RemotingHandler:
 
     def _refusal(self, command: Command, error: MartletError) -> bytes:
         state = self.context.state
-        return refusal(state, command, error, state.send_ext if command.code in send.TABLE else NO_EXT)
+        return refusal(
+            state.counters, command, error, state.templates.send_ext if command.code in send.TABLE else NO_EXT
+        )
 
     def refuse(self, answer: Buffer, refused: Refused) -> bytes:
         """Return refusals to replace *answer*, the answers to requests whose messages could not be stored."""
         frames, state = FrameBuffer(), self.context.state
         frames.receive_data(bytes(answer))
         return b"".join(
-            refusal(state, said, refused, state.send_ext if "MSG_REGION" in said.ext else NO_EXT)
+            refusal(state.counters, said, refused, state.templates.send_ext if "MSG_REGION" in said.ext else NO_EXT)
             for said in frames.commands()
         )
 

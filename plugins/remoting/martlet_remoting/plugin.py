@@ -25,7 +25,6 @@ from .handler import RemotingHandler
 from .handlers.groups import make_retry_topic
 from .handlers.pull import finish
 from .nameserver.server import NameServer
-from .other_brokers import OtherBrokers
 from .producers import RemotingProducers
 from .registrar import Registrar, create_standard_topics
 
@@ -54,6 +53,8 @@ class RemotingPlugin(Hooks):
         self._dialer = NameServerDialer(config)
         self._state: RemotingState | None = None
         self._registrar: Registrar | None = None
+        self._stopping = False
+        self.addresses: dict[str, str] = {}  # the bound addresses of "remoting" and "remoting-vip"
 
     @property
     def state(self) -> RemotingState:
@@ -72,12 +73,10 @@ class RemotingPlugin(Hooks):
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         config = self._config
-        state = self._state = RemotingState(broker, config)
         registrar = self._registrar = Registrar(
             broker, config.nameservers, config.register_s, config.register_timeout_s * 1000, self._dialer.connect
         )
-        state.registrar = registrar
-        state.others = OtherBrokers(registrar)
+        state = self._state = RemotingState(broker, config, registrar)
         broker.stats.add("remoting", state.statistics)
         create_standard_topics(broker)
         protocols = [self._protocol("remoting", config.listen, fast=False)]
@@ -97,7 +96,7 @@ class RemotingPlugin(Hooks):
             return RemotingHandler(state, peer, cast(RemotingConnection, connection), fast=fast)
 
         def bound(address: str) -> None:
-            state.addresses[name] = address
+            self.addresses[name] = address
             if not fast:
                 self._announce(address)
 
@@ -122,7 +121,7 @@ class RemotingPlugin(Hooks):
         access rules everybody must be allowed to read the topic.
         """
         name = topic.removeprefix(RETRY_PREFIX)
-        if name == topic or self.state.stopping:
+        if name == topic or self._stopping:
             return False
         try:
             group = self.state.broker.gate(ANONYMOUS).query_group(name)
@@ -190,7 +189,7 @@ class RemotingPlugin(Hooks):
             return
         if self._registrar is not None:
             self._registrar.stop()
-        self._state.stopping = True
+        self._stopping = True
         self._state.parked.answer_all()
         for context in list(self._state.contexts):
             finish(context)

@@ -32,7 +32,7 @@ class RemotingProducers:
             "tranStateTableOffset": half.queue_offset,
             "msgId": unique,
             "transactionId": unique,
-            "offsetMsgId": state.message_id(half.position),
+            "offsetMsgId": state.templates.message_id(half.position),
             "bname": state.broker.config.name,
         }
         member.connection.tell(RequestCode.CHECK_TRANSACTION_STATE, ext, _as_sent(half, topic, queue_id))

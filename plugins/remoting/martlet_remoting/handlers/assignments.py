@@ -17,9 +17,9 @@ from martlet.turns import Pace, Steps
 from martlet_remoting.averages import Average, AverageByCircle
 from martlet_remoting.bodies import enum_name, read_body, text
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.context import REASON_CODES, Beside, Context, Handle, RemotingState, refuse, reply
+from martlet_remoting.context import REASON_CODES, Beside, Context, Handle, refuse, reply
 from martlet_remoting.fastjson import dumps
-from martlet_remoting.members import BROADCASTING, CLUSTERING
+from martlet_remoting.members import BROADCASTING, CLUSTERING, Members
 from martlet_remoting.packets import Command, Frame
 from martlet_remoting.routes import TopicQueues
 
@@ -54,7 +54,8 @@ def _query_assignment(context: Context, command: Command) -> Steps[Frame | None]
     others = context.state.others
     known = others.known(question.topic) if others is not None else ()
     if known is not None:
-        return (yield from _answer(context.state, grant, command, question, known))
+        state = context.state
+        return (yield from _answer(state.broker.config.name, state.members, grant, command, question, known))
     context.peer.start(_ask_and_answer, context, grant, command, question)
     return None
 
@@ -75,23 +76,30 @@ async def _ask_and_answer(context: Context, grant: ConsumeGrant, command: Comman
     assert state.others is not None
     try:
         known = await state.others.ask(question.topic)
-        answer = await state.broker.turns.finish(_answer(state, grant, command, question, known))
+        answer = await state.broker.turns.finish(
+            _answer(state.broker.config.name, state.members, grant, command, question, known)
+        )
     except Refused as error:
         code = REASON_CODES[error.reason]
-        state.count_refusal(code)
+        state.counters.count_refusal(code)
         answer = refuse(command, code, str(error))
     context.answer(command, answer)
 
 
 def _answer(
-    state: RemotingState, grant: ConsumeGrant, command: Command, question: Question, elsewhere: Sequence[TopicQueues]
+    own_name: str,
+    members: Members,
+    grant: ConsumeGrant,
+    command: Command,
+    question: Question,
+    elsewhere: Sequence[TopicQueues],
 ) -> Steps[bytes]:
-    counts = _read_queues(state, grant, elsewhere)
+    counts = _read_queues(own_name, grant, elsewhere)
     total = sum(counts.values())
     if total > QUEUES_MAX:
         text_ = f"topic[{question.topic}] has {total} queues on {len(counts)} brokers"
         raise Refused(Reason.BUSY, f"{text_}; at most {QUEUES_MAX} can be allocated")
-    chosen = _share(state, question, total) if total else None
+    chosen = _share(members, question, total) if total else None
     if chosen is None:
         return reply(command, body=b"{}")
     places = [(broker, number) for broker in sorted(counts) for number in range(counts[broker])]
@@ -105,23 +113,23 @@ def _answer(
     return reply(command, body=orjson.dumps({"messageQueueAssignments": assignments}))
 
 
-def _read_queues(state: RemotingState, grant: ConsumeGrant, elsewhere: Sequence[TopicQueues]) -> dict[str, int]:
+def _read_queues(own_name: str, grant: ConsumeGrant, elsewhere: Sequence[TopicQueues]) -> dict[str, int]:
     """How many queues of the topic can be read, by broker; of this broker the name servers may not know yet."""
     counts = {
         queues.broker_name: queues.read_queues for queues in elsewhere if queues.perm & READ and queues.read_queues > 0
     }
-    counts.pop(state.broker.config.name, None)
+    counts.pop(own_name, None)
     own = grant.open_topic()
     if own is not None and own.perm & READ and own.read_queues:
-        counts[state.broker.config.name] = own.read_queues
+        counts[own_name] = own.read_queues
     return counts
 
 
-def _share(state: RemotingState, question: Question, total: int) -> Sequence[int] | None:
+def _share(members: Members, question: Question, total: int) -> Sequence[int] | None:
     """Return which of *total* queues the client gets; None if that cannot be decided."""
     if question.model == BROADCASTING:
         return range(total)
-    group, strategy = state.members.group(question.group), STRATEGIES.get(question.strategy)
+    group, strategy = members.group(question.group), STRATEGIES.get(question.strategy)
     if group is None or strategy is None or not question.client_id.strip():
         return None
     return strategy.allocate(question.group, question.client_id, range(total), group.sorted_ids())

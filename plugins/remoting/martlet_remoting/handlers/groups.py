@@ -9,15 +9,16 @@ from typing import Final
 import orjson
 
 from martlet.access import Gate, GroupGrant
+from martlet.broker import Broker
 from martlet.delivery.selection import EXPRESSION_CHARS_MAX, TAG, Selection
 from martlet.errors import Reason, Refused
 from martlet.tables.groups import Group
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, enum_name, integer, items, queues, read_body, text
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, RemotingState, reply, reply_in_pieces
+from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces
 from martlet_remoting.fastjson import LazyList, dumps_in_steps
-from martlet_remoting.members import CLUSTERING, Member
+from martlet_remoting.members import CLUSTERING, Member, Members
 from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.subscriptions import Subscription, select
 
@@ -62,15 +63,15 @@ def heartbeat(context: Context, command: Command) -> Steps[bytes]:
     gate = context.gate(command)
     yield from _check_heartbeat(gate, consumers, pace)
     language = command.language[:LANGUAGE_CHARS_MAX]
-    member = Member(context, client_id, language, command.version, state.now(), state.clock.now_ms())
+    member = Member(context, client_id, language, command.version, state.now(), state.broker.clock.now_ms())
     fingerprint = integer(body, "heartbeatFingerprint")
     without_subscriptions = boolean(body, "withoutSub")
     changed = fingerprint == 0
     for data in consumers:
-        subscriptions = None if without_subscriptions else (yield from _subscriptions(state, data, pace))
+        subscriptions = None if without_subscriptions else (yield from _subscriptions(state.broker, data, pace))
         if text(data, "groupName"):
             grant = gate.query_group(text(data, "groupName"))
-            changed = _consume(state, grant, member, data, fingerprint, subscriptions) or changed
+            changed = _consume(state.members, grant, member, data, fingerprint, subscriptions) or changed
         if pace.is_over(STEPS_OF_A_GROUP):
             yield
     for data in producers:
@@ -95,7 +96,7 @@ def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], pace: Pa
 
 
 def _consume(
-    state: RemotingState,
+    members: Members,
     grant: GroupGrant,
     member: Member,
     data: dict[object, object],
@@ -112,21 +113,21 @@ def _consume(
         return False
     make_retry_topic(grant, policy, unit=boolean(data, "unitMode"))
     # Refuse before the group is created: a group without members would never be removed.
-    group = state.members.join(name, member, subscriptions)
+    group = members.join(name, member, subscriptions)
     held = group.fingerprint
     if fingerprint:
         group.fingerprint = fingerprint
     if subscriptions is None:
-        if state.members.enter(group, member):
-            state.members.notify(group)
+        if members.enter(group, member):
+            members.notify(group)
         # After a restart of the broker it has no subscriptions and needs the full form.
         return held != fingerprint
     group.kind = enum_name(data, "consumeType", CONSUME_TYPES, "CONSUME_PASSIVELY")
     group.model = enum_name(data, "messageModel", MESSAGE_MODELS, CLUSTERING)
     group.from_where = enum_name(data, "consumeFromWhere", FROM_WHERE, FROM_WHERE[0])
-    joined = state.members.enter(group, member)
+    joined = members.enter(group, member)
     if group.subscribe(subscriptions) or joined:
-        state.members.notify(group)
+        members.notify(group)
     return held is not None and held != fingerprint
 
 
@@ -144,7 +145,7 @@ def make_retry_topic(grant: GroupGrant, policy: Group, *, unit: bool = False) ->
         grant.make_retry_topic(policy.retry_queue_nums, HAS_UNIT_SUBSCRIPTION if unit else 0)
 
 
-def _subscriptions(state: RemotingState, data: dict[object, object], pace: Pace) -> Steps[list[Subscription]]:
+def _subscriptions(broker: Broker, data: dict[object, object], pace: Pace) -> Steps[list[Subscription]]:
     named = items(data, "subscriptionDataSet")
     if len(named) > SUBSCRIPTIONS_MAX:
         text_ = f"heartbeat names {len(named)} topics for one group; at most {SUBSCRIPTIONS_MAX}"
@@ -152,13 +153,13 @@ def _subscriptions(state: RemotingState, data: dict[object, object], pace: Pace)
     found: list[Subscription] = []
     for item in named:
         if text(item, "topic"):
-            found.append(_subscription(state, item))
+            found.append(_subscription(broker, item))
             if pace.is_over(1 + len(found[-1].expression) // CHARS_OF_A_STEP):
                 yield
     return found
 
 
-def _subscription(state: RemotingState, data: dict[object, object]) -> Subscription:
+def _subscription(broker: Broker, data: dict[object, object]) -> Subscription:
     kind = text(data, "expressionType") or TAG
     topic, expression = text(data, "topic"), text(data, "subString", "*")
     if len(topic) > TOPIC_CHARS_MAX or len(expression) > EXPRESSION_CHARS_MAX or len(kind) > TOPIC_CHARS_MAX:
@@ -166,7 +167,7 @@ def _subscription(state: RemotingState, data: dict[object, object]) -> Subscript
         raise Refused(Reason.PARAMETER, f"{text_}, its expression {EXPRESSION_CHARS_MAX}")
     made: Selection | None
     try:
-        made = select(state.broker, kind, expression)
+        made = select(broker, kind, expression)
     except Refused:
         made = None
     return Subscription(

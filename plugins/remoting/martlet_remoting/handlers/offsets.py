@@ -8,7 +8,7 @@ from martlet.delivery.redelivery import LONGEST_MS
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, reply
+from martlet_remoting.context import Context, Declined, Handle, reply, supports_delays
 from martlet_remoting.packets import Command
 
 __all__ = ["TABLE"]
@@ -89,8 +89,8 @@ def get_max_offset(context: Context, command: Command) -> bytes:
     state = context.state
     grant, queue_id = _queue(context, command)
     end = grant.end_offset(queue_id)
-    if grant.name.startswith(RETRY_PREFIX) and not state.delays:
-        end = min(end, grant.offset_by_time(queue_id, state.clock.now_ms() - LONGEST_MS))
+    if grant.name.startswith(RETRY_PREFIX) and not supports_delays(state.broker):
+        end = min(end, grant.offset_by_time(queue_id, state.broker.clock.now_ms() - LONGEST_MS))
     return reply(command, {"offset": end})
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from martlet.access import ConsumeGrant
+from martlet.broker import Broker
 from martlet.delivery.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.store import ReadResult, ReadStatus
@@ -16,10 +17,12 @@ from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet.turns import Steps
 from martlet_remoting.codec import encode_pull_prefix
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, RemotingState, refuse
+from martlet_remoting.config import RemotingConfig
+from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, refuse, supports_delays
+from martlet_remoting.counters import RequestCounters
 from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, decode_pull_header
-from martlet_remoting.long_poll import Pull
-from martlet_remoting.members import BROADCASTING
+from martlet_remoting.long_poll import ParkedPulls, Pull
+from martlet_remoting.members import BROADCASTING, Members
 from martlet_remoting.packets import NO_EXT, Command
 from martlet_remoting.retries import hold_back
 from martlet_remoting.subscriptions import select
@@ -73,13 +76,15 @@ def _pull(context: Context, command: Command, header: PullHeader) -> None:
     gate = context.gate(command)
     grant = gate.consume(header.group, header.topic)
     topic = _readable_topic(context, grant, header.queue_id)
-    wanted = _wanted(state, grant, header)
+    wanted = _wanted(state.broker, state.members, grant, header)
     pending = context.pulls
     queue = topic.queue(header.queue_id)
     messages = min(max(header.messages_max, 1), state.config.pull_messages_max)
-    size = _bytes_max(state, header.bytes_max)
+    size = _bytes_max(state.config, header.bytes_max)
     pull = Pull(pending, command.opaque, header.group, queue, header.offset, messages, size, wanted, gate, grant)
-    pull.retries = header.topic[0] == "%" and header.topic == RETRY_PREFIX + header.group and not state.delays
+    pull.retries = (
+        header.topic[0] == "%" and header.topic == RETRY_PREFIX + header.group and not supports_delays(state.broker)
+    )
     if header.sys_flag & PULL_SUBSCRIPTION:
         pull.bring_filter(header.expression)
     pending.check_room(pull)
@@ -93,11 +98,11 @@ def _pull(context: Context, command: Command, header: PullHeader) -> None:
     _run(context, pull)
 
 
-def _bytes_max(state: RemotingState, asked: int) -> int:
+def _bytes_max(config: RemotingConfig, asked: int) -> int:
     """Return the size limit of an answer; *asked* is the size in the request, 0 or less if it has none."""
     if 0 < asked < BYTES_UNLIMITED:
-        return min(asked, state.config.pull_bytes_asked_max)
-    return state.config.pull_bytes_max
+        return min(asked, config.pull_bytes_asked_max)
+    return config.pull_bytes_max
 
 
 # checks
@@ -123,11 +128,11 @@ def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Top
     return topic
 
 
-def _wanted(state: RemotingState, grant: ConsumeGrant, header: PullHeader) -> Selection:
+def _wanted(broker: Broker, members: Members, grant: ConsumeGrant, header: PullHeader) -> Selection:
     """Return the filter of a pull: its own, or the one from its group's heartbeats."""
     if header.sys_flag & PULL_SUBSCRIPTION:
-        return _own_filter(state, header)
-    live = state.members.group(header.group)
+        return _own_filter(broker, header)
+    live = members.group(header.group)
     if live is None:
         text = f"the consumer's group info not exist, group [{header.group}]; it must send a heartbeat first"
         raise Declined(ResponseCode.SUBSCRIPTION_NOT_EXIST, text)
@@ -147,7 +152,7 @@ def _wanted(state: RemotingState, grant: ConsumeGrant, header: PullHeader) -> Se
         return subscription.selection or EVERYTHING
     if subscription.selection is None:
         # Answers code 1 if no plugin supports this kind of expression.
-        return _compiled(state, header, subscription.kind, subscription.expression)
+        return _compiled(broker, header, subscription.kind, subscription.expression)
     return _for_topic(header.topic, subscription.selection)
 
 
@@ -157,14 +162,14 @@ def _check_allowed(grant: ConsumeGrant) -> None:
         raise _forbidden(FORBIDDEN_SUBSCRIPTION, text)
 
 
-def _own_filter(state: RemotingState, header: PullHeader) -> Selection:
+def _own_filter(broker: Broker, header: PullHeader) -> Selection:
     kind = header.expression_type or TAG
-    return _compiled(state, header, kind, header.expression)
+    return _compiled(broker, header, kind, header.expression)
 
 
-def _compiled(state: RemotingState, header: PullHeader, kind: str, expression: str) -> Selection:
+def _compiled(broker: Broker, header: PullHeader, kind: str, expression: str) -> Selection:
     try:
-        return _for_topic(header.topic, select(state.broker, kind, expression))
+        return _for_topic(header.topic, select(broker, kind, expression))
     except Refused as error:
         if error.reason is Reason.NOT_SUPPORTED:
             raise
@@ -196,7 +201,7 @@ def collect(context: Context, budget_bytes: float) -> None:
         try:
             budget_bytes -= _run(context, pull)
         except (Refused, Declined, StoreError) as error:
-            _drop(context.state, pull, error)
+            _drop(context.state.parked, context.state.counters, pull, error)
         if budget_bytes <= 0:
             break
     if ready:
@@ -220,11 +225,11 @@ def _refuse_far(context: Context, error: Refused) -> None:
     pending = context.pulls
     pending.reader.forget_all()
     while pending.reading:
-        _drop(context.state, pending.reading.popitem()[0], error)
+        _drop(context.state.parked, context.state.counters, pending.reading.popitem()[0], error)
 
 
-def _drop(state: RemotingState, pull: Pull, error: Refused | Declined | StoreError) -> None:
-    state.parked.done(pull)
+def _drop(parked: ParkedPulls, counters: RequestCounters, pull: Pull, error: Refused | Declined | StoreError) -> None:
+    parked.done(pull)
     command = Command(RequestCode.PULL_MESSAGE, opaque=pull.opaque)
     ext: Mapping[str, object] = NO_EXT
     if isinstance(error, Refused):
@@ -234,7 +239,7 @@ def _drop(state: RemotingState, pull: Pull, error: Refused | Declined | StoreErr
     else:
         failed = isinstance(error, StoreFailed)
         code = ResponseCode.SERVICE_NOT_AVAILABLE if failed else ResponseCode.SYSTEM_ERROR
-    state.count_refusal(code)
+    counters.count_refusal(code)
     pull.pending.peer.send(refuse(command, code, str(error), ext))
 
 
@@ -280,14 +285,14 @@ def _wait_for_disk(context: Context, pull: Pull) -> None:
             raise stalled
         _answer_nothing(context, pull)
     else:
-        _admit(state, pull)
+        _admit(state.parked, state.counters, pull)
         pending.reading[pull] = None
 
 
 def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
     """Answer *pull* with *result*, or hold it if the result is empty and it may wait."""
     state = context.state
-    if pull.retries and (wait_ms := hold_back(result, state.clock.now_ms())) and not result.count:
+    if pull.retries and (wait_ms := hold_back(result, state.broker.clock.now_ms())) and not result.count:
         _hold_back(context, pull, result.next_offset, wait_ms)
         return 0
     status = result.status
@@ -314,7 +319,7 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
         state.rates.missed += 1
     state.parked.done(pull)
     prefix = encode_pull_prefix(
-        state.pull_template,
+        state.templates.pulled,
         pull.opaque,
         code,
         next_offset,
@@ -330,7 +335,7 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
 def _hold(context: Context, pull: Pull) -> None:
     """Hold *pull*, unless new records arrived while a thread read for it: they would not wake it."""
     state = context.state
-    _admit(state, pull)
+    _admit(state.parked, state.counters, pull)
     if pull.grant.end_offset(pull.queue.queue_id) > pull.offset:
         pull.pending.queue_up(pull)
     else:
@@ -344,14 +349,14 @@ def _hold_back(context: Context, pull: Pull, offset: int, wait_ms: int) -> None:
     if pull.last or state.parked.stopping:
         _answer_nothing(context, pull)
     else:
-        _admit(state, pull)
+        _admit(state.parked, state.counters, pull)
         state.parked.park(pull, state.now() + wait_ms / 1000)
 
 
-def _admit(state: RemotingState, pull: Pull) -> None:
+def _admit(parked: ParkedPulls, counters: RequestCounters, pull: Pull) -> None:
     """Let *pull* wait; if too many wait, refuse pulls of the connections with the largest shares."""
-    for other in state.parked.admit(pull):
-        _drop(state, other, state.parked.refusal())
+    for other in parked.admit(pull):
+        _drop(parked, counters, other, parked.refusal())
         other.pending.peer.wake()
 
 
@@ -363,7 +368,7 @@ def _answer_nothing(context: Context, pull: Pull) -> None:
     first, end = pull.queue.first_offset, pull.grant.end_offset(pull.queue.queue_id)
     moved = pull.offset != pull.asked_offset
     code, remark = STATUS[ReadStatus.NO_MATCH if moved else ReadStatus.AT_END]
-    context.peer.send(encode_pull_prefix(state.pull_template, pull.opaque, code, pull.offset, first, end, remark))
+    context.peer.send(encode_pull_prefix(state.templates.pulled, pull.opaque, code, pull.offset, first, end, remark))
 
 
 def _answer_reset(context: Context, pull: Pull, offset: int) -> int:
@@ -371,7 +376,7 @@ def _answer_reset(context: Context, pull: Pull, offset: int) -> int:
     state.parked.done(pull)
     first, end = pull.queue.first_offset, pull.grant.end_offset(pull.queue.queue_id)
     code = ResponseCode.PULL_OFFSET_MOVED
-    context.peer.send(encode_pull_prefix(state.pull_template, pull.opaque, code, offset, first, end, OFFSET_RESET))
+    context.peer.send(encode_pull_prefix(state.templates.pulled, pull.opaque, code, offset, first, end, OFFSET_RESET))
     return 0
 
 

@@ -11,7 +11,7 @@ from martlet.errors import Refused
 from martlet.message import Message, Placed, find_property, put_property
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Handle, RemotingState, refuse
+from martlet_remoting.context import Context, Handle, refuse
 from martlet_remoting.handlers.send import make_message, open_topic, stamp
 from martlet_remoting.headers import SendHeader, decode_send_header
 from martlet_remoting.packets import Command
@@ -25,15 +25,15 @@ def send_reply(context: Context, command: Command) -> bytes | None:
     header = decode_send_header(command)
     gate = context.gate(command)
     topic = open_topic(context, gate.check_publish(header.topic), header)
-    properties, unique = stamp(state, header.properties)
+    properties, unique = stamp(header.properties, state.templates, state.broker.ids)
     message = make_message(context, header, command.body, properties)
     message.topic = topic.name
     placed = gate.publish(message)
     stored = encode_send_response(
-        state.send_template,
+        state.templates.sent,
         command.opaque,
         0,
-        state.message_id(placed.position),
+        state.templates.message_id(placed.position),
         placed.queue_id,
         placed.queue_offset,
         unique,
@@ -43,17 +43,18 @@ def send_reply(context: Context, command: Command) -> bytes | None:
         context.peer.hold_until(placed.end)
         context.answer(command, refuse(command, ResponseCode.SYSTEM_ERROR, failure) if failure else stored)
 
-    _push(state, header, message, placed, finish)
+    _push(context, header, message, placed, finish)
     return None
 
 
 def _push(
-    state: RemotingState,
+    context: Context,
     header: SendHeader,
     message: Message,
     placed: Placed,
     finish: Callable[[str], None],
 ) -> None:
+    state = context.state
     client_id = find_property(header.properties, b"REPLY_TO_CLIENT").decode("utf-8", "replace")
     member = state.members.find_producer(client_id) if client_id else None
     if member is None:
@@ -68,7 +69,7 @@ def _push(
         else:
             finish("")
 
-    now_ms = b"%d" % state.clock.now_ms()
+    now_ms = b"%d" % state.broker.clock.now_ms()
     ext = {
         "producerGroup": header.producer_group,
         "topic": header.topic,
@@ -82,7 +83,7 @@ def _push(
         "reconsumeTimes": header.reconsume_times,
         "unitMode": header.unit_mode,
         "bornHost": host_text(message.born_host),
-        "storeHost": host_text(state.store_host),
+        "storeHost": host_text(state.templates.store_host),
         "storeTimestamp": placed.store_ms,
     }
     try:

@@ -9,7 +9,9 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from martlet.access import Gate, PublishGrant
+from martlet.broker import Broker
 from martlet.errors import MartletError, Reason, Refused
+from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_property, remove_property
 from martlet.store.queues import Queue
 from martlet.store.writer import RunItem
@@ -18,10 +20,11 @@ from martlet.turns import Steps
 from martlet_remoting.batches import Member, split_batch
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
-from martlet_remoting.context import Answer, Context, Declined, Handle, RemotingState, refusal
+from martlet_remoting.context import Answer, Context, Declined, Handle, refusal, supports_delays, supports_transactions
 from martlet_remoting.fields import SendFields, SendHead, send_fields
 from martlet_remoting.headers import Send, SendHeader, decode_send_header
 from martlet_remoting.packets import Command, Frame
+from martlet_remoting.templates import Templates
 
 __all__ = ["TABLE", "make_message", "open_topic", "send_message", "send_run", "stamp"]
 
@@ -56,7 +59,7 @@ def send_usual(context: Context, command: Command) -> Answer:
     fields = send_fields(command)
     if fields is None:
         return send_message(context, command)
-    state = context.state
+    state, templates = context.state, context.state.templates
     name = fields.b
     gate = context.own_gate
     if gate is None or command.identity is not None:
@@ -80,11 +83,11 @@ def send_usual(context: Context, command: Command) -> Answer:
     ):
         return send_message(context, command)
     peer = context.peer
-    stored += state.stamp if stored[-1] == 2 else state.stamp_after
+    stored += templates.stamp if stored[-1] == 2 else templates.stamp_after
     message = Message(name, command.body, stored, fields.e, fields.h, fields.f, fields.g, peer.host)
     placed = gate.publish(message)
     peer.hold_until(placed.end)
-    header = state.stored_template % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
+    header = templates.sent_usual % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
     return LENGTHS.pack(4 + len(header), len(header)) + header
 
 
@@ -127,7 +130,7 @@ def send_run(context: Context, sends: Sequence[Send]) -> int:
     grant = gate.publishable.get(sends[0][0].extFields.b)
     if grant is None:
         return 0
-    stamp, stamp_after = state.stamp, state.stamp_after
+    stamp, stamp_after = state.templates.stamp, state.templates.stamp_after
     unflushed, unflushed_max = grant.unflushed_bytes, state.config.unflushed_bytes_max
     body_bytes_max, code_of = state.broker.config.message_bytes_max, grant.code_of
     queues: dict[tuple[str, int], Queue] = {}
@@ -178,15 +181,15 @@ def _publish_run(
 ) -> None:
     """Store *run*, which was made from the first of *sends*, and answer these."""
     state, peer = context.state, context.peer
-    state.requests += len(run)
+    state.counters.requests += len(run)
     segment = grant.segment
     try:
         result = gate.publish_run(run)
     except MartletError as error:
         for head, _, _ in sends[: len(run)]:
-            peer.send(_run_refusal(state, head, error))
+            peer.send(_run_refusal(context, head, error))
         return
-    template, answers = state.stored_template, []
+    template, answers = state.templates.sent_usual, []
     for (head, _, _), item, unique, position, offset in zip(
         sends[: len(run)], run, keys, result.positions, result.offsets, strict=True
     ):
@@ -201,11 +204,12 @@ def _publish_run(
         refused = result.refused.get(place)
         if refused is None:
             peer.hold_until(result.ends[place])
-        peer.send(answer if refused is None else _run_refusal(state, sends[place][0], refused))
+        peer.send(answer if refused is None else _run_refusal(context, sends[place][0], refused))
 
 
-def _run_refusal(state: RemotingState, head: SendHead, error: MartletError) -> bytes:
-    return refusal(state, Command(head.code, opaque=head.opaque), error, state.send_ext)
+def _run_refusal(context: Context, head: SendHead, error: MartletError) -> bytes:
+    state = context.state
+    return refusal(state.counters, Command(head.code, opaque=head.opaque), error, state.templates.send_ext)
 
 
 # any send
@@ -218,17 +222,17 @@ def send_message(context: Context, command: Command) -> Answer:
     gate = context.gate(command)
     grant = gate.check_publish(header.topic)
     topic = open_topic(context, grant, header)
-    _check_load(state, grant)
+    _check_load(grant, state.config.unflushed_bytes_max)
     if header.batch:
         return _send_batch(context, command, header, grant)
     properties = header.properties
     if header.topic[0] == "%" and header.topic.startswith(RETRY_PREFIX):
         topic, properties = _retry(context, grant, command, header, topic)
-    properties, unique = stamp(state, properties)
+    properties, unique = stamp(properties, state.templates, state.broker.ids)
     if b"DELAY" in properties or b"TIMER_" in properties or b"TRAN_MSG" in properties:
-        check_scheduling(state, header.topic, properties, header.reconsume_times)
-    if header.sys_flag & TRANSACTION_MASK and not state.transactions:
-        raise no_transactions(state)
+        check_scheduling(state.broker, header.topic, properties, header.reconsume_times)
+    if header.sys_flag & TRANSACTION_MASK and not supports_transactions(state.broker):
+        raise no_transactions(state.broker)
     message = make_message(context, header, command.body, properties)
     message.topic = topic.name
     if topic.filter_type == "MULTI_TAG":
@@ -239,10 +243,10 @@ def send_message(context: Context, command: Command) -> Answer:
         placed = gate.give_back(header.topic.removeprefix(RETRY_PREFIX), message)
     context.peer.hold_until(placed.end)
     return encode_send_response(
-        state.send_template,
+        state.templates.sent,
         command.opaque,
         0,
-        state.message_id(placed.position),
+        state.templates.message_id(placed.position),
         placed.queue_id,
         placed.queue_offset,
         unique,
@@ -274,10 +278,9 @@ def _no_body() -> Declined:
     return Declined(ResponseCode.SYSTEM_ERROR, "message body is empty; send at least one byte")
 
 
-def _check_load(state: RemotingState, grant: PublishGrant) -> None:
+def _check_load(grant: PublishGrant, limit: int) -> None:
     waiting = grant.unflushed_bytes
-    if waiting > state.config.unflushed_bytes_max:
-        limit = state.config.unflushed_bytes_max
+    if waiting > limit:
         text = f"{waiting} bytes wait to be flushed; remoting.unflushed_bytes_max is {limit}"
         raise Refused(Reason.BUSY, f"[OVERLOAD]system busy, start flow control for a while: {text}")
 
@@ -330,7 +333,7 @@ def _retry(
 # the properties
 
 
-def stamp(state: RemotingState, properties: bytes) -> tuple[bytes, str]:
+def stamp(properties: bytes, templates: Templates, ids: Ids) -> tuple[bytes, str]:
     """Return the properties to store, and the message's unique key."""
     if b"CLUSTER\x01" in properties or b"MSG_REGION\x01" in properties or b"POP_CK" in properties:
         for key in BROKER_KEYS:
@@ -339,12 +342,12 @@ def stamp(state: RemotingState, properties: bytes) -> tuple[bytes, str]:
         properties += b"\x02"
     unique = find_property(properties, b"UNIQ_KEY").decode("utf-8", "replace")
     if not unique:
-        unique = state.broker.ids.unique()
+        unique = ids.unique()
         properties += f"UNIQ_KEY\x01{unique}\x02".encode()
-    return properties + state.stamp, unique
+    return properties + templates.stamp, unique
 
 
-def check_scheduling(state: RemotingState, topic: str, properties: bytes, reconsume_times: int) -> None:
+def check_scheduling(broker: Broker, topic: str, properties: bytes, reconsume_times: int) -> None:
     """Raise `Refused` for a delayed or transactional message if no plugin supports such messages.
 
     A retry with a delay is always accepted: `retries` delays it, although not for as long.
@@ -352,7 +355,7 @@ def check_scheduling(state: RemotingState, topic: str, properties: bytes, recons
     delay = find_property(properties, b"DELAY")
     delayed = delay.lstrip(b"0") != b"" and delay.isdigit()
     retry = topic.startswith(RETRY_PREFIX)
-    if not state.delays and not retry:
+    if not supports_delays(broker) and not retry:
         timers = [key for key in TIMER_KEYS if find_property(properties, key)]
         if delayed or timers:
             name = timers[0].decode() if timers else "DELAY"
@@ -360,12 +363,12 @@ def check_scheduling(state: RemotingState, topic: str, properties: bytes, recons
             raise Refused(Reason.ILLEGAL, f"{text}; send it without delay")
     if find_property(properties, b"TRAN_MSG").lower() != b"true" or (reconsume_times > 0 and delayed):
         return
-    if not state.transactions:
-        raise no_transactions(state)
+    if not supports_transactions(broker):
+        raise no_transactions(broker)
 
 
-def no_transactions(state: RemotingState) -> Refused:
-    text = f"the broker[{state.broker.config.name}] sending transaction message is forbidden"
+def no_transactions(broker: Broker) -> Refused:
+    text = f"the broker[{broker.config.name}] sending transaction message is forbidden"
     return Refused(Reason.NO_PERMISSION, f"{text}; this broker does not support transactional messages")
 
 
@@ -375,7 +378,7 @@ def no_transactions(state: RemotingState) -> Refused:
 def _send_batch(
     context: Context, command: Command, header: SendHeader, grant: PublishGrant
 ) -> bytes | Steps[Frame | None]:
-    _check_batch(context.state, command, header)
+    _check_batch(command, header, context.state.broker.config.message_bytes_max)
     rest = split_batch(command.body, BATCH_AT_ONCE)
     members = next(rest, None)
     if members is None:
@@ -413,7 +416,7 @@ def _send_long_batch(
 def _batch_response(context: Context, command: Command, header: SendHeader, placed: _PlacedBatch) -> bytes:
     context.peer.hold_until(placed.end)
     unique = find_property(header.properties, b"UNIQ_KEY").decode("utf-8", "replace")
-    template = context.state.send_template
+    template = context.state.templates.sent
     return encode_send_response(template, command.opaque, 0, placed.ids, placed.queue_id, placed.queue_offset, unique)
 
 
@@ -433,7 +436,7 @@ def _store_batch(
                 for body, properties, flag in members
             ]
         )
-        ids = _batch_ids(context.state, [each.position for each in placed])
+        ids = _batch_ids(context.state.templates, [each.position for each in placed])
         return _PlacedBatch(placed[0].queue_id, placed[0].queue_offset, placed[-1].end, ids)
     code_of = grant.code_of
     result = gate.publish_run(
@@ -443,15 +446,17 @@ def _store_batch(
         ],
         atomic=True,
     )
-    return _PlacedBatch(queue.queue_id, result.offsets[0], result.end, _batch_ids(context.state, result.positions))
+    return _PlacedBatch(
+        queue.queue_id, result.offsets[0], result.end, _batch_ids(context.state.templates, result.positions)
+    )
 
 
-def _batch_ids(state: RemotingState, positions: Sequence[int]) -> str:
-    host_text = state.host_text
+def _batch_ids(templates: Templates, positions: Sequence[int]) -> str:
+    host_text = templates.host_text
     return ",".join([f"{host_text}{position:016X}" for position in positions])
 
 
-def _check_batch(state: RemotingState, command: Command, header: SendHeader) -> None:
+def _check_batch(command: Command, header: SendHeader, limit: int) -> None:
     name = header.topic
     if name.startswith(RETRY_PREFIX):
         raise Refused(Reason.ILLEGAL, f"batch request does not support retry group {name.removeprefix(RETRY_PREFIX)}")
@@ -459,7 +464,6 @@ def _check_batch(state: RemotingState, command: Command, header: SendHeader) -> 
         raise Refused(Reason.ILLEGAL, f"topic of a batch is {len(name)} characters long; at most {TOPIC_CHARS_MAX}")
     if find_property(header.properties, b"DELAY") not in (b"", b"0") or header.sys_flag & TRANSACTION_MASK:
         raise Refused(Reason.ILLEGAL, "batch cannot be delayed or transactional; send such messages one by one")
-    limit = state.broker.config.message_bytes_max
     if len(command.body) > limit:
         raise Refused(Reason.ILLEGAL, f"batch is {len(command.body)} bytes; broker.message_bytes_max is {limit}")
 

@@ -14,9 +14,10 @@ from martlet.store.light import places
 from martlet.tables.groups import Group
 from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Later, RemotingState, reply
+from martlet_remoting.context import Context, Declined, Handle, Later, reply
 from martlet_remoting.handlers.groups import make_retry_topic
 from martlet_remoting.packets import Command
+from martlet_remoting.templates import Templates
 
 __all__ = ["TABLE", "found_record", "send_back"]
 
@@ -46,7 +47,7 @@ async def _send_back(context: Context, command: Command, gate: Gate, grant: Grou
     if record is None:
         raise _not_found(position)
     make_retry_topic(grant, policy, unit=command.boolean("unitMode"))
-    placed = gate.give_back(name, _copy(state, grant, command, record, policy))
+    placed = gate.give_back(name, _copy(state.templates, grant, command, record, policy))
     state.rates.came_back(record.topic, name)
     context.peer.hold_until(placed.end)
     return reply(command)
@@ -71,7 +72,7 @@ def _not_found(position: int) -> Declined:
     return Declined(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {position}; no record starts there")
 
 
-def _copy(state: RemotingState, grant: GroupGrant, command: Command, record: Record, policy: Group) -> Message:
+def _copy(templates: Templates, grant: GroupGrant, command: Command, record: Record, policy: Group) -> Message:
     """Return the message to redeliver to the group; its body is unchanged, also if it is compressed."""
     times_max = policy.retry_max_times
     if command.version >= VERSION_3_4_9:
@@ -86,7 +87,7 @@ def _copy(state: RemotingState, grant: GroupGrant, command: Command, record: Rec
     return Message(
         topic,
         record.body,
-        _properties(state, record, level),
+        _properties(templates, record, level),
         -1,
         record.flag,
         record.sys_flag,
@@ -96,12 +97,12 @@ def _copy(state: RemotingState, grant: GroupGrant, command: Command, record: Rec
     )
 
 
-def _properties(state: RemotingState, record: Record, level: int) -> bytes:
+def _properties(templates: Templates, record: Record, level: int) -> bytes:
     properties = record.properties
     if not find_property(properties, b"RETRY_TOPIC"):
         properties = put_property(properties, b"RETRY_TOPIC", record.topic.encode())
     if not find_property(properties, b"ORIGIN_MESSAGE_ID").strip():
-        properties = put_property(properties, b"ORIGIN_MESSAGE_ID", state.message_id(record.position).encode())
+        properties = put_property(properties, b"ORIGIN_MESSAGE_ID", templates.message_id(record.position).encode())
     properties = put_property(properties, b"WAIT", b"false")
     return put_property(properties, b"DELAY", b"%d" % level)
 

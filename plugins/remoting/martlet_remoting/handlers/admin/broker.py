@@ -8,9 +8,11 @@ from martlet.access import BrokerAdminGrant, BrokerGrant
 from martlet.config import fill
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.net.addresses import split_address
+from martlet.stats import Stats
 from martlet.store import StoreConfig
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Handle, RemotingState, reply
+from martlet_remoting.context import Context, Handle, reply, supports_transactions
+from martlet_remoting.counters import RequestCounters
 from martlet_remoting.fastjson import dumps
 from martlet_remoting.packets import Command
 from martlet_remoting.properties import format_properties, parse_properties
@@ -38,8 +40,9 @@ PUT_TIMES: Final = (
 )
 
 
-def broker_config(state: RemotingState, grant: BrokerGrant) -> dict[str, object]:
+def broker_config(context: Context, grant: BrokerGrant) -> dict[str, object]:
     """Return the settings that RocketMQ has too, by RocketMQ's names."""
+    state = context.state
     broker, store, remoting = state.broker.config, grant.config, state.config
     address = state.registrar.address if state.registrar else ""
     host, port = split_address(address) if address else ("", 0)
@@ -71,30 +74,30 @@ def broker_config(state: RemotingState, grant: BrokerGrant) -> dict[str, object]
         "namesrvAddr": ";".join(state.registrar.nameservers()) if state.registrar else "",
         "regionId": remoting.region,
         "registerNameServerPeriod": remoting.register_s * 1000,
-        "rejectTransactionMessage": not state.transactions,
+        "rejectTransactionMessage": not supports_transactions(state.broker),
         "defaultTopicQueueNums": broker.auto_create_queues,
         "storePathRootDir": grant.directory,
         "traceTopicEnable": remoting.trace,
-        **_switches(state, grant),
+        **_switches(state.switches, grant),
     }
 
 
-def _switches(state: RemotingState, grant: BrokerGrant) -> dict[str, bool]:
+def _switches(switches: Mapping[str, bool], grant: BrokerGrant) -> dict[str, bool]:
     """Return the settings that clients can change: those that can neither lock anyone out nor lose data."""
     return {
         "autoCreateSubscriptionGroup": grant.auto_create_groups,
         "autoCreateTopicEnable": grant.auto_create_topics,
-        **state.switches,
+        **switches,
     }
 
 
 def get_config(context: Context, command: Command) -> bytes:
     """Answer the configuration as key=value lines."""
-    state, grant = context.state, context.gate(command).query_broker()
+    grant = context.gate(command).query_broker()
     return reply(
         command,
         {"version": dumps(grant.topics_version.as_json()).decode()},
-        format_properties(broker_config(state, grant)),
+        format_properties(broker_config(context, grant)),
     )
 
 
@@ -105,7 +108,7 @@ def update_config(context: Context, command: Command) -> bytes:
     """
     state, grant = context.state, context.gate(command).manage_broker()
     wanted = parse_properties(command.body)
-    switches, config = _switches(state, grant), broker_config(state, grant)
+    switches, config = _switches(state.switches, grant), broker_config(context, grant)
     changes = {name: _truth(name, value) for name, value in wanted.items() if name in switches}
     kept = {KEPT[name]: _typed(name, value) for name, value in wanted.items() if name in KEPT}
     for name, value in wanted.items():
@@ -115,7 +118,7 @@ def update_config(context: Context, command: Command) -> bytes:
             text = f"Can not update config {name!r:.80} over the wire; these can be: {may}"
             raise Refused(Reason.NO_PERMISSION, f"{text}. Set it in the broker's configuration and start it again")
     _keep(grant, kept)
-    _switch(state, grant, changes)
+    _switch(state.switches, grant, changes)
     return reply(command)
 
 
@@ -138,14 +141,14 @@ def _keep(grant: BrokerAdminGrant, changes: Mapping[str, object]) -> None:
             raise Refused(Reason.PARAMETER, str(error)) from error
 
 
-def _switch(state: RemotingState, grant: BrokerAdminGrant, changes: Mapping[str, bool]) -> None:
+def _switch(switches: dict[str, bool], grant: BrokerAdminGrant, changes: Mapping[str, bool]) -> None:
     for name, value in changes.items():
         if name == "autoCreateSubscriptionGroup":
             grant.set_auto_create(groups=value)
         elif name == "autoCreateTopicEnable":
             grant.set_auto_create(topics=value)
         else:
-            state.switches[name] = value
+            switches[name] = value
 
 
 # state
@@ -154,24 +157,25 @@ def _switch(state: RemotingState, grant: BrokerAdminGrant, changes: Mapping[str,
 def runtime_info(context: Context, command: Command) -> bytes:
     """Answer the state of the broker; every value is text (RocketMQ KVTable)."""
     state, grant = context.state, context.gate(command).query_broker()
-    table = {**_store_info(state, grant), **_rate_info(state.rates), **_broker_info(state)}
+    now_ms = state.broker.clock.now_ms()
+    table = {**_store_info(state.counters, grant), **_rate_info(state.rates), **_broker_info(state.counters, now_ms)}
     if command.ext.get("counters") == "all":
-        table |= _counters(state)
+        table |= _counters(state.broker.stats)
     return reply(command, body=dumps({"table": {name: table[name] for name in sorted(table)}}))
 
 
-def _counters(state: RemotingState) -> dict[str, str]:
+def _counters(stats: Stats) -> dict[str, str]:
     """Return the counters of all parts as martlet.PART.NAME; sent only on request, as RocketMQ has no such names."""
     found: dict[str, str] = {}
-    for part, counters in state.broker.stats.collect().items():
+    for part, counters in stats.collect().items():
         for name, value in counters.items():
             found[f"martlet.{part}.{name}"] = value if isinstance(value, str) else dumps(value).decode()
     return found
 
 
-def _store_info(state: RemotingState, grant: BrokerGrant) -> dict[str, str]:
+def _store_info(counters: RequestCounters, grant: BrokerGrant) -> dict[str, str]:
     statistics, usage = grant.statistics(), grant.disk_usage()
-    count, size = statistics.appended_messages, statistics.readable - state.started_position
+    count, size = statistics.appended_messages, statistics.readable - counters.started_position
     ratio = str(round(usage.ratio, 4))
     return {
         "commitLogDirCapacity": f"Total : {_human(usage.total_bytes)}, Free : {_human(usage.free_bytes)}.",
@@ -187,7 +191,7 @@ def _store_info(state: RemotingState, grant: BrokerGrant) -> dict[str, str]:
         "putMessageAverageSize": str(size / count if count else 0.0),
         "putMessageDistributeTime": PUT_TIMES.format(count),
         "putMessageEntireTimeMax": str(round(statistics.fsync_seconds_max * 1000)),
-        "putMessageFailedTimes": str(sum(state.refusals.get(code, 0) for code in REFUSED_SENDS)),
+        "putMessageFailedTimes": str(sum(counters.refusals.get(code, 0) for code in REFUSED_SENDS)),
         "putMessageSizeTotal": str(size),
         "putMessageTimesTotal": str(count),
         "remainHowManyDataToFlush": f"{statistics.written - statistics.durable} B",
@@ -224,8 +228,8 @@ def _rate_info(rates: Rates) -> dict[str, str]:
     }
 
 
-def _broker_info(state: RemotingState) -> dict[str, str]:
-    started_ms = state.started_ms
+def _broker_info(counters: RequestCounters, now_ms: int) -> dict[str, str]:
+    started_ms = counters.started_ms
     pools = {f"{pool}ThreadPoolQueue{what}": "0" for pool in THREAD_POOLS for what in ("Size", "Capacity")}
     waits = {f"{pool}ThreadPoolQueueHeadWaitTimeMills": "0" for pool in THREAD_POOLS}
     return {
@@ -236,7 +240,7 @@ def _broker_info(state: RemotingState) -> dict[str, str]:
         "bootTimestamp": str(started_ms),
         "brokerActive": "true",
         "brokerVersionDesc": VERSION_NAME,
-        "runtime": _duration(state.clock.now_ms() - started_ms),
+        "runtime": _duration(now_ms - started_ms),
         "startAcceptSendRequestTimeStamp": str(started_ms),
         "timerCongestNum": "0",
         "timerDequeueTps": "0.0",

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Final
 
 from martlet.access import TopicFigures
+from martlet.broker import Broker
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.tables.topics import Topic
 from martlet.turns import Steps
 from martlet_remoting import fastjson
 from martlet_remoting.codes import ResponseCode
-from martlet_remoting.context import Beside, Context, Handle, Later, RemotingState, refuse
+from martlet_remoting.context import Beside, Context, Handle, Later, refuse
 from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.routes import Version
 
@@ -35,9 +36,9 @@ def existing_topic(grant: TopicFigures) -> Topic:
     return topic
 
 
-def message_queue(state: RemotingState, topic: str, queue_id: int) -> MessageQueue:
+def message_queue(broker: Broker, topic: str, queue_id: int) -> MessageQueue:
     """Return the name of a queue in the protocol."""
-    return MessageQueue(topic, state.broker.config.name, queue_id)
+    return MessageQueue(topic, broker.config.name, queue_id)
 
 
 def version_of(text: str) -> Version:
@@ -66,7 +67,7 @@ def saved(handle: Handle) -> Handle:
 
         def tell(problem: str) -> None:
             if problem:
-                context.state.count_refusal(ResponseCode.SYSTEM_ERROR)
+                context.state.counters.count_refusal(ResponseCode.SYSTEM_ERROR)
                 text = f"change is in effect but not yet on disk; {problem}"
                 context.answer(command, refuse(command, ResponseCode.SYSTEM_ERROR, text))
             else:

@@ -3,12 +3,15 @@
 from typing import Final
 
 from martlet.access import GroupAdminGrant, TopicFigures
+from martlet.broker import Broker
 from martlet.errors import Reason, Refused
 from martlet.tables.groups import check_group_name
 from martlet.turns import Pace, Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, RemotingState, reply, reply_in_pieces
+from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces
 from martlet_remoting.fastjson import dumps_in_steps
+from martlet_remoting.long_poll import ParkedPulls
+from martlet_remoting.members import Members
 from martlet_remoting.packets import Command, Frame, MessageQueue
 
 from .clients import VERSION_3_0_7
@@ -29,11 +32,11 @@ def reset(context: Context, command: Command) -> Steps[Frame]:
     state = context.state
     grant = context.gate(command).manage_group(command.text("group"))
     if state.switches["useServerSideResetOffset"]:
-        return (yield from _reset_here(state, grant, command))
-    return (yield from _reset_clients(state, grant, command))
+        return (yield from _reset_here(state.broker, state.parked, grant, command))
+    return (yield from _reset_clients(state.broker, state.members, grant, command))
 
 
-def _reset_here(state: RemotingState, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
+def _reset_here(broker: Broker, parked: ParkedPulls, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
     name, group = command.text("topic"), command.text("group")
     figures = grant.figures(name)
     topic = figures.get()
@@ -54,7 +57,7 @@ def _reset_here(state: RemotingState, grant: GroupAdminGrant, command: Command) 
                 yield
     table: dict[MessageQueue, int] = {}
     for number, to in offsets.items():
-        table[message_queue(state, name, number)] = to
+        table[message_queue(broker, name, number)] = to
         if pace.is_over():
             yield
     if figures.get() is None:
@@ -62,7 +65,7 @@ def _reset_here(state: RemotingState, grant: GroupAdminGrant, command: Command) 
     if not offsets:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No queues to reset.; topic[{name}] has none to read")
     grant.reset(name, offsets)
-    state.parked.wake_topic(name)
+    parked.wake_topic(name)
     return (yield from _answer(command, table))
 
 
@@ -85,7 +88,7 @@ def _answer(command: Command, table: dict[MessageQueue, int]) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table})))
 
 
-def _reset_clients(state: RemotingState, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
+def _reset_clients(broker: Broker, members: Members, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
     """Send the new offsets to every live member; unless forced, only those that go back."""
     name, group = command.text("topic"), command.text("group")
     timestamp, forced = command.integer("timestamp", -1), command.boolean("isForce")
@@ -101,30 +104,28 @@ def _reset_clients(state: RemotingState, grant: GroupAdminGrant, command: Comman
         if committed < 0:
             raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
         target = _offset_at(figures, number, timestamp)
-        table[message_queue(state, name, number)] = target if forced else min(target, committed)
+        table[message_queue(broker, name, number)] = target if forced else min(target, committed)
         if pace.is_over():
             yield
-    yield from _tell(state, command, group, name, table)
+    yield from _tell(members, command, group, name, table)
     return (yield from _answer(command, table))
 
 
-def _tell(
-    state: RemotingState, command: Command, group: str, topic: str, table: dict[MessageQueue, int]
-) -> Steps[None]:
-    live = state.members.group(group)
+def _tell(members: Members, command: Command, group: str, topic: str, table: dict[MessageQueue, int]) -> Steps[None]:
+    live = members.group(group)
     if live is None:
         text = f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic}"
         raise Declined(ResponseCode.CONSUMER_NOT_ONLINE, f"{text} Timestamp: {command.integer('timestamp', -1)}")
     ext = {name: command.ext[name] for name in ("topic", "group", "timestamp", "isForce") if name in command.ext}
     offsets = _as_list(table) if command.language == "CPP" else table
     body = b"".join((yield from dumps_in_steps({"offsetTable": offsets})))
-    members = list(live.members.values())
+    present = list(live.members.values())
     pace = Pace(CLIENTS_AT_ONCE)
-    for member in members:
+    for member in present:
         if member.version < VERSION_3_0_7:
             text = f"the client does not support this feature. version={member.version}"
             raise Declined(ResponseCode.SYSTEM_ERROR, f"[reset-offset] {text}")
-    for member in members:
+    for member in present:
         if member.connection in live.members:
             member.connection.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
         if pace.is_over(1 + len(body) // BYTES_OF_A_STEP):

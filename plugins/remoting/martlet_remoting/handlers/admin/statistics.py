@@ -3,13 +3,15 @@
 from typing import Final
 
 from martlet.access import GroupGrant, TopicFigures, TopicGrant
+from martlet.broker import Broker
 from martlet.store.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from martlet.tables.topics import Topic
 from martlet.turns import Pace, Steps
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, RemotingState, reply, reply_in_pieces
+from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces
 from martlet_remoting.fastjson import dumps, dumps_in_steps
+from martlet_remoting.members import Members
 from martlet_remoting.packets import Command, Frame, MessageQueue
 from martlet_remoting.subscriptions import Subscription
 
@@ -32,7 +34,7 @@ def topic_stats(context: Context, command: Command) -> Steps[Frame]:
     pace = Pace(QUEUES_AT_ONCE)
     for queue_id in range(max(topic.read_queues, topic.write_queues)):
         end = grant.end_offset(queue_id)
-        table[message_queue(state, topic.name, queue_id)] = {
+        table[message_queue(state.broker, topic.name, queue_id)] = {
             "lastUpdateTimestamp": _stored_ms(grant, queue_id, end - 1),
             "maxOffset": end,
             "minOffset": grant.first_offset(queue_id),
@@ -48,9 +50,9 @@ def _stored_ms(figures: TopicFigures, queue_id: int, offset: int) -> int:
     return max(figures.store_ms_at(queue_id, offset), 0)
 
 
-def _topics_of(state: RemotingState, grant: GroupGrant, wanted: list[str]) -> list[Topic]:
+def _topics_of(members: Members, grant: GroupGrant, wanted: list[str]) -> list[Topic]:
     """The topics of the group that are there, without those that its live members no longer subscribe to."""
-    live = state.members.group(grant.name)
+    live = members.group(grant.name)
     subscribed = live.subscriptions if live is not None else {}
     names = wanted or grant.topics()
     found = (grant.figures(name).get() for name in names)
@@ -58,14 +60,14 @@ def _topics_of(state: RemotingState, grant: GroupGrant, wanted: list[str]) -> li
 
 
 def consume_stats(
-    state: RemotingState, grant: GroupGrant, topic: Topic, queues: int, pace: Pace
+    broker: Broker, grant: GroupGrant, topic: Topic, queues: int, pace: Pace
 ) -> Steps[dict[MessageQueue, dict[str, int]]]:
     """Return how far the group is in the first *queues* queues of *topic* (OffsetWrapper)."""
     figures = grant.figures(topic.name)
     table: dict[MessageQueue, dict[str, int]] = {}
     for queue_id in range(queues):
         committed = max(grant.offset(topic.name, queue_id), 0)
-        table[message_queue(state, topic.name, queue_id)] = {
+        table[message_queue(broker, topic.name, queue_id)] = {
             "brokerOffset": figures.end_offset(queue_id),
             "consumerOffset": committed,
             "lastTimestamp": _stored_ms(figures, queue_id, committed - 1),
@@ -86,8 +88,8 @@ def group_stats(context: Context, command: Command) -> Steps[Frame]:
         wanted = [topic]
     table: dict[MessageQueue, dict[str, int]] = {}
     tps, pace = 0.0, Pace(QUEUES_AT_ONCE)
-    for found in _topics_of(state, grant, wanted):
-        table |= yield from consume_stats(state, grant, found, found.read_queues, pace)
+    for found in _topics_of(state.members, grant, wanted):
+        table |= yield from consume_stats(state.broker, grant, found, found.read_queues, pace)
         tps += state.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
     return reply_in_pieces(command, (yield from dumps_in_steps({"consumeTps": tps, "offsetTable": table})))
 
@@ -101,10 +103,10 @@ def all_group_stats(context: Context, command: Command) -> Steps[Frame]:
     for group in grant.groups():
         stats: list[object] = []
         of_group = grant.group(group)
-        for topic in _topics_of(state, of_group, []):
+        for topic in _topics_of(state.members, of_group, []):
             if ordered and not topic.order:
                 continue
-            table = yield from consume_stats(state, of_group, topic, topic.write_queues, pace)
+            table = yield from consume_stats(state.broker, of_group, topic, topic.write_queues, pace)
             total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
             tps = state.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
@@ -145,7 +147,7 @@ def time_span(context: Context, command: Command) -> Steps[Frame]:
         spans.append(
             {
                 "consumeTimeStamp": _stored_ms(grant, queue_id, committed - 1) if committed > 0 else first_ms,
-                "delayTime": max(state.clock.now_ms() - next_ms, 0) if next_ms else 0,
+                "delayTime": max(state.broker.clock.now_ms() - next_ms, 0) if next_ms else 0,
                 "maxTimeStamp": _stored_ms(grant, queue_id, end - 1) or -1,
                 "messageQueue": {"brokerName": state.broker.config.name, "queueId": queue_id, "topic": topic.name},
                 "minTimeStamp": first_ms,

@@ -6,12 +6,13 @@ from typing import Final, TypeAlias, TypeVar
 import orjson
 
 from martlet.access import TopicAdminGrant
+from martlet.broker import Broker
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, Topic, check_name
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, integer, items, read_body
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, RemotingState, reply, reply_in_pieces
+from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces
 from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
 from martlet_remoting.packets import Command, Frame
 from martlet_remoting.registrar import standard_topics
@@ -41,21 +42,21 @@ FIXED: Final = frozenset(("queue.type", "cleanup.policy"))
 SUPPORTED: Final[Mapping[str, str]] = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
 
 
-def system_topics(state: RemotingState) -> list[str]:
+def system_topics(broker: Broker) -> list[str]:
     """Return the topics that clients can neither change nor delete."""
-    return list(dict.fromkeys([*SYSTEM_TOPICS, *(topic.name for topic in standard_topics(state.broker))]))
+    return list(dict.fromkeys([*SYSTEM_TOPICS, *(topic.name for topic in standard_topics(broker))]))
 
 
-def is_system(state: RemotingState, name: str) -> bool:
+def is_system(broker: Broker, name: str) -> bool:
     """Return whether *name* is a system topic."""
-    return name.startswith(SYSTEM_PREFIX) or name in system_topics(state)
+    return name.startswith(SYSTEM_PREFIX) or name in system_topics(broker)
 
 
 def _changeable(context: Context, command: Command, name: str) -> TopicAdminGrant:
     """Return the grant to change topic *name*. Raises `Refused` for a system topic."""
     grant = context.gate(command).manage(name)
     check_name(name)
-    if is_system(context.state, name):
+    if is_system(context.state.broker, name):
         raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
     return grant
 
@@ -182,11 +183,11 @@ def _update_from_json(grant: TopicAdminGrant, fields: dict[object, object]) -> T
 
 def delete_topic(context: Context, command: Command) -> bytes:
     """Delete a topic with its messages and the groups' offsets in it; no error if it does not exist."""
-    name, state = command.text("topic"), context.state
+    name = command.text("topic")
     if not name.strip():
         raise Refused(Reason.PARAMETER, "The specified topic is blank.")
     grant = context.gate(command).manage(name)
-    if is_system(state, name):
+    if is_system(context.state.broker, name):
         raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
     grant.delete()
     return reply(command)
@@ -231,7 +232,7 @@ def one_topic(context: Context, command: Command) -> bytes:
 def system_topic_list(context: Context, command: Command) -> bytes:
     """Answer the names of system topics, which clients cannot use."""
     context.gate(command).query_broker()
-    return reply(command, body=dumps({"topicList": system_topics(context.state)}))
+    return reply(command, body=dumps({"topicList": system_topics(context.state.broker)}))
 
 
 def clean_unused_topics(context: Context, command: Command) -> Steps[bytes]:
