@@ -104,7 +104,7 @@ class DeliveryConfig:
     )
     lease_window: int = setting(
         20_000,
-        "leased messages per queue and shared group, plus those acknowledged after the oldest leased one",
+        "leased messages per queue and shared group, plus at most as many acknowledged after the oldest of them",
         low=1,
     )
     leases_max: int = setting(200_000, "the same for all queues and groups together", low=1)

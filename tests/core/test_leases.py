@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from martlet.delivery.leases import Leases
+from martlet.delivery.leases import SETTLED_MIN, Leases
 from martlet.errors import LocalProtocolError
 
 HOLDERS: Final = ("ada", "bob", "cyn")
@@ -302,3 +302,15 @@ class LeasesModel(RuleBasedStateMachine):
 
 TestLeasesModel = LeasesModel.TestCase
 TestLeasesModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_settled_messages_after_an_unsettled_one_do_not_fill_the_window() -> None:
+    leases = Leases(0, window=1000, deliveries_max=0)
+    leases.hand_out("bob", [0], 30.0)
+    for offset in range(1, 10_000):
+        leases.hand_out("ada", [offset], 30.0)
+        assert leases.ack("ada", offset)
+        assert leases.size <= 2 * leases.unsettled + SETTLED_MIN + 1
+    assert (leases.low, leases.next, leases.unsettled_leases()) == (0, 10_000, [(0, 30.0, 1, 0)])
+    assert leases.ack("bob", 0)
+    assert (leases.low, leases.room) == (10_000, 1000)

@@ -24,6 +24,8 @@ from martlet.errors import LocalProtocolError
 __all__ = ["Leases"]
 
 STALE_TIMERS_MIN: Final = 64
+# Settled messages after an unsettled one that are tracked at least.
+SETTLED_MIN: Final = 64
 
 
 @final
@@ -48,7 +50,8 @@ class Leases:
 
     Args:
       first: the offset to begin with; everything below is settled.
-      window: the maximum number of messages from the oldest unsettled one on; limits memory.
+      window: the maximum number of messages tracked; limits memory. Those are the unsettled ones, and settled ones
+        after an unsettled one: at most as many, and `SETTLED_MIN` more.
       deliveries_max: a message that returns after this many deliveries is dead; 0 for no limit.
     """
 
@@ -61,6 +64,7 @@ class Leases:
         "_timers",
         "_waiting",
         "low",
+        "newest_returned",
         "next",
         "window",
     )
@@ -71,11 +75,13 @@ class Leases:
         self.window = window
         self._deliveries_max = deliveries_max
         self._slots: dict[int, _Lease] = {}
-        self._order: deque[int] = deque()  # every offset delivered from `low` on, settled or not, ascending
+        # Every unsettled offset, and some settled ones above the lowest, ascending.
+        self._order: deque[int] = deque()
         self._held: dict[Hashable, dict[int, None]] = {}
         self._timers: list[tuple[float, int]] = []  # a heap; an entry may be stale
         self._waiting: list[int] = []  # a heap
         self._dead: dict[int, None] = {}
+        self.newest_returned = 0  # the highest generation of all messages that returned
 
     def restore(self, holder: Hashable, offset: int, until: float, deliveries: int, generation: int) -> None:
         """Restore a lease of an earlier run for *holder*; call it in ascending order, before anything else."""
@@ -219,6 +225,8 @@ class Leases:
         del self._slots[offset]
         if self._order[0] == offset:
             self._trim()
+        elif len(self._order) > SETTLED_MIN + 2 * len(self._slots):
+            self._forget_settled()
         if len(self._timers) > STALE_TIMERS_MIN + 2 * len(self._slots):
             self._forget_stale_timers()
         return True
@@ -357,6 +365,8 @@ class Leases:
 
     def _offer(self, lease: _Lease, offset: int) -> None:
         lease.until = -math.inf
+        if lease.generation > self.newest_returned:
+            self.newest_returned = lease.generation
         heapq.heappush(self._waiting, offset)
 
     def _settle(self, offset: int) -> None:
@@ -369,6 +379,11 @@ class Leases:
         while order and order[0] not in slots:
             order.popleft()
         self.low = order[0] if order else self.next
+
+    def _forget_settled(self) -> None:
+        """Stop tracking settled messages: one that stays unsettled for long must not fill the window with others."""
+        slots = self._slots
+        self._order = deque(offset for offset in self._order if offset in slots)
 
     def _forget_stale_timers(self) -> None:
         """Rebuild the timers before those of settled messages outnumber the live ones."""

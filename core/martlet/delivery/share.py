@@ -89,7 +89,19 @@ class Owner(Protocol):
 class ShareLane:
     """One queue as shared by one group."""
 
-    __slots__ = ("began", "due", "failure", "graves", "key", "leases", "noted_next", "queue", "reader", "share")
+    __slots__ = (
+        "began",
+        "due",
+        "failure",
+        "graves",
+        "in_order",
+        "key",
+        "leases",
+        "noted_next",
+        "queue",
+        "reader",
+        "share",
+    )
 
     def __init__(self, share: "Share", queue: Queue, key: Key, leases: Leases) -> None:
         self.share = share
@@ -99,6 +111,7 @@ class ShareLane:
         self.noted_next = leases.next
         self.began = leases.low
         self.due = True
+        self.in_order = False  # somebody takes its messages in order
         self.reader = QueueReader(share.store, self._was_read, RETURNED_AHEAD + 1)
         self.failure: Refused | None = None  # for the next member that collects
         # Offset -> end of its dead letter in the log, which is not flushed yet; ends ascend.
@@ -115,6 +128,11 @@ class ShareLane:
     @property
     def is_settling(self) -> bool:
         return self.leases.is_settling
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether nothing may be delivered in order now: an earlier message is held, pauses or is dead."""
+        return self.leases.unsettled > self.leases.waiting
 
     def state(self) -> tuple[int, list[tuple[int, LeaseState]]]:
         """Return the next offset and every unsettled message, in the form of notes."""
@@ -271,6 +289,7 @@ class Share:
         self._tail.listen(self)
         for lane in self._lanes.values():
             lane.forget_read()
+            lane.due = True  # the old selection may not have been woken by what the new one wants
 
     def join(self, member: Competitor) -> None:
         self._members[member] = None
@@ -341,19 +360,29 @@ class Share:
 
     # messages to members
 
-    def hand_out(self, member: Competitor, budget_bytes: int) -> list[Delivery]:
-        """Lease messages to *member*, from each queue in turn: first returned ones, then new ones."""
+    def hand_out(
+        self, member: Competitor, budget_bytes: int, queue_id: int = -1, *, in_order: bool = False
+    ) -> list[Delivery]:
+        """Lease messages to *member*, from each queue in turn: first returned ones, then new ones.
+
+        All get the same generation. With *queue_id* they are of that queue only. With *in_order* a queue is left out
+        until its earlier messages are settled or can be delivered again.
+        """
         until = self._owner.now() + member.lease_s
         found: list[Delivery] = []
-        lanes = list(self._lanes.values())
-        self._turn += 1
-        first = self._turn % (len(lanes) or 1)
-        for lane in lanes[first:] + lanes[:first]:
+        lanes = self._lanes_from(queue_id)
+        newest = [lane.leases.newest_returned for lane in lanes if lane.leases.waiting]
+        generation = max(self._owner.clock.now_ms(), max(newest, default=0) + 1)
+        for lane in lanes:
             if member.credit <= 0 or budget_bytes <= 0:
                 break
+            if in_order:
+                lane.in_order = True
+                if lane.is_blocked:
+                    continue
             try:
                 for take in (self._fail, self._again, self._new):
-                    deliveries = take(lane, member, budget_bytes, until)
+                    deliveries = take(lane, member, budget_bytes, until, generation)
                     budget_bytes -= sum(len(delivery.data) for delivery in deliveries)
                     found += deliveries
             except Refused as refused:
@@ -368,14 +397,42 @@ class Share:
                 self.wake()
         return found
 
-    def _fail(self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float) -> list[Delivery]:
+    def _lanes_from(self, queue_id: int) -> list[ShareLane]:
+        """Return the lane of *queue_id*; of all queues if it is -1, each time beginning with the next one."""
+        if queue_id >= 0:
+            lane = self._lanes.get(queue_id)
+            return [lane] if lane is not None else []
+        lanes = list(self._lanes.values())
+        self._turn += 1
+        first = self._turn % (len(lanes) or 1)
+        return lanes[first:] + lanes[:first]
+
+    def is_ready(self, queue_id: int = -1, *, in_order: bool = False) -> bool:
+        """Return whether `hand_out` may find messages now; if not, members with credit are woken once it may."""
+        for lane in self._lanes.values() if queue_id < 0 else self._lanes_from(queue_id):
+            if lane.reader.must_wait or (in_order and lane.is_blocked):
+                continue
+            if lane.failure or lane.leases.waiting or (lane.due and min(lane.leases.room, self._owner.room) > 0):
+                return True
+        return False
+
+    def rest(self, queue_id: int = -1) -> int:
+        """Return how many messages can be delivered now or have not been looked at yet."""
+        lanes = self._lanes.values() if queue_id < 0 else self._lanes_from(queue_id)
+        return sum(lane.leases.waiting + max(lane.queue.next_offset - lane.leases.next, 0) for lane in lanes)
+
+    def _fail(
+        self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float, generation: int
+    ) -> list[Delivery]:
         """Raise the error of an earlier read, if there is one."""
         failure, lane.failure = lane.failure, None
         if failure is not None:
             raise failure
         return []
 
-    def _again(self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float) -> list[Delivery]:
+    def _again(
+        self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float, generation: int
+    ) -> list[Delivery]:
         """Lease messages that were returned."""
         found: list[Delivery] = []
         leases = lane.leases
@@ -383,12 +440,11 @@ class Share:
             result = self._read_again(lane, member, budget_bytes)
             if result is None:
                 break
-            offset, deliveries = leases.hand_again(member.holder, 1, until, self._owner.clock.now_ms())[0]
+            offset, deliveries = leases.hand_again(member.holder, 1, until, generation)[0]
             if not result.count or result.next_offset != offset + 1:
                 member.credit -= 1
                 self._settle(lane, member.holder, offset)  # retention removed it
                 continue
-            generation = leases.generation(offset)
             self._owner.notes.note(lane.key, Change(AGAIN, generation, _in_ms(member.lease_s), offsets=(offset,)))
             batch = encode_result(result, offset, member.encoding)
             found.append(
@@ -414,7 +470,9 @@ class Share:
             start, offset, lane.queue, offset, 1, budget_bytes, selection.codes, selection.predicate
         )
 
-    def _new(self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float) -> list[Delivery]:
+    def _new(
+        self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float, generation: int
+    ) -> list[Delivery]:
         """Lease messages that were never delivered."""
         self._reset_if_wanted(lane)
         leases, owner = lane.leases, self._owner
@@ -431,7 +489,6 @@ class Share:
         lane.due = result.next_offset < lane.queue.next_offset
         before = leases.size
         batch = encode_result(result, start, member.encoding)
-        generation = owner.clock.now_ms()
         leases.hand_out(member.holder, batch.offsets, until, generation)
         leases.skip_to(result.next_offset)
         owner.unsettled += leases.size - before
@@ -572,6 +629,8 @@ class Share:
         self._owner.notes.ack(lane.key, offset)
         self._give_credit(holder)
         self._was_settled(lane, before, before >= leases.window)
+        if lane.in_order and not lane.is_blocked:
+            self.wake()
         return True
 
     def _was_settled(self, lane: ShareLane, before: int, full: bool) -> None:
