@@ -24,6 +24,7 @@ from martlet.turns import Steps
 
 from .codec import encode_command, encode_response, encode_response_in_pieces
 from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, ResponseCode
+from .cold_reads import ColdReads
 from .config import RemotingConfig
 from .counters import RequestCounters
 from .deadlines import Deadlines
@@ -110,16 +111,22 @@ class RemotingState:
         self.locks: Final = QueueLocks(config.lock_s, config.locks_peer_max, broker.topics.has_queue)
         self.parked: Final = ParkedPulls(broker.store, self.deadlines, config.parked_max)
         self.rates: Final = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
+        self.cold: Final = ColdReads(self.now, broker.clock.now_ms)
         self.contexts: Final[dict[Context, None]] = {}
         self.switches: Final = {"useServerSideResetOffset": True}  # by RocketMQ's names; clients can change them
         self.registrar: Final = registrar
         # None if the broker registers with no name server.
         self.others: OtherBrokers | None = OtherBrokers(registrar) if registrar is not None else None
         broker.topics.changed.append(self._topic_changed)
+        broker.groups.changed.append(self._group_changed)
 
     def _topic_changed(self, topic: Topic | None) -> None:
         if topic is None:  # a topic was deleted
             self.parked.wake_gone(self.broker.topics)
+
+    def _group_changed(self, name: str) -> None:
+        if self.broker.groups.get(name) is None:  # it was deleted
+            self.cold.limits.pop(name, None)
 
     def set_store_host(self, host: bytes) -> None:
         """Set the address of this broker that new records and message ids contain."""
@@ -137,6 +144,7 @@ class RemotingState:
             "connections": len(self.contexts),
             "requests": counters.requests,
             "messages_pulled": self.rates.found,
+            "cold_reads_refused": self.cold.refused,
             "refused_by_code": {str(code): count for code, count in sorted(counters.refusals.items())},
             "parked_pulls": self.parked.waiting,
             "parked_pulls_given_up": self.parked.given_up,

@@ -22,6 +22,7 @@ from .handlers import admin, assignments, groups, offsets, pull, query, replies,
 from .headers import SendRun
 from .packets import NO_EXT, Command, Frame
 from .signatures import signed_request
+from .unsupported import unsupported_text
 
 __all__ = ["FAST_TABLE", "TABLE", "RemotingHandler"]
 
@@ -81,7 +82,7 @@ class RemotingHandler:
                 event.identity = authentication.authenticate(signed)
             handle = self._table.get(event.code)
             if handle is None:
-                raise Declined(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {event.code} not supported")
+                raise Declined(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, unsupported_text(event.code))
             answer = handle(context, event)
             if answer is not None and not isinstance(answer, FRAMES):
                 return self._begin(event, answer)

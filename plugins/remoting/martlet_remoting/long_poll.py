@@ -55,6 +55,7 @@ class Pull:
         "asked_offset",
         "bucket",
         "counted",
+        "far",
         "gate",
         "grant",
         "group",
@@ -99,6 +100,7 @@ class Pull:
         self.gate = gate  # checked again before a held pull is answered
         self.grant = grant
         self.own_filter = False  # the request has its own filter; the group's heartbeats do not apply
+        self.far = False  # its records come from the disk
         self.retries = False  # the topic is the group's retry topic, whose messages are delayed
         self.weight = 1  # how many pulls it counts as, by the memory it uses
         self.suspend_until = 0.0  # trio.current_time; 0 for a pull that may not wait

@@ -285,6 +285,12 @@ def _wait_for_disk(context: Context, pull: Pull) -> None:
             raise stalled
         _answer_nothing(context, pull)
     else:
+        try:
+            state.cold.check(pull.group)
+        except Refused:
+            pending.reader.forget(pull)
+            raise
+        pull.far = True
         _admit(state.parked, state.counters, pull)
         pending.reading[pull] = None
 
@@ -301,6 +307,8 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
     last = pull.last or state.parked.stopping
     if status is ReadStatus.FOUND:
         state.rates.got(pull.queue.topic, pull.group, result.count, result.size)
+        if pull.far:
+            state.cold.took(pull.group, result.size)
     elif code == ResponseCode.PULL_NOT_FOUND and status in NOTHING_YET and pull.offset != 0:
         code, next_offset = ResponseCode.PULL_OFFSET_MOVED, 0
     elif code == ResponseCode.PULL_NOT_FOUND:

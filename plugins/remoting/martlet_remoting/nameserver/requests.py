@@ -13,6 +13,7 @@ from martlet_remoting.codes import VERSION_4_9_4, RequestCode, ResponseCode
 from martlet_remoting.packets import NO_EXT, Command, Frame
 from martlet_remoting.register_broker import NAME_CHARS_MAX, VERSION_BYTES_MAX, decode_registration
 from martlet_remoting.routes import MASTER_ID, Route, TopicQueues, Version, encode_route, load_object, read_object
+from martlet_remoting.unsupported import unsupported_text
 
 from .kvconfig import ORDER_TOPICS
 from .server import NameServer
@@ -40,7 +41,7 @@ def answer(server: NameServer, connection: object, command: Command) -> Steps[Fr
     server.requests += 1
     handle = REQUESTS.get(command.code)
     if handle is None:
-        text = f" request type {command.code} not supported"
+        text = unsupported_text(command.code)
         return encode_response(command.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=text)
     try:
         found = handle(server, connection, command)

@@ -4,7 +4,7 @@ from typing import Final
 
 from martlet_remoting.context import Handle
 
-from . import broker, clients, groups, resets, statistics, topics
+from . import broker, clients, cold, groups, resets, statistics, topics
 
 __all__ = ["TABLE"]
 
@@ -15,4 +15,5 @@ TABLE: Final[dict[int, Handle]] = {
     **clients.TABLE,
     **resets.TABLE,
     **broker.TABLE,
+    **cold.TABLE,
 }

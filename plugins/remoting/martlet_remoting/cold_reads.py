@@ -1,0 +1,88 @@
+"""Limits how many bytes a consumer group reads far behind the tail, where records come from the disk.
+
+A group that starts again after days reads the whole backlog as fast as its clients take it, and the disk is then busy
+for everybody. An administrator can set a limit for such a group (RocketMQ's updateColdDataFlowCtrGroupConfig), which
+holds until the broker stops. As in RocketMQ it counts in windows of 5 s (ColdDataCgCtrService), and a pull over the
+limit is refused with SYSTEM_BUSY; Java clients then pull again after 3 s.
+"""
+
+from collections.abc import Callable
+from typing import Final, final
+
+from martlet.errors import Reason, Refused
+
+__all__ = ["WINDOW_S", "ColdReads"]
+
+WINDOW_S: Final = 5.0
+
+
+@final
+class _Reads:
+    """The reads of one group in the current window."""
+
+    __slots__ = ("bytes", "first_ms", "last_ms")
+
+    def __init__(self, now_ms: int) -> None:
+        self.bytes = 0
+        self.first_ms = self.last_ms = now_ms
+
+
+@final
+class ColdReads:
+    """The limits, and what each group has read from the disk in the current window."""
+
+    def __init__(self, now: Callable[[], float], now_ms: Callable[[], int]) -> None:
+        self.limits: dict[str, int] = {}  # group -> bytes per window
+        self.refused = 0
+        self._now = now
+        self._now_ms = now_ms
+        self._reads: dict[str, _Reads] = {}
+        self._end = 0.0  # of the current window
+
+    def check(self, group: str) -> None:
+        """Refuse a read of *group* from the disk (BUSY) if it has reached its limit."""
+        limit = self.limits.get(group)
+        if limit is None:
+            return
+        reads = self._current().get(group)
+        if reads is None and limit > 0:
+            return
+        size = reads.bytes if reads is not None else 0
+        if size >= limit:
+            self.refused += 1
+            text = f"group [{group}] has read {size} bytes of old messages from the disk; its limit per"
+            text = f"{text} {WINDOW_S:g} s is {limit}, change it with updateColdDataFlowCtrGroupConfig"
+            raise Refused(Reason.BUSY, text)
+
+    def took(self, group: str, size: int) -> None:
+        """Count *size* bytes that *group* got from the disk."""
+        now_ms = self._now_ms()
+        window = self._current()
+        reads = window.get(group)
+        if reads is None:
+            reads = window[group] = _Reads(now_ms)
+        reads.bytes += size
+        reads.last_ms = now_ms
+
+    def _current(self) -> dict[str, _Reads]:
+        """Return the reads of the current window; begin a new one if it is over."""
+        now = self._now()
+        if now >= self._end:
+            self._reads = {}
+            self._end = now + WINDOW_S
+        return self._reads
+
+    def as_json(self) -> dict[str, object]:
+        """Return limits and reads in RocketMQ's form; a threshold of 0 for all groups means that there is none."""
+        reads = self._current()
+        table = {
+            group: {"coldAcc": each.bytes, "createTimeMills": each.first_ms, "lastColdReadTimeMills": each.last_ms}
+            for group, each in reads.items()
+        }
+        return {
+            "runtimeTable": table,
+            "configTable": dict(self.limits),
+            "cgColdReadThreshold": 0,
+            "globalColdReadThreshold": 0,
+            "globalAcc": sum(each.bytes for each in reads.values()),
+        }
