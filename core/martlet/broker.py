@@ -302,7 +302,7 @@ class Broker:
             raise LocalProtocolError(f"plugin {passed!r} has no stage that a message could have passed")
         return self.stages[len(plugins) - plugins[::-1].index(passed) :]
 
-    def when_saved(self, tell: Callable[[str], None]) -> None:
+    def call_when_saved(self, tell: Callable[[str], None]) -> None:
         """Call *tell* once the current topics and groups are on disk; immediately in a broker that does not save them.
 
         Its argument is empty, or the reason why a table could not be written yet; the broker retries.

@@ -1,7 +1,7 @@
 """Writes the tables (`Broker.tables`) to their files soon after they change.
 
 Topics and groups are written right after a change, many changes together, and a caller can
-wait for that (`Broker.when_saved`). Committed offsets are written at an interval, as in
+wait for that (`Broker.call_when_saved`). Committed offsets are written at an interval, as in
 RocketMQ: after a crash, a group receives the messages of the last seconds again. If the broker
 crashes before it has written a new topic, the topic is recreated from its records: the log is
 authoritative. A table is frozen on the event loop and rendered in a worker thread.

@@ -30,7 +30,7 @@ def read(broker: str, topic: str) -> list[ReceivedMessage]:
     return trio.run(work)
 
 
-def bury(broker: str, group: str, topic: str) -> None:
+def dead_letter(broker: str, group: str, topic: str) -> None:
     """Let *group* give up every message of *topic*."""
 
     async def work() -> None:
@@ -67,7 +67,7 @@ def test_dead_letters_are_listed_shown_and_resent(to: Run, broker: str) -> None:
     to("topic", "create", "Orders", "--queues", "1")
     for number in range(3):
         to("send", "Orders", f"order {number}", "--tag", "books", "--key", f"k{number}", "--property", "colour=red")
-    bury(broker, "billing", "Orders")
+    dead_letter(broker, "billing", "Orders")
     sent = read(broker, "Orders")
 
     row = listed(to, "billing")
@@ -101,7 +101,7 @@ def test_one_dead_letter_is_resent_to_another_topic(to: Run, broker: str) -> Non
     to("topic", "create", "Bills", "--queues", "1")
     for number in range(2):
         to("send", "Bills", f"bill {number}")
-    bury(broker, "payers", "Bills")
+    dead_letter(broker, "payers", "Bills")
     words = ("dlq", "resend", "payers", "--from", "1", "--count", "1", "--topic", "Elsewhere", "--json")
     code, out, err = to(*words)
     assert (code, json.loads(out), err) == (0, {"group": "payers", "resent": 1}, "")
@@ -114,7 +114,7 @@ def test_one_dead_letter_is_resent_to_another_topic(to: Run, broker: str) -> Non
 def test_a_consumer_of_the_group_gets_what_was_resent(to: Run, broker: str) -> None:
     to("topic", "create", "Jobs", "--queues", "1")
     to("send", "Jobs", "the job")
-    bury(broker, "workers", "Jobs")
+    dead_letter(broker, "workers", "Jobs")
     assert to("dlq", "resend", "workers")[0] == 0
     to("group", "reset", "workers", "--topic", "Jobs", "--to", "end")
     received: list[ReceivedMessage] = []
@@ -138,7 +138,7 @@ def test_a_group_that_never_failed_has_none(to: Run) -> None:
 def test_resending_leaves_no_group_and_no_lag_behind(to: Run, broker: str) -> None:
     to("topic", "create", "Parcels", "--queues", "1")
     to("send", "Parcels", "a parcel")
-    bury(broker, "postmen", "Parcels")
+    dead_letter(broker, "postmen", "Parcels")
     before = to("group", "list", "--json")
     assert to("dlq", "resend", "postmen")[0] == 0
     assert to("group", "list", "--json") == before

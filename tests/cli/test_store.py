@@ -24,7 +24,7 @@ from martlet.store import RealDisk, Store, StoreConfig
 Run = Callable[..., tuple[int, str, str]]
 
 RECORDS = 60
-SIZES = {"segment_bytes": 8192, "chunk_bytes": 4096, "index_slots": 64, "index_entries": 1024}
+SIZES = {"segment_bytes": 8192, "page_bytes": 4096, "index_slots": 64, "index_entries": 1024}
 SETTINGS = [word for name, value in SIZES.items() for word in ("--set", f"store.{name}={value}")]
 
 

@@ -187,7 +187,7 @@ async def test_a_sweep_goes_on_after_the_disk_failed_to_read(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = FakeDisk()
-    async with broker_in_memory(disk, cache_bytes=0, chunk_bytes=256) as broker:
+    async with broker_in_memory(disk, cache_bytes=0, page_bytes=256) as broker:
         feed = feed_of(broker)
         positions = [send(broker, "a", str(n)) for n in range(100)]
         await settle(broker)
@@ -282,7 +282,7 @@ def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
     steps: list[tuple[str, int, str]], slice_messages: int
 ) -> None:
     async def scenario() -> None:
-        async with broker_in_memory(flush="sync", cache_bytes=0, chunk_bytes=1024) as broker:
+        async with broker_in_memory(flush="sync", cache_bytes=0, page_bytes=1024) as broker:
             feed = feed_of(broker, 3)
             sent: list[tuple[int, str]] = []
             clients: list[tuple[Client, int, str]] = []

@@ -20,7 +20,7 @@ async def test_a_dead_letter_that_meets_a_full_disk_fails_the_commit_of_its_roun
         broker.topics.ensure("T", 1)
         dead = broker.publish(Message("T", b"dead", b"", 0))
         store.commit()
-        record = decode_record(store.chunks.read(dead.position, dead.end - dead.position))
+        record = decode_record(store.pages.read(dead.position, dead.end - dead.position))
         put_dead_letter(broker.store, broker.topics, "G", record)
         broker.publish(Message("T", b"of another peer", b"", 0))
         disk.fail_next("write", 28)

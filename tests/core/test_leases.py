@@ -112,7 +112,7 @@ def test_a_message_that_was_given_back_comes_again_after_its_delay() -> None:
     assert leases.hand_again("bob", 5, 200.0) == [(10, 2)]
 
 
-def test_a_message_whose_deliveries_are_used_up_is_dead_until_it_is_buried() -> None:
+def test_a_message_whose_deliveries_are_used_up_is_dead_until_it_is_settled() -> None:
     leases = handed_out(1, deliveries_max=2)
     leases.give_back("ada", 10)
     assert leases.dead() == []
@@ -121,7 +121,7 @@ def test_a_message_whose_deliveries_are_used_up_is_dead_until_it_is_buried() -> 
     assert leases.dead() == [10]
     assert leases.waiting == 0
     assert leases.low == 10
-    leases.bury(10)
+    leases.settle_dead(10)
     assert leases.low == 11
     assert leases.dead() == []
 
@@ -176,10 +176,10 @@ class LeasesModel(RuleBasedStateMachine):
         self.deliveries: dict[int, int] = {}
         self.acked: set[int] = set()
         self.gaps: set[int] = set()
-        self.buried: set[int] = set()
+        self.dead_lettered: set[int] = set()
 
     def _settled(self, offset: int) -> bool:
-        return offset in self.acked or offset in self.gaps or offset in self.buried
+        return offset in self.acked or offset in self.gaps or offset in self.dead_lettered
 
     def _low(self) -> int:
         return next((offset for offset in range(5, self.next) if not self._settled(offset)), self.next)
@@ -273,11 +273,11 @@ class LeasesModel(RuleBasedStateMachine):
         assert self.leases.lapse(self.now) == len(self.waiting) - before
 
     @rule()
-    def bury(self) -> None:
+    def settle_dead(self) -> None:
         assert sorted(self.leases.dead()) == sorted(self.dead)
         for offset in sorted(self.dead):
-            self.leases.bury(offset)
-            self.buried.add(offset)
+            self.leases.settle_dead(offset)
+            self.dead_lettered.add(offset)
         self.dead.clear()
 
     @invariant()

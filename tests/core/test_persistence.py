@@ -109,11 +109,11 @@ async def test_who_waits_for_a_change_is_told_once_it_is_on_the_disk(autojump_cl
         for number in range(3):
             name = f"topic-{number}"
             broker.topics.ensure(name, 1)
-            broker.when_saved(lambda problem, name=name: told.append((problem, name in topics_on_disk(broker))))  # type: ignore[misc]
+            broker.call_when_saved(lambda problem, name=name: told.append((problem, name in topics_on_disk(broker))))  # type: ignore[misc]
         assert not told
         await trio.sleep(1)
         assert told == [("", True)] * 3
-        broker.when_saved(lambda problem: told.append((problem, False)))
+        broker.call_when_saved(lambda problem: told.append((problem, False)))
         await trio.sleep(1)
         assert told[3:] == [("", False)], "an unchanged table is reported as well"
         nursery.cancel_scope.cancel()
@@ -129,12 +129,12 @@ async def test_who_waits_is_told_that_the_disk_is_full_and_the_change_is_written
         await trio.testing.wait_all_tasks_blocked()
         broker.topics.ensure("one", 1)
         disk.fail_next("write", errno.ENOSPC)
-        broker.when_saved(told.append)
+        broker.call_when_saved(told.append)
         await trio.sleep(1)
         [problem] = told
         assert "config/topics.json cannot be written" in problem
         broker.topics.ensure("two", 1)
-        broker.when_saved(told.append)
+        broker.call_when_saved(told.append)
         await trio.sleep(1)
         assert told[1:] == [""]
         assert "one" in topics_on_disk(broker)
@@ -150,7 +150,7 @@ async def test_no_more_wait_for_a_disk_that_stands_still_than_may(
         nursery.start_soon(persistence.run, broker)
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(5):
-            broker.when_saved(told.append)
+            broker.call_when_saved(told.append)
         assert told == ["3 changes already wait for the disk"] * 2
         await trio.sleep(1)
         assert told[2:] == [""] * 3
@@ -160,7 +160,7 @@ async def test_no_more_wait_for_a_disk_that_stands_still_than_may(
 async def test_where_nothing_writes_the_tables_nobody_waits() -> None:
     told: list[str] = []
     async with broker_in_memory() as broker:
-        broker.when_saved(told.append)
+        broker.call_when_saved(told.append)
     assert told == [""]
 
 
@@ -174,7 +174,7 @@ async def test_a_deletion_that_was_confirmed_survives_a_kill(autojump_clock: Moc
         broker.store.commit()
         await trio.sleep(20)
         assert broker.topics.delete(topic.name)
-        broker.when_saved(confirmed.append)
+        broker.call_when_saved(confirmed.append)
         await trio.sleep(1)
         assert confirmed == [""]
         killed = disk.after_power_cut(Cut.LOST, random.Random(0))

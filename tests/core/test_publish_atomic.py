@@ -43,7 +43,7 @@ def add_stages(broker: Broker, *plugins: str) -> None:
 
 
 def body_at(broker: Broker, position: int) -> bytes:
-    return decode_record(broker.store.chunks.read(position, 500)).body
+    return decode_record(broker.store.pages.read(position, 500)).body
 
 
 async def test_messages_of_several_topics_are_stored_together(broker: Broker) -> None:

@@ -270,7 +270,7 @@ async def test_all_sessions_together_have_a_limit() -> None:
 async def test_a_session_has_any_number_of_filters() -> None:
     """More than one note holds, also when it is noted as a whole."""
     disk, clock = FakeDisk(), ManualClock()
-    async with brokers(disk, clock, segment_bytes=1 << 20, chunk_bytes=1 << 16, cache_bytes=1 << 20) as broker:
+    async with brokers(disk, clock, segment_bytes=1 << 20, page_bytes=1 << 16, cache_bytes=1 << 20) as broker:
         session = Client(broker).open()
         for number in range(5000):
             session.subscribe(f"filter/{number}", b"1")
@@ -734,7 +734,7 @@ def said_all(state: SessionState) -> dict[str, Any]:
 @pytest.mark.plain
 async def test_an_offline_session_takes_100_bytes_on_the_disk_and_a_kibibyte_of_memory() -> None:
     disk, clock, count = FakeDisk(), ManualClock(), 5000
-    sizes = {"segment_bytes": 1 << 22, "chunk_bytes": 1 << 18, "cache_bytes": 1 << 22}
+    sizes = {"segment_bytes": 1 << 22, "page_bytes": 1 << 18, "cache_bytes": 1 << 22}
     async with brokers(disk, clock, **sizes) as broker:
         gc.collect()
         tracemalloc.start()

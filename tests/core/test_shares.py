@@ -326,7 +326,9 @@ async def test_a_refused_dead_letter_is_tried_again(autojump_clock: MockClock) -
         assert broker.shares.statistics()["dead_letters"] == 1
 
 
-async def test_a_dead_message_that_was_tried_as_often_as_a_record_can_say_is_buried(autojump_clock: MockClock) -> None:
+async def test_a_dead_message_that_was_tried_as_often_as_a_record_can_say_becomes_a_dead_letter(
+    autojump_clock: MockClock,
+) -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         broker.groups.update(Group("G", retry_max_times=0))
@@ -354,7 +356,7 @@ def dead_letters(broker: Broker) -> list[Record]:
         (200, {"DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"}),
     ],
 )
-async def test_a_dead_message_without_room_for_more_properties_is_buried_with_its_own(
+async def test_a_dead_message_without_room_for_more_properties_becomes_a_dead_letter_with_its_own(
     autojump_clock: MockClock, room: int, named: set[str]
 ) -> None:
     async with broker_in_memory(segment_bytes=1 << 18) as broker:
@@ -436,12 +438,12 @@ async def test_a_flush_looks_only_at_queues_whose_dead_letters_wait_for_it() -> 
         assert watched.walks == 0
         one.turn()
         one.member.nack(0, 0)
-        while not shares.mourned:
+        while not shares.unflushed_lanes:
             await trio.lowlevel.checkpoint()
         walks = watched.walks
         while committed(broker) == 0:
             await trio.lowlevel.checkpoint()
-        assert (watched.walks, shares.mourned, shares.buried) == (walks, {}, 1)
+        assert (watched.walks, shares.unflushed_lanes, shares.dead_letters) == (walks, {}, 1)
 
 
 async def test_a_group_goes_on_whose_name_has_no_room_for_a_dead_letter_topic(autojump_clock: MockClock) -> None:

@@ -376,7 +376,7 @@ async def test_who_is_overtaken_while_the_disk_is_waited_for_goes_on(
         return work()
 
     monkeypatch.setattr(FakeDisk, "off_loop", off_loop)
-    async with broker_in_memory(chunk_bytes=4096, cache_bytes=2 * 4096, segment_bytes=1 << 20) as broker:
+    async with broker_in_memory(page_bytes=4096, cache_bytes=2 * 4096, segment_bytes=1 << 20) as broker:
         broker.topics.ensure("t", 2)
         broker.topics.ensure("other", 1)
         for number in range(100):

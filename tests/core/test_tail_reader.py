@@ -173,7 +173,7 @@ async def test_what_exceeds_a_slice_or_the_memory_is_routed_in_order_by_the_task
     monkeypatch: pytest.MonkeyPatch, cache_bytes: int
 ) -> None:
     monkeypatch.setattr(tail_reader, "MESSAGES_A_SLICE", 8)
-    async with broker_in_memory(flush="sync", cache_bytes=cache_bytes, chunk_bytes=4096) as broker:
+    async with broker_in_memory(flush="sync", cache_bytes=cache_bytes, page_bytes=4096) as broker:
         reader, trie = follow(broker, 3)
         receiver = Listening()
         trie.add("#", receiver)

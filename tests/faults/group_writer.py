@@ -1,7 +1,7 @@
 """Writes atomic groups into a store until it is killed: ``python -m tests.faults.group_writer DIRECTORY FIRST``.
 
 Prints the number of each group whose commit is durable. A group has 2 to 6 messages of up to 3 KB in two topics, so
-that groups cross chunks and segments.
+that groups cross pages and segments.
 """
 
 import sys
@@ -14,7 +14,7 @@ from martlet.clock import SystemClock
 from martlet.store import Store, StoreConfig
 from martlet.testing.stores import HOST, message
 
-CONFIG = StoreConfig(segment_bytes=1 << 20, chunk_bytes=4096, checkpoint_interval_ms=50, keys_index=False)
+CONFIG = StoreConfig(segment_bytes=1 << 20, page_bytes=4096, checkpoint_interval_ms=50, keys_index=False)
 
 
 def sizes_of(number: int) -> list[int]:

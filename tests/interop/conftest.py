@@ -161,9 +161,9 @@ def real_broker(tmp_path: Path, names: rocketmq.NameServer, data: Path) -> Itera
     places = {"storePathRootDir": str(data), "storePathCommitLog": str(data / "commitlog")}
     with ExitStack() as running:
 
-        def start(*, sealed: bool = False, light: bool = False) -> rocketmq.Broker:
-            seals, lights = str(sealed).lower(), str(light).lower()
-            settings = {**places, "enabledAppendPropCRC": seals, "forceVerifyPropCRC": seals}
+        def start(*, record_crcs: bool = False, light: bool = False) -> rocketmq.Broker:
+            crcs, lights = str(record_crcs).lower(), str(light).lower()
+            settings = {**places, "enabledAppendPropCRC": crcs, "forceVerifyPropCRC": crcs}
             settings |= {"enableLmq": lights, "enableMultiDispatch": lights}
             settings["fileReservedTime"] = RESERVED_HOURS
             broker = rocketmq.Broker(tmp_path / "real", names.address, settings)
@@ -178,9 +178,9 @@ def martlet(tmp_path: Path, data: Path) -> Iterator[OurBroker]:
     """Starts a Martlet on the data; it ends with the test at the latest."""
     with ExitStack() as running:
 
-        def start(*, sealed: bool = False, light: bool = False) -> Martlet:
+        def start(*, record_crcs: bool = False, light: bool = False) -> Martlet:
             settings = {"broker.name": "broker-a", "store.segment_bytes": str(64 << 20)}
-            settings["store.seal_records"] = str(sealed).lower()
+            settings["store.record_crcs"] = str(record_crcs).lower()
             settings["remoting.light_queues"] = str(light).lower()
             broker = Martlet(tmp_path / "ours", settings, data=data)
             running.callback(broker.close)

@@ -15,8 +15,8 @@ TOPIC, GROUP = "Kept", "kept_group"
 COUNT = 60
 RealBroker = Callable[..., rocketmq.Broker]
 OurBroker = Callable[..., Martlet]
-# How the first broker ended, and whether both seal every record and look at each seal.
-ENDS = ["stopped", "killed", "sealed and killed"]
+# How the first broker ended, and whether both write record CRCs and check them.
+ENDS = ["stopped", "killed", "killed, with record CRCs"]
 QUOTED = re.compile(r"([{,]\s*)(\d+):")  # RocketMQ writes number keys without quotes
 
 

@@ -266,10 +266,10 @@ async def test_retry_comes_back_and_ends_among_the_dead(target: Target, name: Na
         assert listener.messages[0].message_id == listener.messages[1].message_id
         async with PullConsumer(patient(target), name("dead")) as reader:
 
-            async def buried() -> bool:
+            async def dead_lettered() -> bool:
                 return [message.body for message in await dead_letters(reader, group)] == [b"0"]
 
-            await wait_until(buried)
+            await wait_until(dead_lettered)
 
 
 async def dead_letters(reader: PullConsumer, group: str) -> list[ReceivedMessage]:

@@ -13,8 +13,8 @@ from .store_exchange import COUNT, ENDS, OurBroker, RealBroker, check, consume_a
 def test_a_store_written_by_rocketmq_opens_in_martlet(
     real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, data: Path, jvm: Jvm, end: str
 ) -> None:
-    sealed = end.startswith("sealed")
-    real = real_broker(sealed=sealed)
+    record_crcs = end.endswith("record CRCs")
+    real = real_broker(record_crcs=record_crcs)
     clients = Java(jvm, names.address)
     fill(clients, "real")
     consume_all(clients, data)
@@ -24,9 +24,9 @@ def test_a_store_written_by_rocketmq_opens_in_martlet(
         real.stop()
     else:
         real.kill()
-    ours = martlet(sealed=sealed)
+    ours = martlet(record_crcs=record_crcs)
     clients = Java(jvm, ours.name_server)
-    assert all(("__CRC32#" in m.properties) == sealed for m in before)
+    assert all(("__CRC32#" in m.properties) == record_crcs for m in before)
     check(clients, before, "real")
     clients.close()
     assert ours.stop() == 0

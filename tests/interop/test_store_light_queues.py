@@ -88,15 +88,15 @@ def filled(jvm: Jvm, name_server: str, prefix: str) -> None:
     clients.close()
 
 
-@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+@pytest.mark.parametrize("record_crcs", [False, True], ids=["plain", "record_crcs"])
 def test_a_store_with_light_queues_goes_to_rocketmq_and_back(
-    real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, jvm: Jvm, sealed: bool
+    real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, jvm: Jvm, record_crcs: bool
 ) -> None:
-    ours = martlet(light=True, sealed=sealed)
+    ours = martlet(light=True, record_crcs=record_crcs)
     filled(jvm, ours.name_server, "ours")
     check(ours.address, "ours")
     assert ours.stop() == 0
-    real = real_broker(light=True, sealed=sealed)
+    real = real_broker(light=True, record_crcs=record_crcs)
     check(real.address, "ours")
     filled(jvm, names.address, "theirs")
     check(real.address, "ours", "theirs")

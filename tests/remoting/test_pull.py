@@ -40,7 +40,7 @@ async def fill(harness: Harness, topic: str, *tags: str, queue_id: int = 0, body
 
 async def with_backlog(open_harness: OpenHarness, count: int) -> tuple[Harness, str]:
     """A harness whose store keeps nothing in memory but the end of the log, and its topic with *count* messages."""
-    harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
+    harness = await open_harness(store={"flush": "async", "page_bytes": 4096, "cache_bytes": 0})
     topic = harness.topic("T")
     await fill(harness, topic, *["A"] * count, body=bytes(1000))
     return harness, topic

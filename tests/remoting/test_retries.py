@@ -228,7 +228,7 @@ async def test_retries_that_a_timer_holds_do_not_wait_again(running: Harness, au
 async def test_retries_far_behind_the_end_of_the_log_wait_as_well(
     open_harness: OpenHarness, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    harness = await open_harness(store={"flush": "async", "chunk_bytes": 4096, "cache_bytes": 0})
+    harness = await open_harness(store={"flush": "async", "page_bytes": 4096, "cache_bytes": 0})
     harness.clock.run()
     nursery.start_soon(harness.state.deadlines.run)
     harness.topic("T")

@@ -56,7 +56,7 @@ class Plan:
 
     flush: str
     segment_bytes: int
-    chunk_bytes: int
+    page_bytes: int
     latency_s: float
     disk_delay_s: float
     producers: int
@@ -75,7 +75,7 @@ class Plan:
         return cls(
             flush=chance.choice(["sync", "sync", "sync", "async"]),
             segment_bytes=segment_bytes,
-            chunk_bytes=chance.choice([1024, 4096]),
+            page_bytes=chance.choice([1024, 4096]),
             latency_s=chance.choice([0.0, 0.001, 0.02]),
             disk_delay_s=chance.choice([0.001, 0.01, 0.2]),
             producers=chance.randint(1, 3),
@@ -174,7 +174,7 @@ class World:
             flush=plan.flush,
             flush_interval_ms=300,
             segment_bytes=plan.segment_bytes,
-            chunk_bytes=plan.chunk_bytes,
+            page_bytes=plan.page_bytes,
             persist_interval_ms=400,
             checkpoint_interval_ms=1500,
             message_bytes_max=4096,

@@ -17,7 +17,7 @@ from martlet.testing.stores import message
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
-CONFIG: dict[str, Any] = {"segment_bytes": 2048, "chunk_bytes": 512, "cache_bytes": 2048, "disk_clean_ratio": 0.9}
+CONFIG: dict[str, Any] = {"segment_bytes": 2048, "page_bytes": 512, "cache_bytes": 2048, "disk_clean_ratio": 0.9}
 
 
 class Workload:

@@ -23,7 +23,7 @@ from martlet.testing.stores import ManualClock
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
-CONFIG: dict[str, Any] = {"segment_bytes": 8192, "chunk_bytes": 512, "cache_bytes": 8192}
+CONFIG: dict[str, Any] = {"segment_bytes": 8192, "page_bytes": 512, "cache_bytes": 8192}
 ACTIONS = ("publish", "collect", "ack", "nack", "renew", "leave", "keep", "atomic", "flush", "commit", "save", "roll")
 WEIGHTS = (6, 8, 8, 3, 3, 2, 1, 4, 5, 4, 2, 1)
 

@@ -21,7 +21,7 @@ from martlet.testing.peers import serving
 from martlet.testing.stores import small_config
 
 ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "4"))
-SIZES = {"segment_bytes": 1 << 20, "chunk_bytes": 1 << 16, "cache_bytes": 1 << 20}
+SIZES = {"segment_bytes": 1 << 20, "page_bytes": 1 << 16, "cache_bytes": 1 << 20}
 
 
 def config(flush: str) -> StoreConfig:

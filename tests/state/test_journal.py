@@ -24,7 +24,7 @@ from martlet.testing.stores import HOST, ManualClock, message, small_config
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "2")))
 ROOT = Path("/data")
-CONFIG = small_config(segment_bytes=2048, chunk_bytes=512)
+CONFIG = small_config(segment_bytes=2048, page_bytes=512)
 
 
 async def open_on(disk: FakeDisk) -> Store:
@@ -110,7 +110,7 @@ async def test_many_notes_become_several_records_in_their_order() -> None:
 
 
 async def test_a_projection_is_never_given_very_many_notes_in_one_record() -> None:
-    store = await Store.open(ROOT, StoreConfig(segment_bytes=1 << 20, chunk_bytes=1 << 16), ManualClock(), FakeDisk())
+    store = await Store.open(ROOT, StoreConfig(segment_bytes=1 << 20, page_bytes=1 << 16), ManualClock(), FakeDisk())
     journal = Journal(store, "a")
     notes = [b"note %d" % number for number in range(3000)] + [bytes(60_000), b"last"]
     for note in notes:

@@ -24,7 +24,7 @@ ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "5"))
 
 
 async def opened(directory: Path, flush: str) -> tuple[Store, Tally, Projections]:
-    sizes = {"segment_bytes": 1 << 20, "chunk_bytes": 1 << 16, "cache_bytes": 1 << 20}
+    sizes = {"segment_bytes": 1 << 20, "page_bytes": 1 << 16, "cache_bytes": 1 << 20}
     config = small_config(flush=flush, flush_interval_ms=20, **sizes)
     store = await Store.open(directory, config, SystemClock())
     store.store_host = HOST

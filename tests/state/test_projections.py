@@ -109,7 +109,7 @@ async def test_a_record_that_two_followed_queues_index_comes_once(
 
 
 async def test_what_is_read_while_its_topic_is_deleted_comes_through_a_light_queue(disk: FakeDisk) -> None:
-    running = await start(disk, Tally(frozenset(("A", "B", "%LMQ%x"))), flush="async", cache_bytes=0, chunk_bytes=256)
+    running = await start(disk, Tally(frozenset(("A", "B", "%LMQ%x"))), flush="async", cache_bytes=0, page_bytes=256)
     store = running.store
     store.writer.light_queues = True
     order = LogOrder(store)
@@ -387,7 +387,7 @@ class Counting(Tally):
         self.applied += len(records)
 
 
-SIZES: dict[str, Any] = {"segment_bytes": 1 << 22, "chunk_bytes": 1 << 20, "cache_bytes": 1 << 22, "flush": "sync"}
+SIZES: dict[str, Any] = {"segment_bytes": 1 << 22, "page_bytes": 1 << 20, "cache_bytes": 1 << 22, "flush": "sync"}
 
 
 async def test_many_records_that_become_readable_at_once_are_applied_in_turns(disk: FakeDisk) -> None:
@@ -471,7 +471,7 @@ async def test_a_topic_that_is_deleted_while_its_queues_are_looked_at_is_left_ou
 async def test_records_are_applied_after_the_disk_failed_to_read(
     disk: FakeDisk, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with started(disk, Tally(), flush="async", cache_bytes=0, chunk_bytes=256) as running:
+    async with started(disk, Tally(), flush="async", cache_bytes=0, page_bytes=256) as running:
         for number in range(3000):
             running.store.append(message(f"m{number}", "A", unique=f"m{number}"), 0)
         running.store.commit()

@@ -21,7 +21,7 @@ from martlet.turns import finish_now
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "100"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
-SIZES: dict[str, Any] = {"segment_bytes": 4096, "chunk_bytes": 512, "cache_bytes": 8192}
+SIZES: dict[str, Any] = {"segment_bytes": 4096, "page_bytes": 512, "cache_bytes": 8192}
 CONFIG: dict[str, Any] = {**SIZES, "disk_used_ratio_max": 0.8, "disk_clean_ratio": 0.85}
 ACTIONS = ("open", "leave", "end", "filter", "no filter", "send", "ack", "atomic", "data", "publish")
 WEIGHTS = (6, 4, 1, 6, 2, 8, 8, 4, 2, 8)

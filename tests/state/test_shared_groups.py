@@ -355,7 +355,7 @@ async def test_a_dead_message_without_a_dead_letter_topic_is_dropped_and_with_on
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, b"a")
-        for policy in (GroupPolicy("x", 0), GroupPolicy("y", 0, "graves")):
+        for policy in (GroupPolicy("x", 0), GroupPolicy("y", 0, "unflushed_letters")):
             member = broker.shares.join(
                 RecordingPeer(), "t", "g", LINES, lease_s=5, credit=1, start=from_earliest, policy=policy
             )
@@ -363,13 +363,13 @@ async def test_a_dead_message_without_a_dead_letter_topic_is_dropped_and_with_on
             assert member.nack(0, 0)
             await trio.sleep(1)
             assert member.share._lanes[0].leases.low == 1
-        assert broker.store.queue("graves", 0).next_offset == 1
+        assert broker.store.queue("unflushed_letters", 0).next_offset == 1
 
 
 async def test_100_000_leases_of_the_dead_come_again(autojump_clock: MockClock) -> None:
     """Held by 100 holders that are never heard of; from the log, after kill -9."""
     count, config = 100_000, DeliveryConfig(lease_window=100_000)
-    sizes: dict[str, int] = {"segment_bytes": 1 << 26, "chunk_bytes": 1 << 16, "cache_bytes": 1 << 26}
+    sizes: dict[str, int] = {"segment_bytes": 1 << 26, "page_bytes": 1 << 16, "cache_bytes": 1 << 26}
     disk, clock = FakeDisk(), ManualClock()
     async with again(disk, clock, delivery=config, **sizes) as broker:
         for _ in range(count // 1000):
@@ -395,7 +395,7 @@ async def test_100_000_leases_of_the_dead_come_again(autojump_clock: MockClock) 
 async def test_a_lease_takes_little_memory_and_12_bytes_of_a_snapshot_at_most() -> None:
     """Each lease has a generation and a duration of its own, and every other message is settled: the worst case."""
     count, config = 20_000, DeliveryConfig(lease_window=100_000)
-    sizes: dict[str, int] = {"segment_bytes": 1 << 24, "chunk_bytes": 1 << 16, "cache_bytes": 1 << 24}
+    sizes: dict[str, int] = {"segment_bytes": 1 << 24, "page_bytes": 1 << 16, "cache_bytes": 1 << 24}
     clock = ManualClock()
     async with again(FakeDisk(), clock, delivery=config, **sizes) as broker:
         for _ in range(count // 1000):

@@ -1,4 +1,4 @@
-"""Small stores: segments and chunks of a few KiB, so that every border is met."""
+"""Small stores: segments and pages of a few KiB, so that every border is met."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path

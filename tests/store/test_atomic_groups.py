@@ -28,7 +28,7 @@ CUTS = int(os.environ.get("MARTLET_GROUP_CUTS", "150"))
 SEEDS = int(os.environ.get("MARTLET_GROUP_SEEDS", "150"))
 ROOT = Path("/data/store")
 LOG = f"{ROOT}/commitlog"
-CONFIG = small_config(segment_bytes=16384, chunk_bytes=1024)
+CONFIG = small_config(segment_bytes=16384, page_bytes=1024)
 SECTOR = 512
 
 
@@ -120,9 +120,9 @@ async def test_offsets_of_a_group_follow_one_another_in_each_queue(open_store: O
     assert drain(store, store.queue("T", 0)) == [b"before", b"1", b"3"]
 
 
-@pytest.mark.parametrize("seals", [False, True])
-async def test_members_are_sealed_and_keep_every_field(open_store: OpenStore, seals: bool) -> None:
-    store = await open_store(small_config(seal_records=seals))
+@pytest.mark.parametrize("record_crcs", [False, True])
+async def test_members_get_record_crcs_and_keep_every_field(open_store: OpenStore, record_crcs: bool) -> None:
+    store = await open_store(small_config(record_crcs=record_crcs))
     wide = Message("W" * 130, b"wide", b"", 0, 7, 0x1, 5, bytes(20), 3, 0)
     prepared = Message("T", b"half", b"", sys_flag=0x4, born_host=HOST)
     placed = store.append_group([wide, prepared, message("plain", keys="k")], [0, 0, 0])
@@ -206,7 +206,7 @@ async def test_one_bad_member_refuses_all(open_store: OpenStore) -> None:
         store.append_group([message("good"), message("bad")], [0, -1])
     too_large_for_its_field = message("x")
     too_large_for_its_field.flag = 1 << 40
-    for size in (1, 900):  # within the chunk, and beyond its end
+    for size in (1, 900):  # within the page, and beyond its end
         with pytest.raises(Exception, match="format"):
             store.append_group([message(bytes(size)), too_large_for_its_field], [0, 0])
     store.append(message("after"), 0)
@@ -260,7 +260,7 @@ def note_labels(store: Store, seen: list[list[str]]) -> None:
 
 @pytest.mark.parametrize("flushing", ["sync", "async"])
 async def test_readers_see_all_of_a_group_or_none_however_full_a_segment_is(flushing: str) -> None:
-    config = small_config(segment_bytes=4096, chunk_bytes=512, flush=flushing)
+    config = small_config(segment_bytes=4096, page_bytes=512, flush=flushing)
     for filled in range(100, 4000, 97):
         store = await open_on(FakeDisk(), config)
         seen: list[list[str]] = []
@@ -290,10 +290,10 @@ async def test_a_group_lies_in_one_segment(open_store: OpenStore) -> None:
 # what a crash leaves
 
 
-async def three_groups(seals: bool) -> tuple[FakeDisk, list[Placed], list[str]]:
+async def three_groups(record_crcs: bool) -> tuple[FakeDisk, list[Placed], list[str]]:
     """A killed store with groups after a checkpoint, the places of the last group, and what was before it."""
     disk = FakeDisk()
-    store = await open_on(disk, small_config(segment_bytes=16384, seal_records=seals))
+    store = await open_on(disk, small_config(segment_bytes=16384, record_crcs=record_crcs))
     put(store, "old", 10, 10)
     flush(store)
     await store.checkpoint()
@@ -307,9 +307,9 @@ async def three_groups(seals: bool) -> tuple[FakeDisk, list[Placed], list[str]]:
     return image(store, disk), placed, every[: before - 1]
 
 
-@pytest.mark.parametrize("seals", [False, True])
-async def test_no_half_group_is_there_at_whatever_byte_its_write_ended(seals: bool) -> None:
-    disk, placed, before = await three_groups(seals)
+@pytest.mark.parametrize("record_crcs", [False, True])
+async def test_no_half_group_is_there_at_whatever_byte_its_write_ended(record_crcs: bool) -> None:
+    disk, placed, before = await three_groups(record_crcs)
     (path,) = log_of(disk)
     whole = bytes(log_of(disk)[path])
     start, end = placed[0].position, placed[-1].end
@@ -390,7 +390,7 @@ def seen_by_rocketmq(disk: FakeDisk) -> list[str]:
 
 async def test_a_killed_process_leaves_no_half_group_even_to_who_knows_no_groups() -> None:
     disk = FakeDisk()
-    store = await open_on(disk, small_config(chunk_bytes=512))
+    store = await open_on(disk, small_config(page_bytes=512))
     cuts: list[FakeDisk] = []
     disk.on_change = lambda name: cuts.append(disk.after_power_cut(Cut.KILLED, Random(0)))
     for number in range(8):
@@ -511,7 +511,7 @@ async def test_resynchronisation_never_enters_a_group(open_store: OpenStore) -> 
 
 
 async def test_inspect_counts_a_half_group_as_what_the_next_start_cuts() -> None:
-    disk, placed, before = await three_groups(seals=False)
+    disk, placed, before = await three_groups(record_crcs=False)
     (path,) = log_of(disk)
     data = bytes(log_of(disk)[path])
     cut = placed[3].position + 10

@@ -19,7 +19,7 @@ from martlet.testing.stores import HOST, ManualClock, message, small_config
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "2")))
 DIRECTORY = Path("/data/store")
-CONFIG = small_config(segment_bytes=2048, chunk_bytes=512, cache_bytes=2048, disk_clean_ratio=0.9)
+CONFIG = small_config(segment_bytes=2048, page_bytes=512, cache_bytes=2048, disk_clean_ratio=0.9)
 
 Place = tuple[str, int, int]
 # What must be there: body and log position.
@@ -98,7 +98,7 @@ class Workload:
         self.note(messages, places, self.store.append_batch(messages, queue_id))
 
     def send_group(self) -> None:
-        """Send messages of several topics that belong together, at times larger than a chunk."""
+        """Send messages of several topics that belong together, at times larger than a page."""
         topics = [topic for topic in "ABC" if topic not in self.ledger.deleting]
         messages = [
             message(self.random.randbytes(self.random.choice((9, 30, 300))), self.random.choice(topics), keys="k1")

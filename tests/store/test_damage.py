@@ -283,7 +283,7 @@ async def test_a_flipped_bit_in_the_log_costs_at_most_its_record(
         at = int(path[-20:]) + flip(disk, path, random, used)
         hit = next((r for r in wanted.values() if r.position <= at < r.position + r.size), None)
         if hit is not None and disk.files[path].data[at - int(path[-20:])] >= 0x80 and in_topic(hit, at):
-            continue  # no checksum guards the topic of a record without a seal, and readers do not look at it
+            continue  # no checksum guards the topic of a record without a record CRC, and readers do not look at it
         if not clean:
             remove(disk, "consumequeue")
             remove(disk, "checkpoint")
@@ -320,7 +320,7 @@ def moved(found: dict[Place, Record], wanted: dict[Place, Record], at: int) -> b
 async def test_a_flipped_bit_in_a_store_time_costs_nothing(
     filled: FakeDisk, wanted: dict[Place, Record], bit: int
 ) -> None:
-    """No checksum guards it in a record without a seal; the year 9 million has no name for a file of the key index."""
+    """Without a record CRC no checksum guards it; the key index cannot name a file after the year 9 million."""
     first = min(wanted.values(), key=lambda record: record.position)
     path = f"{ROOT}/commitlog/{0:020d}"
     data = bytearray(filled.files[path].data)

@@ -73,7 +73,7 @@ async def test_a_full_disk_refuses_and_heals_wherever_it_fills_up(free_blocks: i
 
 async def test_of_a_refused_batch_nothing_is_found_after_a_kill() -> None:
     disk = FakeDisk()
-    store = await open_on(disk, small_config(segment_bytes=65536, chunk_bytes=4096))
+    store = await open_on(disk, small_config(segment_bytes=65536, page_bytes=4096))
     assert send(store, b"kept")
     disk.free_bytes = 8192
     for number in range(100):

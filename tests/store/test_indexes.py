@@ -158,21 +158,19 @@ async def test_offsets_are_found_by_time(open_store: OpenStore, clock: ManualClo
         assert store.offset_by_time(queue, at, upper=True) == upper
 
 
-async def test_a_search_by_time_leaves_the_chunks_that_consumers_read(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_a_search_by_time_leaves_the_pages_that_consumers_read(open_store: OpenStore, clock: ManualClock) -> None:
     store = await open_store(small_config(cache_bytes=1024))
     queue = store.queue("T", 0)
     times = range(100, 140)
     for at in times:
         clock.ms = at
-        put(store, message(bytes(187)))  # 279 bytes a record: some heads go on in the next chunk
+        put(store, message(bytes(187)))  # 279 bytes a record: some heads go on in the next page
     assert len(store.read(queue, 39, 1, 1000).pieces) == 1
     store.read(queue, 0, 1, 1000)
-    held = list(store.chunks._held)
+    held = list(store.pages._held)
     assert [store.store_ms_at(queue, offset) for offset in range(40)] == list(times)
     assert [store.offset_by_time(queue, at) for at in times] == list(range(40))
-    assert list(store.chunks._held) == held
+    assert list(store.pages._held) == held
 
 
 async def test_old_segments_go_at_their_hour_and_take_their_indexes_along(
@@ -336,7 +334,7 @@ async def test_a_damaged_record_has_the_key_index_left_alone() -> None:
     store.crash()
 
 
-async def test_a_sealed_index_file_that_is_gone_is_rebuilt(open_store: OpenStore, nursery: trio.Nursery) -> None:
+async def test_a_full_index_file_that_is_gone_is_rebuilt(open_store: OpenStore, nursery: trio.Nursery) -> None:
     store = await open_store(small_config(segment_bytes=65536))
     for number in range(300):
         put(store, message(str(number), unique=f"U{number}"))
@@ -353,7 +351,7 @@ async def test_a_sealed_index_file_that_is_gone_is_rebuilt(open_store: OpenStore
 
 
 async def test_thousands_of_queues_share_a_few_files(open_store: OpenStore) -> None:
-    store = await open_store(small_config(segment_bytes=2**22, chunk_bytes=2**16, keys_index=False, open_files_max=8))
+    store = await open_store(small_config(segment_bytes=2**22, page_bytes=2**16, keys_index=False, open_files_max=8))
     for number in range(2000):
         store.append(message("x", topic=f"T{number}"), 0)
     store.commit()
@@ -362,7 +360,7 @@ async def test_thousands_of_queues_share_a_few_files(open_store: OpenStore) -> N
     assert store.statistics().open_files <= 8
     assert store.statistics().queues == 2000
     store.crash()
-    store = await open_store(small_config(segment_bytes=2**22, chunk_bytes=2**16, keys_index=False, open_files_max=8))
+    store = await open_store(small_config(segment_bytes=2**22, page_bytes=2**16, keys_index=False, open_files_max=8))
     assert all(drain(store, store.queue(f"T{n}", 0)) == [b"x"] for n in range(0, 2000, 97))
 
 

@@ -75,11 +75,11 @@ async def test_the_record_says_its_offset_in_each_light_queue() -> None:
     store.crash()
 
 
-@pytest.mark.parametrize("seal_records", [False, True])
+@pytest.mark.parametrize("record_crcs", [False, True])
 @pytest.mark.parametrize("again", [False, True])
-async def test_what_is_read_through_a_light_queue_says_its_place_there(again: bool, seal_records: bool) -> None:
+async def test_what_is_read_through_a_light_queue_says_its_place_there(again: bool, record_crcs: bool) -> None:
     disk = FakeDisk()
-    store = await open_on(disk, seal_records=seal_records)
+    store = await open_on(disk, record_crcs=record_crcs)
     for number in range(40):
         names = ["a"] * (number % 3 == 0) + ["b"] * (number % 2)
         made = routed(f"{number}", *names) if names else message(f"{number}", "P")
@@ -433,7 +433,7 @@ async def test_offsets_of_a_light_queue_go_on_after_its_last_record_was_removed(
     assert all_of(store) == expected
     assert store.queue("%LMQ%both", 0).first_offset == both.first_offset
     placed = store.append(routed("next", "old"), 0)
-    assert light_places(b"P", RecordView(store.tail.data, placed.position - store.tail.chunk_base).properties) == [
+    assert light_places(b"P", RecordView(store.tail.data, placed.position - store.tail.page_base).properties) == [
         (b"%LMQ%old", 30)
     ]
     assert store.damaged_records == 0

@@ -176,7 +176,7 @@ async def test_a_read_keeps_to_its_limits_but_the_first_message_always_comes(ope
 
 
 async def test_records_side_by_side_come_as_one_piece(open_store: OpenStore) -> None:
-    store = await open_store(small_config(segment_bytes=65536, chunk_bytes=65536, cache_bytes=10**6))
+    store = await open_store(small_config(segment_bytes=65536, page_bytes=65536, cache_bytes=10**6))
     fill(store, 20)
     assert len(store.read(store.queue("T", 0), 0, 20, 10**6).pieces) == 1
 
@@ -246,11 +246,11 @@ async def test_a_predicate_sees_a_view_of_each_record(open_store: OpenStore) -> 
 
 async def test_a_near_read_ends_where_the_disk_would_have_to_be_waited_for() -> None:
     disk = FakeDisk()
-    store = await Store.open(Path("/data"), small_config(flush="async", chunk_bytes=1024), ManualClock(), disk)
+    store = await Store.open(Path("/data"), small_config(flush="async", page_bytes=1024), ManualClock(), disk)
     sent = fill(store, 40)
     await store.close()
     disk.cached = True
-    store = await Store.open(Path("/data"), small_config(flush="async", chunk_bytes=1024), ManualClock(), disk)
+    store = await Store.open(Path("/data"), small_config(flush="async", page_bytes=1024), ManualClock(), disk)
     queue = store.queue("T", 0)
     assert store.read_near(queue, 0, 1, 1) is not None
     disk.cached = False
@@ -265,19 +265,19 @@ async def test_a_near_read_ends_where_the_disk_would_have_to_be_waited_for() -> 
 @pytest.mark.usefixtures("all_cached")
 @pytest.mark.usefixtures("all_cached")
 async def test_what_is_still_to_be_written_is_not_taken_from_the_file(open_store: OpenStore) -> None:
-    """It holds zeros there; a chunk of them must not stay, whatever a damaged entry asked for."""
-    store = await open_store(small_config(chunk_bytes=1024, flush="async"))
+    """It holds zeros there; a page of them must not stay, whatever a damaged entry asked for."""
+    store = await open_store(small_config(page_bytes=1024, flush="async"))
     sent = fill(store, 5)
-    behind = store.tail.chunk_end
+    behind = store.tail.page_end
     assert behind < store.tail.segment.end
-    assert (store.chunks.load_now(behind), store.chunks.load(behind)) == (None, None)
+    assert (store.pages.load_now(behind), store.pages.load(behind)) == (None, None)
     sent += fill(store, 200)
     assert drain(store, store.queue("T", 0)) == sent
 
 
 @pytest.mark.usefixtures("all_cached")
 async def test_what_the_page_cache_holds_is_near(open_store: OpenStore) -> None:
-    store = await open_store(small_config(chunk_bytes=1024, cache_bytes=1024))
+    store = await open_store(small_config(page_bytes=1024, cache_bytes=1024))
     sent = fill(store, 200)
     queue = store.queue("T", 0)
     assert all(store.read_near(queue, offset, 1, 1) is not None for offset in range(200))

@@ -14,7 +14,7 @@ from martlet.store.codec import decode_records, tags_code
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 
-CONFIG = small_config(segment_bytes=2048, chunk_bytes=256, cache_bytes=1024)
+CONFIG = small_config(segment_bytes=2048, page_bytes=256, cache_bytes=1024)
 
 topics = st.sampled_from(["A", "B"])
 queue_ids = st.integers(0, 1)

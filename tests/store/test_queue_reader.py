@@ -44,7 +44,7 @@ class Consumer:
 
 async def far_store(disk: FakeDisk | None = None) -> Store:
     """A store that holds the end of its log only."""
-    config = small_config(flush="async", chunk_bytes=1024, cache_bytes=0)
+    config = small_config(flush="async", page_bytes=1024, cache_bytes=0)
     store = await Store.open(Path("/data"), config, ManualClock(), disk or FakeDisk())
     for number in range(COUNT):
         store.append(message(b"%0200d" % number), 0)

@@ -9,7 +9,7 @@ import pytest
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Placed
 from martlet.store import Store
-from martlet.store.codec import decode_record, with_room_for_seal
+from martlet.store.codec import decode_record, with_room_for_record_crc
 from martlet.store.layout import PREPARED, ROLLBACK
 from martlet.store.segments import Segment
 from martlet.store.writer import RunItem
@@ -36,7 +36,7 @@ def item(store: Store, message: Message, queue_id: int) -> RunItem:
 
 
 def all_kinds() -> list[tuple[Message, int]]:
-    """Messages of every kind that a record can be of, enough to cross chunks and segments."""
+    """Messages of every kind that a record can be of, enough to cross pages and segments."""
     made: list[tuple[Message, int]] = []
     for number in range(60):
         made += [
@@ -47,7 +47,7 @@ def all_kinds() -> list[tuple[Message, int]]:
             (Message("T", b"back", b"KEYS\x01a\x02", sys_flag=ROLLBACK), 0),
             (message(b"x" * 700, "T", keys=f"k{number} l{number}"), 1),
             (Message("SCHEDULE_TOPIC_XXXX", b"later", b"DELAY\x013\x02TAGS\x01a\x02"), 2),
-            (Message("T", b"crc", with_room_for_seal(b"A\x01b\x02"), sys_flag=0x30), 0),
+            (Message("T", b"crc", with_room_for_record_crc(b"A\x01b\x02"), sys_flag=0x30), 0),
         ]
     return made
 
@@ -55,7 +55,7 @@ def all_kinds() -> list[tuple[Message, int]]:
 DISPATCHERS = {"SCHEDULE_TOPIC_XXXX": lambda properties, store_ms: store_ms + len(properties)}
 
 
-@pytest.mark.parametrize("config", [{}, {"seal_records": True}], ids=["plain", "with record CRCs"])
+@pytest.mark.parametrize("config", [{}, {"record_crcs": True}], ids=["plain", "with record CRCs"])
 @pytest.mark.parametrize("host", [HOST, bytes(20)], ids=["IPv4", "IPv6"])
 async def test_a_run_is_stored_as_if_each_message_were_appended_alone(config: dict[str, bool], host: bytes) -> None:
     disks = FakeDisk(), FakeDisk()

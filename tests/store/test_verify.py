@@ -25,7 +25,7 @@ from martlet.testing.stores import HOST, ManualClock, message, small_config
 from martlet.turns import finish_now
 
 ROOT = "/data/store"
-CONFIG = Config(store=small_config(seal_records=True))
+CONFIG = Config(store=small_config(record_crcs=True))
 QUEUES = (("A", 0), ("A", 1), ("B", 0))
 STOPS = ("stopped", "killed", "killed before a checkpoint")
 LIGHT_EVERY = 5  # each message with such a number is in two light queues as well

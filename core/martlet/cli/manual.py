@@ -157,7 +157,7 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.broker",
         (
             "Broker: gate publish publish_many publish_batch publish_atomic find_queue publish_run journal capability "
-            "selection filter_compiler when_saved",
+            "selection filter_compiler call_when_saved",
         ),
     ),
     Chapter(

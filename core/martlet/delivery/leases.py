@@ -328,10 +328,10 @@ class Leases:
     # dead letters
 
     def dead(self) -> list[int]:
-        """The messages whose deliveries are used up; each stays until it is settled with `bury`."""
+        """The messages whose deliveries are used up; each stays until it is settled with `settle_dead`."""
         return list(self._dead)
 
-    def bury(self, offset: int) -> None:
+    def settle_dead(self, offset: int) -> None:
         """Settle the dead message at *offset*, which is stored as a dead letter."""
         del self._dead[offset]
         self._settle(offset)

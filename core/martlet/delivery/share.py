@@ -25,7 +25,7 @@ from martlet.store.codec import decode_record
 from martlet.tables.groups import Groups
 from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
 
-__all__ = ["BURY_AGAIN_S", "Competitor", "Owner", "Share", "ShareLane"]
+__all__ = ["DEAD_LETTER_RETRY_S", "Competitor", "Owner", "Share", "ShareLane"]
 
 log = logging.getLogger("martlet.shares")
 
@@ -38,7 +38,7 @@ STALL_S: Final = 0.1
 SETTLING_S: Final = 60.0  # how long to wait for the outcome of an acknowledgement in an atomic group
 RESTORED: Final = "an earlier run"  # the holder of messages leased before the broker started
 UNNOTED_MAX: Final = 4096  # skipped messages that may be read again after a restart
-BURY_AGAIN_S: Final = 5.0  # pause before a failed dead letter is tried again
+DEAD_LETTER_RETRY_S: Final = 5.0  # pause before a failed dead letter is tried again
 
 
 class Competitor(Protocol):
@@ -70,9 +70,9 @@ class Owner(Protocol):
     state: GroupState
     notes: GroupNotes
     unsettled: int
-    buried: int
-    unburied: int
-    mourned: "dict[ShareLane, None]"
+    dead_letters: int
+    dead_without_letter: int
+    unflushed_lanes: "dict[ShareLane, None]"
     far_dead: "dict[tuple[ShareLane, int], None]"
 
     @property
@@ -93,7 +93,6 @@ class ShareLane:
         "began",
         "due",
         "failure",
-        "graves",
         "in_order",
         "key",
         "leases",
@@ -101,6 +100,7 @@ class ShareLane:
         "queue",
         "reader",
         "share",
+        "unflushed",
     )
 
     def __init__(self, share: "Share", queue: Queue, key: Key, leases: Leases) -> None:
@@ -115,7 +115,7 @@ class ShareLane:
         self.reader = QueueReader(share.store, self._was_read, RETURNED_AHEAD + 1)
         self.failure: Refused | None = None  # for the next member that collects
         # Offset -> end of its dead letter in the log, which is not flushed yet; ends ascend.
-        self.graves: dict[int, int] = {}
+        self.unflushed: dict[int, int] = {}
 
     def _was_read(self, place: Hashable) -> None:
         self.share.wake()
@@ -351,7 +351,7 @@ class Share:
         for lane in self._lanes.values():
             lane.reader.close()
             self._owner.settled(lane.leases.size)
-            self._owner.mourned.pop(lane, None)
+            self._owner.unflushed_lanes.pop(lane, None)
             if forget:
                 self._owner.notes.drop(lane.key)
             else:
@@ -524,9 +524,9 @@ class Share:
             lane.leases = self._make_leases(lane.queue, lane.key, new=False)
             lane.noted_next = lane.leases.next
             lane.began = lane.leases.low
-            lane.graves.clear()
+            lane.unflushed.clear()
             lane.forget_read()
-            owner.mourned.pop(lane, None)
+            owner.unflushed_lanes.pop(lane, None)
             lane.due = True
 
     # messages from members, and from whoever has a handle
@@ -663,7 +663,7 @@ class Share:
         for lane in self._lanes.values():
             back += lane.leases.lapse(now, lost)
             for offset in lane.leases.dead():
-                self._bury(lane, offset)
+                self._dead_letter(lane, offset)
         for holder in lost:
             member = self._by_holder.get(holder)
             if member is not None:
@@ -675,26 +675,26 @@ class Share:
         if back:
             self.wake()
 
-    def _bury(self, lane: ShareLane, offset: int) -> None:
+    def _dead_letter(self, lane: ShareLane, offset: int) -> None:
         """Copy a dead message to the dead letter topic; settle it once the copy is readable."""
         owner = self._owner
-        if offset in lane.graves:
+        if offset in lane.unflushed:
             return
         result = owner.store.read_near(lane.queue, offset, 1, 1)
         if result is not None:
-            self._bury_read(lane, offset, result)
+            self._store_dead_letter(lane, offset, result)
         else:
             owner.far_dead[lane, offset] = None
 
-    async def bury_far(self, lane: ShareLane, offset: int) -> None:
-        """As `_bury`, for a message that is read in a thread."""
+    async def dead_letter_far(self, lane: ShareLane, offset: int) -> None:
+        """As `_dead_letter`, for a message that is read in a thread."""
         leases = lane.leases
         result = await self._owner.store.read_far(lane.queue, offset, 1, 1)
         alive = self._lanes.get(lane.queue.queue_id) is lane and lane.leases is leases
-        if alive and leases.is_dead(offset) and offset not in lane.graves:
-            self._bury_read(lane, offset, result)
+        if alive and leases.is_dead(offset) and offset not in lane.unflushed:
+            self._store_dead_letter(lane, offset, result)
 
-    def _bury_read(self, lane: ShareLane, offset: int, result: ReadResult) -> None:
+    def _store_dead_letter(self, lane: ShareLane, offset: int, result: ReadResult) -> None:
         owner = self._owner
         if not result.count or result.next_offset != offset + 1:
             self._settle_dead(lane, offset)  # retention removed it
@@ -706,31 +706,31 @@ class Share:
         try:
             end = put_dead_letter(owner.store, owner.topics, topic, decode_record(b"".join(result.pieces)))
         except (Refused, StoreError) as error:
-            self._not_buried(lane, offset, error)
+            self._dead_letter_failed(lane, offset, error)
             return
-        lane.graves[offset] = end
-        owner.mourned[lane] = None
+        lane.unflushed[offset] = end
+        owner.unflushed_lanes[lane] = None
         self.settle_flushed(lane)
 
     def settle_flushed(self, lane: ShareLane) -> None:
         """Settle dead messages of *lane* whose dead letters are flushed; `Shares.run` calls this after each flush."""
-        owner, graves = self._owner, lane.graves
-        while graves:
-            offset, end = next(iter(graves.items()))
+        owner, unflushed = self._owner, lane.unflushed
+        while unflushed:
+            offset, end = next(iter(unflushed.items()))
             if end > owner.store.readable:
                 return
-            del graves[offset]
-            owner.buried += 1
+            del unflushed[offset]
+            owner.dead_letters += 1
             self._settle_dead(lane, offset)
-        owner.mourned.pop(lane, None)
+        owner.unflushed_lanes.pop(lane, None)
 
-    def _not_buried(self, lane: ShareLane, offset: int, error: Refused | StoreError) -> None:
+    def _dead_letter_failed(self, lane: ShareLane, offset: int, error: Refused | StoreError) -> None:
         """Retry later; if the error is permanent, log it and settle the message without a dead letter."""
         owner = self._owner
         if not (isinstance(error, CorruptRecord) or (isinstance(error, Refused) and error.reason in NEVER_STORED)):
-            owner.alarm(owner.now() + BURY_AGAIN_S)
+            owner.alarm(owner.now() + DEAD_LETTER_RETRY_S)
             return
-        owner.unburied += 1
+        owner.dead_without_letter += 1
         log.error(
             "message %d of queue %d of topic[%s] has no dead letter although group %r gave it up, read it there; %s",
             offset,
@@ -743,7 +743,7 @@ class Share:
 
     def _settle_dead(self, lane: ShareLane, offset: int) -> None:
         before = lane.leases.size
-        lane.leases.bury(offset)
+        lane.leases.settle_dead(offset)
         self._owner.notes.ack(lane.key, offset)
         self._owner.settled(before - lane.leases.size)
         self._commit(lane)

@@ -28,7 +28,7 @@ from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupNotes, GroupState
 from martlet.delivery.lease_notes import Key
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.share import BURY_AGAIN_S, Share, ShareLane
+from martlet.delivery.share import DEAD_LETTER_RETRY_S, Share, ShareLane
 from martlet.delivery.subscriptions import Start, from_tail, is_readable, readable
 from martlet.delivery.tail_reader import Tails
 from martlet.errors import Reason, Refused, StoreError
@@ -42,7 +42,7 @@ __all__ = ["Shares"]
 
 log = logging.getLogger("martlet.shares")
 
-# Dead messages that one turn reads with `bury_far` before it checks the clock again.
+# Dead messages that one turn reads with `dead_letter_far` before it checks the clock again.
 DEAD_A_TURN: Final = 64
 # The limit on leases in `GroupState`, which include those of groups not in memory, in units of delivery.leases_max.
 REMEMBERED_TIMES: Final = 4
@@ -73,9 +73,9 @@ class Shares:
         self.state.settled = self._settled_atomically
         self.notes = GroupNotes(store, journal, self.state, config.share_queues_max)
         self.unsettled = 0
-        self.buried = 0
-        self.unburied = 0  # dead messages that cannot be stored as dead letters
-        self.mourned: dict[ShareLane, None] = {}  # lanes with dead letters that are not flushed yet
+        self.dead_letters = 0
+        self.dead_without_letter = 0  # dead messages that cannot be stored as dead letters
+        self.unflushed_lanes: dict[ShareLane, None] = {}  # lanes with dead letters that are not flushed yet
         self.far_dead: dict[tuple[ShareLane, int], None] = {}
         self._log_moved = False
         self.topics = topics
@@ -243,13 +243,13 @@ class Shares:
             share.settled_atomically(key.queue_id, offsets)
 
     def _flushed(self) -> None:
-        if self.mourned:
+        if self.unflushed_lanes:
             self._log_moved = True
             self._rung.set()
 
     def _settle_flushed(self) -> None:
         self._log_moved = False
-        for lane in list(self.mourned):
+        for lane in list(self.unflushed_lanes):
             lane.share.settle_flushed(lane)
             self.forget_idle(lane.share)
 
@@ -277,23 +277,23 @@ class Shares:
                     share.tick(now)
                     self.forget_idle(share)
                 self.alarm(min((share.deadline() for share in self._shares.values()), default=math.inf))
-            await self._bury_far()
+            await self._dead_letter_far()
 
-    async def _bury_far(self) -> None:
+    async def _dead_letter_far(self) -> None:
         """Store dead letters for messages far behind the tail, which may have to be read from disk in a thread."""
         for _ in range(min(DEAD_A_TURN, len(self.far_dead))):
             lane, offset = next(iter(self.far_dead))
             del self.far_dead[lane, offset]
             try:
-                await lane.share.bury_far(lane, offset)
+                await lane.share.dead_letter_far(lane, offset)
             except (OSError, StoreError) as error:
                 log.error(
                     "a dead message of group %r cannot be read, retrying in %g s; %s",
                     lane.share.group,
-                    BURY_AGAIN_S,
+                    DEAD_LETTER_RETRY_S,
                     error,
                 )
-                self.alarm(self.now() + BURY_AGAIN_S)
+                self.alarm(self.now() + DEAD_LETTER_RETRY_S)
 
     def statistics(self) -> dict[str, object]:
         return {
@@ -302,6 +302,6 @@ class Shares:
             "unsettled": self.unsettled,
             "remembered": len(self.state),
             "remembered_leases": self.state.leases,
-            "dead_letters": self.buried,
-            "dead_without_letter": self.unburied,
+            "dead_letters": self.dead_letters,
+            "dead_without_letter": self.dead_without_letter,
         }

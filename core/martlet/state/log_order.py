@@ -20,7 +20,7 @@ from martlet.state.journal import PREFIX
 from martlet.store import Queue, Store
 from martlet.store.codec import check_record
 from martlet.store.layout import BLANK_SIZE, ENTRY, HEAD_BYTES, Buffer, RecordView
-from martlet.store.page_cache import Chunk
+from martlet.store.page_cache import Page
 from martlet.store.queues import BlockDamaged
 from martlet.turns import Pace, Steps
 
@@ -329,29 +329,29 @@ class LogOrder:
 
     def _read_near(self, taken: list[Entry]) -> Run | None:
         """Return the existing records of *taken*; None if one is not in memory."""
-        chunks, verify = self.store.chunks, self.store.config.verify_reads
+        pages, verify = self.store.pages, self.store.config.verify_reads
         run: Run = []
-        chunk: Chunk | None = None
+        page: Page | None = None
         seen = self._newest()
         for entry in taken:
             position, size, _ = entry
             if size == BLANK_SIZE or size <= 0 or position == seen:
                 continue
             seen = position
-            if chunk is None or not chunk.base <= position < chunk.end:
-                chunk = chunks.load_now(position)
-            if chunk is None and position >= chunks.segments.start:
+            if page is None or not page.base <= position < page.end:
+                page = pages.load_now(position)
+            if page is None and position >= pages.segments.start:
                 return None
-            if chunk is None:
+            if page is None:
                 continue  # retention removed it
-            if position + size <= chunk.end:
-                view: Buffer = chunk.view
-                start = position - chunk.base
-            elif chunks.load_now(position + size - 1) is not None:
-                view, start = chunks.read(position, size), 0
+            if position + size <= page.end:
+                view: Buffer = page.view
+                start = position - page.base
+            elif pages.load_now(position + size - 1) is not None:
+                view, start = pages.read(position, size), 0
             else:
                 return None
-            if (chunk.trusted and view is chunk.view) or not verify or self._is_intact(view, start, entry):
+            if (page.trusted and view is page.view) or not verify or self._is_intact(view, start, entry):
                 run.append(RecordView(view, start))
             else:
                 self._found_damage(entry)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from martlet.checksum import crc32
-from martlet.store.codec import check_record, seal_holds
+from martlet.store.codec import check_record, record_crc_holds
 from martlet.store.layout import (
     BLANK_MAGIC,
     FILLER,
@@ -106,7 +106,7 @@ def _is_usual(data: Buffer, start: int, end: int, topic_at: int, crc: int) -> bo
     at = topic_at + 1 + data[topic_at]
     if at + 2 > end or at + 2 + (data[at] << 8 | data[at + 1]) != end:
         return False
-    if crc32(data[start + HEAD_BYTES : topic_at]) & 0x7FFFFFFF != crc or not seal_holds(data, start, end):
+    if crc32(data[start + HEAD_BYTES : topic_at]) & 0x7FFFFFFF != crc or not record_crc_holds(data, start, end):
         return False
     return 0 not in data[topic_at + 1 : at] and 0 not in data[at + 2 : end]
 

@@ -1,7 +1,7 @@
 """Encodes and decodes records, and computes Java's hash codes; pure. `layout.py` defines where the fields are.
 
-A record may be sealed: its last property is then a CRC of everything before it (RocketMQ enabledAppendPropCRC). The
-body's CRC, which every record has, covers only the body.
+A record may have a record CRC: its last property is then a CRC of everything before it (RocketMQ
+enabledAppendPropCRC). The body's CRC, which every record has, covers only the body.
 """
 
 from array import array
@@ -35,29 +35,29 @@ from martlet.store.layout import (
 __all__ = [
     "MARK_FIRST",
     "MARK_LAST",
-    "SEAL_BYTES",
+    "RECORD_CRC_BYTES",
     "body_crc",
     "check_record",
     "decode_record",
     "decode_records",
     "encode_filler",
     "encode_record",
-    "has_seal",
+    "has_record_crc",
     "hash_code",
     "key_hash",
+    "record_crc_holds",
     "record_size",
-    "seal",
-    "seal_holds",
     "tags_code",
-    "with_room_for_seal",
-    "without_seal",
+    "with_room_for_record_crc",
+    "without_record_crc",
+    "write_record_crc",
 ]
 
-SEAL_NAME: Final = b"__CRC32#"
-SEAL_BYTES: Final = 20  # the name, 0x01, ten digits, lowest first, 0x02
-SEAL_MARK: Final = int.from_bytes(SEAL_NAME + b"\x01\x02", "big")
+RECORD_CRC_NAME: Final = b"__CRC32#"
+RECORD_CRC_BYTES: Final = 20  # the name, 0x01, ten digits, lowest first, 0x02
+RECORD_CRC_MARK: Final = int.from_bytes(RECORD_CRC_NAME + b"\x01\x02", "big")
 # A single flipped bit leaves at least one of these two bytes intact at its distance from the end.
-MARK_FIRST: Final = SEAL_NAME[0]
+MARK_FIRST: Final = RECORD_CRC_NAME[0]
 MARK_LAST: Final = 1
 
 
@@ -66,45 +66,48 @@ def body_crc(body: Buffer) -> int:
     return crc32(body) & 0x7FFFFFFF
 
 
-def _make_seal(crc: int) -> bytes:
-    return b"%b\x01%b\x02" % (SEAL_NAME, (b"%010d" % crc)[::-1])
+def _record_crc_property(crc: int) -> bytes:
+    return b"%b\x01%b\x02" % (RECORD_CRC_NAME, (b"%010d" % crc)[::-1])
 
 
-SEAL_ROOM: Final = _make_seal(0)
+RECORD_CRC_ROOM: Final = _record_crc_property(0)
 
 
-def seal(data: bytearray, start: int, end: int) -> None:
-    """Fill in the seal of the record ``data[start:end]``, whose properties end with room for it."""
-    data[end - SEAL_BYTES : end] = _make_seal(body_crc(memoryview(data)[start : end - SEAL_BYTES]))
+def write_record_crc(data: bytearray, start: int, end: int) -> None:
+    """Fill in the record CRC of ``data[start:end]``, whose properties end with room for it."""
+    at = end - RECORD_CRC_BYTES
+    data[at:end] = _record_crc_property(body_crc(memoryview(data)[start:at]))
 
 
-def has_seal(data: Buffer, end: int) -> bool:
-    """Return whether a seal's mark, possibly with one flipped bit, precedes *end*."""
-    if end < SEAL_BYTES or (data[end - 12] != MARK_LAST and data[end - SEAL_BYTES] != MARK_FIRST):
+def has_record_crc(data: Buffer, end: int) -> bool:
+    """Return whether the name of a record CRC, possibly with one flipped bit, precedes *end*."""
+    if end < RECORD_CRC_BYTES or (data[end - 12] != MARK_LAST and data[end - RECORD_CRC_BYTES] != MARK_FIRST):
         return False
-    mark = int.from_bytes(bytes(data[end - SEAL_BYTES : end - 11]) + bytes(data[end - 1 : end]), "big") ^ SEAL_MARK
+    found = bytes(data[end - RECORD_CRC_BYTES : end - 11]) + bytes(data[end - 1 : end])
+    mark = int.from_bytes(found, "big") ^ RECORD_CRC_MARK
     return not mark & (mark - 1)
 
 
-def seal_holds(data: Buffer, start: int, end: int) -> bool:
-    """Return whether the record ``data[start:end]`` has no seal, or a correct one."""
-    if not has_seal(data, end):
+def record_crc_holds(data: Buffer, start: int, end: int) -> bool:
+    """Return whether the record ``data[start:end]`` has no record CRC, or a correct one."""
+    if not has_record_crc(data, end):
         return True
-    return data[end - SEAL_BYTES : end] == _make_seal(body_crc(memoryview(data)[start : end - SEAL_BYTES]))
+    at = end - RECORD_CRC_BYTES
+    return data[at:end] == _record_crc_property(body_crc(memoryview(data)[start:at]))
 
 
-def with_room_for_seal(properties: bytes) -> bytes:
-    """Return *properties* without any seal, and with room for a new one at the end."""
-    properties = remove_property(properties, SEAL_NAME)
+def with_room_for_record_crc(properties: bytes) -> bytes:
+    """Return *properties* without any record CRC, and with room for a new one at the end."""
+    properties = remove_property(properties, RECORD_CRC_NAME)
     if properties and properties[-1] != 2:
         properties += b"\x02"
-    return properties + SEAL_ROOM
+    return properties + RECORD_CRC_ROOM
 
 
-def without_seal(properties: bytes) -> bytes:
-    """Return *properties* without the seal of another record, which readers would take for this record's."""
-    properties = remove_property(properties, SEAL_NAME)
-    return properties + b"\x02" if has_seal(properties, len(properties)) else properties
+def without_record_crc(properties: bytes) -> bytes:
+    """Return *properties* without the record CRC of another record, which readers would take for this record's."""
+    properties = remove_property(properties, RECORD_CRC_NAME)
+    return properties + b"\x02" if has_record_crc(properties, len(properties)) else properties
 
 
 def record_size(message: Message, topic: bytes, store_host: bytes) -> int:
@@ -229,8 +232,8 @@ def decode_record(
 def _check_crcs(data: Buffer, start: int, end: int, body: bytes, crc: int, where: int) -> None:
     if body and body_crc(body) != crc:
         raise CorruptRecord(where, f"has a body whose CRC is not 0x{crc:08X}")
-    if not seal_holds(data, start, end):
-        raise CorruptRecord(where, "has a seal that does not match its content")
+    if not record_crc_holds(data, start, end):
+        raise CorruptRecord(where, "has a record CRC that does not match its content")
 
 
 def decode_records(data: Buffer, *, check_body: bool = True) -> list[Record]:
@@ -271,7 +274,7 @@ def check_record(data: Buffer, start: int, end: int, position: int) -> bool:
     body_end = topic_at - (2 if magic == MAGIC_V2 else 1)
     if body_end > body_at and crc32(memoryview(data)[body_at:body_end]) & 0x7FFFFFFF != crc:
         return False
-    return seal_holds(data, start, end)
+    return record_crc_holds(data, start, end)
 
 
 def _powers(count: int) -> tuple[int, ...]:

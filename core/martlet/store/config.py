@@ -31,7 +31,7 @@ class StoreConfig:
         low=1024,
         high=2**31 - 1,
     )
-    chunk_bytes: int = setting(
+    page_bytes: int = setting(
         MIB, "size of the pages in which the log is cached and read from disk", unit="bytes", low=256, high=64 * MIB
     )
     cache_bytes: int = setting(16 * MIB, "cache for pages that consumers read from disk", unit="bytes", low=0)
@@ -100,7 +100,7 @@ class StoreConfig:
     verify_reads: bool = setting(
         True, "check the CRC of records that are read from disk, except those that this process wrote"
     )
-    seal_records: bool = setting(
+    record_crcs: bool = setting(
         False,
         "add a CRC of the whole record as property __CRC32# (enabledAppendPropCRC); "
         "the CRC that every record has covers only its body",

@@ -189,7 +189,7 @@ def part_offsets(data: Buffer, start: int, end: int, magic: int, sys_flag: int) 
 class RecordView:
     """One stored record; decodes fields and properties from *buffer* on access.
 
-    The record begins at *start* and has been checked. The view keeps *buffer* alive, which may be a chunk of the log:
+    The record begins at *start* and has been checked. The view keeps *buffer* alive, which may be a page of the log:
     copy everything that you keep for longer. `martlet.store.codec.decode_record` decodes a whole record.
     """
 

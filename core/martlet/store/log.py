@@ -33,7 +33,7 @@ from martlet.store.light import is_light
 from martlet.store.lookup import QUERY_BYTES_MAX, Found, Lookup
 from martlet.store.note_writer import NoteWriter
 from martlet.store.notes import OWN_PREFIX
-from martlet.store.page_cache import Chunks, LogWriter
+from martlet.store.page_cache import LogWriter, PageCache
 from martlet.store.queues import Queue, QueueFiles, Queues
 from martlet.store.readable import ReadableEnd
 from martlet.store.readers import Readers
@@ -62,7 +62,6 @@ class Store:
         "_sync",
         "admission",
         "checkpointer",
-        "chunks",
         "committer",
         "config",
         "deleted_to",
@@ -77,6 +76,7 @@ class Store:
         "notes",
         "on_deleted",
         "on_flushed",
+        "pages",
         "queues",
         "readable_end",
         "readers",
@@ -96,8 +96,8 @@ class Store:
         self.files = Files(disk, config.open_files_max)
         self._place = DataDirectory(root, disk, self.files)
         self.segments = Segments(self.files, f"{root}/commitlog", config.segment_bytes)
-        self.chunks = Chunks(self.segments, config.chunk_bytes, config.cache_bytes)
-        self.tail = LogWriter(self.chunks)
+        self.pages = PageCache(self.segments, config.page_bytes, config.cache_bytes)
+        self.tail = LogWriter(self.pages)
         queue_files = QueueFiles(self.files, f"{root}/consumequeue", config.queue_file_entries)
         self.queues = Queues(queue_files)
         self.keys: KeyIndex | None = None
@@ -128,10 +128,10 @@ class Store:
         self.writer = Writer(config, tail, queues, self.committer, self.admission)
         self.notes = NoteWriter(self.writer, self.committer, config, clock)
         self.readers = Readers(
-            self.disk, self.chunks, queues, self.readable_end, self.repairs, verify=config.verify_reads
+            self.disk, self.pages, queues, self.readable_end, self.repairs, verify=config.verify_reads
         )
         self.lookup = Lookup(
-            self.disk, segments, self.chunks, tail, queues, self.readable_end, self.readers, self.indexer, self.repairs
+            self.disk, segments, self.pages, tail, queues, self.readable_end, self.readers, self.indexer, self.repairs
         )
         self.first_offsets = FirstOffsets(queues, segments)
         self.checkpointer = Checkpointer(
@@ -152,7 +152,7 @@ class Store:
             self.directory,
             config,
             segments,
-            self.chunks,
+            self.pages,
             queues,
             self.keys,
             tail,
@@ -253,7 +253,7 @@ class Store:
 
     def _begin_at(self, recovery: Recovery) -> None:
         end = recovery.end
-        self.chunks.trusted_from = end
+        self.pages.trusted_from = end
         self.tail.open_at(end)
         self.flusher.durable = end
         self.readable_end.open_at(end)

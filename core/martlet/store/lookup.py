@@ -9,7 +9,7 @@ from martlet.store.files import Disk
 from martlet.store.indexer import Indexer
 from martlet.store.layout import FRONT_BYTES, MAGICS, RECORD_BYTES_MIN, RecordView
 from martlet.store.notes import OWN_PREFIX
-from martlet.store.page_cache import Chunks, LogWriter
+from martlet.store.page_cache import LogWriter, PageCache
 from martlet.store.queues import BlockDamaged, Queue, Queues
 from martlet.store.readable import ReadableEnd
 from martlet.store.readers import Readers
@@ -46,13 +46,13 @@ class Found:
 class Lookup:
     """Finds readable records."""
 
-    __slots__ = ("_chunks", "_disk", "_indexer", "_queues", "_readable", "_readers", "_repairs", "_segments", "_tail")
+    __slots__ = ("_disk", "_indexer", "_pages", "_queues", "_readable", "_readers", "_repairs", "_segments", "_tail")
 
     def __init__(
         self,
         disk: Disk,
         segments: Segments,
-        chunks: Chunks,
+        pages: PageCache,
         tail: LogWriter,
         queues: Queues,
         readable: ReadableEnd,
@@ -62,7 +62,7 @@ class Lookup:
     ) -> None:
         self._disk = disk
         self._segments = segments
-        self._chunks = chunks
+        self._pages = pages
         self._tail = tail
         self._queues = queues
         self._readable = readable
@@ -77,7 +77,7 @@ class Lookup:
         """
         if not self._may_begin(position):
             return None
-        head = self._chunks.read(position, max(size_hint, 4))
+        head = self._pages.read(position, max(size_hint, 4))
         if len(head) < 4:
             return None
         size = RecordView(head).size
@@ -86,7 +86,7 @@ class Lookup:
             return None
         if position + size > min(segment.end, self._readable.position):
             return None
-        data = head[:size] if len(head) >= size else self._chunks.read(position, size)
+        data = head[:size] if len(head) >= size else self._pages.read(position, size)
         if not check_record(data, 0, size, position) or RecordView(data).topic_bytes.startswith(OWN_BYTES):
             return None
         return data
@@ -115,12 +115,12 @@ class Lookup:
         """Return whether the record at *position* is in memory or in the page cache, or does not exist."""
         if not self._may_begin(position):
             return True
-        chunk = self._chunks.load_now(position)
-        if chunk is None or position + 4 > chunk.end:
+        page = self._pages.load_now(position)
+        if page is None or position + 4 > page.end:
             return False
-        at = position - chunk.base
-        size = RecordView(bytes(chunk.view[at : at + 4])).size
-        return position + size <= chunk.end or not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX
+        at = position - page.base
+        size = RecordView(bytes(page.view[at : at + 4])).size
+        return position + size <= page.end or not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX
 
     def _may_begin(self, position: int) -> bool:
         """Return whether a readable record may begin at *position*."""
@@ -154,11 +154,11 @@ class Lookup:
         return RecordView(front).store_ms if len(front) == FRONT_BYTES else -1
 
     def _front_at(self, position: int) -> bytes:
-        """Return the first bytes of a readable record; load no chunk, which could evict one that consumers read."""
-        chunk = self._chunks.find(position)
-        if chunk is None or position + FRONT_BYTES > chunk.end:
+        """Return the first bytes of a readable record; load no page, which could evict one that consumers read."""
+        page = self._pages.find(position)
+        if page is None or position + FRONT_BYTES > page.end:
             return self._segments.read(position, FRONT_BYTES)
-        return bytes(chunk.view[position - chunk.base : position - chunk.base + FRONT_BYTES])
+        return bytes(page.view[position - page.base : position - page.base + FRONT_BYTES])
 
     def earliest_store_ms(self, queue: Queue) -> int:
         """Return the store time of the oldest message of *queue*; -1 if it is empty.

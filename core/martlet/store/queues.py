@@ -179,7 +179,7 @@ class Queue:
             position, size, _ = ENTRY.unpack_from(self.tail, len(self.tail) - ENTRY_BYTES)
             self.last_end = position + size
 
-    def seal_blocks(self, entries: bytes, block_bytes: int) -> None:
+    def add_to_crcs(self, entries: bytes, block_bytes: int) -> None:
         """Add *entries*, which were written from `saved` on, to the CRCs."""
         within = self.saved * ENTRY_BYTES % block_bytes
         crc, known = self.mark[1], self.mark[1] != UNKNOWN or not within
@@ -573,7 +573,7 @@ class Queues:
                 blanks = queue.saved % self.files.block_entries
                 queue.mark = queue.saved, crc32(BLANK_ENTRY * blanks)
                 queue.begins = False
-            queue.seal_blocks(data, self.files.block_bytes)
+            queue.add_to_crcs(data, self.files.block_bytes)
             self.note_change(queue)
             kept = min(KEPT_ENTRIES, queue.saved - queue.tail_offset)
         gone = queue.saved - kept - queue.tail_offset

@@ -10,7 +10,7 @@ from typing import Final, Protocol, final
 from martlet.errors import Reason, Refused
 from martlet.store.files import Disk
 from martlet.store.layout import ENTRY_BYTES, Predicate
-from martlet.store.page_cache import Chunks
+from martlet.store.page_cache import PageCache
 from martlet.store.queues import BlockDamaged, Queue, Queues
 from martlet.store.readable import ReadableEnd
 from martlet.store.reading import Reader, ReadResult, ReadStatus, bounds
@@ -54,7 +54,7 @@ class ColdReader(Protocol):
 
 
 def _copied(result: ReadResult) -> ReadResult:
-    """Return *result* with copied records: views would keep a chunk each while they wait to be sent."""
+    """Return *result* with copied records: views would keep a page each while they wait to be sent."""
     if result.pieces:
         result.pieces = [b"".join(result.pieces)]
     return result
@@ -65,10 +65,10 @@ class Readers:
     """Reads readable records of queues."""
 
     __slots__ = (
-        "_chunks",
         "_collector",
         "_damaged",
         "_disk",
+        "_pages",
         "_queues",
         "_readable",
         "_repairs",
@@ -79,7 +79,7 @@ class Readers:
     def __init__(
         self,
         disk: Disk,
-        chunks: Chunks,
+        pages: PageCache,
         queues: Queues,
         readable: ReadableEnd,
         repairs: Repairs,
@@ -87,11 +87,11 @@ class Readers:
         verify: bool,
     ) -> None:
         self._disk = disk
-        self._chunks = chunks
+        self._pages = pages
         self._queues = queues
         self._readable = readable
         self._repairs = repairs
-        self._collector = Reader(chunks, self.found_damage, verify=verify)
+        self._collector = Reader(pages, self.found_damage, verify=verify)
         self._damaged: set[int] = set()
         self.damaged_records = 0
         self.cold: ColdReader | None = None
@@ -132,7 +132,7 @@ class Readers:
         if outside is not None:
             return outside
         read = self._collector.read
-        entries, load = self._queues.load_entries, self._chunks.load_now
+        entries, load = self._queues.load_entries, self._pages.load_now
         try:
             result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
         except BlockDamaged:
@@ -162,7 +162,7 @@ class Readers:
         outside = bounds(queue, offset, end)
         if outside is not None:
             return outside
-        entries, load = self._queues.load_entries, self._chunks.load_now
+        entries, load = self._queues.load_entries, self._pages.load_now
         read = self._collector.read
         try:
             return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load, wait=False)
@@ -235,7 +235,7 @@ class Readers:
             return held[(at - offset) * ENTRY_BYTES : (at - offset + count) * ENTRY_BYTES]
 
         def work() -> ReadResult:
-            read, load = self._collector.read, self._chunks.load
+            read, load = self._collector.read, self._pages.load
             result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
             assert result is not None
             return _copied(result)

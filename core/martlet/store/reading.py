@@ -1,6 +1,6 @@
 """Reads the log by the entries of a queue; returns slices of it, as pull answers need them.
 
-Stored records are sent unchanged, so the result is views of chunks, merged where records are adjacent. Tags are matched
+Stored records are sent unchanged, so the result is views of pages, merged where records are adjacent. Tags are matched
 on the entries alone (`tag_match.py`).
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import IntEnum, unique
 from typing import Final, final
 
-from martlet.store.codec import check_record, has_seal, seal
+from martlet.store.codec import check_record, has_record_crc, write_record_crc
 from martlet.store.layout import (
     BLANK_SIZE,
     ENTRY,
@@ -24,7 +24,7 @@ from martlet.store.layout import (
     record_views,
 )
 from martlet.store.light import names_place
-from martlet.store.page_cache import Chunk, Chunks
+from martlet.store.page_cache import Page, PageCache
 from martlet.store.queues import BlockDamaged, Queue
 from martlet.store.tag_match import matching_entries
 
@@ -38,7 +38,7 @@ TESTED_MAX: Final = 800
 NOT_AT_HAND: Final = -2
 
 Entries = Callable[[Queue, int, int], bytes]
-Load = Callable[[int], Chunk | None]
+Load = Callable[[int], Page | None]
 
 
 @unique
@@ -61,7 +61,7 @@ class ReadResult:
     """Whole records in ``pieces``, and the offset to continue with (``next_offset``).
 
     ``first_offset`` and ``end_offset`` are the queue's bounds at that time; ``count`` messages have ``size`` bytes in
-    total. A piece is a view that can keep a whole chunk in memory: copy it if you cannot send it soon.
+    total. A piece is a view that can keep a whole page in memory: copy it if you cannot send it soon.
     """
 
     __slots__ = ("count", "end_offset", "first_offset", "next_offset", "pieces", "size", "status")
@@ -111,10 +111,10 @@ def bounds(queue: Queue, offset: int, end: int) -> ReadResult | None:
 class Reader:
     """Collects records from the log by entries; thread-safe."""
 
-    __slots__ = ("chunks", "on_damage", "verify")
+    __slots__ = ("on_damage", "pages", "verify")
 
-    def __init__(self, chunks: Chunks, on_damage: Callable[[int, Queue, int], None], *, verify: bool) -> None:
-        self.chunks = chunks
+    def __init__(self, pages: PageCache, on_damage: Callable[[int, Queue, int], None], *, verify: bool) -> None:
+        self.pages = pages
         self.on_damage = on_damage
         self.verify = verify
 
@@ -132,7 +132,7 @@ class Reader:
         *,
         wait: bool = True,
     ) -> ReadResult | None:
-        """Read *queue* from *offset*, which is below *end*; *entries* returns bytes of entries, *load* returns chunks.
+        """Read *queue* from *offset*, which is below *end*; *entries* returns bytes of entries, *load* returns pages.
 
         The read ends at a record that *load* does not have, or at a damaged block of entries. If that is the first
         record, it is read from the disk anyway; without *wait* the result is None.
@@ -229,21 +229,21 @@ class Reader:
                 if run >= 0:
                     pieces.append(view[run - low : run_end - low])
                     run = run_end = -1
-                chunk = self._chunk(position, size, load)
-                if chunk is None and not (wait or count) and 0 < size < BLANK_SIZE:
+                page = self._page(position, size, load)
+                if page is None and not (wait or count) and 0 < size < BLANK_SIZE:
                     return NOT_AT_HAND
-                if chunk is None and (count or offset + index > result.next_offset):
+                if page is None and (count or offset + index > result.next_offset):
                     full = index  # a read that begins there tries again
                     break
-                if chunk is None:
-                    chunk = self._chunk(position, size, self.chunks.load)
-                if chunk is None:
+                if page is None:
+                    page = self._page(position, size, self.pages.load)
+                if page is None:
                     if size != BLANK_SIZE and size != 0 and not self._gone(result, position):
                         self.on_damage(position, queue, offset + index)
                     low = high = 0
                     continue
-                low, high, trusted, view = chunk.base, chunk.end, chunk.trusted, chunk.view
-                stored = chunk.data
+                low, high, trusted, view = page.base, page.end, page.trusted, page.view
+                stored = page.data
             if not trusted and not self._intact(view, position - low, end - low, position, queue, offset + index):
                 self.on_damage(position, queue, offset + index)
                 continue
@@ -265,26 +265,26 @@ class Reader:
 
     def _gone(self, result: ReadResult, position: int) -> bool:
         """Return whether retention removed *position*; the read then reports this unless it finds a record."""
-        if position < 0 or position >= self.chunks.segments.start:
+        if position < 0 or position >= self.pages.segments.start:
             return False
         if not result.count:
             result.status = ReadStatus.REMOVED
         return True
 
-    def _chunk(self, position: int, size: int, load: Load) -> Chunk | None:
-        """Return the chunk of *position*, or a copy of the one record if it spans two chunks; None if there is none."""
+    def _page(self, position: int, size: int, load: Load) -> Page | None:
+        """Return the page of *position*, or a copy of the one record if it spans two pages; None if there is none."""
         if size <= 0 or size == BLANK_SIZE:
             return None
-        chunk = load(position)
-        if chunk is None or position + size <= chunk.end:
-            return chunk
+        page = load(position)
+        if page is None or position + size <= page.end:
+            return page
         if load(position + size - 1) is None:
             return None
-        head = self.chunks.read(position, 4)
+        head = self.pages.read(position, 4)
         if len(head) < 4 or RecordView(head).size != size:
             return None
-        data = self.chunks.read(position, size)
-        return Chunk(position, data, chunk.trusted) if len(data) == size else None
+        data = self.pages.read(position, size)
+        return Page(position, data, page.trusted) if len(data) == size else None
 
     def _intact(self, view: memoryview, start: int, end: int, position: int, queue: Queue, offset: int) -> bool:
         """Return whether the bytes are the undamaged record that the entry describes."""
@@ -314,6 +314,6 @@ def _say_places(
         for record in record_views(copy):
             I32.pack_into(copy, record.start + QUEUE_ID_AT, queue.queue_id)
             I64.pack_into(copy, record.start + QUEUE_OFFSET_AT, offsets.get(record.position, record.queue_offset))
-            if has_seal(copy, record.start + record.size):
-                seal(copy, record.start, record.start + record.size)
+            if has_record_crc(copy, record.start + record.size):
+                write_record_crc(copy, record.start, record.start + record.size)
         pieces[number] = bytes(copy)

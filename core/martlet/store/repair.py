@@ -264,7 +264,7 @@ class Repair:
         copy = Queue(queue.topic, queue.queue_id)
         copy.begin_at(block_start)
         data = self.queues.files.read(queue, block_start, count)
-        copy.seal_blocks(data, self.queues.files.block_bytes)
+        copy.add_to_crcs(data, self.queues.files.block_bytes)
         if queue.saved - block_start < entries:
             queue.mark = queue.saved, copy.mark[1]
             return

@@ -29,7 +29,7 @@ from martlet.store.first_offsets import FirstOffsets
 from martlet.store.flusher import Flusher
 from martlet.store.key_index import KeyIndex
 from martlet.store.note_writer import NoteWriter
-from martlet.store.page_cache import Chunks, LogWriter
+from martlet.store.page_cache import LogWriter, PageCache
 from martlet.store.queues import Queue, Queues
 from martlet.store.segments import Segments
 
@@ -108,7 +108,7 @@ class Retention:
         directory: str,
         config: StoreConfig,
         segments: Segments,
-        pages: Chunks,
+        pages: PageCache,
         queues: Queues,
         keys: KeyIndex | None,
         tail: LogWriter,

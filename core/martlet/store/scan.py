@@ -9,7 +9,7 @@ from typing import Final, final
 
 from martlet.checksum import crc32
 from martlet.store.atomic import FIRST, LAST, MARK_AT, NOWHERE, lacks_magic, valid_after, whole_group
-from martlet.store.codec import MARK_FIRST, MARK_LAST, SEAL_BYTES, seal_holds
+from martlet.store.codec import MARK_FIRST, MARK_LAST, RECORD_CRC_BYTES, record_crc_holds
 from martlet.store.files import is_full
 from martlet.store.key_index import KeyIndex
 from martlet.store.layout import (
@@ -46,8 +46,8 @@ BLOCK_BYTES: Final = 4 * 1024 * 1024
 MAGIC_BYTE: Final = MAGIC_V1.to_bytes(4, "big")[:1]
 # Entries of this many records stay in memory before they are written to their files.
 UNSAVED_RECORDS_MAX: Final = 200_000
-# The year 6429. In a record without a seal, no checksum covers the store time: a later or negative one is damaged, and
-# the time of the previous record is used.
+# The year 6429. Without a record CRC, no checksum covers the store time: a later or negative one is damaged, and the
+# time of the previous record is used.
 STORE_MS_END: Final = 1 << 47
 UNUSUAL_FLAGS: Final = WIDE_HOSTS | TRANSACTION_MASK
 
@@ -204,9 +204,9 @@ class Scan:
             or topic_end + 2 + (data[topic_end] << 8 | data[topic_end + 1]) != end
         ):
             return self._take_any(data, at, size, position, magic)
-        may_be_sealed = data[end - 12] == MARK_LAST or data[end - SEAL_BYTES] == MARK_FIRST
+        may_have_crc = data[end - 12] == MARK_LAST or data[end - RECORD_CRC_BYTES] == MARK_FIRST
         if crc32(data[at + HEAD_BYTES : topic_at]) & 0x7FFFFFFF != crc or (
-            may_be_sealed and not seal_holds(data, at, end)
+            may_have_crc and not record_crc_holds(data, at, end)
         ):
             return self._take_any(data, at, size, position, magic)
         of_topic = self._by_topic.get(data[topic_at + 1 : topic_end])
@@ -246,7 +246,7 @@ class Scan:
         body = data[body_at : topic_at - (2 if magic == MAGIC_V2 else 1)]
         if body and crc32(body) & 0x7FFFFFFF != crc:
             return False
-        if not seal_holds(data, at, end):
+        if not record_crc_holds(data, at, end):
             return False
         store_ms = RecordView(data, at).store_ms
         topic = data[topic_at : properties_at - 2]

@@ -12,7 +12,13 @@ from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.store.admission import Admission
 from martlet.store.atomic import MARK_AT, group_marks
-from martlet.store.codec import encode_record, record_size, seal, with_room_for_seal, without_seal
+from martlet.store.codec import (
+    encode_record,
+    record_size,
+    with_room_for_record_crc,
+    without_record_crc,
+    write_record_crc,
+)
 from martlet.store.committer import Appended, Committer
 from martlet.store.config import StoreConfig
 from martlet.store.layout import (
@@ -100,7 +106,7 @@ class Writer:
         self._committer = committer
         self._admission = admission
         self._codes = TagCodes()
-        self._record_crcs = config.seal_records
+        self._record_crcs = config.record_crcs
         self.store_host = NO_HOST
         # Whether records are indexed in the light queues that they name.
         self.light_queues = False
@@ -145,7 +151,7 @@ class Writer:
             return self._append_odd(message, queue)
         committer, offset = self._committer, queue.next_offset
         now = committer.now_ms or committer.read_clock()
-        at = position - tail.chunk_base
+        at = position - tail.page_base
         HEAD_PACK(
             tail.data,
             at,
@@ -168,7 +174,7 @@ class Writer:
         at += HEAD_BYTES
         tail.data[at : at + body_bytes] = body
         rest = b"%b%b%b" % (queue.topic_part, SHORT_PACK(properties_bytes), properties)
-        tail.data[at + body_bytes : end - tail.chunk_base] = rest
+        tail.data[at + body_bytes : end - tail.page_base] = rest
         queue.tail += ENTRY_PACK(position, size, self._codes.of(properties))
         queue.next_offset = offset + 1
         queue.last_end = tail.position = end
@@ -379,7 +385,7 @@ class Writer:
                 rest = b"%b%b%b" % (queue.topic_part, SHORT_PACK(properties_bytes), properties)
                 data[at + body_bytes : end - base] = rest
                 if record_crcs:
-                    seal(data, position - base, end - base)
+                    write_record_crc(data, position - base, end - base)
                 queue.tail += ENTRY_PACK(position, size, code)
                 queue.next_offset, queue.last_end = offset + 1, end
                 if not queue.dirty:
@@ -393,16 +399,16 @@ class Writer:
             tail.position = result.end = position
 
     def _place(self) -> tuple[bytearray, int, int, int, list[Appended]]:
-        """Return the log's last chunk, its base, the limit of usual records there (-1: no room), and the log's end.
+        """Return the log's last page, its base, the limit of usual records there (-1: no room), and the log's end.
 
         The last item is the committer's list of pending records; after a roll all five are different.
         """
         tail = self._tail
         room = tail.room if not self._admission.refusal and len(self.store_host) == 8 else -1
-        return tail.data, tail.chunk_base, room, tail.position, self._committer.pending
+        return tail.data, tail.page_base, room, tail.position, self._committer.pending
 
     def _put_odd(self, item: RunItem, result: RunResult, mark: int) -> None:
-        """Like the loop of `_put_run`, for messages of any kind; starts a new segment or chunk if necessary."""
+        """Like the loop of `_put_run`, for messages of any kind; starts a new segment or page if necessary."""
         light: list[Queue] = []
         try:
             if item[2].find(MULTI) >= 0:
@@ -446,7 +452,7 @@ class Writer:
         if mark:
             record[MARK_AT] |= mark >> 24
         if self._record_crcs:
-            seal(record, 0, size)
+            write_record_crc(record, 0, size)
         tail.put(record)
         if indexed:
             dispatch = queue.dispatcher
@@ -501,7 +507,7 @@ class Writer:
 
     def _fitted(self, properties: bytes) -> bytes:
         """Make room for the CRC of a record, or remove the CRC of another record."""
-        return with_room_for_seal(properties) if self._record_crcs else without_seal(properties)
+        return with_room_for_record_crc(properties) if self._record_crcs else without_record_crc(properties)
 
     def _fitted_item(self, item: RunItem) -> RunItem:
         return (*item[:2], self._fitted(item[2]), *item[3:])

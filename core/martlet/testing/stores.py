@@ -28,10 +28,10 @@ class ManualClock:
 
 
 def small_config(**changes: Any) -> StoreConfig:
-    """Segments of 4 KiB and chunks of 1 KiB, so that a short test meets every border; no disk is ever too full."""
+    """Segments of 4 KiB and pages of 1 KiB, so that a short test meets every border; no disk is ever too full."""
     small = StoreConfig(
         segment_bytes=4096,
-        chunk_bytes=1024,
+        page_bytes=1024,
         cache_bytes=4096,
         queue_file_entries=16,
         index_slots=64,

@@ -441,7 +441,7 @@ async def test_a_reader_that_does_not_read_holds_bounded_memory_and_nobody_up(tm
 
 
 async def test_a_backlog_on_disk_is_pushed_to_subscribers_and_groups(tmp_path: Path) -> None:
-    store = StoreConfig(flush="async", cache_bytes=0, chunk_bytes=65536, segment_bytes=1 << 20)
+    store = StoreConfig(flush="async", cache_bytes=0, page_bytes=65536, segment_bytes=1 << 20)
     async with room(tmp_path, store=store) as made:
         publisher = made.connect()
         for start in range(0, 4000, 500):

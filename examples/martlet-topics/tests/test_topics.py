@@ -378,7 +378,7 @@ async def test_shared_filters_match_as_others_do(topic_filter: str, name: str, m
 
 async def test_a_session_that_slept_while_retention_went_by_is_told_of_the_gap(tmp_path: Path) -> None:
     disk = FakeDisk()
-    sizes = {"segment_bytes": 1 << 14, "chunk_bytes": 1 << 12, "cache_bytes": 1 << 14}
+    sizes = {"segment_bytes": 1 << 14, "page_bytes": 1 << 12, "cache_bytes": 1 << 14}
     store = small_config(flush="async", disk_used_ratio_max=0.8, disk_clean_ratio=0.85, **sizes)
     async with topics_broker(Path("/data"), store=store, disk=disk) as topics:
         talk, other = await topics.connect("me"), await topics.connect()

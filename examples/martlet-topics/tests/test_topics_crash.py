@@ -158,7 +158,7 @@ def test_a_durable_session_loses_nothing_to_kill_9(tmp_path: Path, flush: str) -
 async def test_a_durable_session_loses_nothing_to_a_power_cut(cut: Cut, seed: int) -> None:
     chance = random.Random(seed)
     world, disk = World(chance), FakeDisk()
-    store = small_config(flush="sync", segment_bytes=1 << 16, chunk_bytes=1 << 13, cache_bytes=1 << 16)
+    store = small_config(flush="sync", segment_bytes=1 << 16, page_bytes=1 << 13, cache_bytes=1 << 16)
     config, directory = TopicsConfig(window=20, lease_s=1), Path("/data")
     for _ in range(3):
         async with (

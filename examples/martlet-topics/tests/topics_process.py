@@ -16,7 +16,7 @@ from martlet_topics.plugin import TopicsPlugin
 
 async def main(directory: Path, flush: str) -> None:
     plugin = TopicsPlugin(TopicsConfig(listen="127.0.0.1:0", window=20, lease_s=1))
-    store = small_config(flush=flush, flush_interval_ms=20, segment_bytes=1 << 20, chunk_bytes=1 << 16)
+    store = small_config(flush=flush, flush_interval_ms=20, segment_bytes=1 << 20, page_bytes=1 << 16)
 
     def ports(broker: Broker) -> tuple[Protocol, ...]:
         return (plugin.protocol(broker, lambda address: print(address, flush=True)),)

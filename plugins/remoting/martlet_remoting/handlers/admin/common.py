@@ -73,7 +73,7 @@ def saved(handle: Handle) -> Handle:
             else:
                 context.answer(command, frame)
 
-        context.state.broker.when_saved(tell)
+        context.state.broker.call_when_saved(tell)
         return None
 
     return answer_when_saved

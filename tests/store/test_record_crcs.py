@@ -1,4 +1,4 @@
-"""Sealed records: a CRC over all of a record, so that no flipped bit of it goes unnoticed."""
+"""Record CRCs: a CRC over all of a record, so that no flipped bit of it goes unnoticed."""
 
 import os
 import zlib
@@ -13,12 +13,19 @@ from martlet.message import PROPERTIES_BYTES_MAX, Message, Record
 from martlet.offline import verify
 from martlet.run import Config
 from martlet.store import Store
-from martlet.store.codec import check_record, decode_record, encode_record, has_seal, seal, with_room_for_seal
+from martlet.store.codec import (
+    check_record,
+    decode_record,
+    encode_record,
+    has_record_crc,
+    with_room_for_record_crc,
+    write_record_crc,
+)
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, message, small_config
 
 FLIPS = int(os.environ.get("MARTLET_FLIPS", "700"))
-SEALING = small_config(seal_records=True)
+WITH_CRCS = small_config(record_crcs=True)
 V6 = bytes(range(16)) + b"\x00\x00\x1f\x90"
 PREPARED = 0x4
 FIELDS = (
@@ -33,23 +40,23 @@ def expected_seal(record: bytes) -> bytes:
     return b"__CRC32#\x01" + f"{number:010d}"[::-1].encode() + b"\x02"
 
 
-def sealed_record(number: int = 0) -> bytearray:
+def record_with_crc(number: int = 0) -> bytearray:
     made = message(b"body %d" % number, "Topic", "tag", "key", "unique")
-    made.properties = with_room_for_seal(made.properties)
+    made.properties = with_room_for_record_crc(made.properties)
     data = bytearray(encode_record(made, 3, number, 4096, 1700000000000, HOST))
-    seal(data, 0, len(data))
+    write_record_crc(data, 0, len(data))
     return data
 
 
 def test_a_seal_is_that_of_rocketmq() -> None:
     for number in range(50):
-        data = bytes(sealed_record(number))
+        data = bytes(record_with_crc(number))
         assert data[-20:] == expected_seal(data)
         assert check_record(data, 0, len(data), 4096)
 
 
-def test_every_bit_of_a_sealed_record_is_guarded() -> None:
-    data = sealed_record()
+def test_every_bit_of_a_record_with_a_crc_is_guarded() -> None:
+    data = record_with_crc()
     for at in range(len(data)):
         for bit in range(8):
             changed = bytearray(data)
@@ -63,11 +70,11 @@ KINDS = {
     "usual": Message("T", b"body", b"TAGS\x01a\x02", born_host=HOST),
     "no properties": Message("T", b"body", born_host=HOST),
     "no separator at the end": Message("T", b"body", b"TAGS\x01a", born_host=HOST),
-    "another's seal": Message("T", b"body", b"__CRC32#\x010123456789\x02TAGS\x01a\x02", born_host=HOST),
+    "another's record CRC": Message("T", b"body", b"__CRC32#\x010123456789\x02TAGS\x01a\x02", born_host=HOST),
     "born behind IPv6": Message("T", b"body", b"TAGS\x01a\x02", born_host=V6),
     "long topic": Message("T" * 200, b"body", b"TAGS\x01a\x02", born_host=HOST),
     "prepared": Message("T", b"body", b"TAGS\x01a\x02", sys_flag=PREPARED, born_host=HOST),
-    "over a chunk's end": Message("T", b"body" * 300, b"TAGS\x01a\x02", born_host=HOST),
+    "over a page's end": Message("T", b"body" * 300, b"TAGS\x01a\x02", born_host=HOST),
 }
 
 
@@ -95,9 +102,9 @@ def records_of(disk: FakeDisk) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("several", [False, True], ids=["one", "batch"])
-async def test_whatever_is_appended_is_sealed(kind: str, several: bool) -> None:
+async def test_whatever_is_appended_gets_a_record_crc(kind: str, several: bool) -> None:
     disk = FakeDisk()
-    store = await open_on(disk, SEALING)
+    store = await open_on(disk, WITH_CRCS)
     made = KINDS[kind]
     messages = [Message(made.topic, made.body, made.properties, 0, 0, made.sys_flag, 1, made.born_host) for _ in "ab"]
     await put(store, messages, several)
@@ -109,7 +116,7 @@ async def test_whatever_is_appended_is_sealed(kind: str, several: bool) -> None:
 
 
 async def test_properties_that_leave_no_room_for_the_seal_are_refused() -> None:
-    store = await open_on(FakeDisk(), small_config(seal_records=True, segment_bytes=1 << 20))
+    store = await open_on(FakeDisk(), small_config(record_crcs=True, segment_bytes=1 << 20))
     filling = b"k\x01" + b"x" * (PROPERTIES_BYTES_MAX - 2 - 21)
     store.append(Message("T", b"body", filling, born_host=HOST), 0)
     with pytest.raises(Refused, match="properties have 32768 bytes"):
@@ -138,15 +145,15 @@ async def test_a_seal_of_another_record_is_not_taken_for_this_ones(properties: b
     assert len(contents(store)) == 2
     assert not store.damaged_records
     for data in records_of(disk):
-        assert not has_seal(data, len(data))
+        assert not has_record_crc(data, len(data))
     store.crash()
 
 
 async def filled(config_of_old: bool = False) -> tuple[FakeDisk, dict[tuple[str, int, int], Record]]:
-    """A disk with 60 sealed records in several segments, behind unsealed ones if *config_of_old*."""
+    """A disk with 60 records with CRCs in several segments, after records without if *config_of_old*."""
     disk = FakeDisk()
     random = Random(11)
-    for config in [small_config()] * config_of_old + [SEALING]:
+    for config in [small_config()] * config_of_old + [WITH_CRCS]:
         store = await open_on(disk, config)
         for number in range(30):
             for topic in ("A", "B"):
@@ -154,7 +161,7 @@ async def filled(config_of_old: bool = False) -> tuple[FakeDisk, dict[tuple[str,
                 store.append(message(body, topic, "tag", "key", f"{topic}-{number}"), 0)
             store.commit()
         await store.close()
-    store = await open_on(copy_of(disk), SEALING)
+    store = await open_on(copy_of(disk), WITH_CRCS)
     found = contents(store)
     assert len(found) == (120 if config_of_old else 60)
     store.crash()
@@ -178,7 +185,7 @@ async def test_a_flipped_bit_anywhere_costs_its_record_alone_and_is_reported(cle
             remove(changed, "consumequeue")
             remove(changed, "checkpoint")
             changed.close(changed.open(f"{ROOT}/abort", create=True))
-        store = await open_on(changed, random.choice((SEALING, small_config())))
+        store = await open_on(changed, random.choice((WITH_CRCS, small_config())))
         found = contents(store)
         assert {p: fields_of(r) for p, r in found.items()} == {
             p: fields_of(r) for p, r in wanted.items() if r.position != hit.position
@@ -193,11 +200,11 @@ def fields_of(record: Record) -> tuple[object, ...]:
     return tuple(getattr(record, name) for name in FIELDS)
 
 
-async def test_records_without_a_seal_stand_beside_sealed_ones() -> None:
+async def test_records_with_and_without_a_crc_share_a_log() -> None:
     disk, wanted = await filled(config_of_old=True)
     remove(disk, "consumequeue")
     remove(disk, "index")
-    store = await open_on(disk, replace(SEALING, verify_reads=True))
+    store = await open_on(disk, replace(WITH_CRCS, verify_reads=True))
     assert {p: fields_of(r) for p, r in contents(store).items()} == {p: fields_of(r) for p, r in wanted.items()}
     assert not store.damaged_records
     store.crash()
@@ -210,7 +217,7 @@ async def test_verify_reports_a_seal_that_is_wrong() -> None:
     data = bytearray(disk.files[path].data)
     data[hit.position % 4096 + hit.size - 30] ^= 4
     change(disk, path, bytes(data))
-    found = await verify(ROOT, Config(store=SEALING), disk)
+    found = await verify(ROOT, Config(store=WITH_CRCS), disk)
     [damage] = found.inspection.damage
     assert damage.start == hit.position
-    assert "seal" in damage.text
+    assert "record CRC" in damage.text
