@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SHELVES = {"martlet": "core", "martlet_remoting": "plugins/remoting"}
+SHELVES = {"martlet": "core", "martlet_remoting": "plugins/remoting", "martlet_timer": "plugins/timer"}
 
 # The way of a message. A module that declares settings stays as it is: mypyc knows no dataclass whose defaults are
 # descriptors. So do those whose parts tests replace while they run.
@@ -30,6 +30,7 @@ HOT = (
     "martlet/net/pending.py",
     "martlet/net/reader.py",
     "martlet/net/rounds.py",
+    "martlet/stages.py",
     "martlet/delivery/subscriptions.py",
     "martlet/net/transports.py",
     "martlet/store/page_cache.py",

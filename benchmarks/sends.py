@@ -19,7 +19,10 @@ from pathlib import Path
 
 import trio
 
+from martlet.broker import Broker
 from martlet.message import encode_properties
+from martlet.plugins.loader import load
+from martlet.run import PluginsConfig
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
 from martlet_remoting import context
@@ -75,6 +78,12 @@ def new_connection() -> RemotingConnection:
     return RemotingConnection(1 << 24, 120.0, *now)
 
 
+async def set_stages(broker: Broker) -> None:
+    """Install the stages of the plugins that are on by default."""
+    found = await load(PluginsConfig().enabled, {}).call("martlet_stages", broker=broker)
+    broker.set_stages([(plugin, stage) for plugin, stages in found for stage in stages])
+
+
 def one_frame(body_bytes: int, number: int) -> bytes:
     """A read's only request."""
     return request(310, properties_of(number, 0), b"x" * body_bytes, 0, False)
@@ -102,6 +111,7 @@ async def run(rounds: int, body_bytes: int, make: Callable[[int, int], bytes], m
         async with serving(Path(folder), store=StoreConfig(flush="async")) as served:
             served.broker.topics.update("T")
             state = STATE(served.broker, RemotingConfig())
+            await set_stages(served.broker)
             connection = new_connection()
             sink = Sink()
             handler = RemotingHandler(state, sink, connection)

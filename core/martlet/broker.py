@@ -20,6 +20,7 @@ from martlet.errors import LocalProtocolError, MartletError, Reason, Refused
 from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.settings import BrokerConfig, DeliveryConfig
+from martlet.stages import Stages
 from martlet.state import Projections
 from martlet.state.journal import Journal
 from martlet.stats import Stats
@@ -73,7 +74,7 @@ class Broker:
         self.ids = ids
         self.stats = stats
         self.turns = Turns()  # runs all long work of this broker in slices
-        self.stages: tuple[tuple[str, Stage], ...] = ()
+        self.stages = Stages()
         self.routers: tuple[tuple[str, Router], ...] = ()
         self.filters: dict[str, Compile] = {}
         self._selections = Selections(self.filter_compiler)
@@ -109,28 +110,30 @@ class Broker:
         stats.add("shares", self.shares.statistics)
         stats.add("sessions", self.sessions.statistics)
 
-    def set_stages(self, stages: tuple[tuple[str, Stage], ...], routers: tuple[tuple[str, Router], ...] = ()) -> None:
-        """Make every message pass *stages*, then ask *routers* which light queues index it; each is with its plugin."""
-        self.routers = routers
+    def set_stages(self, stages: Sequence[tuple[str, Stage]], routers: Sequence[tuple[str, Router]] = ()) -> None:
+        """Make messages pass *stages*, then ask *routers* which light queues index them; each is with its plugin."""
+        self.routers = tuple(routers)
         if routers and not self.groups.keeps_light_offsets:
             self.groups.keeps_light_offsets = True
             self.groups.offsets_changed()
         self.store.writer.light_queues = bool(routers)
-        self.stages = (*stages, ("", self._route)) if routers else stages
+        self.stages = Stages([*stages, ("", Stage(self._route))] if routers else stages)
 
-    def publish(self, message: Message, passed: str = "") -> Placed:
+    def publish(self, message: Message, passed: str = "", *, wanted: bool = True) -> Placed:
         """Store *message* and return where; it is durable once the log is flushed up to `Placed.end`.
 
         A protocol passes that position to `Peer.hold_until` before it acknowledges the message.
 
         Args:
           passed: the plugin whose stage has held the message until now: only the stages after its own run.
+          wanted: False if the caller has checked that no stage wants the message (`Stages.words`, `Stages.sys_flag`).
 
         Raises:
           Refused: there is no such topic or queue, the topic is not writable, the message is too large, or the store is
             read-only or busy.
         """
-        if self.stages:
+        stages = self.stages
+        if stages.pairs and (wanted or stages.every_message) and stages.may_want(message):
             message = self._staged(message, passed)
         topic, queue_id = self._open_topic(message), message.queue_id
         if not 0 <= queue_id < topic.write_queues:
@@ -141,9 +144,10 @@ class Broker:
         """Store *messages* independently; return for each where it was stored or why it was refused."""
         results: list[Placed | Refused | None] = []
         run: list[RunItem] = []
+        wanted = self.stages.may_want_any(messages)
         for message in messages:
             try:
-                each = self._staged(message) if self.stages else message
+                each = self._staged(message) if wanted else message
                 run.append(self.store.run_item(each, self._queue_for(each)))
                 results.append(None)
             except Refused as refused:
@@ -160,7 +164,7 @@ class Broker:
         """
         if not messages:
             return []
-        if self.stages:
+        if self.stages.may_want_any(messages):
             messages = [self._staged(message) for message in messages]
         topic = self._open_topic(messages[0])
         name, limit = messages[0].topic, self.config.message_bytes_max
@@ -174,26 +178,27 @@ class Broker:
     def find_queue(self, topic: str, queue_id: int) -> Queue | None:
         """Return queue *queue_id* of *topic* for `publish_run`; None if messages must go through `publish`.
 
-        That is the case if plugins have stages, and if `publish` would choose the queue or refuse.
+        That is the case if a stage wants every message, and if `publish` would choose the queue or refuse.
         """
         found = self.topics.get(topic)
-        if self.stages or found is None or not found.perm & WRITE or not found.write_queues:
+        if self.stages.every_message or found is None or not found.perm & WRITE or not found.write_queues:
             return None
         return found.queue(queue_id) if 0 <= queue_id < max(found.write_queues, found.read_queues) else None
 
     def publish_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
         """Store the messages of *run* in queues from `find_queue`, without an object per message.
 
-        A refused message does not affect the others. Hold the answers until `RunResult.end`.
+        No stage may want one of them: the caller checks that with `Stages.words` and `Stages.sys_flag`. A refused
+        message does not affect the others. Hold the answers until `RunResult.end`.
 
         Raises:
+          LocalProtocolError: a stage wants every message.
           Refused: a body is longer than ``broker.message_bytes_max``; none was stored.
           StoreFailed: the disk failed.
         """
-        if self.stages:
-            raise LocalProtocolError(
-                "messages in a run pass no stages; publish them one by one where plugins have some"
-            )
+        if self.stages.every_message:
+            text = "a stage wants every message, which a run does not bring it; publish the messages one by one"
+            raise LocalProtocolError(text)
         limit = self.config.message_bytes_max
         for item in run:
             if len(item[1]) > limit:
@@ -215,7 +220,7 @@ class Broker:
         Raises:
           Refused: as for `publish`, or they are too many or too large together; none was stored.
         """
-        if self.stages:
+        if self.stages.may_want_any(messages):
             messages = [self._staged(message, passed) for message in messages]
         queue_ids = [self._queue_for(message) for message in messages]
         notes: dict[Journal, list[bytes]] = {}
@@ -268,9 +273,13 @@ class Broker:
         return topic
 
     def _staged(self, message: Message, passed: str = "") -> Message:
-        for plugin, stage in self._stages_after(passed) if passed else self.stages:
+        stages = self.stages
+        for place in range(self._first_stage(passed) if passed else 0, len(stages.pairs)):
+            if not stages.wants(place, message):
+                continue
+            plugin, stage = stages.pairs[place]
             try:
-                message = stage(message)
+                message = stage.change(message)
             except Refused:
                 self.refused += 1
                 raise
@@ -296,11 +305,12 @@ class Broker:
         message.properties = with_light_topics(message.properties, topics)
         return message
 
-    def _stages_after(self, passed: str) -> tuple[tuple[str, Stage], ...]:
-        plugins = [plugin for plugin, _ in self.stages]
-        if passed not in plugins:
+    def _first_stage(self, passed: str) -> int:
+        """Return the index of the first stage for a message that has passed those of plugin *passed*."""
+        first = self.stages.start_after(passed)
+        if first < 0:
             raise LocalProtocolError(f"plugin {passed!r} has no stage that a message could have passed")
-        return self.stages[len(plugins) - plugins[::-1].index(passed) :]
+        return first
 
     def call_when_saved(self, tell: Callable[[str], None]) -> None:
         """Call *tell* once the current topics and groups are on disk; immediately in a broker that does not save them.

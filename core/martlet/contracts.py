@@ -45,8 +45,6 @@ __all__ = [
     "WebSocket",
 ]
 
-# Called with every message before it is stored; returns it, changed or not. May raise `Refused`.
-Stage: TypeAlias = Callable[[Message], Message]
 # Called with every message after the stages; returns the light topics whose queues index it as well, such as
 # ``%LMQ%name``. May raise `Refused`.
 Router: TypeAlias = Callable[[Message], Iterable[str]]
@@ -62,6 +60,22 @@ class Identity:
     """Who a client has proved to be; ``name`` is empty for an anonymous one."""
 
     name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A step of the path of messages, before they are stored; say which messages it wants, so that others stay fast.
+
+    Args:
+      change: called with a message that the stage wants; returns it, changed or not. May raise `Refused`.
+      properties: the stage wants messages that have one of these properties, with a value.
+      sys_flag: the stage also wants messages with one of these bits of sysFlag. A stage with neither wants every
+        message; then the messages of a socket read are stored one by one.
+    """
+
+    change: Callable[[Message], Message]
+    properties: tuple[str, ...] = ()
+    sys_flag: int = 0
 
 
 class Timers:

@@ -60,7 +60,9 @@ ROUTE_NAME: Final = re.compile(r"[%|.a-zA-Z0-9_-]{1,115}")
 class PluginsConfig:
     """``[plugins]``: the plugins of this broker."""
 
-    enabled: list[str] = setting(["remoting", "nameserver"], "plugins to load; their hooks are called in this order")
+    enabled: list[str] = setting(
+        ["remoting", "nameserver", "timer"], "plugins to load; their hooks are called in this order"
+    )
     required: list[str] = setting(
         [], "if a projection of one of these plugins fails, the broker stops; it continues without any other plugin"
     )
@@ -462,8 +464,8 @@ def _install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
         guarded_authorizer(plugin, each) for plugin, given in found["martlet_authorizers"] for each in given
     )
     broker.set_stages(
-        tuple((name, stage) for name, given in found["martlet_stages"] for stage in given),
-        tuple((name, router) for name, given in found["martlet_routers"] for router in given),
+        [(name, stage) for name, given in found["martlet_stages"] for stage in given],
+        [(name, router) for name, given in found["martlet_routers"] for router in given],
     )
 
 

@@ -8,7 +8,7 @@ from tests.core.pushing import LINES, broker_in_memory
 
 from martlet.access import ANONYMOUS, Gate
 from martlet.broker import Broker
-from martlet.contracts import Certificate, Credentials, Identity, Password, SignedRequest
+from martlet.contracts import Certificate, Credentials, Identity, Password, SignedRequest, Stage
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import LocalProtocolError, Reason, Refused
@@ -118,9 +118,9 @@ async def test_no_run_passes_by_the_stages_or_the_limit_of_the_broker() -> None:
         with pytest.raises(Refused, match=r"U\+0000"):
             gate.publish_run(odd, atomic=True)
         assert queue.next_offset == 1
-        broker.stages = (("test", lambda message: message),)
+        broker.set_stages([("test", Stage(lambda message: message))])
         assert gate.find_queue("t", 0) is None
-        with pytest.raises(LocalProtocolError, match="pass no stages"):
+        with pytest.raises(LocalProtocolError, match="a stage wants every message"):
             gate.publish_run([(queue, b"x", b"", 0, 0, 0, 0, bytes(8), 0, 0)])
 
 

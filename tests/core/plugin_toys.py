@@ -134,7 +134,7 @@ class Full(Hooks):
             message.properties = put_property(message.properties, b"COLOUR", colour)
             return message
 
-        return [stamp]
+        return [Stage(stamp)]
 
     def martlet_routers(self, broker: Broker) -> Sequence[Router]:
         def by_body(message: Message) -> list[str]:
@@ -204,7 +204,7 @@ class Raising(Hooks):
         def spoil(message: Message) -> Message:
             raise AssertionError("the stage of a plugin that was left out was called")
 
-        return [spoil]
+        return [Stage(spoil)]
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         raise ValueError("no port today")
@@ -282,7 +282,7 @@ class Late(Hooks):
             message.properties = put_property(message.properties, b"LATE", message.properties.split(b"\x02")[0])
             return message
 
-        return [stamp]
+        return [Stage(stamp)]
 
 
 class Misspelled(Hooks):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from martlet.broker import Broker
-from martlet.contracts import Identity
+from martlet.contracts import Identity, Stage
 from martlet.errors import MartletError, Reason, Refused
 from martlet.message import Message
 from martlet.settings import BrokerConfig
@@ -117,7 +117,7 @@ async def test_stages_see_every_message_and_may_refuse_or_fail(broker_on: Broker
 
     async with broker_on() as broker:
         broker.topics.update("T", 1, 1)
-        broker.stages = (("stamper", stamp), ("judge", judge))
+        broker.set_stages([("stamper", Stage(stamp)), ("judge", Stage(judge))])
         placed = broker.publish(to("T", b"good"))
         with pytest.raises(Refused, match="bad words"):
             broker.publish(to("T", b"bad"))

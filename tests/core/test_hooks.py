@@ -269,7 +269,7 @@ async def test_martlet_dispatchers_supply_the_codes_of_entries(
 ) -> None:
     disk = FakeDisk()
     async with running(monkeypatch, "full", disk=disk) as made:
-        made.broker.stages = ()
+        made.broker.set_stages(())
         for topic in ("lengths", "broken", "t"):
             made.broker.topics.ensure(topic, 1)
             for properties in (b"TAGS\x01a\x02", b"x\x01yy\x02"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from martlet.broker import Broker
+from martlet.contracts import Stage
 from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.message import Message
 from martlet.settings import BrokerConfig
@@ -39,7 +40,7 @@ def add_stages(broker: Broker, *plugins: str) -> None:
         message.body += plugin.encode()
         return message
 
-    broker.stages = tuple((plugin, partial(run, plugin)) for plugin in plugins)
+    broker.set_stages([(plugin, Stage(partial(run, plugin))) for plugin in plugins])
 
 
 def body_at(broker: Broker, position: int) -> bytes:

@@ -24,7 +24,7 @@ from .processes import PACKAGES, package_folder, source_of
 from .trial import Fate, Plan, plan, try_out
 from .workers import Workers
 
-SHELVES = ("core/", "plugins/remoting/")
+SHELVES = ("core/", "plugins/remoting/", "plugins/timer/")
 Outcomes = dict[Mutant, Fate]
 
 

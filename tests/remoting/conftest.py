@@ -26,6 +26,7 @@ from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.headers import SendRun
 from martlet_remoting.packets import Command, Frame
+from martlet_remoting.unheld import refuse_unheld
 
 NO_HEADER: Mapping[str, object] = {}
 
@@ -185,6 +186,7 @@ class Harness:
         self.config = config
         self.nursery = nursery
         self.state = RemotingState(broker, config)
+        broker.set_stages([("remoting", refuse_unheld(broker))])
         nursery.start_soon(self.state.members.run)
         self.clients: list[FakeClient] = []
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import pytest
 import trio
 
-from martlet.contracts import Timers, Transactions
+from martlet.contracts import Stage, Timers, Transactions
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Record, decode_properties
 from martlet.store.codec import decode_record, decode_records
@@ -203,7 +203,7 @@ async def test_delays_and_transactions_pass_where_a_plugin_understands_them(harn
     def stage(message: Message) -> Message:
         return message
 
-    harness.broker.stages = (("anything", stage),)
+    harness.broker.set_stages([("anything", Stage(stage))])
     harness.broker.capabilities = {Timers: Timers(), Transactions: Transactions()}
     topic = harness.topic("T")
     client = harness.client()
@@ -213,7 +213,9 @@ async def test_delays_and_transactions_pass_where_a_plugin_understands_them(harn
 
 async def test_delays_and_transactions_are_refused_once_their_plugin_has_gone(harness: Harness) -> None:
     # A stage with the name of such a plugin says nothing about what it does.
-    harness.broker.stages = (("timer", lambda message: message), ("tx", lambda message: message))
+    harness.broker.set_stages(
+        [*harness.broker.stages.pairs, *((name, Stage(lambda message: message)) for name in ("timer", "tx"))]
+    )
     harness.broker.capabilities = {Timers: Timers(), Transactions: Transactions()}
     topic, client, end = harness.topic("T"), harness.client(), harness.store.appended
     harness.broker.capabilities = {}
@@ -227,7 +229,7 @@ async def test_a_stage_that_refuses_is_answered_in_its_words(harness: Harness) -
     def stage(message: Message) -> Message:
         raise Refused(Reason.BUSY, "not now")
 
-    harness.broker.stages = (("stamp", stage),)
+    harness.broker.set_stages([("stamp", Stage(stage))])
     answer = await harness.client().ask(V2, send_ext(harness.topic("T")), b"x")
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_BUSY, "not now")
 
@@ -329,7 +331,7 @@ async def test_a_batch_passes_the_stages_and_may_leave_the_queue_to_the_broker(
         seen.append(message.body)
         return message
 
-    harness.broker.stages = (("test", stage),) if stages else ()
+    harness.broker.set_stages([("test", Stage(stage))] if stages else [])
     answer = await harness.client().ask(V2, send_ext(topic, queue_id, m="true"), members(b"a", b"b"))
     assert answer.code == 0
     records = await stored(harness, topic, int(str(answer.ext["queueId"])))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 import trio
 
-from martlet.contracts import Identity
+from martlet.contracts import Identity, Stage
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.store.codec import decode_record
@@ -181,7 +181,7 @@ async def test_each_message_passes_the_stages(harness: Harness) -> None:
         message.properties += b"stamped\x01yes\x02"
         return message
 
-    harness.broker.stages = (("test", stage),)
+    harness.broker.set_stages([("test", Stage(stage))])
     receive(client, b"".join(usual(number, body=b"%d" % number) for number in range(1, 6)))
     found = answers(client)
     assert [each.code for each in found] == [0, ResponseCode.MESSAGE_ILLEGAL, 0, 0, 0]

@@ -45,7 +45,7 @@ class Timer(Hooks):
                 message.topic, message.queue_id = HELD, 0
             return message
 
-        return (hold,)
+        return (Stage(hold, properties=("DELAY",)),)
 
     def martlet_projections(self, broker: Broker) -> Sequence[Projection]:
         return (Breaks(),)

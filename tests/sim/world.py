@@ -133,8 +133,8 @@ class Life:
         persistence.load(self.broker)
         self.server = Server(world.server_config, store, stats, clock=lambda: 0.0)
         self.plugin = RemotingPlugin(RemotingConfig(listen=ADDRESS, vip=False, light_queues=world.plan.light))
-        routers = self.plugin.martlet_routers(self.broker)
-        self.broker.set_stages((), tuple(("remoting", router) for router in routers))
+        stages, routers = self.plugin.martlet_stages(self.broker), self.plugin.martlet_routers(self.broker)
+        self.broker.set_stages([("remoting", stage) for stage in stages], [("remoting", each) for each in routers])
         self.protocol = self.plugin.martlet_protocols(self.broker)[0]
         self.protocol.bound(ADDRESS)
         followed = [f"topic-{number}" for number in range(world.plan.topics)]

@@ -63,7 +63,7 @@ class Behind(Protocol):
     sessions: Sessions
     routers: tuple[tuple[str, Router], ...]
 
-    def publish(self, message: Message) -> Placed: ...
+    def publish(self, message: Message, *, wanted: bool = ...) -> Placed: ...
 
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]: ...
 
@@ -113,16 +113,19 @@ class Gate:
 
     # publishing
 
-    def publish(self, message: Message) -> Placed:
+    def publish(self, message: Message, *, wanted: bool = True) -> Placed:
         """Store *message* like `Broker.publish`; requires ``publish`` on its topic or on its name there.
 
         With light queues, it also requires ``publish`` on each light topic that the message names.
+
+        Args:
+          wanted: False if the caller has checked that no stage wants the message (`Stages`).
         """
         if message.topic not in self.publishable:
             self._check_message(message.topic, message.properties)
         if self._behind.routers:  # looked up each time: a gate may be older than they are
             self._check_light(message)
-        return self._behind.publish(message)
+        return self._behind.publish(message, wanted=wanted)
 
     def _check_light(self, message: Message) -> None:
         """Raise `Refused` unless *message* may go to the light topics that it names; only routers make them count."""

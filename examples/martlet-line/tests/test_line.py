@@ -13,7 +13,7 @@ import trustme
 from line_talk import Room, SocketPeer, Talk, room
 
 from martlet.config import fill
-from martlet.contracts import Identity, Predicate
+from martlet.contracts import Identity, Predicate, Stage
 from martlet.message import Message
 from martlet.net.addresses import split_address
 from martlet.plugins.loader import guarded_filter
@@ -168,7 +168,7 @@ async def test_each_message_of_a_run_has_its_own_answer(tmp_path: Path) -> None:
                 made.broker.topics.update("t", 1, 1, 4)
             return message
 
-        made.broker.stages = (("toy", stage),)
+        made.broker.set_stages([("toy", Stage(stage))])
         talk = made.connect()
         await talk.say("PUB t good\nPUB t bad\nPUB t late")
         assert await talk.line() == "OK 0 0"

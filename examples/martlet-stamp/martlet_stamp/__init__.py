@@ -26,4 +26,4 @@ class StampPlugin(Hooks):
             message.properties = put_property(message.properties, name, value)
             return message
 
-        return (stamp,)
+        return (Stage(stamp),)

@@ -22,7 +22,7 @@ from martlet_stamp import StampConfig, StampPlugin
 async def test_a_message_is_stamped_once(tmp_path: Path, before: bytes, after: bytes) -> None:
     async with serving(tmp_path, broker=BrokerConfig(name="north")) as running:
         broker, plugin = running.broker, StampPlugin(StampConfig("VIA"))
-        broker.stages = tuple(("stamp", stage) for stage in plugin.martlet_stages(broker))
+        broker.set_stages([("stamp", stage) for stage in plugin.martlet_stages(broker)])
         broker.topics.ensure("t", 1)
         placed = broker.publish(Message("t", b"x", before))
         broker.store.commit()

@@ -8,7 +8,7 @@ import trio
 
 from martlet.access import ANONYMOUS
 from martlet.broker import Broker
-from martlet.contracts import Command, Dispatcher, Handler, Peer, Producers, Protocol, Router, Service
+from martlet.contracts import Command, Dispatcher, Handler, Peer, Producers, Protocol, Router, Service, Stage
 from martlet.errors import Refused
 from martlet.net.addresses import check_address, pack_host, split_address
 from martlet.net.tls import Tls
@@ -27,6 +27,7 @@ from .handlers.pull import finish
 from .nameserver.server import NameServer
 from .producers import RemotingProducers
 from .registrar import Registrar, create_standard_topics
+from .unheld import refuse_unheld
 
 __all__ = ["RemotingPlugin"]
 
@@ -67,6 +68,9 @@ class RemotingPlugin(Hooks):
 
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
         return {Producers: Producers(RemotingProducers(lambda: self._state).check_transaction)}
+
+    def martlet_stages(self, broker: Broker) -> Sequence[Stage]:
+        return [refuse_unheld(broker)]
 
     def martlet_routers(self, broker: Broker) -> Sequence[Router]:
         return [lambda message: light_topics(message.properties)] if self._config.light_queues else []

@@ -9,10 +9,10 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from martlet.access import Gate, PublishGrant
-from martlet.broker import Broker
 from martlet.errors import MartletError, Reason, Refused
 from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_property, remove_property
+from martlet.stages import Stages
 from martlet.store.queues import Queue
 from martlet.store.writer import RunItem
 from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
@@ -20,11 +20,12 @@ from martlet.turns import Steps
 from martlet_remoting.batches import Member, split_batch
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
-from martlet_remoting.context import Answer, Context, Declined, Handle, refusal, supports_delays, supports_transactions
+from martlet_remoting.context import Answer, Context, Declined, Handle, refusal, supports_transactions
 from martlet_remoting.fields import SendFields, SendHead, send_fields
 from martlet_remoting.headers import Send, SendHeader, decode_send_header
 from martlet_remoting.packets import Command, Frame
 from martlet_remoting.templates import Templates
+from martlet_remoting.unheld import TIMER_KEYS, no_transactions
 
 __all__ = ["TABLE", "make_message", "open_topic", "send_message", "send_run", "stamp"]
 
@@ -36,7 +37,7 @@ UNUSUAL_SYS_FLAG: Final = ~0x701
 LENGTHS: Final = Struct(">ii")
 I32_MIN: Final = -(1 << 31)
 I32_MAX: Final = (1 << 31) - 1
-TIMER_KEYS: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
+DELAY_KEYS: Final = (b"DELAY", *(key.encode() for key in TIMER_KEYS))
 # Properties that the broker sets; those that a producer sent are removed first.
 BROKER_KEYS: Final = (b"CLUSTER", b"MSG_REGION", b"TRACE_ON", b"POP_CK")
 # Members of a batch that are stored in one turn of the event loop, in 3 ms; a longer batch takes several turns.
@@ -72,7 +73,7 @@ def send_usual(context: Context, command: Command) -> Answer:
             return send_message(context, command)
     topic = grant.get()
     stored = fields.i.encode()
-    unique = usual_key(fields, stored)
+    unique = usual_key(fields, stored, state.broker.stages)
     if (
         not unique
         or topic is None
@@ -85,14 +86,17 @@ def send_usual(context: Context, command: Command) -> Answer:
     peer = context.peer
     stored += templates.stamp if stored[-1] == 2 else templates.stamp_after
     message = Message(name, command.body, stored, fields.e, fields.h, fields.f, fields.g, peer.host)
-    placed = gate.publish(message)
+    placed = gate.publish(message, wanted=False)
     peer.hold_until(placed.end)
     header = templates.sent_usual % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
     return LENGTHS.pack(4 + len(header), len(header)) + header
 
 
-def usual_key(fields: SendFields, stored: bytes) -> bytes:
-    """Return the unique key of a usual send with the encoded properties *stored*; empty if the send is not usual."""
+def usual_key(fields: SendFields, stored: bytes, stages: Stages) -> bytes:
+    """Return the unique key of a usual send with the encoded properties *stored*; empty if the send is not usual.
+
+    A send that one of *stages* may want is not usual.
+    """
     properties = fields.i  # search in the str: `in` on bytes raises and catches a TypeError internally each time
     at = stored.find(b"UNIQ_KEY\x01")
     if at < 0:
@@ -104,17 +108,17 @@ def usual_key(fields: SendFields, stored: bytes) -> bytes:
         or fields.j
         or (at and stored[at - 1] != 2)
         or not unique.isalnum()
-        or fields.f & UNUSUAL_SYS_FLAG
+        or fields.f & (UNUSUAL_SYS_FLAG | stages.sys_flag)
         or fields.h < 0
         or fields.g < 0
-        or "DELAY" in properties
-        or "TIMER_" in properties
-        or "TRAN_MSG" in properties
         or "CLUSTER" in properties
         or "MSG_REGION" in properties
         or "POP_CK" in properties
     ):
         return b""
+    for word in stages.words:
+        if word in properties:
+            return b""
     return unique
 
 
@@ -133,13 +137,14 @@ def send_run(context: Context, sends: Sequence[Send]) -> int:
     stamp, stamp_after = state.templates.stamp, state.templates.stamp_after
     unflushed, unflushed_max = grant.unflushed_bytes, state.config.unflushed_bytes_max
     body_bytes_max, code_of = state.broker.config.message_bytes_max, grant.code_of
+    stages = state.broker.stages
     queues: dict[tuple[str, int], Queue] = {}
     run: list[RunItem] = []
     keys: list[bytes] = []
     for head, body, _ in sends:
         fields = head.extFields
         stored = fields.i.encode()
-        unique = usual_key(fields, stored)
+        unique = usual_key(fields, stored, stages)
         queue = queues.get((fields.b, fields.e)) or _find_queue(gate, queues, fields)
         if (
             not unique
@@ -229,8 +234,6 @@ def send_message(context: Context, command: Command) -> Answer:
     if header.topic[0] == "%" and header.topic.startswith(RETRY_PREFIX):
         topic, properties = _retry(context, grant, command, header, topic)
     properties, unique = stamp(properties, state.templates, state.broker.ids)
-    if b"DELAY" in properties or b"TIMER_" in properties or b"TRAN_MSG" in properties:
-        check_scheduling(state.broker, header.topic, properties, header.reconsume_times)
     if header.sys_flag & TRANSACTION_MASK and not supports_transactions(state.broker):
         raise no_transactions(state.broker)
     message = make_message(context, header, command.body, properties)
@@ -347,31 +350,6 @@ def stamp(properties: bytes, templates: Templates, ids: Ids) -> tuple[bytes, str
     return properties + templates.stamp, unique
 
 
-def check_scheduling(broker: Broker, topic: str, properties: bytes, reconsume_times: int) -> None:
-    """Raise `Refused` for a delayed or transactional message if no plugin supports such messages.
-
-    A retry with a delay is always accepted: `retries` delays it, although not for as long.
-    """
-    delay = find_property(properties, b"DELAY")
-    delayed = delay.lstrip(b"0") != b"" and delay.isdigit()
-    retry = topic.startswith(RETRY_PREFIX)
-    if not supports_delays(broker) and not retry:
-        timers = [key for key in TIMER_KEYS if find_property(properties, key)]
-        if delayed or timers:
-            name = timers[0].decode() if timers else "DELAY"
-            text = f"message has the property {name}, and this broker does not support delayed messages"
-            raise Refused(Reason.ILLEGAL, f"{text}; send it without delay")
-    if find_property(properties, b"TRAN_MSG").lower() != b"true" or (reconsume_times > 0 and delayed):
-        return
-    if not supports_transactions(broker):
-        raise no_transactions(broker)
-
-
-def no_transactions(broker: Broker) -> Refused:
-    text = f"the broker[{broker.config.name}] sending transaction message is forbidden"
-    return Refused(Reason.NO_PERMISSION, f"{text}; this broker does not support transactional messages")
-
-
 # batches
 
 
@@ -383,10 +361,12 @@ def _send_batch(
     members = next(rest, None)
     if members is None:
         raise Refused(Reason.ILLEGAL, "batch is empty; send at least one message")
-    _check_members(members)
+    stages = context.state.broker.stages
+    wanted = _check_members(stages, members)
     if len(members) == BATCH_AT_ONCE:
         return _send_long_batch(context, command, header, grant, members, rest)
-    return _batch_response(context, command, header, _store_batch(context, command, header, grant, members))
+    placed = _store_batch(context, command, header, grant, members, wanted=wanted)
+    return _batch_response(context, command, header, placed)
 
 
 def _send_long_batch(
@@ -399,16 +379,18 @@ def _send_long_batch(
 ) -> Steps[Frame | None]:
     """Check all members, then store `BATCH_AT_ONCE` of them a turn, each such group all or none, in one queue."""
     groups = [members]
+    stages = context.state.broker.stages
+    wanted = _check_members(stages, members)
     for more in rest:
         yield
-        _check_members(more)
+        wanted = _check_members(stages, more) or wanted
         groups.append(more)
-    first = last = _store_batch(context, command, header, grant, members)
+    first = last = _store_batch(context, command, header, grant, members, wanted=wanted)
     ids = [first.ids]
     in_first = replace(header, queue_id=first.queue_id)
     for group in groups[1:]:
         yield
-        last = _store_batch(context, command, in_first, grant, group)
+        last = _store_batch(context, command, in_first, grant, group, wanted=wanted)
         ids.append(last.ids)
     return _batch_response(context, command, header, first._replace(end=last.end, ids=",".join(ids)))
 
@@ -421,14 +403,20 @@ def _batch_response(context: Context, command: Command, header: SendHeader, plac
 
 
 def _store_batch(
-    context: Context, command: Command, header: SendHeader, grant: PublishGrant, members: Sequence[Member]
+    context: Context,
+    command: Command,
+    header: SendHeader,
+    grant: PublishGrant,
+    members: Sequence[Member],
+    *,
+    wanted: bool,
 ) -> _PlacedBatch:
-    """Store *members*, all or none."""
+    """Store *members*, all or none; *wanted* says whether a stage may want one of them."""
     gate = context.gate(command)
     first = make_message(context, header, *members[0])
     name, sys_flag, born_ms, host = first.topic, first.sys_flag, first.born_ms, first.born_host
     times = first.reconsume_times
-    queue = gate.find_queue(name, header.queue_id)
+    queue = None if wanted else gate.find_queue(name, header.queue_id)
     if queue is None:
         placed = gate.publish_batch(
             [
@@ -468,17 +456,19 @@ def _check_batch(command: Command, header: SendHeader, limit: int) -> None:
         raise Refused(Reason.ILLEGAL, f"batch is {len(command.body)} bytes; broker.message_bytes_max is {limit}")
 
 
-def _check_members(members: Sequence[Member]) -> None:
-    together = b"".join([properties for _, properties, _ in members])
-    if b"DELAY" in together or b"TIMER_" in together or b"TRAN_MSG" in together:
+def _check_members(stages: Stages, members: Sequence[Member]) -> bool:
+    """Raise `Refused` if one of *members* cannot be in a batch; return whether a stage may want one of them."""
+    wanted = stages.may_want_properties(b"".join([properties for _, properties, _ in members]))
+    if wanted:
         for _, properties, _ in members:
             _check_member(properties)
     if b"" in [body for body, _, _ in members]:
         raise _no_body()
+    return wanted
 
 
 def _check_member(properties: bytes) -> None:
-    if any(find_property(properties, key) not in (b"", b"0") for key in (b"DELAY", *TIMER_KEYS)):
+    if any(find_property(properties, key) not in (b"", b"0") for key in DELAY_KEYS):
         raise Refused(Reason.ILLEGAL, "message of a batch cannot be delayed; send it by itself")
     if find_property(properties, b"TRAN_MSG").lower() == b"true":
         raise Refused(Reason.ILLEGAL, "message of a batch cannot be transactional; send it by itself")

@@ -1,0 +1,1 @@
+"""Delayed messages: RocketMQ's delay levels."""

@@ -1,0 +1,17 @@
+"""The configuration section ``[timer]``."""
+
+from dataclasses import dataclass
+
+from martlet.config import setting
+
+__all__ = ["TimerConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class TimerConfig:
+    """Delayed messages."""
+
+    levels: str = setting(
+        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        "the delay of each level, from level 1 on (messageDelayLevel); units are s, m, h and d",
+    )
