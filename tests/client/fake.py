@@ -11,7 +11,7 @@ import trio.testing
 
 from martlet.clock import SystemClock
 from martlet.message import Message as StoredMessage
-from martlet.message import put_property, remove_property
+from martlet.message import find_property, put_property, remove_property
 from martlet.store.codec import decode_record, encode_record
 from martlet_remoting import fastjson
 from martlet_remoting.batches import decode_batch
@@ -179,6 +179,25 @@ class Broker:
             reconsume_times=header.reconsume_times,
         )
 
+    def send_reply(self, command: Command, connection: Connection) -> Reply:
+        """Store a reply and push it to the requester, as a broker does."""
+        header = decode_send_header(command)
+        client_id = find_property(header.properties, b"REPLY_TO_CLIENT").decode()
+        requester = next((found for found in self.connections if client_id in found.client_ids), None)
+        if requester is None:
+            return Reply(
+                ResponseCode.SYSTEM_ERROR, remark=f"push reply message fail, channel of <{client_id}> not found."
+            )
+        ext: dict[str, object] = {
+            "topic": header.topic,
+            "sysFlag": header.sys_flag,
+            "bornTimestamp": header.born_ms,
+            "storeTimestamp": self.cluster.clock.now_ms(),
+            "properties": header.properties.decode(),
+        }
+        self.cluster.nursery.start_soon(requester.ask, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext, command.body)
+        return self.send(command, connection)
+
     def pull(self, command: Command, connection: Connection) -> Reply:
         header = decode_pull_header(command)
         records = self.queues[header.topic, header.queue_id]
@@ -282,6 +301,7 @@ class Broker:
 HANDLERS: dict[int, Callable[[Broker, Command, Connection], Reply | None]] = {
     RequestCode.SEND_MESSAGE_V2: Broker.send,
     RequestCode.SEND_BATCH_MESSAGE: Broker.send,
+    RequestCode.SEND_REPLY_MESSAGE_V2: Broker.send_reply,
     RequestCode.PULL_MESSAGE: Broker.pull,
     RequestCode.HEART_BEAT: Broker.heartbeat,
     RequestCode.UNREGISTER_CLIENT: Broker.unregister,

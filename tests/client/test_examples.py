@@ -50,6 +50,10 @@ def test_producer_and_consumer_meet(name_server: str) -> None:
     assert sorted(in_order) == ["packed", "paid", "shipped"]
 
 
+def test_requests_get_their_replies(name_server: str) -> None:
+    assert run("client_request_reply.py", name_server) == ["apple: 0.45", "pear: 0.60", "plum: unknown"]
+
+
 def test_asyncio_sends_and_consumes(name_server: str) -> None:
     assert sorted(run("client_asyncio.py", name_server)) == [f"hello {number}" for number in range(5)]
 

@@ -15,6 +15,7 @@ from martlet_remoting.client import (
     MessageRefused,
     Outcome,
     ReceivedMessage,
+    SendFailed,
     SendStatus,
     aio,
     blocking,
@@ -22,6 +23,7 @@ from martlet_remoting.client import (
 from martlet_remoting.codes import RequestCode
 
 from .fake import Cluster, ThreadCluster
+from .test_request_reply import GONE, answer_with_pong, received
 
 PATIENCE_S = 120.0
 
@@ -58,6 +60,14 @@ def test_blocking_client_is_used_from_many_threads() -> None:
         for thread in threads:
             thread.join(PATIENCE_S)
     assert len(set(found)) == 80
+
+
+def test_blocking_requests_and_replies() -> None:
+    settings = ThreadCluster(answer_with_pong).settings()
+    with blocking.Producer(settings, "P", retries=0, send_timeout_s=PATIENCE_S) as producer:
+        assert producer.request(Message("T", b"ping")).body == b"pong"
+        with pytest.raises(SendFailed, match="channel of <gone> not found"):
+            producer.reply(received(GONE), b"x")
 
 
 def test_blocking_consumer_calls_the_listener_in_a_thread() -> None:
@@ -115,6 +125,17 @@ def test_name_server_that_is_no_address_is_refused() -> None:
 
 
 # asyncio
+
+
+def test_asyncio_requests_and_replies() -> None:
+    async def main() -> None:
+        settings = ThreadCluster(answer_with_pong).settings()
+        async with aio.Producer(settings, "P", retries=0, send_timeout_s=PATIENCE_S) as producer:
+            assert (await producer.request(Message("T", b"ping"))).body == b"pong"
+            with pytest.raises(SendFailed, match="channel of <gone> not found"):
+                await producer.reply(received(GONE), b"x")
+
+    asyncio.run(main())
 
 
 def test_asyncio_producer_sends_and_raises() -> None:

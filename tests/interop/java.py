@@ -264,7 +264,8 @@ class Java:
     def push(self, group: str, topics: str | Sequence[str], **more: Any) -> "PushConsumer":
         """Start a push consumer.
 
-        *more*: expression, orderly, broadcasting, failures, retries_max, instance, from, client_rebalance (5.x only).
+        *more*: expression, orderly, broadcasting, failures, retries_max, instance, from, replying (to each message),
+        client_rebalance (5.x only).
         """
         several = [topics] if isinstance(topics, str) else list(topics)
         settings = {"expression": "*", "from": "FIRST_OFFSET", "failures": 0, **more}
@@ -336,6 +337,15 @@ class Producer(Client):
         if isinstance(more.get("to"), Queue):
             more["to"] = vars(more["to"])
         return _sent(self._started.call("send", messages=list(messages), how=how, **more))
+
+    def request(self, message: Mapping[str, Any], timeout_ms: int = 120_000) -> tuple[bytes, dict[str, str]]:
+        """Send a request; return the body and the properties of its reply.
+
+        Raises:
+          Failed: it was refused, or no reply came in time.
+        """
+        reply = self._started.call("request", messages=[message], timeout_ms=timeout_ms)
+        return base64.b64decode(reply["body"]), reply["properties"]
 
     def flood(self, topic: str, prefix: str) -> Callable[[], list[Sent]]:
         """Start to send "*prefix* 0", "*prefix* 1" and so on, up to the first failure, whose result is the last.

@@ -90,7 +90,7 @@ CLIENT_CHAPTERS: Final = (
     Chapter(
         "Sending",
         CLIENT,
-        ("Producer", "Message", "SendResult", "SendStatus", "Selector", "select_by_hash", "MessageQueue"),
+        ("Producer", "Message", "SendResult", "SendStatus", "Reply", "Selector", "select_by_hash", "MessageQueue"),
     ),
     Chapter(
         "Consuming",
@@ -133,6 +133,7 @@ CLIENT_CHAPTERS: Final = (
             "BrokerError",
             "RouteNotFound",
             "NameServerUnreachable",
+            "NoReply",
             "ConnectionLost",
             "RequestTimeout",
             "BadAnswer",

@@ -28,6 +28,7 @@ from .errors import (
     MessageNotFound,
     MessageRefused,
     NameServerUnreachable,
+    NoReply,
     RequestTimeout,
     RouteNotFound,
     SendFailed,
@@ -38,6 +39,7 @@ from .network import Settings
 from .producer import Producer, Selector, select_by_hash
 from .puller import PullConsumer
 from .pulling import Expression, Pulled, PullStatus, Sql
+from .request_reply import Reply
 from .routes import Route, TopicQueues
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "MessageQueue",
     "MessageRefused",
     "NameServerUnreachable",
+    "NoReply",
     "Outcome",
     "Producer",
     "PullConsumer",
@@ -76,6 +79,7 @@ __all__ = [
     "QueueLag",
     "QueueStats",
     "ReceivedMessage",
+    "Reply",
     "RequestTimeout",
     "Route",
     "RouteNotFound",

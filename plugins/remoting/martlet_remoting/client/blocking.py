@@ -20,6 +20,7 @@ from .messages import Message, ReceivedMessage, SendResult
 from .network import Client, Settings
 from .producer import ProducerOptions, Selector
 from .pulling import Expression, Pulled
+from .request_reply import Reply
 from .routes import Route
 
 __all__ = ["Admin", "Producer", "PullConsumer", "PushConsumer"]
@@ -71,6 +72,37 @@ class Producer(_Held[producer.Producer]):
         """Return where *message* was stored, once the broker confirms that it is."""
         return self._call(
             partial(self._client.send, message, queue=queue, selector=selector, argument=argument, timeout_s=timeout_s)
+        )
+
+    def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: object = None,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Send *message* and return the reply of the consumer that receives it."""
+        call = self._client.request
+        return self._call(
+            partial(call, message, queue=queue, selector=selector, argument=argument, timeout_s=timeout_s)
+        )
+
+    def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        tags: str = "",
+        keys: str | Sequence[str] = "",
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Send *body* as the reply to *request*; return once the requester has it."""
+        call = self._client.reply
+        return self._call(
+            partial(call, request, body, tags=tags, keys=keys, properties=properties, timeout_s=timeout_s)
         )
 
     def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:

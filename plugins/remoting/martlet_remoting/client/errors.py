@@ -17,6 +17,7 @@ __all__ = [
     "MessageNotFound",
     "MessageRefused",
     "NameServerUnreachable",
+    "NoReply",
     "RequestTimeout",
     "RouteNotFound",
     "SendFailed",
@@ -86,6 +87,16 @@ class MessageRefused(ClientError):
 @final
 class MessageNotFound(ClientError):
     """No broker has the message."""
+
+
+@final
+class NoReply(ClientError):
+    """A request was stored, but no reply arrived in time; a consumer may still receive and answer it."""
+
+    def __init__(self, topic: str, message_id: str, seconds: float) -> None:
+        super().__init__(f"request {message_id} for topic {topic!r} got no reply within {seconds:.3g} s")
+        self.topic = topic
+        self.message_id = message_id
 
 
 @final

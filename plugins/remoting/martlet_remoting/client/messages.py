@@ -37,6 +37,7 @@ _NAME_CHARACTERS: Final = frozenset("%|-_0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabc
 RETRY_PREFIX: Final = "%RETRY%"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 DELAY: Final = "DELAY"
+CLUSTER: Final = "CLUSTER"
 # Properties that brokers and clients write; a user's property of that name would change what they do.
 _RESERVED: Final = frozenset(
     (
@@ -65,7 +66,13 @@ _RESERVED: Final = frozenset(
         "TRAN_PREPARED_QUEUE_OFFSET",
         "__transactionId__",
         "TRANSACTION_CHECK_TIMES",
-        "CLUSTER",
+        CLUSTER,
+        "CORRELATION_ID",
+        "REPLY_TO_CLIENT",
+        "TTL",
+        "MSG_TYPE",
+        "ARRIVE_TIME",
+        "PUSH_REPLY_TIME",
         "POP_CK",
         "POP_CK_OFFSET",
         "1ST_POP_TIME",
@@ -187,13 +194,13 @@ class Message:
         if sum(bool(delay) for delay in (self.delay_level, self.delay_ms, self.deliver_at_ms)) > 1:
             raise MessageRefused("message has several delays; give one of delay_level, delay_ms and deliver_at_ms")
 
-    def encode_properties(self, unique_key: str) -> bytes:
-        """Return the property string with *unique_key* in it.
+    def encode_properties(self, unique_key: str, own: Mapping[str, str] | None = None) -> bytes:
+        """Return the property string with *unique_key* and the client's *own* properties in it.
 
         Raises:
           MessageRefused: a name or value contains a separator, or the properties exceed 32767 bytes.
         """
-        properties = dict(self.properties)
+        properties = {**self.properties, **(own or {})}
         properties[UNIQ_KEY] = unique_key
         properties["WAIT"] = "true" if self.wait_stored else "false"
         extra = {TAGS: self.tags, KEYS: " ".join(_key_list(self.keys))}

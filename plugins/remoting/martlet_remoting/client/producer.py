@@ -1,6 +1,6 @@
 """Sends messages: acknowledged, oneway, or in batches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias, TypedDict, final
 from zlib import crc32
 
@@ -18,11 +18,22 @@ from .errors import (
     ClientError,
     ConnectionLost,
     MessageRefused,
+    NoReply,
     RequestTimeout,
     SendFailed,
 )
-from .messages import BODY_BYTES_MAX, RETRY_PREFIX, Message, SendResult, check_group, check_topic, encoded
+from .messages import (
+    BODY_BYTES_MAX,
+    RETRY_PREFIX,
+    Message,
+    ReceivedMessage,
+    SendResult,
+    check_group,
+    check_topic,
+    encoded,
+)
 from .network import TEMPLATE_TOPIC, Client, Network, Settings, heartbeat_body
+from .request_reply import Reply, ReplyTo, Waiters
 from .sending import Sending, master_of
 
 __all__ = ["Producer", "ProducerOptions", "Selector", "select_by_hash"]
@@ -93,6 +104,7 @@ class Producer(Client):
         self.compress_over_bytes = compress_over_bytes
         self.body_bytes_max = body_bytes_max
         self._sending = Sending(self.network, group, retries, send_timeout_s, default_queues)
+        self._waiters = Waiters(self.network)
         self.network.heartbeat = lambda: heartbeat_body(self.client_id, [group], [])
 
     async def _open(self, nursery: trio.Nursery) -> None:
@@ -132,8 +144,20 @@ class Producer(Client):
           BrokerError: a broker refused it.
           RouteNotFound, NameServerUnreachable: nobody knows where to send it.
         """
+        return await self._send(message, {}, queue, selector, argument, timeout_s)
+
+    async def _send(
+        self,
+        message: Message,
+        own: Mapping[str, str],
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: object = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Like `send`, with properties that only the client may set."""
         _check_choice(queue, selector, argument)
-        header, body, key = self._prepare(message, queue, timeout_s)
+        header, body, key = self._prepare(message, queue, timeout_s, own)
         code = RequestCode.SEND_MESSAGE_V2
         if queue is None and selector is None:
             return (await self._sending.send(header, body, code, timeout_s)).result(key)
@@ -148,6 +172,68 @@ class Producer(Client):
             self.network.routes.pop(message.topic, None)
             raise SendFailed(message.topic, (Attempt(chosen, error),)) from error
         return sent.result(key)
+
+    async def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: object = None,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Send *message* and return the reply of the consumer that receives it.
+
+        The consumer replies with `reply`, or with the client of another language. The other arguments are those of
+        `send`; *timeout_s* is also how long to wait for the reply.
+
+        Raises:
+          NoReply: the message was stored, but no reply arrived in time.
+          BadAnswer: the reply is damaged or compressed in an unknown way.
+          TypeError, ValueError, MessageRefused, SendFailed, BrokerError, RouteNotFound, NameServerUnreachable: as
+            for `send`.
+        """
+        check_type("message", message, Message, "for example Message('Greetings', b'hello')")
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
+        check_topic(message.topic)
+        seconds = self._sending.timeout_s if timeout_s is None else timeout_s
+        route, _ = await self._sending.publish_route(message.topic)
+        await self._waiters.announce(route)
+        waiting = self._waiters.begin()
+        deadline = trio.current_time() + seconds
+        try:
+            own = self._waiters.properties(waiting, seconds)
+            sent = await self._send(message, own, queue, selector, argument, seconds)
+            with trio.move_on_at(deadline):
+                return await waiting.wait_reply()
+        finally:
+            self._waiters.end(waiting)
+        raise NoReply(message.topic, sent.message_id, seconds)
+
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        tags: str = "",
+        keys: str | Sequence[str] = "",
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Send *body* as the reply to *request*; return once the requester has it.
+
+        Raises:
+          TypeError, ValueError: an argument is wrong.
+          MessageRefused: *request* was not sent with `request`, or the reply cannot be sent as it is.
+          SendFailed: no broker could deliver it; the requester may have gone.
+          BrokerError, RouteNotFound, NameServerUnreachable: as for `send`.
+        """
+        check_type("request", request, ReceivedMessage, "the message that the consumer received")
+        to = ReplyTo.of(request)
+        message = to.message(body, tags, keys, properties or {})
+        header, data, key = self._prepare(message, timeout_s=timeout_s, own=to.properties)
+        return (await self._sending.send(header, data, RequestCode.SEND_REPLY_MESSAGE_V2, timeout_s)).result(key)
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
         """Send *message* without waiting for an answer; you cannot know whether it was stored.
@@ -213,7 +299,11 @@ class Producer(Client):
         return topic
 
     def _prepare(
-        self, message: Message, queue: MessageQueue | None = None, timeout_s: float | None = None
+        self,
+        message: Message,
+        queue: MessageQueue | None = None,
+        timeout_s: float | None = None,
+        own: Mapping[str, str] | None = None,
     ) -> tuple[SendHeader, bytes, str]:
         check_type("message", message, Message, "for example Message('Greetings', b'hello')")
         if queue is not None:
@@ -225,7 +315,7 @@ class Producer(Client):
         body, sys_flag = message.body, 0
         if len(body) > self.compress_over_bytes:
             body, sys_flag = compress(body)
-        return self._header(message.topic, sys_flag, message.encode_properties(key), message.flag), body, key
+        return self._header(message.topic, sys_flag, message.encode_properties(key, own), message.flag), body, key
 
     def _header(self, topic: str, sys_flag: int, properties: bytes, flag: int) -> SendHeader:
         return SendHeader(

@@ -3,6 +3,7 @@ package interop;
 import com.alibaba.fastjson.JSONObject;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Base64;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
@@ -32,6 +33,7 @@ final class Producers {
     void register(Map<String, Driver.Command> commands) {
         commands.put("producer.start", this::start);
         commands.put("producer.send", this::send);
+        commands.put("producer.request", this::request);
         commands.put("producer.flood", this::flood);
         commands.put("producer.queues", this::queues);
         commands.put("producer.stop", this::stop);
@@ -67,6 +69,13 @@ final class Producers {
     private Object stop(JSONObject said) {
         producers.remove(said.getString("name")).shutdown();
         return true;
+    }
+
+    private Object request(JSONObject said) throws Exception {
+        DefaultMQProducer producer = producers.get(said.getString("name"));
+        Message message = Messages.parse(said.getJSONArray("messages")).get(0);
+        Message reply = producer.request(message, said.getLongValue("timeout_ms"));
+        return Map.of("body", Base64.getEncoder().encodeToString(reply.getBody()), "properties", reply.getProperties());
     }
 
     private Object send(JSONObject said) {

@@ -1,6 +1,7 @@
 package interop;
 
 import com.alibaba.fastjson.JSONObject;
+import java.nio.charset.StandardCharsets;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
@@ -10,6 +11,8 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
@@ -19,6 +22,8 @@ final class PushConsumers {
         final String name;
         final DefaultMQPushConsumer consumer;
         volatile int failures;
+        /** Sends a reply to each message, if there is one. */
+        DefaultMQProducer replier;
         final Map<String, Integer> attempts = new ConcurrentHashMap<>();
 
         Running(String name, DefaultMQPushConsumer consumer, int failures) {
@@ -31,12 +36,24 @@ final class PushConsumers {
         boolean accept(List<MessageExt> messages) {
             boolean accepted = true;
             for (MessageExt message : messages) {
+                if (replier != null) {
+                    reply(replier, message);
+                }
                 int attempt = attempts.merge(message.getMsgId(), 1, Integer::sum);
                 boolean fine = failures >= 0 && attempt > failures;
                 accepted &= fine;
                 Driver.emit(Map.of("event", "message", "consumer", name, "attempt", attempt, "accepted", fine, "message", Messages.show(message)));
             }
             return accepted;
+        }
+    }
+
+    private static void reply(DefaultMQProducer replier, MessageExt message) {
+        try {
+            byte[] body = ("re: " + new String(message.getBody(), StandardCharsets.UTF_8)).getBytes(StandardCharsets.UTF_8);
+            replier.send(MessageUtil.createReplyMessage(message, body), Settings.PATIENCE_MS);
+        } catch (Exception failure) {
+            throw new IllegalStateException("the reply was not delivered", failure);
         }
     }
 
@@ -78,6 +95,12 @@ final class PushConsumers {
             consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) ->
                 running.accept(messages) ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS : ConsumeConcurrentlyStatus.RECONSUME_LATER);
         }
+        if (said.getBooleanValue("replying")) {
+            running.replier = new DefaultMQProducer(said.getString("group") + "_replier", Settings.hook(said));
+            Settings.apply(running.replier, said);
+            running.replier.start();
+            Settings.bePatient(running.replier);
+        }
         consumers.put(running.name, running);
         consumer.start();
         Settings.bePatient(consumer);
@@ -100,7 +123,11 @@ final class PushConsumers {
     }
 
     private Object stop(JSONObject said) {
-        consumers.remove(said.getString("name")).consumer.shutdown();
+        Running running = consumers.remove(said.getString("name"));
+        running.consumer.shutdown();
+        if (running.replier != null) {
+            running.replier.shutdown();
+        }
         return true;
     }
 }
