@@ -17,7 +17,12 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SHELVES = {"martlet": "core", "martlet_remoting": "plugins/remoting", "martlet_timer": "plugins/timer"}
+SHELVES = {
+    "martlet": "core",
+    "martlet_filter_sql92": "plugins/filter_sql92",
+    "martlet_remoting": "plugins/remoting",
+    "martlet_timer": "plugins/timer",
+}
 
 # The way of a message. A module that declares settings stays as it is: mypyc knows no dataclass whose defaults are
 # descriptors. So do those whose parts tests replace while they run.

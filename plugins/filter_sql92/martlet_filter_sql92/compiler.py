@@ -1,0 +1,349 @@
+"""A tree to one closure: each node becomes a function of the record, bound to the functions of its operands.
+
+Truth values are True, False and None for UNKNOWN: a comparison with a missing property, or of a text that is no number
+with a number, is UNKNOWN, and only True selects a record. Properties are texts; against a number they count as
+numbers, against a truth value as truth values (RocketMQ ComparisonExpression.__compare). Only the properties that the
+expression names are read, and those only when their place is reached.
+"""
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeAlias
+
+from .like import compile_like
+from .parser import (
+    BOOLEANS,
+    And,
+    Arithmetic,
+    Compare,
+    Constant,
+    In,
+    IsNull,
+    Like,
+    Negate,
+    Node,
+    Not,
+    Or,
+    Property,
+    Search,
+    Value,
+)
+
+__all__ = ["Source", "Truth", "compile_tree", "number"]
+
+
+class Source(Protocol):
+    """What has properties, such as a stored record."""
+
+    def property(self, name: str) -> str | None: ...
+
+
+Truth: TypeAlias = Callable[[Source], bool | None]
+Evaluate: TypeAlias = Callable[[Source], Value]
+Number: TypeAlias = int | float
+
+DIGITS_MAX: Final = 18  # as many always fit in 64 bits
+NUMBER_CHARACTERS_MAX: Final = 64
+NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
+INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
+INFINITY: Final = float("inf")
+INTEGER_END: Final = 1 << 63
+ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+SEARCHES: Final[dict[str, Callable[[str, str], bool]]] = {
+    "CONTAINS": operator.contains,
+    "STARTSWITH": lambda text, start: text.startswith(start),
+    "ENDSWITH": lambda text, end: text.endswith(end),
+}
+
+
+def compile_tree(node: Node) -> Truth:
+    """Return what evaluates the condition *node*: True, False, or None for UNKNOWN."""
+    if isinstance(node, And):
+        return _all([compile_tree(operand) for operand in node.operands])
+    if isinstance(node, Or):
+        return _any([compile_tree(operand) for operand in node.operands])
+    if isinstance(node, Not):
+        return _inverse(compile_tree(node.operand))
+    if isinstance(node, Property):  # alone: whether it is "true"
+        return _equal(node, Constant(True))
+    return CONDITIONS[type(node)](node)
+
+
+def number(value: Value) -> Number | None:
+    """Return *value* as a number; None for a text that is none, for a truth value and for NULL."""
+    if not isinstance(value, str):
+        return None if isinstance(value, bool) else value
+    if len(value) <= DIGITS_MAX and value.isdigit() and value.isascii():
+        return int(value)
+    if len(value) > NUMBER_CHARACTERS_MAX or not NUMBER.fullmatch(value):
+        return None
+    return _bounded(int(value)) if INTEGER.fullmatch(value) else _bounded(float(value))
+
+
+def truth(text: str) -> bool:
+    """Return what *text* says, as Java's Boolean.valueOf: "true" in any case is True, all else False."""
+    return text.lower() == "true"
+
+
+def _bounded(value: Number) -> Number | None:
+    """*value* as the 64 bits of a long or a double hold it; None beyond."""
+    if isinstance(value, int):
+        if -INTEGER_END <= value < INTEGER_END:
+            return value
+        value = float(value)
+    return value if -INFINITY < value < INFINITY else None
+
+
+# Truth values
+
+
+def _all(operands: list[Truth]) -> Truth:
+    first, *rest = operands
+    if len(rest) == 1:
+        second = rest[0]
+
+        def both(record: Source) -> bool | None:
+            left = first(record)
+            if left is False:
+                return False
+            right = second(record)
+            return right if left else False if right is False else None
+
+        return both
+
+    def every(record: Source) -> bool | None:
+        known: bool | None = True
+        for operand in operands:
+            found = operand(record)
+            if found is False:
+                return False
+            if found is None:
+                known = None
+        return known
+
+    return every
+
+
+def _any(operands: list[Truth]) -> Truth:
+    def some(record: Source) -> bool | None:
+        known: bool | None = False
+        for operand in operands:
+            found = operand(record)
+            if found:
+                return True
+            if found is None:
+                known = None
+        return known
+
+    return some
+
+
+def _inverse(operand: Truth) -> Truth:
+    def inverse(record: Source) -> bool | None:
+        found = operand(record)
+        return None if found is None else not found
+
+    return inverse
+
+
+# Conditions
+
+
+def _compare(node: Compare) -> Truth:
+    if node.operator == "=":
+        return _equal(node.left, node.right)
+    if node.operator == "<>":
+        return _inverse(_equal(node.left, node.right))
+    return _order(node.operator, node.left, node.right)
+
+
+def _equal(left: Node, right: Node) -> Truth:
+    if isinstance(left, Constant) and not isinstance(right, Constant):
+        left, right = right, left
+    if isinstance(right, Constant):
+        return _equal_constant(left, right.value)
+    first, second = _value(left), _value(right)
+
+    def equal(record: Source) -> bool | None:
+        value = first(record)
+        return None if value is None else equals(value, second(record))
+
+    return equal
+
+
+def _equal_constant(node: Node, wanted: Value) -> Truth:
+    """The usual ``property = constant``, without what only others need."""
+    value = _value(node)
+    if isinstance(node, Property) and isinstance(wanted, str):
+
+        def same(record: Source) -> bool | None:
+            found = value(record)
+            return None if found is None else found == wanted
+
+        return same
+    return lambda record: equals(value(record), wanted)
+
+
+def equals(left: Value, right: Value) -> bool | None:
+    """Return whether two values are equal; None when one is NULL, or a text that is no number beside a number."""
+    if left is None or right is None:
+        return None
+    if isinstance(left, str):
+        if isinstance(right, str):
+            return left == right
+        left, right = right, left
+    if isinstance(left, bool):
+        if isinstance(right, str):
+            return truth(right) is left
+        return isinstance(right, bool) and left is right
+    if isinstance(right, bool):
+        return False
+    other = number(right)
+    return None if other is None else left == other
+
+
+def _order(symbol: str, left: Node, right: Node) -> Truth:
+    holds, first, second = ORDERS[symbol], _value(left), _value(right)
+    bound = number(right.value) if isinstance(right, Constant) else None
+    if bound is not None:
+
+        def within(record: Source) -> bool | None:
+            value = number(first(record))
+            return None if value is None else holds(value, bound)
+
+        return within
+
+    def ordered(record: Source) -> bool | None:
+        lower = number(first(record))
+        if lower is None:
+            return None
+        upper = number(second(record))
+        return None if upper is None else holds(lower, upper)
+
+    return ordered
+
+
+def _is_null(node: IsNull) -> Truth:
+    value = _value(node.operand)
+    return lambda record: value(record) is None
+
+
+def _in(node: In) -> Truth:
+    value, texts = _value(node.operand), node.texts
+
+    def within(record: Source) -> bool | None:
+        found = value(record)
+        return None if found is None else found in texts
+
+    return within
+
+
+def _like(node: Like) -> Truth:
+    value, matches = _value(node.operand), compile_like(node.pattern, node.escape)
+
+    def like(record: Source) -> bool | None:
+        found = value(record)
+        return None if found is None else matches(str(found))
+
+    return like
+
+
+def _search(node: Search) -> Truth:
+    value, wanted, negated = _value(node.operand), node.text, node.negated
+    if not wanted:
+        return lambda record: False
+    has = SEARCHES[node.operator]
+
+    def search(record: Source) -> bool | None:
+        found = value(record)
+        return found is not None and has(str(found), wanted) is not negated
+
+    return search
+
+
+def _constant_truth(node: Constant) -> Truth:
+    known = node.value
+    return lambda record: bool(known)
+
+
+CONDITIONS: Final[dict[type, Callable[[Any], Truth]]] = {
+    Compare: _compare,
+    IsNull: _is_null,
+    In: _in,
+    Like: _like,
+    Search: _search,
+    Constant: _constant_truth,
+}
+
+
+# Values
+
+
+def _value(node: Node) -> Evaluate:
+    if isinstance(node, Constant):
+        known = node.value
+        return lambda record: known
+    if isinstance(node, Property):
+        name = node.name
+        return lambda record: record.property(name)
+    if isinstance(node, BOOLEANS):
+        return compile_tree(node)
+    operand = _value(node.operand if isinstance(node, Negate) else node.left)
+    if isinstance(node, Negate):
+        return lambda record: _negated(number(operand(record)))
+    return _computed(node, operand)
+
+
+def _negated(value: Number | None) -> Number | None:
+    return None if value is None else _bounded(-value)
+
+
+def _computed(node: Arithmetic, first: Evaluate) -> Evaluate:
+    compute, second = COMPUTE[node.operator], _value(node.right)
+
+    def computed(record: Source) -> Number | None:
+        left = number(first(record))
+        if left is None:
+            return None
+        right = number(second(record))
+        if right is None:
+            return None
+        try:
+            return _bounded(compute(left, right))
+        except (ZeroDivisionError, OverflowError):
+            return None
+
+    return computed
+
+
+def _divide(left: Number, right: Number) -> Number:
+    """Java's division: of whole numbers it is whole, cut towards zero."""
+    if isinstance(left, int) and isinstance(right, int):
+        found = abs(left) // abs(right)
+        return found if (left < 0) is (right < 0) else -found
+    return left / right
+
+
+def _remainder(left: Number, right: Number) -> Number:
+    """Java's remainder: it has the sign of *left*."""
+    if isinstance(left, int) and isinstance(right, int):
+        found = abs(left) % abs(right)
+        return -found if left < 0 else found
+    return left - right * int(left / right) if right else _divide(left, right)
+
+
+COMPUTE: Final[dict[str, Callable[[Any, Any], Number]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divide,
+    "%": _remainder,
+}

@@ -1,0 +1,389 @@
+"""Tokens to a tree, by recursive descent.
+
+Precedence, lowest first: OR, AND, NOT, comparisons, + and -, * / and %, signs. RocketMQ's grammar lets NOT bind as
+tightly as a sign, so that ``NOT a = 1`` never matches there; here it is ``NOT (a = 1)``, as SQL92 says.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, final
+
+from .lexer import KEYWORDS, Token, mistake, tokens
+
+__all__ = [
+    "And",
+    "Arithmetic",
+    "Compare",
+    "Constant",
+    "In",
+    "IsNull",
+    "Like",
+    "Limits",
+    "Negate",
+    "Node",
+    "Not",
+    "Or",
+    "Property",
+    "Search",
+    "Value",
+    "parse",
+]
+
+# What an expression computes with; None is SQL's NULL, or UNKNOWN where a truth value is expected.
+Value: TypeAlias = str | int | float | bool | None
+Comparator: TypeAlias = Literal["=", "<>", "<", "<=", ">", ">="]
+
+INTEGER_MAX: Final = (1 << 63) - 1
+COMPARATORS: Final[frozenset[str]] = frozenset({"=", "<>", "<", "<=", ">", ">="})
+SEARCHES: Final[frozenset[str]] = frozenset({"CONTAINS", "STARTSWITH", "ENDSWITH"})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large an expression may be: bytes of UTF-8, levels of nesting, nodes of the tree."""
+
+    text_bytes: int = 4096
+    depth: int = 64
+    nodes: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Negate:
+    operand: "Node"
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    operator: str  # + - * / %
+    left: "Node"
+    right: "Node"
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    operator: str
+    left: "Node"
+    right: "Node"
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    operand: "Node"
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    operand: "Node"
+    texts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    operand: "Node"
+    pattern: str
+    escape: str  # one character; empty for none
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """RocketMQ's CONTAINS, STARTSWITH and ENDSWITH.
+
+    FALSE for a missing property and for an empty text, even when negated.
+    """
+
+    operator: str
+    operand: "Node"
+    text: str
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    operand: "Node"
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    operands: tuple["Node", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    operands: tuple["Node", ...]
+
+
+Node: TypeAlias = Constant | Property | Negate | Arithmetic | Compare | IsNull | In | Like | Search | Not | And | Or
+BOOLEANS: Final = (Compare, IsNull, In, Like, Search, Not, And, Or)
+NUMBERS: Final = (Negate, Arithmetic)
+
+
+def parse(text: str, limits: Limits = Limits()) -> Node:
+    """Return the tree of the condition *text*.
+
+    Raises:
+      Refused: it is no condition, or exceeds *limits*; the text points at the character (Reason.ILLEGAL).
+    """
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > limits.text_bytes:
+        raise mistake(text, 0, f"it has {size} bytes; the limit is {limits.text_bytes}")
+    return _Parser(text, limits).condition()
+
+
+@final
+class _Parser:
+    def __init__(self, text: str, limits: Limits) -> None:
+        self._text = text
+        self._limits = limits
+        self._tokens = tokens(text)
+        self._token = next(self._tokens)
+        self._depth = 0
+        self._nodes = 0
+
+    def condition(self) -> Node:
+        at = self._token.at
+        node = self._or()
+        if self._token.kind != "end":
+            raise self._unexpected("AND, OR or the end")
+        return self._boolean(node, at)
+
+    # tokens
+
+    def _next(self) -> Token:
+        token, self._token = self._token, next(self._tokens, self._token)
+        return token
+
+    def _take(self, *texts: str) -> str:
+        """Consume a keyword or operator of *texts* and return it; an empty text when another token is next."""
+        if self._token.kind in ("keyword", "operator") and self._token.text in texts:
+            return self._next().text
+        return ""
+
+    def _expect(self, text: str) -> None:
+        if not self._take(text):
+            raise self._unexpected(text)
+
+    def _unexpected(self, wanted: str) -> Exception:
+        return mistake(self._text, self._token.at, f"expected {wanted}")
+
+    # limits
+
+    def _made(self, node: Node, at: int) -> Node:
+        self._nodes += 1
+        if self._nodes > self._limits.nodes:
+            raise mistake(self._text, at, f"more than {self._limits.nodes} operators and operands")
+        return node
+
+    def _nested(self, parse: Callable[[], Node]) -> Node:
+        """Parse one level deeper."""
+        self._depth += 1
+        if self._depth > self._limits.depth:
+            raise mistake(self._text, self._token.at, f"more than {self._limits.depth} levels of nesting")
+        node = parse()
+        self._depth -= 1
+        return node
+
+    # types
+
+    def _boolean(self, node: Node, at: int) -> Node:
+        """*node*, which must be a condition; a property counts as one."""
+        if isinstance(node, (Property, *BOOLEANS)) or (isinstance(node, Constant) and isinstance(node.value, bool)):
+            return node
+        raise mistake(self._text, at, "expected a condition, found a value")
+
+    def _number(self, node: Node, at: int, operator: str) -> Node:
+        """*node*, which must be a number; the text of a property may be one."""
+        if isinstance(node, (Property, *NUMBERS)):
+            return node
+        if isinstance(node, Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+            return node
+        raise mistake(self._text, at, f"{operator} compares and computes numbers only")
+
+    def _string(self, node: Node, at: int, operator: str) -> Node:
+        if isinstance(node, Property) or (isinstance(node, Constant) and isinstance(node.value, str)):
+            return node
+        raise mistake(self._text, at, f"{operator} is for properties and strings only")
+
+    def _equatable(self, node: Node, at: int) -> Node:
+        if isinstance(node, Constant) and node.value is None:
+            raise mistake(self._text, at, "nothing equals NULL; use IS NULL or IS NOT NULL")
+        return node
+
+    # rules, lowest precedence first
+
+    def _or(self) -> Node:
+        return self._series("OR", self._and, Or)
+
+    def _and(self) -> Node:
+        return self._series("AND", self._not, And)
+
+    def _series(self, word: str, operand: Callable[[], Node], kind: type[And] | type[Or]) -> Node:
+        at = self._token.at
+        node = operand()
+        if self._token.text != word or self._token.kind != "keyword":
+            return node
+        operands = [self._boolean(node, at)]
+        while self._take(word):
+            at = self._token.at
+            operands.append(self._boolean(operand(), at))
+        return self._made(kind(tuple(operands)), at)
+
+    def _not(self) -> Node:
+        if not self._take("NOT"):
+            return self._comparison()
+        at = self._token.at
+        return self._made(Not(self._boolean(self._nested(self._not), at)), at)
+
+    def _comparison(self) -> Node:
+        at = self._token.at
+        left = self._sum()
+        while True:
+            start = self._token.at
+            node = self._compared(left, at) or self._tested(left, at)
+            if node is None:
+                return left
+            left = self._made(node, start)
+
+    def _compared(self, left: Node, at: int) -> Node | None:
+        """*left* with a comparison operator and its right side; None when no such operator follows."""
+        if self._token.kind != "operator" or self._token.text not in COMPARATORS:
+            return None
+        operator = self._next().text
+        behind = self._token.at
+        right = self._sum()
+        check = self._equatable if operator in ("=", "<>") else lambda n, at: self._number(n, at, operator)
+        return Compare(operator, check(left, at), check(right, behind))
+
+    def _tested(self, left: Node, at: int) -> Node | None:
+        """*left* with IS NULL, BETWEEN, IN, LIKE or a search; None when none of them follows."""
+        if self._take("IS"):
+            negated = bool(self._take("NOT"))
+            self._expect("NULL")
+            return Not(IsNull(left)) if negated else IsNull(left)
+        negated = bool(self._take("NOT"))
+        word = self._take("BETWEEN", "IN", "LIKE", *SEARCHES)
+        if not word:
+            if negated:
+                raise self._unexpected("BETWEEN, IN, LIKE, CONTAINS, STARTSWITH or ENDSWITH after NOT")
+            return None
+        if word == "BETWEEN":
+            return self._between(self._number(left, at, word), negated)
+        left = self._string(left, at, word)
+        if word in SEARCHES:
+            return Search(word, left, self._quoted(), negated)
+        node: Node = self._in(left) if word == "IN" else self._like(left)
+        return Not(node) if negated else node
+
+    def _between(self, left: Node, negated: bool) -> Node:
+        at = self._token.at
+        low = self._number(self._sum(), at, "BETWEEN")
+        self._expect("AND")
+        behind = self._token.at
+        high = self._number(self._sum(), behind, "BETWEEN")
+        if isinstance(low, Constant) and isinstance(high, Constant) and low.value > high.value:  # type: ignore[operator]
+            raise mistake(self._text, at, f"BETWEEN {low.value} AND {high.value} is empty; the lower bound comes first")
+        if negated:
+            return Or((Compare("<", left, low), Compare(">", left, high)))
+        return And((Compare(">=", left, low), Compare("<=", left, high)))
+
+    def _in(self, left: Node) -> Node:
+        self._expect("(")
+        texts = {self._quoted()}
+        while self._take(","):
+            texts.add(self._quoted())
+        self._expect(")")
+        return In(left, frozenset(texts))
+
+    def _like(self, left: Node) -> Node:
+        at, pattern, escape = self._token.at, self._quoted(), ""
+        if self._take("ESCAPE"):
+            at, escape = self._token.at, self._quoted()
+            if len(escape) != 1:
+                raise mistake(self._text, at, "the ESCAPE character must be one character")
+            if _ends_in_escape(pattern, escape):
+                raise mistake(self._text, at, f"the pattern ends with its ESCAPE character {escape!r}")
+        return Like(left, pattern, escape)
+
+    def _quoted(self) -> str:
+        if self._token.kind != "string":
+            raise self._unexpected("a string in single quotes")
+        return self._next().text
+
+    def _sum(self) -> Node:
+        return self._arithmetic(("+", "-"), self._product)
+
+    def _product(self) -> Node:
+        return self._arithmetic(("*", "/", "%"), self._signed)
+
+    def _arithmetic(self, operators: tuple[str, ...], operand: Callable[[], Node]) -> Node:
+        at = self._token.at
+        left = operand()
+        while operator := self._take(*operators):
+            behind = self._token.at
+            right = self._number(operand(), behind, operator)
+            left = self._made(Arithmetic(operator, self._number(left, at, operator), right), at)
+        return left
+
+    def _signed(self) -> Node:
+        at = self._token.at
+        sign = self._take("+", "-")
+        if not sign:
+            return self._primary()
+        number = self._token.kind == "number"
+        if sign == "-" and number:
+            return self._made(Constant(self._literal(self._next(), -1)), at)
+        node = self._number(self._nested(self._signed), self._token.at if number else at, sign)
+        return self._made(Negate(node), at) if sign == "-" else node
+
+    def _primary(self) -> Node:
+        token = self._token
+        if self._take("("):
+            node = self._nested(self._or)
+            self._expect(")")
+            return node
+        if token.kind == "keyword" and token.text in ("TRUE", "FALSE", "NULL"):
+            self._next()
+            return self._made(Constant({"TRUE": True, "FALSE": False, "NULL": None}[token.text]), token.at)
+        if token.kind not in ("number", "string", "name"):
+            reserved = f'a value; {token.text} is reserved, quote a property of that name: "{token.text}"'
+            raise self._unexpected(reserved if token.text in KEYWORDS else "a value")
+        self._next()
+        if token.kind == "name":
+            return self._made(Property(token.text), token.at)
+        return self._made(Constant(token.text if token.kind == "string" else self._literal(token)), token.at)
+
+    def _literal(self, token: Token, sign: int = 1) -> int | float:
+        text = token.text
+        if text.rstrip("lL").isdigit():
+            digits = text.rstrip("lL")
+            if digits != "0" and digits.startswith("0"):
+                raise mistake(self._text, token.at, "a whole number must not begin with 0")
+            if len(digits) > 19 or int(digits) > INTEGER_MAX + (sign < 0):
+                raise mistake(self._text, token.at, "a whole number must fit in 64 bits")
+            return sign * int(digits)
+        if text[-1] in "lL":
+            raise mistake(self._text, token.at, "only a whole number may end with L")
+        number = sign * float(text)
+        if number in (float("inf"), float("-inf")):
+            raise mistake(self._text, token.at, "the number is too large")
+        return number
+
+
+def _ends_in_escape(pattern: str, escape: str) -> bool:
+    at = 0
+    while at < len(pattern):
+        if pattern[at] == escape:
+            at += 1
+            if at == len(pattern):
+                return True
+        at += 1
+    return False

@@ -1,0 +1,42 @@
+"""The plugin: offers the filter language SQL92."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from martlet.config import setting
+from martlet.contracts import Compile, Predicate
+from martlet.plugins.hooks import Hooks
+
+from .compiler import compile_tree
+from .parser import Limits, parse
+
+if TYPE_CHECKING:
+    from martlet.broker import Broker
+
+__all__ = ["Sql92Config", "Sql92Plugin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sql92Config:
+    text_bytes_max: int = setting(4096, "length of one expression, in UTF-8", unit="bytes", low=1)
+    depth_max: int = setting(64, "nesting of one expression: parentheses, NOT and signs", unit="levels", low=1)
+    nodes_max: int = setting(256, "operators and operands of one expression; each costs time for each message", low=1)
+
+
+class Sql92Plugin(Hooks):
+    config_class: ClassVar[type | None] = Sql92Config
+    config: Sql92Config
+
+    def martlet_filters(self, broker: "Broker") -> Mapping[str, Compile]:
+        return {"SQL92": self.compile}
+
+    def compile(self, text: str) -> Predicate:
+        """Return what says whether a record fulfils the condition *text*.
+
+        Raises:
+          Refused: it is no condition, or too large; the text points at the character (Reason.ILLEGAL).
+        """
+        limits = Limits(self.config.text_bytes_max, self.config.depth_max, self.config.nodes_max)
+        holds = compile_tree(parse(text, limits))
+        return lambda record: holds(record) is True
