@@ -76,7 +76,7 @@ class Broker:
         self.turns = Turns()  # runs all long work of this broker in slices
         self.stages = Stages()
         self.routers: tuple[tuple[str, Router], ...] = ()
-        self.filters: dict[str, Compile] = {}
+        self._filters: dict[str, Compile] = {}
         self._selections = Selections(self.filter_compiler)
         self.authentication = Authentication()
         self.rules = Rules()
@@ -322,9 +322,19 @@ class Broker:
         else:
             self.saver(tell)
 
+    @property
+    def filters(self) -> dict[str, Compile]:
+        """The filter languages of plugins by name; setting them drops cached selections."""
+        return self._filters
+
+    @filters.setter
+    def filters(self, filters: dict[str, Compile]) -> None:
+        self._filters = filters
+        self._selections.forget()
+
     def filter_compiler(self, language: str) -> Compile | None:
         """Return the compiler of filter *language*; None if no plugin provides one."""
-        return self.filters.get(language)
+        return self._filters.get(language)
 
     def selection(self, language: str, expression: str, *, exact: bool = True) -> Selection:
         """Return the compiled selection for *expression* of filter language *language*; selections are cached.

@@ -117,6 +117,19 @@ def test_tail_ends_after_the_count_and_selects_by_tag(to: Run) -> None:
     assert [message["body"] for message in shown] == ["message 1", "message 3"]
 
 
+def test_tail_selects_by_sql(to: Run) -> None:
+    to("topic", "create", "Priced", "--queues", "1")
+    for price in (5, 50, 500):
+        to("send", "Priced", f"costs {price}", "--property", f"price={price}")
+    words = ("tail", "Priced", "--from", "begin", "--no-follow", "--sql")
+    assert [m["body"] for m in many_from_json(to(*words, "price > 40", "--json")[1])] == ["costs 50", "costs 500"]
+    code, out, err = to(*words, "price > 40 AND")
+    assert (code, out) == (1, "")
+    assert "is invalid at character 15, its end: expected a value" in err
+    assert to(*words, " ")[0] == 2
+    assert to(*words, "price > 40", "--tag", "books")[0] == 2
+
+
 def test_tail_begins_at_a_time(to: Run) -> None:
     to("send", "Timed", "old enough")
     assert "old enough" in to("tail", "Timed", "--from", "1h", "--no-follow")[1]

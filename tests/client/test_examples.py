@@ -58,6 +58,13 @@ def test_asyncio_sends_and_consumes(name_server: str) -> None:
     assert sorted(run("client_asyncio.py", name_server)) == [f"hello {number}" for number in range(5)]
 
 
+def test_only_matching_messages_are_received(name_server: str) -> None:
+    lines = run("client_filter.py", name_server)
+    assert sorted(lines[:-1]) == ["sale 0: a book", "sale 1: a piano"]
+    assert lines[-1].startswith("refused: ")
+    assert "'price >=' is invalid at character 9, its end: expected a value" in lines[-1]
+
+
 def test_plain_code_reads_and_asks(name_server: str) -> None:
     lines = run("client_blocking.py", name_server)
     assert sorted(line.partition(": ")[2] for line in lines if ": " in line) == ["19 C", "21 C", "23 C"]

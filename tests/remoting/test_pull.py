@@ -185,7 +185,7 @@ async def test_one_message_over_the_limit_comes_alone(open_harness: OpenHarness)
         (
             {"expressionType": "SQL92", "subscription": "a > 1"},
             1,
-            "does not support consumer to filter message by SQL92",
+            "does not support consumer to filter message by SQL92; add plugin 'filter_sql92' to plugins.enabled",
         ),
         ({"sysFlag": "0"}, 24, "group info not exist"),
     ],

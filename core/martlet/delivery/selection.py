@@ -114,6 +114,10 @@ class Selections:
                 self._cached[key] = found
         return found
 
+    def forget(self) -> None:
+        """Drop cached selections; the next use of each compiles it again."""
+        self._cached.clear()
+
     def _compile(self, language: str, expression: str, exact: bool) -> Selection:
         if len(expression) > EXPRESSION_CHARS_MAX:
             text = f"expression of {len(expression)} characters is too long; the maximum is {EXPRESSION_CHARS_MAX}"

@@ -53,7 +53,7 @@ def mistake(text: str, at: int, what: str) -> Refused:
     """Return the refusal of *text*, which says *what* is wrong and points at the character *at*, counted from 0."""
     near = text[at : at + 20]
     where = f"at character {at + 1}" + (f", near {near!r}" if near else ", its end")
-    return Refused(Reason.ILLEGAL, f"SQL92 expression {text!r:.200} is invalid {where}: {what}")
+    return Refused(Reason.ILLEGAL, f"SQL92 expression {text[:200]!r} is invalid {where}: {what}")
 
 
 def tokens(text: str) -> Iterator[Token]:

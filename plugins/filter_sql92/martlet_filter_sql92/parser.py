@@ -1,10 +1,9 @@
-"""Tokens to a tree, by recursive descent.
+"""Tokens to a tree, by precedence climbing: one pair of parentheses costs few frames of Python's stack.
 
 Precedence, lowest first: OR, AND, NOT, comparisons, + and -, * / and %, signs. RocketMQ's grammar lets NOT bind as
 tightly as a sign, so that ``NOT a = 1`` never matches there; here it is ``NOT (a = 1)``, as SQL92 says.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, final
 
@@ -36,6 +35,20 @@ Comparator: TypeAlias = Literal["=", "<>", "<", "<=", ">", ">="]
 INTEGER_MAX: Final = (1 << 63) - 1
 COMPARATORS: Final[frozenset[str]] = frozenset({"=", "<>", "<", "<=", ">", ">="})
 SEARCHES: Final[frozenset[str]] = frozenset({"CONTAINS", "STARTSWITH", "ENDSWITH"})
+# Precedences.
+OR: Final = 0
+AND: Final = 1
+NOT: Final = 2
+COMPARISON: Final = 3
+SUM: Final = 4
+PRODUCT: Final = 5
+SIGN: Final = 6
+TESTS: Final[frozenset[str]] = frozenset({"IS", "NOT", "BETWEEN", "IN", "LIKE"}) | SEARCHES
+PRECEDENCE: Final[dict[str, int]] = (
+    {"OR": OR, "AND": AND, "+": SUM, "-": SUM, "*": PRODUCT, "/": PRODUCT, "%": PRODUCT}
+    | dict.fromkeys(COMPARATORS, COMPARISON)
+    | dict.fromkeys(TESTS, COMPARISON)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +146,10 @@ def parse(text: str, limits: Limits = Limits()) -> Node:
     Raises:
       Refused: it is no condition, or exceeds *limits*; the text points at the character (Reason.ILLEGAL).
     """
-    size = len(text.encode("utf-8", "surrogatepass"))
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise mistake(text, error.start, "half of a surrogate pair is no character") from error
     if size > limits.text_bytes:
         raise mistake(text, 0, f"it has {size} bytes; the limit is {limits.text_bytes}")
     return _Parser(text, limits).condition()
@@ -151,7 +167,7 @@ class _Parser:
 
     def condition(self) -> Node:
         at = self._token.at
-        node = self._or()
+        node = self._expression(OR)
         if self._token.kind != "end":
             raise self._unexpected("AND, OR or the end")
         return self._boolean(node, at)
@@ -183,12 +199,12 @@ class _Parser:
             raise mistake(self._text, at, f"more than {self._limits.nodes} operators and operands")
         return node
 
-    def _nested(self, parse: Callable[[], Node]) -> Node:
-        """Parse one level deeper."""
+    def _nested(self, lowest: int) -> Node:
+        """Parse an expression one level deeper."""
         self._depth += 1
         if self._depth > self._limits.depth:
             raise mistake(self._text, self._token.at, f"more than {self._limits.depth} levels of nesting")
-        node = parse()
+        node = self._expression(lowest)
         self._depth -= 1
         return node
 
@@ -218,53 +234,53 @@ class _Parser:
             raise mistake(self._text, at, "nothing equals NULL; use IS NULL or IS NOT NULL")
         return node
 
-    # rules, lowest precedence first
+    # rules
 
-    def _or(self) -> Node:
-        return self._series("OR", self._and, Or)
-
-    def _and(self) -> Node:
-        return self._series("AND", self._not, And)
-
-    def _series(self, word: str, operand: Callable[[], Node], kind: type[And] | type[Or]) -> Node:
+    def _expression(self, lowest: int) -> Node:
+        """Parse operands joined by operators of precedence *lowest* or higher."""
         at = self._token.at
-        node = operand()
-        if self._token.text != word or self._token.kind != "keyword":
-            return node
-        operands = [self._boolean(node, at)]
+        left = self._negation() if lowest <= NOT and self._take("NOT") else self._signed()
+        while (precedence := self._precedence()) >= lowest:
+            if precedence <= AND:
+                left = self._series(left, at, precedence)
+            elif precedence == COMPARISON:
+                left = self._comparison(left, at)
+            else:
+                left = self._arithmetic(left, at, precedence)
+        return left
+
+    def _precedence(self) -> int:
+        """Return the precedence of the next token as an operator between operands; -1 for any other token."""
+        token = self._token
+        return PRECEDENCE.get(token.text, -1) if token.kind in ("keyword", "operator") else -1
+
+    def _series(self, left: Node, at: int, precedence: int) -> Node:
+        """Parse what OR or AND joins to *left*."""
+        word, operands = "OR" if precedence == OR else "AND", [self._boolean(left, at)]
         while self._take(word):
             at = self._token.at
-            operands.append(self._boolean(operand(), at))
-        return self._made(kind(tuple(operands)), at)
+            operands.append(self._boolean(self._expression(precedence + 1), at))
+        return self._made(Or(tuple(operands)) if precedence == OR else And(tuple(operands)), at)
 
-    def _not(self) -> Node:
-        if not self._take("NOT"):
-            return self._comparison()
+    def _negation(self) -> Node:
         at = self._token.at
-        return self._made(Not(self._boolean(self._nested(self._not), at)), at)
+        return self._made(Not(self._boolean(self._nested(NOT), at)), at)
 
-    def _comparison(self) -> Node:
-        at = self._token.at
-        left = self._sum()
-        while True:
-            start = self._token.at
-            node = self._compared(left, at) or self._tested(left, at)
-            if node is None:
-                return left
-            left = self._made(node, start)
+    def _comparison(self, left: Node, at: int) -> Node:
+        start = self._token.at
+        node = self._compared(left, at) if self._token.text in COMPARATORS else self._tested(left, at)
+        return self._made(node, start)
 
-    def _compared(self, left: Node, at: int) -> Node | None:
-        """*left* with a comparison operator and its right side; None when no such operator follows."""
-        if self._token.kind != "operator" or self._token.text not in COMPARATORS:
-            return None
+    def _compared(self, left: Node, at: int) -> Node:
+        """*left* with a comparison operator and its right side."""
         operator = self._next().text
         behind = self._token.at
-        right = self._sum()
+        right = self._expression(SUM)
         check = self._equatable if operator in ("=", "<>") else lambda n, at: self._number(n, at, operator)
         return Compare(operator, check(left, at), check(right, behind))
 
-    def _tested(self, left: Node, at: int) -> Node | None:
-        """*left* with IS NULL, BETWEEN, IN, LIKE or a search; None when none of them follows."""
+    def _tested(self, left: Node, at: int) -> Node:
+        """*left* with IS NULL, BETWEEN, IN, LIKE or a search."""
         if self._take("IS"):
             negated = bool(self._take("NOT"))
             self._expect("NULL")
@@ -272,9 +288,7 @@ class _Parser:
         negated = bool(self._take("NOT"))
         word = self._take("BETWEEN", "IN", "LIKE", *SEARCHES)
         if not word:
-            if negated:
-                raise self._unexpected("BETWEEN, IN, LIKE, CONTAINS, STARTSWITH or ENDSWITH after NOT")
-            return None
+            raise self._unexpected("BETWEEN, IN, LIKE, CONTAINS, STARTSWITH or ENDSWITH after NOT")
         if word == "BETWEEN":
             return self._between(self._number(left, at, word), negated)
         left = self._string(left, at, word)
@@ -285,10 +299,10 @@ class _Parser:
 
     def _between(self, left: Node, negated: bool) -> Node:
         at = self._token.at
-        low = self._number(self._sum(), at, "BETWEEN")
+        low = self._number(self._expression(SUM), at, "BETWEEN")
         self._expect("AND")
         behind = self._token.at
-        high = self._number(self._sum(), behind, "BETWEEN")
+        high = self._number(self._expression(SUM), behind, "BETWEEN")
         if isinstance(low, Constant) and isinstance(high, Constant) and low.value > high.value:  # type: ignore[operator]
             raise mistake(self._text, at, f"BETWEEN {low.value} AND {high.value} is empty; the lower bound comes first")
         if negated:
@@ -318,20 +332,11 @@ class _Parser:
             raise self._unexpected("a string in single quotes")
         return self._next().text
 
-    def _sum(self) -> Node:
-        return self._arithmetic(("+", "-"), self._product)
-
-    def _product(self) -> Node:
-        return self._arithmetic(("*", "/", "%"), self._signed)
-
-    def _arithmetic(self, operators: tuple[str, ...], operand: Callable[[], Node]) -> Node:
-        at = self._token.at
-        left = operand()
-        while operator := self._take(*operators):
-            behind = self._token.at
-            right = self._number(operand(), behind, operator)
-            left = self._made(Arithmetic(operator, self._number(left, at, operator), right), at)
-        return left
+    def _arithmetic(self, left: Node, at: int, precedence: int) -> Node:
+        operator = self._next().text
+        behind = self._token.at
+        right = self._number(self._expression(precedence + 1), behind, operator)
+        return self._made(Arithmetic(operator, self._number(left, at, operator), right), at)
 
     def _signed(self) -> Node:
         at = self._token.at
@@ -341,13 +346,13 @@ class _Parser:
         number = self._token.kind == "number"
         if sign == "-" and number:
             return self._made(Constant(self._literal(self._next(), -1)), at)
-        node = self._number(self._nested(self._signed), self._token.at if number else at, sign)
+        node = self._number(self._nested(SIGN), self._token.at if number else at, sign)
         return self._made(Negate(node), at) if sign == "-" else node
 
     def _primary(self) -> Node:
         token = self._token
         if self._take("("):
-            node = self._nested(self._or)
+            node = self._nested(OR)
             self._expect(")")
             return node
         if token.kind == "keyword" and token.text in ("TRUE", "FALSE", "NULL"):

@@ -19,9 +19,11 @@ __all__ = ["Sql92Config", "Sql92Plugin"]
 
 @dataclass(frozen=True, slots=True)
 class Sql92Config:
-    text_bytes_max: int = setting(4096, "length of one expression, in UTF-8", unit="bytes", low=1)
-    depth_max: int = setting(64, "nesting of one expression: parentheses, NOT and signs", unit="levels", low=1)
-    nodes_max: int = setting(256, "operators and operands of one expression; each costs time for each message", low=1)
+    text_bytes_max: int = setting(4096, "length of one expression, in UTF-8", unit="bytes", low=1, high=16_384)
+    depth_max: int = setting(64, "nesting of one expression: parentheses, NOT and signs", unit="levels", low=1, high=64)
+    nodes_max: int = setting(
+        256, "operators and operands of one expression; each costs time for each message", low=1, high=1024
+    )
 
 
 class Sql92Plugin(Hooks):

@@ -9,6 +9,7 @@ sends a bounded number per turn of the event loop. If a group changes while its 
 they are notified once more, however often it changed.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -19,6 +20,7 @@ import trio
 
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
+from martlet.net.complaints import Complaints
 from martlet.tables.groups import Groups
 from martlet.turns import Pace, Steps
 
@@ -36,6 +38,8 @@ __all__ = [
     "QueueLocks",
 ]
 
+log = logging.getLogger("martlet.remoting")
+
 BROADCASTING: Final = "BROADCASTING"
 CLUSTERING: Final = "CLUSTERING"
 # A notice takes 20 microseconds to encode and send (benchmarks/pauses.py).
@@ -44,6 +48,7 @@ MEMBERS_AT_ONCE: Final = 4096
 STEPS_OF_A_LEAVE: Final = 16
 LOCKS_AT_ONCE: Final = 4096
 QUEUES_AT_ONCE: Final = 256  # of one request to lock or unlock
+LOGGED_CHARS_MAX: Final = 80
 LOCKS_MAX: Final = 200_000  # over all groups and connections: a thousand busy ordered groups
 
 
@@ -175,6 +180,8 @@ class Members:
         self._groups = groups
         self._groups_peer_max = groups_peer_max
         self._subscribed_chars_peer_max = subscribed_chars_peer_max
+        self._complaints = Complaints(log)
+        self._faulty_subscriptions = 0  # since the start
         self._of_connection: dict[ClientConnection, _Joined] = {}
         self._changed: dict[str, None] = {}  # groups whose members must be notified, in the order of their changes
         self._telling = ""  # the group whose members are being notified
@@ -211,6 +218,27 @@ class Members:
             return False
         group.ids = group.ids_json = None
         return True
+
+    def report_faults(self, group: ConsumerGroup, member: Member, subscriptions: Iterable[Subscription]) -> None:
+        """Log those of the new *subscriptions* that cannot be compiled; call it before `ConsumerGroup.subscribe`.
+
+        Their heartbeat succeeds all the same, as in RocketMQ: a refusal would take the client's other groups along and
+        tell the user no more. Each pull is refused with the reason, but Go and Node clients only log that.
+        """
+        for new in subscriptions:
+            old = group.subscriptions.get(new.topic)
+            if new.fault and (old is None or new.version > old.version):
+                self._faulty_subscriptions += 1
+                self._complaints.warn(
+                    "group %r gets no messages of topic %r: client %r (%s) at %s subscribed with a "
+                    "faulty expression; %s",
+                    group.name,
+                    new.topic,
+                    member.client_id[:LOGGED_CHARS_MAX],
+                    member.language,
+                    member.connection.peer.address,
+                    new.fault,
+                )
 
     def join_producers(self, name: str, member: Member) -> None:
         """Register *member* as a producer of group *name*."""
@@ -343,6 +371,7 @@ class Members:
             "producer_groups": len(self.producers),
             "producers": sum(len(members) for members in self.producers.values()),
             "groups_to_be_told": len(self._changed),
+            "faulty_subscriptions": self._faulty_subscriptions,
         }
 
 

@@ -14,6 +14,8 @@ from martlet.store.codec import tags_code
 
 __all__ = ["Subscription", "select"]
 
+# The plugin to name where a kind of expression is not supported.
+PLUGINS: Final = {"SQL92": "filter_sql92"}
 # The cost of a subscription in addition to its texts.
 SUBSCRIPTION_CHARS: Final = 64
 
@@ -30,13 +32,14 @@ class Subscription:
     expression: str
     kind: str
     version: int
-    selection: Selection | None  # None: *expression* does not compile, or its *kind* is not supported
+    selection: Selection | None  # None: see `fault`
     class_filter: bool = False
+    fault: str = ""  # why *expression* does not compile, or that its *kind* is not supported
 
     @property
     def weight(self) -> int:
         """How much it counts towards the limit of characters that a connection may subscribe to."""
-        return SUBSCRIPTION_CHARS + len(self.topic) + len(self.expression) + len(self.kind)
+        return SUBSCRIPTION_CHARS + len(self.topic) + len(self.expression) + len(self.kind) + len(self.fault)
 
     def as_json(self) -> dict[str, object]:
         """RocketMQ's SubscriptionData."""
@@ -60,6 +63,7 @@ def select(broker: Broker, kind: str, expression: str) -> Selection:
     """
     if kind not in ("", TAG) and broker.filter_compiler(kind) is None:
         # RocketMQ's text with enablePropertyFilter off, which users search for.
-        text = f"The broker does not support consumer to filter message by {kind}"
-        raise Refused(Reason.NOT_SUPPORTED, f"{text}; subscribe by tags, or to '*' and filter in the consumer")
+        text = f"The broker does not support consumer to filter message by {kind:.80}; "
+        text += f"add plugin {PLUGINS[kind]!r} to plugins.enabled, or " if kind in PLUGINS else ""
+        raise Refused(Reason.NOT_SUPPORTED, f"{text}subscribe by tags")
     return broker.selection(kind or TAG, expression, exact=False)

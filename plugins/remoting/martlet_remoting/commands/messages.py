@@ -8,13 +8,21 @@ import trio
 from martlet.cli.outcome import Exit, UsageError, flush_output
 from martlet.cli.terminal import body_fields, print_json, print_json_line
 from martlet.contracts import Command
-from martlet_remoting.client import Admin, ClientError, MessageNotFound, MessageQueue, PullConsumer, ReceivedMessage
+from martlet_remoting.client import (
+    Admin,
+    ClientError,
+    MessageNotFound,
+    MessageQueue,
+    PullConsumer,
+    ReceivedMessage,
+    Sql,
+)
 from martlet_remoting.client.messages import parse_message_id
 from martlet_remoting.client.network import split_address
 
 from .connecting import add_connection, talking
 from .shared import add_json, day_time, one_line
-from .values import WHERE, Where, tags, where, whole
+from .values import WHERE, Where, sql, tags, where, whole
 
 __all__ = ["SHOW", "TAIL", "TOOLS_GROUP", "choose_queues", "message_fields", "show"]
 
@@ -26,6 +34,7 @@ examples:
   martlet tail orders                                  new messages, until Ctrl-C
   martlet tail orders --from begin --no-follow         all stored messages
   martlet tail orders --from 15m --tag 'books || pens'
+  martlet tail orders --sql "price > 100 AND colour IN ('red', 'blue')"
   martlet tail orders --queue 3 --from 4711 --count 1  the message at offset 4711 of queue 3
   martlet tail orders --json | jq -r .body             one JSON object per line
 It does not affect consumer groups: it commits nothing and takes no messages from them.
@@ -49,8 +58,15 @@ def configure_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="start", default="end", type=where("--from"), metavar="WHERE", help=f"{WHERE}; default end"
     )
-    parser.add_argument(
+    selection = parser.add_mutually_exclusive_group()
+    selection.add_argument(
         "--tag", default="*", type=tags("--tag"), help="only messages with these tags, such as 'books || pens'"
+    )
+    selection.add_argument(
+        "--sql",
+        type=sql("--sql"),
+        metavar="EXPRESSION",
+        help='only messages whose properties match, such as "price > 100"',
     )
     parser.add_argument("--queue", type=whole("--queue"), metavar="N", help="only this queue of each broker")
     parser.add_argument("--count", type=whole("--count", 1), metavar="N", help="stop after this many messages")
@@ -64,6 +80,7 @@ def configure_tail(parser: argparse.ArgumentParser) -> None:
 async def tail(arguments: Any) -> int:
     start: Where = arguments.start
     left: int | None = arguments.count
+    expression = Sql(arguments.sql) if arguments.sql else arguments.tag
     async with PullConsumer(arguments.settings, TOOLS_GROUP) as consumer:
         queues = await choose_queues(consumer, arguments.topic, arguments.queue)
         starts = {queue: await start.offset_in(consumer, queue) for queue in queues}
@@ -73,7 +90,7 @@ async def tail(arguments: Any) -> int:
 
             async def read(queue: MessageQueue, offset: int) -> None:
                 nonlocal left
-                messages = consumer.read(queue, offset, expression=arguments.tag, follow=not arguments.no_follow)
+                messages = consumer.read(queue, offset, expression=expression, follow=not arguments.no_follow)
                 async for message in messages:
                     if left != 0:
                         left = None if left is None else left - 1

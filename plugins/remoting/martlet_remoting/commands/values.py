@@ -12,7 +12,7 @@ from martlet_remoting.client.arguments import check_utf8
 from martlet_remoting.client.network import split_address
 from martlet_remoting.client.pulling import subscription_of
 
-__all__ = ["WHERE", "Where", "address", "check_text", "seconds", "tags", "where", "whole"]
+__all__ = ["WHERE", "Where", "address", "check_text", "seconds", "sql", "tags", "where", "whole"]
 
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 WHERE: Final = "begin, end, an offset (4711), a time (2026-03-01T12:00), or 15m for 15 minutes ago"
@@ -72,6 +72,17 @@ def tags(option: str) -> Callable[[str], str]:
             raise UsageError(
                 f"{option} {text!r} is not a list of tags; give for example 'books || pens' or '*'"
             ) from error
+        return text
+
+    return read
+
+
+def sql(option: str) -> Callable[[str], str]:
+    """Return a parser for *option*, whose value is an SQL92 expression; the broker compiles it."""
+
+    def read(text: str) -> str:
+        if not text.strip():
+            raise UsageError(f'{option} is empty; give for example "price > 100"')
         return text
 
     return read

@@ -126,6 +126,7 @@ def _consume(
     group.model = enum_name(data, "messageModel", MESSAGE_MODELS, CLUSTERING)
     group.from_where = enum_name(data, "consumeFromWhere", FROM_WHERE, FROM_WHERE[0])
     joined = members.enter(group, member)
+    members.report_faults(group, member, subscriptions)
     if group.subscribe(subscriptions) or joined:
         members.notify(group)
     return held is not None and held != fingerprint
@@ -165,11 +166,12 @@ def _subscription(broker: Broker, data: dict[object, object]) -> Subscription:
     if len(topic) > TOPIC_CHARS_MAX or len(expression) > EXPRESSION_CHARS_MAX or len(kind) > TOPIC_CHARS_MAX:
         text_ = f"subscription of {topic!r:.80} is too long; its topic has at most {TOPIC_CHARS_MAX} characters"
         raise Refused(Reason.PARAMETER, f"{text_}, its expression {EXPRESSION_CHARS_MAX}")
-    made: Selection | None
+    made: Selection | None = None
+    fault = ""
     try:
         made = select(broker, kind, expression)
-    except Refused:
-        made = None
+    except Refused as error:
+        fault = str(error)
     return Subscription(
         topic,
         expression,
@@ -177,6 +179,7 @@ def _subscription(broker: Broker, data: dict[object, object]) -> Subscription:
         integer(data, "subVersion"),
         made,
         boolean(data, "classFilterMode"),
+        fault,
     )
 
 
