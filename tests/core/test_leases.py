@@ -150,6 +150,28 @@ def test_the_window_is_never_exceeded_and_never_handed_out_twice() -> None:
         leases.hand_out("bob", [12], 30.0)
 
 
+def test_messages_delivered_together_end_and_change_one_by_one() -> None:
+    leases = Leases(0, window=10, deliveries_max=0)
+    leases.hand_out("ada", range(4), 30.0, 7)
+    assert leases.renew("ada", 1, 50.0, 8)
+    assert leases.give_back("ada", 2)
+    assert leases.ack("ada", 3)
+    assert [leases.generation(offset) for offset in range(4)] == [7, 8, 7, 0]
+    assert leases.lapse(30.0) == 1
+    assert (leases.returned(9), leases.held("ada"), leases.deadline()) == ([0, 2], [1], 50.0)
+
+
+def test_timers_of_messages_delivered_together_do_not_pile_up() -> None:
+    leases = Leases(0, window=1000, deliveries_max=0)
+    leases.hand_out("ada", [0], 5000.0)
+    for first in range(1, 10_000, 100):
+        leases.hand_out("ada", range(first, first + 100), 1000.0 + first)
+        for offset in range(first, first + 100):
+            assert leases.ack("ada", offset)
+        leases.window += 100  # those are remembered until the first is settled
+    assert leases.deadline() >= 5000.0
+
+
 def test_timers_of_settled_messages_do_not_pile_up() -> None:
     leases = Leases(0, window=10, deliveries_max=0)
     for offset in range(1000):

@@ -103,6 +103,7 @@ async def test_a_message_that_stays_leased_does_not_stop_its_queue() -> None:
         assert committed(broker) == 0
         assert broker.shares.unsettled < 200
         assert member.share.ack(0, 0, stuck.generation)
+        broker.store.commit()
         assert (committed(broker), broker.shares.unsettled) == (1001, 0)
 
 

@@ -81,8 +81,10 @@ async def test_members_share_and_the_committed_offset_follows_acknowledgements()
         assert sorted(came) == ["0:0:a", "0:1:b", "0:2:c", "0:3:d"]
         assert committed(broker) == 0
         assert one.member.ack(0, 1)
+        broker.store.commit()
         assert committed(broker) == 0
         assert one.member.ack(0, 0)
+        broker.store.commit()
         assert committed(broker) == 2
         assert one.turn() == ["0:4:e"]
         assert not two.member.ack(0, 4)
@@ -163,7 +165,26 @@ async def test_every_member_that_has_credit_hears_of_room_in_the_window() -> Non
         assert [*one.turn(), *two.turn(), *one.turn()] == ["0:0:a"]
         assert two.peer.wakes == 0
         one.member.ack(0, 0)
+        broker.store.commit()
         assert two.turn() == ["0:1:b"]
+
+
+async def test_a_full_disk_stops_no_group() -> None:
+    async with broker_in_memory(delivery=DeliveryConfig(lease_window=1, leases_max=1)) as broker:
+        broker.topics.ensure("t", 1)
+        one, wanted = Competitor(broker), [0]
+        publish(broker, "t", 0, b"a", b"b", b"c")
+        assert one.turn() == ["0:0:a"]
+        broker.store.commit()
+        broker.store.admission.refusal = "the disk is full"
+        broker.store.on_commit_wanted = lambda: wanted.append(1)
+        for offset, following in enumerate(("0:1:b", "0:2:c")):
+            wanted.clear()
+            assert one.member.ack(0, offset)
+            assert wanted
+            broker.store.commit()
+            assert committed(broker) == offset + 1
+            assert one.turn() == [following]
 
 
 async def test_what_does_not_fit_into_one_turn_comes_in_the_next() -> None:
@@ -207,6 +228,7 @@ async def test_the_bound_over_all_groups_holds_and_wakes_the_others() -> None:
         assert broker.shares.unsettled == 3
         assert two.turn() == []
         assert one.member.ack(0, 0)
+        broker.store.commit()
         assert two.turn() == ["0:1:b"]
         assert broker.shares.unsettled == 3
 
@@ -391,6 +413,7 @@ async def test_a_full_disk_delays_a_dead_letter_and_neither_loses_nor_doubles_it
         assert committed(broker) == 1
         assert [letter.body for letter in dead_letters(broker)] == [b"a"]
         assert one.member.ack(0, 1)
+        broker.store.commit()
         assert committed(broker) == 2
 
 
@@ -470,6 +493,7 @@ async def test_what_retention_removed_is_not_waited_for() -> None:
         broker.store.queue("t", 0).first_offset = 1
         one.member.leave()
         assert two.turn() == ["0:1:b"]
+        broker.store.commit()
         assert committed(broker) == 1
 
 
@@ -568,6 +592,7 @@ async def test_a_reset_of_the_group_begins_anew() -> None:
         broker.groups.reset("G", "t", {0: 1})
         assert one.turn() == ["0:1:b", "0:2:c"]
         assert one.member.ack(0, 1)
+        broker.store.commit()
         assert committed(broker) == 2
 
 
@@ -744,6 +769,7 @@ class Model:
                 del self.held[int(queue_id), int(offset)]
                 self.acked.add((int(queue_id), int(offset)))
                 assert last.member.ack(int(queue_id), int(offset))
+        broker.store.commit()
         assert self.acked == {(q, n) for q, count in enumerate(self.published) for n in range(count)}
         assert [committed(broker, queue_id) for queue_id in range(2)] == self.published
         assert broker.shares.unsettled == 0

@@ -41,7 +41,7 @@ class Encoding:
 class Batch:
     """The selected messages of one queue from *start* up to *next*, encoded."""
 
-    __slots__ = ("data", "ends", "next", "offsets", "positions", "start")
+    __slots__ = ("_positions", "_records", "data", "ends", "next", "offsets", "start")
 
     def __init__(
         self,
@@ -49,14 +49,27 @@ class Batch:
         next_offset: int,
         frames: list[bytes],
         offsets: Sequence[int],
-        positions: Sequence[int] = (),
+        records: Buffer = b"",
     ) -> None:
         self.start = start
         self.next = next_offset
         self.offsets = offsets
-        self.positions = positions
+        self._records = records
+        self._positions: Sequence[int] | None = None
         self.data = b"".join(frames)
         self.ends = list(accumulate(map(len, frames)))
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """The log position of each message."""
+        if self._positions is None:
+            self._positions = _places(self._records)[1]
+            self._records = b""
+        return self._positions
+
+    def forget_records(self) -> None:
+        """Keep no part of the log in memory any longer."""
+        self._positions = self.positions
 
     def index(self, offset: int) -> int:
         """Return the index of the first message in the batch from *offset* on."""
@@ -108,25 +121,28 @@ def parts(piece: Buffer) -> list[tuple[int, int, int, bytes, bytes]]:
 
 def encode_result(result: ReadResult, start: int, encoding: Encoding) -> Batch:
     """Return the result of a read from *start* in *encoding*."""
-    frames: list[bytes] = []
-    for piece in result.pieces:
-        frames += encoding.encode(piece)
-    offsets, positions = _places(result.pieces)
-    return Batch(start, result.next_offset, frames, offsets, positions)
+    pieces = result.pieces
+    if not pieces:
+        return Batch(start, result.next_offset, [], ())
+    # Records that others separate in the log are many small pieces.
+    records = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    frames = encoding.encode(records)
+    dense = range(start, result.next_offset)
+    offsets = dense if result.count == len(dense) else _places(records)[0]
+    return Batch(start, result.next_offset, frames, offsets, records)
 
 
-def _places(pieces: list[Buffer]) -> tuple[list[int], list[int]]:
-    """Return the queue offset and the log position of each record in *pieces*."""
+def _places(records: Buffer) -> tuple[list[int], list[int]]:
+    """Return the queue offset and the log position of each of *records*."""
     offsets: list[int] = []
     positions: list[int] = []
     unpack = PLACE.unpack_from
-    for piece in pieces:
-        at, end = 0, len(piece)
-        while at < end:
-            size, offset, position = unpack(piece, at)
-            offsets.append(offset)
-            positions.append(position)
-            at += size
+    at, end = 0, len(records)
+    while at < end:
+        size, offset, position = unpack(records, at)
+        offsets.append(offset)
+        positions.append(position)
+        at += size
     return offsets, positions
 
 
@@ -193,6 +209,7 @@ class Encodings:
 
     def keep(self, tail: SharedTail, batch: Batch) -> None:
         """Cache *batch*; drop the oldest batches if there is not enough room."""
+        batch.forget_records()
         if len(tail.batches) >= BATCHES_A_TAIL:
             self._drop(tail.batches[-1])
         tail.batches.insert(0, batch)

@@ -44,7 +44,8 @@ class Member:
     def add_credit(self, count: int) -> None:
         """Allow this member to hold *count* more messages, and wake its peer."""
         self.credit += count
-        self.wake()
+        self.woken = True
+        self.peer.wake()
 
     def wake(self) -> None:
         self.woken = True

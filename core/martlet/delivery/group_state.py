@@ -260,34 +260,46 @@ class Source(Protocol):
         """Return the next offset, and every unsettled message."""
         ...
 
+    def account(self) -> None:
+        """Count what was settled; called before its notes are written, also where the store accepts no writes."""
+        ...
+
 
 @final
 class _Pending:
     """Changes of one lane to note with the next commit."""
 
-    __slots__ = ("again", "changes", "key", "number")
+    __slots__ = ("acked", "again", "changes", "key", "number")
 
     def __init__(self, number: int, key: Key) -> None:
         self.number = number
         self.key = key
         self.changes: list[Change] = []
+        # The offsets of the last change if that is an ACK: nearly all changes are of this kind.
+        self.acked: list[int] | None = None
         self.again = False  # note the complete state
 
     def add(self, change: Change) -> None:
         """Add *change*; merge it into the previous one if they differ only in their offsets."""
         last = self.changes[-1] if self.changes else None
-        if last is not None and last.kind != NEW and last[:4] == change[:4] and isinstance(last.offsets, list):
+        if change.kind == NEW:
+            self.changes.append(change)
+        elif last is not None and last[:4] == change[:4] and isinstance(last.offsets, list):
             last.offsets.extend(change.offsets)
+            return
         else:
             self.changes.append(change._replace(offsets=list(change.offsets)))
+        self.acked = None
 
-    def ack(self, offset: int) -> None:
-        """Add one settled message; nearly all changes are of this kind."""
-        last = self.changes[-1] if self.changes else None
-        if last is not None and last.kind == ACK and isinstance(last.offsets, list):
-            last.offsets.append(offset)
-        else:
-            self.changes.append(Change(ACK, offsets=[offset]))
+    def replace(self, changes: list[Change], *, again: bool = False) -> None:
+        """Note only *changes*, and the complete state if *again*."""
+        self.changes, self.again, self.acked = changes, again, None
+
+    def begin_acks(self) -> list[int]:
+        """Add an ACK; return the list for its offsets."""
+        self.acked = []
+        self.changes.append(Change(ACK, 0, 0, 0, self.acked))
+        return self.acked
 
 
 @final
@@ -339,20 +351,22 @@ class GroupNotes:
 
     def ack(self, key: Key, offset: int) -> None:
         """Note that a message is settled."""
-        pending = self._pending.get(key)
-        (pending or self._get(key)).ack(offset)
+        pending = self._pending.get(key) or self._get(key)
+        acked = pending.acked
+        if acked is None:
+            acked = pending.begin_acks()
+            self._store.commit_soon()
+        acked.append(offset)
 
     def begin(self, key: Key, offset: int) -> None:
         """Note that the lane begins at *offset*, and has no other state."""
-        pending = self._get(key)
-        pending.changes = [Change(BEGIN, number=offset)]
+        self._get(key).replace([Change(BEGIN, number=offset)])
 
     def drop(self, key: Key) -> None:
         """Drop the state of *key*."""
         if key in self._numbers or self._state.get(key) is not None:
             self._sources.pop(key, None)
-            pending = self._get(key)
-            pending.changes, pending.again = [Change(DROP)], False
+            self._get(key).replace([Change(DROP)])
 
     def settle(self, key: Key, offset: int, began: int) -> tuple[Journal, bytes]:
         """Return the argument of `Broker.publish_atomic` that acknowledges the message at *offset*.
@@ -393,6 +407,10 @@ class GroupNotes:
         self._write_notes()
 
     def _write_notes(self) -> None:
+        for key in self._pending:
+            source = self._sources.get(key)
+            if source is not None:
+                source.account()
         try:
             self._store.admission.check()
         except (Refused, StoreFailed):
@@ -421,8 +439,9 @@ class GroupNotes:
             changes = whole(*source.state())
         if changes and changes[-1].kind == DROP:
             self._numbers.pop(key, None)
-        first = head(number, key) if changes and changes[0].kind == BEGIN else head(number)
-        return encode_changes(first, changes, self.journal.note_bytes_max, head(number))
+        more = head(number)
+        first = head(number, key) if changes and changes[0].kind == BEGIN else more
+        return encode_changes(first, changes, self.journal.note_bytes_max, more)
 
     def _find_lost(self) -> None:
         """After a failed commit, note the complete state of lanes whose last notes were not stored."""
@@ -446,7 +465,7 @@ class GroupNotes:
         """Note the complete state of the lanes later, because the store accepts no writes now."""
         for pending in self._pending.values():
             if pending.key in self._sources:
-                pending.again, pending.changes = True, []
+                pending.replace([], again=True)
         if self._pending and not self._waits:
             self._waits = True
             self._store.before_commit.append(self._write)
@@ -455,7 +474,7 @@ class GroupNotes:
         """Compute the pending changes of *key* while its source still exists."""
         pending, source = self._pending.get(key), self._sources.get(key)
         if pending is not None and pending.again and source is not None:
-            pending.changes, pending.again = whole(*source.state()), False
+            pending.replace(whole(*source.state()))
 
     def must_note_settled(self, key: Key) -> bool:
         """Return whether messages settled by an atomic group must be noted again: a later note says unsettled."""
@@ -471,6 +490,5 @@ class GroupNotes:
         elif lane.key in self._pending or self._unsure.get(lane.key, 0) > self._store.readable:
             return False  # the last note has not been applied yet
         else:
-            pending = self._get(lane.key)
-            pending.changes = whole(lane.next, lane.leases.items())
+            self._get(lane.key).replace(whole(lane.next, lane.leases.items()))
         return True

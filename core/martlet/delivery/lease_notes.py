@@ -100,38 +100,62 @@ CHANGES: Final[dict[Kind, tuple[bool, bool, bool, bool]]] = {
 }
 
 
-def _put(out: bytearray, number: int) -> None:
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
+def _put_all(out: bytearray, numbers: Iterable[int]) -> None:
+    put = out.append
+    for number in numbers:
+        while number > 0x7F:
+            put(number & 0x7F | 0x80)
+            number >>= 7
+        put(number)
+
+
+def _numbers(data: bytes) -> list[int]:
+    """Return the numbers in *data*; raise `IndexError` if the last one is cut off."""
+    found: list[int] = []
+    value = shift = 0
+    for byte in data:
+        if byte > 0x7F:
+            value |= (byte & 0x7F) << shift
+            shift += 7
+        elif shift:
+            found.append(value | byte << shift)
+            value = shift = 0
+        else:
+            found.append(byte)
+    if shift:
+        raise IndexError("a number is cut off")
+    return found
 
 
 def head(number: int, key: Key | None = None) -> bytes:
     """Return the beginning of a note about lane *number*; *key* adds the definition of the number."""
+    if key is None and number < 0x80:
+        return bytes((number,))
     out = bytearray()
-    _put(out, number)
+    _put_all(out, (number,))
     if key is not None:
         packed = msgpack.packb(tuple(key))
-        out.append(DEFINE)
-        _put(out, len(packed))
+        _put_all(out, (DEFINE, len(packed)))
         out += packed
     return bytes(out)
 
 
-def _runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
+def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
     """Return ascending *offsets* as (first, count)."""
+    if not offsets:
+        return []
+    first, count = offsets[0], len(offsets)
+    whole = range(first, first + count)
+    if offsets[-1] == whole[-1] and (offsets == whole or offsets == list(whole)):
+        return [(first, count)]
     found: list[tuple[int, int]] = []
-    first = end = -1
+    end = first
     for offset in offsets:
-        if offset == end:
-            end += 1
-            continue
-        if end > first:
+        if offset != end:
             found.append((first, end - first))
-        first, end = offset, offset + 1
-    if end > first:
-        found.append((first, end - first))
+            first = offset
+        end = offset + 1
+    found.append((first, end - first))
     return found
 
 
@@ -153,28 +177,35 @@ def _unsigned(number: int) -> int:
     return -((number + 1) >> 1) if number & 1 else number >> 1
 
 
-def _encode(change: Change, before: _Before) -> bytes:
-    out = bytearray((change.kind,))
-    has_generation, has_duration, has_number, has_offsets = CHANGES[change.kind]
+def _encode(out: bytearray, change: Change, before: _Before) -> None:
+    """Append *change* to *out*."""
+    kind, generation, duration_ms, number, offsets, first_new = change
+    has_generation, has_duration, has_number, has_offsets = CHANGES[kind]
+    numbers = [kind]
     if has_generation:
-        _put(out, _signed(change.generation - before.generation))
-        before.generation = change.generation
+        numbers.append(_signed(generation - before.generation))
+        before.generation = generation
     if has_duration:
-        _put(out, change.duration_ms)
+        numbers.append(duration_ms)
     if has_number:
-        _put(out, change.number)
-    if change.kind == NEW:
-        _put(out, _signed(change.first - before.offset))
+        numbers.append(number)
+    at = before.offset
+    if kind == NEW:
+        numbers.append(_signed(first_new - at))
     if has_offsets:
-        runs = _runs(sorted(change.offsets))
-        _put(out, len(runs))
+        runs = _runs(offsets if isinstance(offsets, range) else sorted(offsets))
+        numbers.append(len(runs))
         for first, count in runs:
             # The lowest bit says whether a count follows; often a run is a single message.
-            _put(out, _signed(first - before.offset) << 1 | (count > 1))
+            step = _signed(first - at) << 1
             if count > 1:
-                _put(out, count - 2)
-            before.offset = first + count
-    return bytes(out)
+                numbers.append(step | 1)
+                numbers.append(count - 2)
+            else:
+                numbers.append(step)
+            at = first + count
+        before.offset = at
+    _put_all(out, numbers)
 
 
 def encode_changes(prefix: bytes, changes: Iterable[Change], bytes_max: int, more: bytes) -> list[bytes]:
@@ -188,22 +219,20 @@ def encode_changes(prefix: bytes, changes: Iterable[Change], bytes_max: int, mor
     before = _Before()
     step = max((bytes_max - CHANGE_BYTES_MAX - len(more)) // OFFSET_BYTES_MAX, 1)
     for change in changes:
-        for part in _split(change, step):
-            encoded = _encode(part, before)
-            if len(note) + len(encoded) > bytes_max and len(note) > used:
-                notes.append(bytes(note))
+        for part in (change,) if len(change.offsets) <= step else _split(change, step):
+            full = len(note)
+            _encode(note, part, before)
+            if len(note) > bytes_max and full > used:
+                notes.append(bytes(note[:full]))
                 note = bytearray(more)
                 used = len(more)
                 before = _Before()
-                encoded = _encode(part, before)
-            note += encoded
+                _encode(note, part, before)
     notes.append(bytes(note))
     return notes
 
 
 def _split(change: Change, step: int) -> Iterable[Change]:
-    if len(change.offsets) <= step:
-        return (change,)
     offsets = sorted(change.offsets)
     parts = [change._replace(offsets=offsets[at : at + step]) for at in range(0, len(offsets), step)]
     if change.kind == NEW:
@@ -215,44 +244,14 @@ def _split(change: Change, step: int) -> Iterable[Change]:
     return parts
 
 
-class _Reader:
-    """Reads numbers from a note."""
-
-    __slots__ = ("at", "before", "data")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.at = 0
-        self.before = _Before()
-
-    def number(self) -> int:
-        data, at, shift, value = self.data, self.at, 0, 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                self.at = at
-                return value
-            shift += 7
-
-    def offsets(self) -> list[int]:
-        found: list[int] = []
-        at = self.before.offset
-        for _ in range(self.number()):
-            step = self.number()
-            first = at + _unsigned(step >> 1)
-            at = first + (self.number() + 2 if step & 1 else 1)
-            if at - first == 1:
-                found.append(first)
-            else:
-                found += range(first, at)
-        self.before.offset = at
-        return found
-
-    def generation(self) -> int:
-        self.before.generation += _unsigned(self.number())
-        return self.before.generation
+def _number_at(note: bytes, at: int) -> tuple[int, int]:
+    """Return the number at *at* and the index after it."""
+    if note[at] < 0x80:
+        return note[at], at + 1
+    end = at
+    while note[end] > 0x7F:
+        end += 1
+    return _numbers(note[at : end + 1])[0], end + 1
 
 
 def decode_note(note: bytes) -> tuple[int, Key | None, Iterator[Change]]:
@@ -261,30 +260,62 @@ def decode_note(note: bytes) -> tuple[int, Key | None, Iterator[Change]]:
     Raises:
       StoreError: *note* is not such a note; the iterator may raise it too.
     """
-    reader = _Reader(note)
     try:
-        number, key = reader.number(), None
-        if reader.at < len(note) and note[reader.at] == DEFINE:
-            reader.at += 1
-            size = reader.number()
-            key = Key(*msgpack.unpackb(note[reader.at : reader.at + size]))
-            reader.at += size
+        number, at = _number_at(note, 0)
+        key = None
+        if at < len(note) and note[at] == DEFINE:
+            size, at = _number_at(note, at + 1)
+            key = Key(*msgpack.unpackb(note[at : at + size]))
+            at += size
+        numbers = _numbers(note[at:])
     except (IndexError, ValueError, TypeError, msgpack.UnpackException) as error:
         raise StoreError(f"the note of {len(note)} bytes is not about a shared group; {error}") from error
-    return number, key, _changes(reader)
+    return number, key, _changes(numbers)
 
 
-def _changes(reader: _Reader) -> Iterator[Change]:
-    note = reader.data
+def _changes(numbers: list[int]) -> Iterator[Change]:
+    index = generation = before = 0
     try:
-        while reader.at < len(note):
-            kind = note[reader.at]
-            reader.at += 1
+        while index < len(numbers):
+            kind = numbers[index]
             has_generation, has_duration, has_number, has_offsets = CHANGES[kind]
-            generation = reader.generation() if has_generation else 0
-            duration_ms = reader.number() if has_duration else 0
-            number = reader.number() if has_number else 0
-            first = reader.before.offset + _unsigned(reader.number()) if kind == NEW else 0
-            yield Change(kind, generation, duration_ms, number, reader.offsets() if has_offsets else (), first)
+            index += 1
+            duration_ms = number = first = 0
+            offsets: Sequence[int] = ()
+            if has_generation:
+                generation += _unsigned(numbers[index])
+                index += 1
+            if has_duration:
+                duration_ms = numbers[index]
+                index += 1
+            if has_number:
+                number = numbers[index]
+                index += 1
+            if kind == NEW:
+                first = before + _unsigned(numbers[index])
+                index += 1
+            if has_offsets:
+                offsets, index, before = _offsets(numbers, index, before)
+            yield Change(kind, generation if has_generation else 0, duration_ms, number, offsets, first)
     except (IndexError, KeyError) as error:
-        raise StoreError(f"the note of {len(note)} bytes about a shared group is damaged; {error!r}") from error
+        raise StoreError(f"a note of {len(numbers)} numbers about a shared group is damaged; {error!r}") from error
+
+
+def _offsets(numbers: list[int], index: int, before: int) -> tuple[Sequence[int], int, int]:
+    """Return ascending offsets, the index after them, and the offset after the last; a range if they are contiguous."""
+    found: list[int] = []
+    runs = numbers[index]
+    index += 1
+    for _ in range(runs):
+        step = numbers[index]
+        first = before + _unsigned(step >> 1)
+        if step & 1:
+            before = first + numbers[index + 1] + 2
+            index += 2
+        else:
+            before = first + 1
+            index += 1
+        if runs == 1:
+            return range(first, before), index, before
+        found += range(first, before)
+    return found, index, before

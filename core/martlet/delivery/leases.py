@@ -30,14 +30,19 @@ SETTLED_MIN: Final = 64
 
 @final
 class _Lease:
-    """One message that is delivered and not settled; without a ``holder`` it is waiting or dead."""
+    """A message that is delivered and not settled; without a ``holder`` it is waiting or dead.
 
-    __slots__ = ("dead", "deliveries", "generation", "holder", "settling", "until")
+    The messages of a first delivery have one lease together, which never changes (``shared``); a message whose state
+    changes gets its own first.
+    """
 
-    def __init__(self, holder: Hashable, until: float, generation: int) -> None:
+    __slots__ = ("dead", "deliveries", "generation", "holder", "settling", "shared", "until")
+
+    def __init__(self, holder: Hashable, until: float, generation: int, *, shared: bool = False) -> None:
         self.holder: Hashable | None = holder
         self.until = until
         self.generation = generation
+        self.shared = shared
         self.deliveries = 1
         self.dead = False
         # An acknowledgement is in the current commit: only its result or the deadline may change the state now.
@@ -61,6 +66,7 @@ class Leases:
         "_held",
         "_order",
         "_slots",
+        "_timed",
         "_timers",
         "_waiting",
         "low",
@@ -78,7 +84,8 @@ class Leases:
         # Every unsettled offset, and some settled ones above the lowest, ascending.
         self._order: deque[int] = deque()
         self._held: dict[Hashable, dict[int, None]] = {}
-        self._timers: list[tuple[float, int]] = []  # a heap; an entry may be stale
+        self._timers: list[tuple[float, tuple[int, ...]]] = []  # a heap; an entry may be stale
+        self._timed = 0  # offsets in _timers
         self._waiting: list[int] = []  # a heap
         self._dead: dict[int, None] = {}
         self.newest_returned = 0  # the highest generation of all messages that returned
@@ -90,7 +97,7 @@ class Leases:
         self._held.setdefault(holder, {})[offset] = None
         self._order.append(offset)
         if until < math.inf:
-            heapq.heappush(self._timers, (until, offset))
+            self._wake_at(until, (offset,))
         self.next = max(self.next, offset + 1)
         self.low = self._order[0]
 
@@ -171,17 +178,17 @@ class Leases:
         """
         if len(offsets) > self.room:
             raise LocalProtocolError(f"{len(offsets)} messages exceed the room of {self.room} in the window")
-        held = self._held.setdefault(holder, {}) if offsets else {}
-        for offset in offsets:
-            if offset < self.next:
-                raise LocalProtocolError(f"offset {offset} was delivered before; the next is {self.next}")
-            self.next = offset + 1
-            self._slots[offset] = _Lease(holder, until, generation)
-            held[offset] = None
-            if until < math.inf:
-                heapq.heappush(self._timers, (until, offset))
+        if not offsets:
+            return
+        if offsets[0] < self.next:
+            raise LocalProtocolError(f"offset {offsets[0]} was delivered before; the next is {self.next}")
+        self.next = offsets[-1] + 1
+        self._slots.update(dict.fromkeys(offsets, _Lease(holder, until, generation, shared=True)))
+        self._held.setdefault(holder, {}).update(dict.fromkeys(offsets))
+        if until < math.inf:
+            self._wake_at(until, tuple(offsets))
         self._order.extend(offsets)
-        self._trim()
+        self.low = self._order[0]
 
     def skip_to(self, offset: int) -> None:
         """Count everything from `next` up to *offset* as settled: nothing there is for anybody."""
@@ -205,7 +212,7 @@ class Leases:
             lease.deliveries += 1
             held[offset] = None
             if until < math.inf:
-                heapq.heappush(self._timers, (until, offset))
+                self._wake_at(until, (offset,))
             given.append((offset, lease.deliveries))
         if not held:
             del self._held[holder]
@@ -215,19 +222,23 @@ class Leases:
 
     def ack(self, holder: Hashable, offset: int) -> bool:
         """Settle the message at *offset*; return False if *holder* does not hold it (any more)."""
-        lease = self._slots.get(offset)
+        slots, order = self._slots, self._order
+        lease = slots.get(offset)
         if lease is None or lease.holder is None or lease.settling or lease.holder != holder:
             return False
         held = self._held[holder]
         del held[offset]
         if not held:
             del self._held[holder]
-        del self._slots[offset]
-        if self._order[0] == offset:
-            self._trim()
-        elif len(self._order) > SETTLED_MIN + 2 * len(self._slots):
+        del slots[offset]
+        if order[0] == offset:
+            order.popleft()
+            while order and order[0] not in slots:
+                order.popleft()
+            self.low = order[0] if order else self.next
+        elif len(order) > SETTLED_MIN + 2 * len(slots):
             self._forget_settled()
-        if len(self._timers) > STALE_TIMERS_MIN + 2 * len(self._slots):
+        if self._timed > STALE_TIMERS_MIN + 2 * len(slots):
             self._forget_stale_timers()
         return True
 
@@ -242,7 +253,7 @@ class Leases:
         shorter, lease.until = until < lease.until, until
         lease.generation = max(generation, lease.generation + 1)
         if shorter:
-            heapq.heappush(self._timers, (until, offset))
+            self._wake_at(until, (offset,))
             self._forget_stale_timers()
         return True
 
@@ -256,7 +267,7 @@ class Leases:
             return False
         if until < lease.until:
             lease.until = until
-            heapq.heappush(self._timers, (until, offset))
+            self._wake_at(until, (offset,))
         lease.settling = True
         return True
 
@@ -275,9 +286,9 @@ class Leases:
     def settle_below(self, offset: int) -> None:
         """Settle everything below *offset*."""
         for each in [each for each in self._slots if each < offset]:
-            lease = self._slots[each]
-            if lease.holder is not None:
-                self._let_go(lease, each)
+            holder = self._slots[each].holder
+            if holder is not None:
+                self._release(holder, each)
             self._dead.pop(each, None)
             del self._slots[each]
         self._waiting = [each for each in self._waiting if each >= offset]
@@ -293,6 +304,7 @@ class Leases:
             return False
         self._let_go(lease, offset)
         self._return(lease, offset, at)
+        self._forget_stale_timers()
         return True
 
     # time
@@ -304,22 +316,30 @@ class Leases:
         """
         before = len(self._waiting)
         while self._timers and self._timers[0][0] <= now:
-            _, offset = heapq.heappop(self._timers)
-            lease = self._slots.get(offset)
-            if lease is None or lease.dead or lease.until == -math.inf:
-                continue
-            if lease.until > now:
-                if lease.until < math.inf:
-                    heapq.heappush(self._timers, (lease.until, offset))
-            elif lease.holder is not None:
-                lease.settling = False
-                if lost is not None:
-                    lost.append(lease.holder)
-                self._let_go(lease, offset)
-                self._return(lease, offset, -math.inf)
-            else:
-                self._offer(lease, offset)
+            _, offsets = heapq.heappop(self._timers)
+            self._timed -= len(offsets)
+            for offset in offsets:
+                self._lapse_one(offset, now, lost)
+        self._forget_stale_timers()
         return len(self._waiting) - before
+
+    def _lapse_one(self, offset: int, now: float, lost: list[Hashable] | None) -> None:
+        lease = self._slots.get(offset)
+        if lease is None or lease.dead or lease.until == -math.inf:
+            return
+        if lease.until > now:
+            if lease.until < math.inf:
+                self._wake_at(lease.until, (offset,))
+            return
+        lease = self._own(lease, offset)
+        if lease.holder is None:
+            self._offer(lease, offset)
+            return
+        lease.settling = False
+        if lost is not None:
+            lost.append(lease.holder)
+        self._let_go(lease, offset)
+        self._return(lease, offset, -math.inf)
 
     def deadline(self) -> float:
         """Return when to call `lapse` next; may be early, never late. Infinity if there is nothing to do."""
@@ -339,18 +359,30 @@ class Leases:
     # inside
 
     def _find(self, holder: Hashable, offset: int) -> _Lease | None:
-        """Return the lease of the message at *offset* if *holder* holds it and no acknowledgement is pending."""
+        """Return the lease of the message at *offset*, to change it.
+
+        None if *holder* does not hold the message, or an acknowledgement is pending.
+        """
         lease = self._slots.get(offset)
         if lease is None or lease.holder is None or lease.settling or lease.holder != holder:
             return None
+        return self._own(lease, offset)
+
+    def _own(self, lease: _Lease, offset: int) -> _Lease:
+        """Return a lease of the message at *offset* alone."""
+        if lease.shared:
+            lease = self._slots[offset] = _Lease(lease.holder, lease.until, lease.generation)
         return lease
 
     def _let_go(self, lease: _Lease, offset: int) -> None:
-        held = self._held[lease.holder]
+        self._release(lease.holder, offset)
+        lease.holder = None
+
+    def _release(self, holder: Hashable, offset: int) -> None:
+        held = self._held[holder]
         del held[offset]
         if not held:
-            del self._held[lease.holder]
-        lease.holder = None
+            del self._held[holder]
 
     def _return(self, lease: _Lease, offset: int, at: float) -> None:
         if self._deliveries_max and lease.deliveries >= self._deliveries_max:
@@ -360,8 +392,7 @@ class Leases:
             self._offer(lease, offset)
         else:
             lease.until = at
-            heapq.heappush(self._timers, (at, offset))
-        self._forget_stale_timers()
+            self._wake_at(at, (offset,))
 
     def _offer(self, lease: _Lease, offset: int) -> None:
         lease.until = -math.inf
@@ -385,10 +416,19 @@ class Leases:
         slots = self._slots
         self._order = deque(offset for offset in self._order if offset in slots)
 
+    def _wake_at(self, at: float, offsets: tuple[int, ...]) -> None:
+        """Have `lapse` look at *offsets* from *at* on."""
+        heapq.heappush(self._timers, (at, offsets))
+        self._timed += len(offsets)
+
     def _forget_stale_timers(self) -> None:
         """Rebuild the timers before those of settled messages outnumber the live ones."""
-        if len(self._timers) > STALE_TIMERS_MIN + 2 * len(self._slots):
-            self._timers = [
-                (lease.until, offset) for offset, lease in self._slots.items() if abs(lease.until) < math.inf
-            ]
-            heapq.heapify(self._timers)
+        if self._timed <= STALE_TIMERS_MIN + 2 * len(self._slots):
+            return
+        ends: dict[float, list[int]] = {}
+        for offset, lease in self._slots.items():
+            if abs(lease.until) < math.inf:
+                ends.setdefault(lease.until, []).append(offset)
+        self._timers = [(until, tuple(offsets)) for until, offsets in ends.items()]
+        self._timed = sum(map(len, ends.values()))
+        heapq.heapify(self._timers)

@@ -91,11 +91,13 @@ class ShareLane:
 
     __slots__ = (
         "began",
+        "counted",
         "due",
         "failure",
         "in_order",
         "key",
         "leases",
+        "low",
         "noted_next",
         "queue",
         "reader",
@@ -107,15 +109,22 @@ class ShareLane:
         self.share = share
         self.queue = queue
         self.key = key
-        self.leases = leases
-        self.noted_next = leases.next
-        self.began = leases.low
-        self.due = True
+        self.use(leases)
         self.in_order = False  # somebody takes its messages in order
         self.reader = QueueReader(share.store, self._was_read, RETURNED_AHEAD + 1)
         self.failure: Refused | None = None  # for the next member that collects
         # Offset -> end of its dead letter in the log, which is not flushed yet; ends ascend.
         self.unflushed: dict[int, int] = {}
+
+    def use(self, leases: Leases) -> None:
+        """Begin with *leases*."""
+        self.leases = leases
+        self.noted_next = leases.next
+        self.began = leases.low
+        # What the broker counts of this lane, and the offset committed last.
+        self.counted = leases.size
+        self.low = leases.low
+        self.due = True
 
     def _was_read(self, place: Hashable) -> None:
         self.share.wake()
@@ -133,6 +142,9 @@ class ShareLane:
     def is_blocked(self) -> bool:
         """Whether nothing may be delivered in order now: an earlier message is held, pauses or is dead."""
         return self.leases.unsettled > self.leases.waiting
+
+    def account(self) -> None:
+        self.share.account(self)
 
     def state(self) -> tuple[int, list[tuple[int, LeaseState]]]:
         """Return the next offset and every unsettled message, in the form of notes."""
@@ -350,12 +362,13 @@ class Share:
         self._tail.leave(self)
         for lane in self._lanes.values():
             lane.reader.close()
-            self._owner.settled(lane.leases.size)
             self._owner.unflushed_lanes.pop(lane, None)
             if forget:
                 self._owner.notes.drop(lane.key)
             else:
+                self.account(lane)
                 self._owner.notes.close(lane.key)
+            self._owner.settled(lane.counted)
         self._lanes.clear()
 
     # messages to members
@@ -381,10 +394,12 @@ class Share:
                 if lane.is_blocked:
                     continue
             try:
-                for take in (self._fail, self._again, self._new):
-                    deliveries = take(lane, member, budget_bytes, until, generation)
-                    budget_bytes -= sum(len(delivery.data) for delivery in deliveries)
-                    found += deliveries
+                if lane.failure is not None:
+                    self._fail(lane)
+                if lane.leases.waiting:
+                    budget_bytes -= self._again(lane, member, budget_bytes, until, generation, found)
+                if member.credit > 0 and budget_bytes > 0:
+                    budget_bytes -= self._new(lane, member, budget_bytes, until, generation, found)
             except Refused as refused:
                 if not found:
                     raise
@@ -421,23 +436,25 @@ class Share:
         lanes = self._lanes.values() if queue_id < 0 else self._lanes_from(queue_id)
         return sum(lane.leases.waiting + max(lane.queue.next_offset - lane.leases.next, 0) for lane in lanes)
 
-    def _fail(
-        self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float, generation: int
-    ) -> list[Delivery]:
+    def _fail(self, lane: ShareLane) -> None:
         """Raise the error of an earlier read, if there is one."""
         failure, lane.failure = lane.failure, None
         if failure is not None:
             raise failure
-        return []
 
     def _again(
-        self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float, generation: int
-    ) -> list[Delivery]:
-        """Lease messages that were returned."""
-        found: list[Delivery] = []
-        leases = lane.leases
-        while leases.waiting and member.credit > 0 and budget_bytes > 0:
-            result = self._read_again(lane, member, budget_bytes)
+        self,
+        lane: ShareLane,
+        member: Competitor,
+        budget_bytes: int,
+        until: float,
+        generation: int,
+        found: list[Delivery],
+    ) -> int:
+        """Lease messages that were returned, and add them to *found*; return their size."""
+        leases, used = lane.leases, 0
+        while leases.waiting and member.credit > 0 and used < budget_bytes:
+            result = self._read_again(lane, member, budget_bytes - used)
             if result is None:
                 break
             offset, deliveries = leases.hand_again(member.holder, 1, until, generation)[0]
@@ -451,8 +468,8 @@ class Share:
                 Delivery(lane.queue.queue_id, offset, offset + 1, 1, batch.data, batch, deliveries, generation)
             )
             member.credit -= 1
-            budget_bytes -= len(batch.data)
-        return found
+            used += len(batch.data)
+        return used
 
     def _read_again(self, lane: ShareLane, member: Competitor, budget_bytes: int) -> ReadResult | None:
         """Read the first returned message; None if a thread has to read it first, which then wakes a member."""
@@ -471,40 +488,44 @@ class Share:
         )
 
     def _new(
-        self, lane: ShareLane, member: Competitor, budget_bytes: int, until: float, generation: int
-    ) -> list[Delivery]:
-        """Lease messages that were never delivered."""
+        self,
+        lane: ShareLane,
+        member: Competitor,
+        budget_bytes: int,
+        until: float,
+        generation: int,
+        found: list[Delivery],
+    ) -> int:
+        """Lease messages that were never delivered, and add them to *found*; return their size."""
         self._reset_if_wanted(lane)
         leases, owner = lane.leases, self._owner
+        if not lane.due:
+            return 0
         room = min(leases.room, owner.room, member.credit, MESSAGES_A_READ)
-        if not lane.due or room <= 0 or budget_bytes <= 0:
-            return []
         start = leases.next
-        result = self._read(lane, member, room, budget_bytes)
+        result = self._read(lane, member, room, budget_bytes) if room > 0 else None
         if result is None:
-            return []
+            return 0
         if result.next_offset <= start:
             lane.due = False
-            return []
+            return 0
         lane.due = result.next_offset < lane.queue.next_offset
-        before = leases.size
         batch = encode_result(result, start, member.encoding)
         leases.hand_out(member.holder, batch.offsets, until, generation)
         leases.skip_to(result.next_offset)
-        owner.unsettled += leases.size - before
         if result.count or leases.next >= lane.noted_next + UNNOTED_MAX:
-            offsets = batch.offsets if result.count else ()
-            change = Change(NEW, generation, _in_ms(member.lease_s), leases.next, offsets, lane.noted_next)
+            change = Change(NEW, generation, _in_ms(member.lease_s), leases.next, batch.offsets, lane.noted_next)
             owner.notes.note(lane.key, change)
             lane.noted_next = leases.next
-        self._commit(lane)
+        self.account(lane)
         if not result.count:
             if lane.due:
                 self.wake()
-            return []
+            return 0
         member.credit -= result.count
         queue_id, first = lane.queue.queue_id, batch.offsets[0]
-        return [Delivery(queue_id, first, result.next_offset, result.count, batch.data, batch, 1, generation)]
+        found.append(Delivery(queue_id, first, result.next_offset, result.count, batch.data, batch, 1, generation))
+        return len(batch.data)
 
     def _read(self, lane: ShareLane, member: Competitor, count: int, budget_bytes: int) -> ReadResult | None:
         selection, start = self.selection, member.peer.start
@@ -517,17 +538,14 @@ class Share:
         """Begin anew where an administrator's reset of the group wants it."""
         owner = self._owner
         if self.policy is None and owner.groups.pending_reset(self.group, self.topic.name, lane.queue.queue_id) >= 0:
-            owner.settled(lane.leases.size)
+            owner.settled(lane.counted)
             for member in self._members:  # what they hold counts no more
                 if held := len(lane.leases.held(member.holder)):
                     member.add_credit(held)
-            lane.leases = self._make_leases(lane.queue, lane.key, new=False)
-            lane.noted_next = lane.leases.next
-            lane.began = lane.leases.low
+            lane.use(self._make_leases(lane.queue, lane.key, new=False))
             lane.unflushed.clear()
             lane.forget_read()
             owner.unflushed_lanes.pop(lane, None)
-            lane.due = True
 
     # messages from members, and from whoever has a handle
 
@@ -605,12 +623,11 @@ class Share:
             return
         if self._owner.notes.must_note_settled(lane.key):
             self._owner.notes.note(lane.key, Change(ACK, offsets=offsets))
-        before, full = lane.leases.size, lane.leases.room <= 0
         for offset in offsets:
             holder = lane.leases.end_settling(offset, done=True)
             if holder is not None:
                 self._give_credit(holder)
-        self._was_settled(lane, before, full)
+        self.account(lane)
 
     def _holder(self, queue_id: int, offset: int, generation: int) -> Hashable | None:
         lane = self._lanes.get(queue_id)
@@ -622,28 +639,29 @@ class Share:
             member.add_credit(1)
 
     def _settle(self, lane: ShareLane, holder: Hashable, offset: int) -> bool:
-        leases = lane.leases
-        before = leases.size
-        if not leases.ack(holder, offset):
+        """Settle a message; `account` follows with the commit, which notes this."""
+        if not lane.leases.ack(holder, offset):
             return False
         self._owner.notes.ack(lane.key, offset)
-        self._give_credit(holder)
-        self._was_settled(lane, before, before >= leases.window)
+        member = self._by_holder.get(holder)
+        if member is not None:
+            member.add_credit(1)
         if lane.in_order and not lane.is_blocked:
             self.wake()
         return True
 
-    def _was_settled(self, lane: ShareLane, before: int, full: bool) -> None:
-        size = lane.leases.size
+    def account(self, lane: ShareLane) -> None:
+        """Count what was leased and settled since the last call, and commit the group's offset."""
+        leases = lane.leases
+        size, before = leases.size, lane.counted
         if size != before:
+            lane.counted = size
             self._owner.settled(before - size)
-        self._commit(lane)
-        if full and lane.leases.room > 0:
-            self.wake()
-
-    def _commit(self, lane: ShareLane) -> None:
-        if self.policy is None:
-            self._owner.groups.commit(self.group, self.topic.name, lane.queue.queue_id, lane.leases.low)
+            if size < leases.window <= before:
+                self.wake()
+        if leases.low != lane.low:
+            lane.low = leases.low
+            self._commit_offset(lane.queue.queue_id, lane.low)
 
     def _commit_offset(self, queue_id: int, offset: int) -> None:
         if self.policy is None:
@@ -742,11 +760,9 @@ class Share:
         self._settle_dead(lane, offset)
 
     def _settle_dead(self, lane: ShareLane, offset: int) -> None:
-        before = lane.leases.size
         lane.leases.settle_dead(offset)
         self._owner.notes.ack(lane.key, offset)
-        self._owner.settled(before - lane.leases.size)
-        self._commit(lane)
+        self.account(lane)
         self.wake()
 
 

@@ -7,7 +7,7 @@ thread. Entries are read ahead, more of them from queues with many records, so t
 """
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice, takewhile
@@ -215,6 +215,8 @@ class LogOrder:
         if self._merged:
             return True
         if self._pass is None:
+            if len(self.behind) == 1:
+                return self._look_at_one()
             self._pass = self._look_at_all()
         try:
             next(self._pass)
@@ -222,6 +224,18 @@ class LogOrder:
             self._pass = None
             return bool(done.value)
         return None
+
+    def _look_at_one(self) -> bool:
+        """Take the next entries of the only queue that may have records: most journals have a projection alone."""
+        readable = self.store.readable
+        (cursor,) = self.behind.values()
+        if not self._look_at(cursor, AHEAD, Pace(LOOKS_A_SLICE)):
+            return False
+        entries = cursor.ahead[:MERGED]
+        if entries and entries[-1][0] >= readable:
+            entries = [entry for entry in entries if entry[0] < readable]
+        self._merged = deque(entries)
+        return True
 
     def _look_at_all(self) -> Steps[bool]:
         """Update the ends of the queues and take the entries in memory; return whether all that are next were there."""
@@ -307,9 +321,13 @@ class LogOrder:
         if merged and taken and merged[0] is taken[0]:  # else a topic was deleted while a thread read
             for _ in taken:
                 merged.popleft()
-        newest = {number: position for position, _, number in taken}
+        counts: dict[int, int] = {}
+        newest: dict[int, int] = {}
+        for position, _, number in taken:
+            counts[number] = counts.get(number, 0) + 1
+            newest[number] = position
         gone = False
-        for number, count in Counter(entry[2] for entry in taken).items():
+        for number, count in counts.items():
             cursor = self.cursors.get(number)
             if cursor is None:
                 gone = True  # its topic was deleted while a thread was reading

@@ -238,7 +238,10 @@ class Groups:
         """
         if self._resets and self.pending_reset(group, topic, queue_id) >= 0:
             return
-        table = self._offsets.setdefault(group, {}).setdefault(topic, {})
+        try:
+            table = self._offsets[group][topic]
+        except KeyError:
+            table = self._offsets.setdefault(group, {}).setdefault(topic, {})
         held = table.get(queue_id)
         if held != offset:
             self._offsets_kept += held is None
