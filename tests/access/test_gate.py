@@ -1,5 +1,6 @@
 """The gate asks before anything happens, asks once, and asks again when the rules change."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -233,6 +234,12 @@ async def test_a_subscription_is_asked_about_at_each_delivery() -> None:
         broker.rules.changed()
         assert reader.collect(1000) == []
         assert refused(lambda: member.collect(1000)) == "'ann' may not read consumer group[G]"
+
+
+@pytest.mark.parametrize("scope", ["", "/", "a/b", "stomp/"])
+def test_a_scope_by_which_authorizers_could_confuse_two_groups_is_refused(scope: str) -> None:
+    with pytest.raises(LocalProtocolError, match=re.escape(f"scope {scope!r} of a shared group")):
+        GroupPolicy(scope)
 
 
 @pytest.mark.parametrize("settled", [False, True])

@@ -82,6 +82,14 @@ def test_a_line_without_a_key_ends_it_and_what_was_stored_is_told(
     assert f"martlet: line 2 is not KEY:BODY; its first bytes are {line!r}\n" in err
 
 
+def test_a_key_that_is_not_utf_8_is_refused(to: Run, stdin: Callable[[bytes], None]) -> None:
+    stdin(b"a:one\n\xff:two\n")
+    code, out, err = to("send", "Latin", "--key-separator", ":")
+    assert (code, out) == (1, "")
+    assert "martlet: key b'\\xff' of line 2 is not UTF-8; only bodies may contain other bytes\n" in err
+    assert [message["keys"] for message in read(to, "Latin")] == [["a"]]
+
+
 async def test_what_is_under_way_when_a_line_is_refused_is_stored_and_counted() -> None:
     stored: list[bytes] = []
     refused, answered = trio.Event(), trio.Event()

@@ -268,6 +268,8 @@ WRONG = [
     (1, ("tail", "TBW102", "--queue", "4711"), "topic 'TBW102' has no queue 4711; it has 0 to 7"),
     (1, ("message", "--key", "absent", "--topic", "TBW102"), "key 'absent' has no message in topic 'TBW102'"),
     (1, ("message", "nonsense"), "message id 'nonsense' is not an offset_id"),
+    (3, ("message", "7F000001000000010000000000000000"), "connection to 127.0.0.1:1 cannot be opened: Connection"),
+    (1, ("message", "7F000001000000010000000000000000", "--topic", "TBW102"), "was not found"),
     (1, ("stats", "zzz"), "counter 'zzz' is unknown; `martlet stats` lists all"),
     (1, ("stats", "server.", "zzz"), "counter 'zzz' is unknown"),
     (2, ("topic", "create", "T", "--queues", "0"), "--queues '0' is out of range; it must be 1 to"),

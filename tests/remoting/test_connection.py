@@ -64,6 +64,37 @@ def test_a_browser_is_told_in_http_what_this_port_is() -> None:
     assert b"RocketMQ remoting" in body
 
 
+MQTT_PROTOCOL = b"\x00\x04MQTT\x05\x02\x00\x3c"
+OTHER_PROTOCOLS = [
+    ("HTTP;", b"OPTIONS * HTTP/1.1\r\n"),
+    ("HTTP;", b"CONNECT example.org:80 HTTP/1.1\r\n"),
+    ("HTTP/2, as RocketMQ's gRPC clients do;", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    ("STOMP; .* usually 61613", b"CONNECT\naccept-version:1.2\n\n\x00"),
+    ("STOMP; .* usually 61613", b"CONNECT\r\naccept-version:1.2\r\n\r\n\x00"),
+    ("STOMP; .* usually 61613", b"STOMP\nhost:/\n\n\x00"),
+    ("MQTT; .* usually 1883", b"\x10\x10" + MQTT_PROTOCOL),
+    ("MQTT; .* usually 1883", b"\x10\xff\x01" + MQTT_PROTOCOL),
+    ("MQTT; .* usually 1883", b"\x10\xff\xff\xff\x7f" + MQTT_PROTOCOL),
+    ("MQTT; .* usually 1883", b"\x10\x12\x00\x06MQIsdp\x03\x02\x00\x3c"),
+]
+
+
+@pytest.mark.parametrize(("name", "data"), OTHER_PROTOCOLS)
+def test_a_client_of_another_protocol_is_told_which_it_speaks_and_where_to_connect(name: str, data: bytes) -> None:
+    made = connection()
+    made.receive_data(data, 0.0)
+    with pytest.raises(RemoteProtocolError, match=f"^client speaks {name}"):
+        list(made.events())
+
+
+@pytest.mark.parametrize("data", [b"\x10\x10\x00\x04MQTX", b"CONNECTED", b"\x7f\xff\xff\xff"])
+def test_an_unknown_beginning_is_a_wrong_frame_length(data: bytes) -> None:
+    made = connection()
+    made.receive_data(data, 0.0)
+    with pytest.raises(RemoteProtocolError, match=r"^frame length \d+ is over the limit"):
+        list(made.events())
+
+
 def test_tls_on_a_port_without_a_certificate_is_named() -> None:
     made = connection()
     made.receive_data(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), 0.0)

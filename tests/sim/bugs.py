@@ -130,7 +130,7 @@ def _append_twice(right: Any) -> Any:
 def _believe_record(right: Any) -> Any:
     """Whatever has the length of a record is one."""
 
-    def check_record(data: Any, start: int, end: int, position: int) -> bool:
+    def check_record(data: Any, start: int, end: int, position: int, topic: bytes | None = None) -> bool:
         return end <= len(data)
 
     return check_record

@@ -353,6 +353,18 @@ async def test_a_damaged_record_is_skipped_and_said(disk: FakeDisk, caplog: pyte
     again.store.crash()
 
 
+async def test_a_record_with_a_damaged_topic_is_not_applied(disk: FakeDisk) -> None:
+    running = await start(disk, flush="async")
+    send(running.store, "A", "good1", "wrong", "good2")
+    await stop(running)
+    disk.unlink(FILE)
+    data = disk.files["/data/store/commitlog/00000000000000000000"].data
+    data[data.find(b"wrong") + len(b"wrong") + 1] ^= 1
+    again = await start(disk)
+    assert again.tally.totals() == {"A": (2, {"good1", "good2"})}
+    again.store.crash()
+
+
 async def test_a_damaged_block_of_a_queue_is_rebuilt_first(disk: FakeDisk) -> None:
     running = await start(disk, flush="async")
     for number in range(100):
@@ -514,6 +526,24 @@ async def test_a_snapshot_that_cannot_be_read_only_makes_the_start_slower(
     assert tally.applied == 2
     assert "config/tally.snapshot cannot be read" in caplog.text
     store.crash()
+
+
+async def test_a_log_that_cannot_be_read_at_shutdown_only_makes_the_next_start_slower(
+    disk: FakeDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    config: dict[str, Any] = {"cache_bytes": 0, "page_bytes": 256, "flush": "async"}
+    running = await start(disk, Tally(), Counting(name="other"), **config)
+    for number in range(3000):
+        running.store.append(message(f"m{number}", "A", unique=f"m{number}"), 0)
+    running.store.commit()
+    assert running.tally.applied < 3000
+    disk.fail_next("read", EIO)
+    await stop(running)
+    assert "config/tally.snapshot cannot be written, so the next start takes longer; [Errno 5]" in caplog.text
+    assert "/data/store/config/other.snapshot" in disk.files
+    again = await start(disk)
+    assert again.tally.applied == 3000
+    again.store.crash()
 
 
 async def test_projections_share_what_is_applied_at_once(disk: FakeDisk) -> None:

@@ -355,7 +355,7 @@ async def test_a_dead_message_without_a_dead_letter_topic_is_dropped_and_with_on
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, b"a")
-        for policy in (GroupPolicy("x", 0), GroupPolicy("y", 0, "unflushed_letters")):
+        for policy in (GroupPolicy("x", 0), GroupPolicy("y", 0, "dead")):
             member = broker.shares.join(
                 RecordingPeer(), "t", "g", LINES, lease_s=5, credit=1, start=from_earliest, policy=policy
             )
@@ -363,7 +363,7 @@ async def test_a_dead_message_without_a_dead_letter_topic_is_dropped_and_with_on
             assert member.nack(0, 0)
             await trio.sleep(1)
             assert member.share._lanes[0].leases.low == 1
-        assert broker.store.queue("unflushed_letters", 0).next_offset == 1
+        assert broker.store.queue("dead", 0).next_offset == 1
 
 
 async def test_100_000_leases_of_the_dead_come_again(autojump_clock: MockClock) -> None:

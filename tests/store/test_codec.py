@@ -20,7 +20,7 @@ from martlet.store.codec import (
     record_size,
     tags_code,
 )
-from martlet.store.layout import BLANK_MAGIC
+from martlet.store.layout import BLANK_MAGIC, HEAD_BYTES
 
 HOST4 = bytes((10, 0, 0, 2)) + (10911).to_bytes(4, "big")
 HOST6 = bytes(range(16)) + (10911).to_bytes(4, "big")
@@ -127,6 +127,16 @@ def test_a_flipped_bit_in_the_structure_or_the_body_is_noticed() -> None:
             with pytest.raises(CorruptRecord):
                 decode_record(damaged, 0, 4096)
             assert not check_record(damaged, 0, len(damaged), 4096)
+
+
+def test_a_topic_that_is_wrong_or_has_a_nul_is_noticed() -> None:
+    data = bytearray(encode_record(sample(b"x" * 40), 3, 7, 4096, 99, HOST4))
+    topic = sample().topic.encode()
+    assert check_record(data, 0, len(data), 4096, topic)
+    assert not check_record(data, 0, len(data), 4096, topic + b"x")
+    assert not check_record(data, 0, len(data), 4096, topic[:-1])
+    data[HEAD_BYTES + 40 + 1] = 0  # no CRC covers the topic
+    assert not check_record(data, 0, len(data), 4096)
 
 
 @given(st.binary(max_size=400))

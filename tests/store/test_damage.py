@@ -283,7 +283,7 @@ async def test_a_flipped_bit_in_the_log_costs_at_most_its_record(
         at = int(path[-20:]) + flip(disk, path, random, used)
         hit = next((r for r in wanted.values() if r.position <= at < r.position + r.size), None)
         if hit is not None and disk.files[path].data[at - int(path[-20:])] >= 0x80 and in_topic(hit, at):
-            continue  # no checksum guards the topic of a record without a record CRC, and readers do not look at it
+            continue  # no longer UTF-8, and no checksum guards the topic of a record without a record CRC
         if not clean:
             remove(disk, "consumequeue")
             remove(disk, "checkpoint")
@@ -303,6 +303,21 @@ async def test_a_flipped_bit_in_the_log_costs_at_most_its_record(
             told = (0, True)  # the last record, which a write may have torn
         assert (store.damaged_records, store.recovered.cut_bytes > 0) == told
         assert all(r.body in bodies for r in found.values())
+        store.crash()
+
+
+async def test_a_record_with_a_damaged_topic_is_not_served(filled: FakeDisk, wanted: dict[Place, Record]) -> None:
+    hit = min(wanted.values(), key=lambda record: record.position)
+    path = f"{ROOT}/commitlog/{0:020d}"
+    for bit in range(8):
+        disk = copy_of(filled)
+        data = bytearray(disk.files[path].data)
+        data[hit.position + HEAD_BYTES + len(hit.body) + 1] ^= 1 << bit
+        change(disk, path, bytes(data))
+        store = await open_on(disk)
+        found = contents(store)
+        assert same(found, {place: record for place, record in wanted.items() if record is not hit})
+        assert store.damaged_records == 1
         store.crash()
 
 

@@ -134,6 +134,21 @@ async def test_an_error_of_the_disk_fails_one_read_with_a_sentence_and_stops_no_
     assert consumer.read("b", 1) == body(1)
 
 
+@pytest.mark.parametrize("after", [0, 1], ids=["entries", "records"])
+async def test_an_error_of_the_disk_before_the_thread_reads_is_no_error_yet(after: int) -> None:
+    disk = FakeDisk()
+    store = await far_store(disk)
+    await store.close()
+    store = await Store.open(Path("/data"), small_config(page_bytes=1024, cache_bytes=0), ManualClock(), disk)
+    disk.cached = True
+    consumer = Consumer(store)
+    disk.fail_next("read", EIO, after=after)
+    assert consumer.read("a", 0) is None
+    await consumer.work()
+    assert consumer.read("a", 0) == body(0)
+    store.crash()
+
+
 @pytest.mark.plain
 async def test_a_failed_read_raises_once_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = Consumer(await far_store())

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
+from martlet.errors import LocalProtocolError
+
 __all__ = ["GroupPolicy"]
 
 
@@ -12,7 +14,8 @@ class GroupPolicy:
     """The retry policy of a group that is not a consumer group; its name may be any text, unique within *scope*.
 
     Args:
-      scope: the owner of the group's name, such as the protocol.
+      scope: the owner of the group's name, such as the protocol. Authorizers see ``$share/<scope>/<group>``, so it must
+        not contain ``/``; the group may.
       retries_max: a message is dead after its first delivery and this many redeliveries failed; -1 for no limit.
       dead_letters: the topic for dead messages; if empty, they are dropped.
     """
@@ -20,3 +23,8 @@ class GroupPolicy:
     scope: str
     retries_max: int = -1
     dead_letters: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.scope or "/" in self.scope:
+            wrong = "contains '/'" if self.scope else "is empty"
+            raise LocalProtocolError(f"scope {self.scope!r} of a shared group {wrong}; give for example 'stomp'")

@@ -406,8 +406,10 @@ class LogOrder:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _is_intact(self, data: Buffer, start: int, entry: Entry) -> bool:
-        position, size, _ = entry
-        return check_record(data, start, start + size, position)
+        position, size, number = entry
+        cursor = self.cursors.get(number)  # None if its topic was deleted while a thread read
+        topic = cursor.queue.topic_bytes if cursor is not None and not cursor.queue.light else None
+        return check_record(data, start, start + size, position, topic)
 
     def _found_damage(self, entry: Entry) -> None:
         cursor = self.cursors.get(entry[2])

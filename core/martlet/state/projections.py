@@ -384,17 +384,19 @@ class Projections:
             log.warning("snapshots cannot be written, so the next start takes longer; %s", error)
             return
         for driven in self._driven:
-            while not driven.failed and not driven.order.at_end:
-                self._apply(driven, driven.order.next_run_blocking())
-            if driven.failed or (driven.saved_bytes >= 0 and not driven.followed_bytes):
-                continue
             try:
-                pieces = finish_now(driven.snapshot()[1])
-                store.write_file(driven.path, *pieces)
+                self._save_blocking(driven)
             except Exception as error:
                 log.error("%s cannot be written, so the next start takes longer; %s", driven.path, error)
-                continue
-            driven.saved_bytes, driven.followed_bytes = sum(map(len, pieces)), 0
+
+    def _save_blocking(self, driven: Driven) -> None:
+        while not driven.failed and not driven.order.at_end:
+            self._apply(driven, driven.order.next_run_blocking())
+        if driven.failed or (driven.saved_bytes >= 0 and not driven.followed_bytes):
+            return
+        pieces = finish_now(driven.snapshot()[1])
+        self._store.write_file(driven.path, *pieces)
+        driven.saved_bytes, driven.followed_bytes = sum(map(len, pieces)), 0
 
     # ---- retention
 

@@ -153,8 +153,8 @@ class Readers:
     ) -> ReadResult | None:
         """Like `read`, but return None if the first record is neither in memory nor in the page cache (see `read_far`).
 
-        It also returns None if the entry is in a damaged block, and before the queue's first offset if `cold` has older
-        records.
+        It also returns None if the entry is in a damaged block or cannot be read, and before the queue's first offset
+        if `cold` has older records.
         """
         if self._cold_for(queue, offset) is not None:
             return None
@@ -166,8 +166,8 @@ class Readers:
         read = self._collector.read
         try:
             return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load, wait=False)
-        except BlockDamaged:
-            return None
+        except (BlockDamaged, OSError):
+            return None  # `read_far` repairs the block or reports the error
 
     async def read_far(
         self,

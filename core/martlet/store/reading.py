@@ -290,7 +290,7 @@ class Reader:
         """Return whether the bytes are the undamaged record that the entry describes."""
         if not self.verify:
             return True
-        if not check_record(view, start, end, position):
+        if not check_record(view, start, end, position, None if queue.light else queue.topic_bytes):
             return False
         said: tuple[int, int] = IDENTITY.unpack_from(view, start + QUEUE_ID_AT)
         if not queue.light:

@@ -204,11 +204,11 @@ class Segments:
         return record.store_ms if record.magic in MAGICS else 0
 
     def read_now(self, position: int, size: int) -> bytes | bytearray | None:
-        """Like `read`, but return None if that would wait for the disk, or there is no data."""
+        """Like `read`, but return None if that would wait for the disk, or fails, or there is no data."""
         segment = self.find(position)
         if segment is None:
             return None
         try:
             return self.files.read_now(segment.path, min(size, segment.end - position), position - segment.start)
-        except FileNotFoundError:
-            return None  # `read` tells whether this is an error
+        except OSError:
+            return None  # `read` reports it

@@ -3,6 +3,7 @@
 Reads may split commands anywhere. The protocol allows commands in any order, so the only states are open and broken.
 """
 
+import re
 from collections.abc import Iterator, Sized
 from typing import Final, final
 
@@ -15,9 +16,29 @@ from .packets import Command
 __all__ = ["RemotingConnection"]
 
 # The first bytes of other protocols, so that a client on the wrong port gets an understandable error.
-HTTP_METHODS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN")
+HTTP_METHODS: Final = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"OPTIONS ", b"DELETE ", b"PATCH ", b"CONNECT ")
+HTTP2: Final = b"PRI * HTTP/2"
+STOMP_FRAMES: Final = (b"CONNECT\n", b"CONNECT\r\n", b"STOMP\n", b"STOMP\r\n")
+MQTT_CONNECT: Final = re.compile(rb"\x10[\x80-\xff]{0,3}[\x00-\x7f](\x00\x04MQTT|\x00\x06MQIsdp)")
 TLS_HELLO: Final = b"\x16\x03"
-HELP: Final = "this port speaks RocketMQ remoting; connect a RocketMQ client that uses the remoting protocol"
+BEGINNING_BYTES: Final = 16  # the longest of these
+THIS_PORT: Final = "this port speaks RocketMQ remoting"
+USE_REMOTING: Final = "connect a RocketMQ client that uses the remoting protocol"
+
+
+def _other_protocol(beginning: bytes) -> str:
+    """Return which other protocol a client seems to speak, by its first bytes, and what to do; empty if unknown."""
+    if beginning.startswith(HTTP_METHODS):
+        return f"client speaks HTTP; {THIS_PORT}, {USE_REMOTING}"
+    if beginning.startswith(HTTP2):
+        return f"client speaks HTTP/2, as RocketMQ's gRPC clients do; {THIS_PORT}, {USE_REMOTING}"
+    if beginning.startswith(TLS_HELLO):
+        return "client speaks TLS; this port has no certificate or refuses TLS, see remoting.tls_cert"
+    if beginning.startswith(STOMP_FRAMES):
+        return f"client speaks STOMP; {THIS_PORT}, connect to the STOMP port of a broker, usually 61613"
+    if MQTT_CONNECT.match(beginning):
+        return f"client speaks MQTT; {THIS_PORT}, connect to the MQTT port of a broker, usually 1883"
+    return ""
 
 
 @final
@@ -43,8 +64,8 @@ class RemotingConnection:
 
     def receive_data(self, data: bytes, now: float) -> None:
         """Add bytes from the socket."""
-        if len(self._beginning) < 4:
-            self._beginning += data[:4]
+        if len(self._beginning) < BEGINNING_BYTES:
+            self._beginning += bytes(data[:BEGINNING_BYTES])
         self._last = now
         self._frames.receive_data(data)
 
@@ -61,11 +82,8 @@ class RemotingConnection:
             while (command := next_command()) is not None:
                 yield command
         except RemoteProtocolError as error:
-            if self._beginning.startswith(HTTP_METHODS):
-                raise RemoteProtocolError(f"client speaks HTTP; {HELP}") from error
-            if self._beginning.startswith(TLS_HELLO):
-                text = "client speaks TLS; this port has no certificate or refuses TLS, see remoting.tls_cert"
-                raise RemoteProtocolError(text) from error
+            if hint := _other_protocol(self._beginning):
+                raise RemoteProtocolError(hint) from error
             raise
 
     def _runs(self) -> Iterator[Command | SendRun]:

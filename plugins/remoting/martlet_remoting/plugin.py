@@ -1,4 +1,4 @@
-"""The remoting plugin: the port for RocketMQ clients, the VIP port, and the registration with name servers."""
+"""The remoting plugin: the port for remoting clients, the VIP port, and the registration with name servers."""
 
 import logging
 from collections.abc import Mapping, Sequence

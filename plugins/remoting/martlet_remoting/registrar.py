@@ -365,7 +365,7 @@ class _Remote:
                 reason = why_not_opened(error)
                 self.state = f"failed: {reason}"
                 log.warning(
-                    "name server %s: registration failed, again in %g s; %s", self.address, self._pause_s, reason
+                    "name server %s: registration failed, retrying in %g s; %s", self.address, self._pause_s, reason
                 )
             pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, RETRY_MOST_S)
             await trio.sleep(pause_s)

@@ -11,7 +11,15 @@ from martlet_remoting.packets import MessageQueue
 
 from . import bodies
 from .arguments import I32_MAX, check_integer, check_queue, check_text_mapping, check_time_ms, check_type
-from .errors import BadAnswer, BrokerError, ClientError, MessageNotFound, RouteNotFound
+from .errors import (
+    BadAnswer,
+    BrokerError,
+    ClientError,
+    ConnectionLost,
+    MessageNotFound,
+    RequestTimeout,
+    RouteNotFound,
+)
 from .messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, check_group, check_topic, parse_message_id
 from .network import TEMPLATE_TOPIC, Client, Settings, split_address
 from .offsets import BrokerOffsets, max_offset, search_offset
@@ -372,6 +380,7 @@ class Admin(Client):
 
         Raises:
           MessageNotFound: no broker has it.
+          ConnectionLost: the broker that stored it is not reachable.
         """
         check_type("message_id", message_id, str)
         check_type("topic", topic, str)
@@ -382,10 +391,14 @@ class Admin(Client):
                 return found[0]
         try:
             address, position = parse_message_id(message_id)
+            split_address(address)  # raises ValueError for port 0
             answer = await self.network.ask(
                 address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": position, **({"topic": topic} if topic else {})}
             )
         except (ValueError, ClientError) as error:
+            # With a topic it may be a unique key, which begins with its producer's address instead of a broker's.
+            if isinstance(error, ConnectionLost | RequestTimeout) and not topic:
+                raise
             raise MessageNotFound(f"message {message_id!r} was not found: {error}") from error
         message = _intact(decode_messages(answer.body, await self._broker_name(address)))
         if not message:

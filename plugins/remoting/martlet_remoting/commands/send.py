@@ -125,7 +125,15 @@ class Source:
             key, found, body = body.partition(separator.encode())
             if not found or not key or not body:
                 raise ClientError(f"line {number} is not KEY{separator}BODY; its first bytes are {line[:40]!r}")
-            yield Item(body, (key.decode("utf-8", "replace"),))
+            yield Item(body, (_key(key, number),))
+
+
+def _key(key: bytes, number: int) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        text = f"key {key[:40]!r} of line {number} is not UTF-8; only bodies may contain other bytes"
+        raise ClientError(text) from None
 
 
 def _stdin() -> BinaryIO:
