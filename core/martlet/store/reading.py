@@ -214,18 +214,20 @@ class Reader:
         `NOT_AT_HAND` means that reading the first record would wait for the disk.
         """
         pieces = result.pieces
-        count, total = result.count, result.size
-        low, high, trusted = 0, 0, False
+        before, skipped = result.count, 0
+        count, total = before, result.size
+        low, high, is_checked = 0, 0, False
         view = memoryview(b"")
-        stored: bytes | bytearray = b""
+        page: Page | None = None
         run, run_end = -1, -1
         full = -1
-        for index, (position, size, _) in zip(indexes, ENTRY.iter_unpack(data), strict=True):
-            if count and (count >= max_messages or total + size > budget_bytes):
-                full = index
-                break
+        for position, size, _ in ENTRY.iter_unpack(data):
             end = position + size
-            if position < low or end > high or size <= 0:
+            if not low <= position < end <= high:
+                index = indexes[count - before + skipped]
+                if count and (count >= max_messages or total + size > budget_bytes):
+                    full = index
+                    break
                 if run >= 0:
                     pieces.append(view[run - low : run_end - low])
                     run = run_end = -1
@@ -241,16 +243,22 @@ class Reader:
                     if size != BLANK_SIZE and size != 0 and not self._gone(result, position):
                         self.on_damage(position, queue, offset + index)
                     low = high = 0
+                    skipped += 1
                     continue
-                low, high, trusted, view = page.base, page.end, page.trusted, page.view
-                stored = page.data
-            if not trusted and not self._intact(view, position - low, end - low, position, queue, offset + index):
-                self.on_damage(position, queue, offset + index)
-                continue
-            if predicate is not None and not predicate(RecordView(stored, position - low)):
-                continue
-            count += 1
+                low, high, view = page.base, page.end, page.view
+                is_checked = page.trusted and predicate is None
             total += size
+            if count and (total > budget_bytes or count >= max_messages):
+                total -= size
+                full = indexes[count - before + skipped]
+                break
+            if not is_checked and page is not None:
+                index = offset + indexes[count - before + skipped]
+                if not self._is_wanted(page, position, end, queue, index, predicate):
+                    total -= size
+                    skipped += 1
+                    continue
+            count += 1
             if position == run_end:
                 run_end = end
             else:
@@ -259,9 +267,19 @@ class Reader:
                 run, run_end = position, end
         if run >= 0:
             pieces.append(view[run - low : run_end - low])
-        if count > result.count:
+        if count > before:
             result.count, result.size, result.status = count, total, ReadStatus.FOUND
         return full
+
+    def _is_wanted(
+        self, page: Page, position: int, end: int, queue: Queue, offset: int, predicate: Predicate | None
+    ) -> bool:
+        """Return whether the record in *page* is undamaged and *predicate* selects it."""
+        start = position - page.base
+        if not page.trusted and not self._intact(page.view, start, end - page.base, position, queue, offset):
+            self.on_damage(position, queue, offset)
+            return False
+        return predicate is None or predicate(RecordView(page.data, start))
 
     def _gone(self, result: ReadResult, position: int) -> bool:
         """Return whether retention removed *position*; the read then reports this unless it finds a record."""
