@@ -14,6 +14,7 @@ from martlet.contracts import Buffer, Identity
 from martlet.ids import Ids
 from martlet.net.addresses import pack_host
 from martlet.settings import BrokerConfig
+from martlet.state.journal import NEXT_COMMIT
 from martlet.stats import Stats
 from martlet.store import RealDisk, Store, StoreConfig
 from martlet.tables.groups import Groups
@@ -71,6 +72,7 @@ class FakePeer:
         self.sent: list[bytes] = []
         self.piece_bytes: list[int] = []
         self.held_until = 0
+        self.holds_commit = False  # until what this round appends is durable
         self.woken = False
         self.closed_with: str | None = None
 
@@ -79,7 +81,10 @@ class FakePeer:
         self.sent.append(b"".join(map(bytes, pieces)))
 
     def hold_until(self, position: int) -> None:
-        self.held_until = max(self.held_until, position)
+        if position == NEXT_COMMIT:
+            self.holds_commit = True
+        else:
+            self.held_until = max(self.held_until, position)
 
     def wake(self) -> None:
         self.woken = True
@@ -305,7 +310,9 @@ async def _broker(directory: Path, clock: Clock, config: BrokerConfig, store_con
     topics = Topics(opened, clock, auto_create=config.auto_create_topics, auto_create_queues=config.auto_create_queues)
     topics.ensure("TBW102", 8, 7)
     groups = Groups(clock, auto_create=config.auto_create_groups, offsets_max=config.offsets_max)
-    return Broker(config, opened, topics, groups, clock, Ids(random.Random(7)), Stats())
+    broker = Broker(config, opened, topics, groups, clock, Ids(random.Random(7)), Stats())
+    await broker.projections.replay()
+    return broker
 
 
 @pytest.fixture

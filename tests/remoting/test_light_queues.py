@@ -14,6 +14,7 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.plugin import RemotingPlugin
 
 from .conftest import FakeClient, Harness, OpenHarness, long_ext, pull_ext, send_ext
+from .pop_talk import ack_ext, pop, pop_ext
 from .test_send_runs import receive, request, unique
 
 PULL = RequestCode.PULL_MESSAGE
@@ -199,3 +200,16 @@ async def test_a_light_topic_is_deleted_like_any_other(light: Harness) -> None:
     assert places(await pulled(client, "b")) == [(0, 0, b"x")]
     await client.ask(V2, send_ext("T", 0, properties("a")), b"again")
     assert places(await pulled(client, "a")) == [(0, 0, b"again")]
+
+
+async def test_light_queues_can_be_popped(light: Harness) -> None:
+    client = light.client()
+    assert (await client.ask(RequestCode.POP_MESSAGE, pop_ext("%LMQ%a"))).code == 210
+    for number, names in enumerate((["b"], ["a", "b"], ["a"])):
+        await client.ask(V2, send_ext("T", number, properties(*names)), b"%d" % number)
+    one, two = await pop(client, "%LMQ%a")
+    assert [(message.queue_id, message.offset, message.body) for message in (one, two)] == [(0, 0, b"1"), (0, 1, b"2")]
+    for message in (one, two):
+        answer = await client.ask(RequestCode.ACK_MESSAGE, ack_ext(message, topic="%LMQ%a"))
+        assert (answer.code, answer.remark) == (0, None)
+    assert light.broker.groups.offset("G", "%LMQ%a", 0) == 2

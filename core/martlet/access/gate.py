@@ -33,7 +33,7 @@ from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.sessions import Session, Sessions
-from martlet.delivery.share import Share
+from martlet.delivery.share import MemberPeer, Share
 from martlet.delivery.shared_groups import Shares
 from martlet.delivery.subscriptions import Start, Subscription, Subscriptions, from_tail
 from martlet.errors import Reason, Refused
@@ -297,7 +297,7 @@ class Gate:
 
     def join(
         self,
-        peer: Peer,
+        peer: MemberPeer,
         topic: str,
         group: str,
         encoding: Encoding,

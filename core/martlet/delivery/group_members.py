@@ -3,9 +3,8 @@
 from collections.abc import Callable, Hashable
 from typing import final
 
-from martlet.contracts import Peer
 from martlet.delivery.fanout import Encoding
-from martlet.delivery.share import Share
+from martlet.delivery.share import MemberPeer, Share
 from martlet.delivery.subscriptions import Delivery
 
 __all__ = ["Member"]
@@ -24,7 +23,7 @@ class Member:
     def __init__(
         self,
         share: Share,
-        peer: Peer,
+        peer: MemberPeer,
         encoding: Encoding,
         lease_s: float,
         credit: int,

@@ -2,11 +2,10 @@
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import Final, Protocol, final
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, Final, Protocol, final
 
 from martlet.clock import Clock
-from martlet.contracts import Peer
 from martlet.delivery.dead_letters import NEVER_STORED, put_dead_letter
 from martlet.delivery.fanout import Encoding, encode_result
 from martlet.delivery.group_policy import GroupPolicy
@@ -25,7 +24,7 @@ from martlet.store.codec import decode_record
 from martlet.tables.groups import Groups
 from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
 
-__all__ = ["DEAD_LETTER_RETRY_S", "Competitor", "Owner", "Share", "ShareLane"]
+__all__ = ["DEAD_LETTER_RETRY_S", "Competitor", "MemberPeer", "Owner", "Share", "ShareLane"]
 
 log = logging.getLogger("martlet.shares")
 
@@ -41,10 +40,22 @@ UNNOTED_MAX: Final = 4096  # skipped messages that may be read again after a res
 DEAD_LETTER_RETRY_S: Final = 5.0  # pause before a failed dead letter is tried again
 
 
+class MemberPeer(Protocol):
+    """What a shared group needs of the peer of a member; usually a `martlet.contracts.Peer`."""
+
+    def wake(self) -> None:
+        """Ask for a call of `Member.collect`, soon."""
+        ...
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Run *work* in the background, as `Peer.start`."""
+        ...
+
+
 class Competitor(Protocol):
     """A member as its group uses it; implemented by `martlet.delivery.group_members.Member`."""
 
-    peer: Peer
+    peer: MemberPeer
     encoding: Encoding
     holder: Hashable
     lease_s: float
@@ -425,11 +436,25 @@ class Share:
     def is_ready(self, queue_id: int = -1, *, in_order: bool = False) -> bool:
         """Return whether `hand_out` may find messages now; if not, members with credit are woken once it may."""
         for lane in self._lanes.values() if queue_id < 0 else self._lanes_from(queue_id):
-            if lane.reader.must_wait or (in_order and lane.is_blocked):
+            reader = lane.reader
+            if (reader.must_wait and not reader.has_read) or (in_order and lane.is_blocked):
                 continue
-            if lane.failure or lane.leases.waiting or (lane.due and min(lane.leases.room, self._owner.room) > 0):
+            if lane.failure or lane.leases.waiting:
+                return True
+            is_behind = lane.due and self.store.end_offset(lane.queue) > lane.leases.next
+            if is_behind and min(lane.leases.room, self._owner.room) > 0:
                 return True
         return False
+
+    def is_reading(self, queue_id: int = -1) -> bool:
+        """Return whether a thread reads messages for `hand_out`; members with credit are woken when it has."""
+        lanes = self._lanes.values() if queue_id < 0 else self._lanes_from(queue_id)
+        return any(lane.reader.must_wait for lane in lanes)
+
+    def next_offset(self, queue_id: int) -> int:
+        """Return the first offset of the queue that was never delivered; -1 if there is no such queue."""
+        lane = self._lanes.get(queue_id)
+        return lane.leases.next if lane is not None else -1
 
     def rest(self, queue_id: int = -1) -> int:
         """Return how many messages can be delivered now or have not been looked at yet."""

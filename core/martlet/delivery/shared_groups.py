@@ -21,14 +21,13 @@ from typing import Final, final
 import trio
 
 from martlet.clock import Clock
-from martlet.contracts import Peer
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupNotes, GroupState
 from martlet.delivery.lease_notes import Key
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.share import DEAD_LETTER_RETRY_S, Share, ShareLane
+from martlet.delivery.share import DEAD_LETTER_RETRY_S, MemberPeer, Share, ShareLane
 from martlet.delivery.subscriptions import Start, from_tail, is_readable, readable
 from martlet.delivery.tail_reader import Tails
 from martlet.errors import Reason, Refused, StoreError
@@ -96,7 +95,7 @@ class Shares:
 
     def join(
         self,
-        peer: Peer,
+        peer: MemberPeer,
         topic: str,
         group: str,
         encoding: Encoding,

@@ -80,6 +80,7 @@ __all__ = [
     "RecordView",
     "part_offsets",
     "record_views",
+    "with_reconsume_times",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -383,3 +384,12 @@ def record_views(piece: Buffer) -> Iterator[RecordView]:
     while at < end:
         yield RecordView(piece, at)
         at += I32.unpack_from(piece, at)[0]
+
+
+def with_reconsume_times(record: Buffer, times: int) -> bytes:
+    """Return *record* with other reconsume times; 0x7FFFFFFF is the most."""
+    data = bytearray(record)
+    sys_flag: int = I32.unpack_from(data, SYS_FLAG_AT)[0]
+    wide = bool(sys_flag & BORN_V6) + bool(sys_flag & STORE_V6)
+    I32.pack_into(data, RECONSUME_TIMES_AT + wide * WIDE_HOST_BYTES, min(times, 0x7FFF_FFFF))
+    return bytes(data)

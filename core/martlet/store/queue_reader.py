@@ -74,6 +74,11 @@ class QueueReader:
         """Whether a wake-up comes later: after a read by the thread, or when the peer may start tasks again."""
         return self.working or self.stalled is not None
 
+    @property
+    def has_read(self) -> bool:
+        """Whether the thread has read something that was not fetched yet."""
+        return bool(self._found)
+
     def read(
         self,
         start: Start,

@@ -28,15 +28,19 @@ __all__ = [
     "FRAME_BYTES_MAX",
     "HEADER_BYTES_MAX",
     "FrameBuffer",
+    "ack_response_template",
     "decode_frame",
+    "encode_ack_response",
     "encode_binary_command",
     "encode_command",
     "encode_command_in_pieces",
+    "encode_pop_prefix",
     "encode_prefix",
     "encode_pull_prefix",
     "encode_response",
     "encode_response_in_pieces",
     "encode_send_response",
+    "pop_response_template",
     "pull_response_template",
     "send_response_template",
 ]
@@ -61,7 +65,21 @@ RUN_BYTES_MIN: Final = 512
 SENDS_MAX: Final = 64  # in one run
 SEND_BYTES_MAX: Final = 65536  # largest frame in a run; larger ones gain nothing
 # Frequent requests, whose handlers read the fields directly from the JSON (martlet_remoting.fields).
-READ_AS_RECORDS: Final = frozenset((RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE))
+READ_AS_RECORDS: Final = frozenset(
+    (
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.PULL_MESSAGE,
+        RequestCode.POP_MESSAGE,
+        RequestCode.ACK_MESSAGE,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+    )
+)
+
+# The binary header has 16 bits for a code, and Java clients send the lower ones of POP's codes.
+CUT_CODES: Final = {
+    code & 0xFFFF: code
+    for code in (*range(RequestCode.POP_MESSAGE, RequestCode.POLLING_INFO + 1), RequestCode.BATCH_ACK_MESSAGE)
+}
 
 _LENGTH: Final = Struct(">i")
 _LENGTHS: Final = Struct(">iI")
@@ -342,6 +360,7 @@ def _decode_json(header: bytes, body: bytes) -> Command:
 def _decode_binary(header: bytes, body: bytes) -> Command:
     try:
         code, language, version, opaque, flag, remark_length = _BINARY_FIXED.unpack_from(header)
+        code = CUT_CODES.get(code, code)
         position = _BINARY_FIXED.size
         remark, position = _binary_text(header, position, remark_length, "remark")
         (ext_length,) = _LENGTH.unpack_from(header, position)
@@ -547,3 +566,48 @@ def encode_pull_prefix(
     values = (code, suggested_broker_id, next_offset, max_offset, min_offset, opaque, remark)
     header = (template % values).encode()
     return _LENGTHS.pack(4 + len(header) + body_bytes, len(header)) + header
+
+
+def pop_response_template(version: int = VERSION) -> str:
+    """Return the template for `encode_pop_prefix`."""
+    return (
+        '{"code":%d,"extFields":{"popTime":"%d","invisibleTime":"%d","reviveQid":"%d","restNum":"%d"%s},'
+        '"flag":1,"language":"'
+        + ANSWER_LANGUAGE
+        + '","opaque":%d,"remark":"%s","serializeTypeCurrentRPC":"JSON","version":'
+        + str(version)
+        + "}"
+    )
+
+
+def encode_pop_prefix(
+    template: str,
+    opaque: int,
+    code: int,
+    remark: str,
+    pop_ms: int,
+    invisible_ms: int,
+    revive_queue: int,
+    rest: int,
+    places: Mapping[str, str],
+    body_bytes: int,
+) -> bytes:
+    """Return the answer to a pop up to its body: records of *body_bytes* in all must follow it.
+
+    *places* are the fields that say where the records are; they and *remark* need no escaping.
+    """
+    more = "".join([f',"{name}":"{value}"' for name, value in places.items()])
+    header = (template % (code, pop_ms, invisible_ms, revive_queue, rest, more, opaque, remark)).encode()
+    return _LENGTHS.pack(4 + len(header) + body_bytes, len(header)) + header
+
+
+def ack_response_template(version: int = VERSION) -> bytes:
+    """Return the template for `encode_ack_response`."""
+    text = '{"code":0,"flag":1,"language":"' + ANSWER_LANGUAGE + '","opaque":%d,"serializeTypeCurrentRPC":"JSON",'
+    return f'{text}"version":{version}}}'.encode()
+
+
+def encode_ack_response(template: bytes, opaque: int) -> bytes:
+    """Return the frame of an answer that says no more than success."""
+    header = template % opaque
+    return _LENGTHS.pack(4 + len(header), len(header)) + header

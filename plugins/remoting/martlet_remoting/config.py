@@ -85,7 +85,16 @@ class RemotingConfig:
         low=1,
     )
     parked_peer_max: int = setting(
-        4096, "waiting pulls per connection; more are answered SYSTEM_BUSY", unit="pulls", low=1
+        4096,
+        "waiting pulls per connection, more are answered SYSTEM_BUSY; and as many pops, more are answered POLLING_FULL",
+        unit="pulls",
+        low=1,
+    )
+    pops_waiting_max: int = setting(
+        100_000, "waiting pops of all connections; more are answered POLLING_FULL", unit="pops", low=1
+    )
+    pops_line_max: int = setting(
+        1024, "waiting pops of one group for one queue, or for any; more are answered POLLING_FULL", unit="pops", low=1
     )
     unflushed_bytes_max: int = setting(
         134_217_728,

@@ -32,6 +32,7 @@ from .long_poll import ParkedPulls, PendingPulls
 from .members import Members, QueueLocks
 from .other_brokers import OtherBrokers
 from .packets import NO_EXT, Command, Frame
+from .pops import PendingPops, PopGroups
 from .rates import Rates
 from .registrar import Registrar
 from .templates import Templates
@@ -110,6 +111,7 @@ class RemotingState:
         self.members: Final = Members(broker.groups, config.groups_peer_max, config.subscribed_chars_peer_max)
         self.locks: Final = QueueLocks(config.lock_s, config.locks_peer_max, broker.topics.has_queue)
         self.parked: Final = ParkedPulls(broker.store, self.deadlines, config.parked_max)
+        self.pops: Final = PopGroups(broker, self.deadlines, self.now, config.pops_waiting_max, config.pops_line_max)
         self.rates: Final = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
         self.cold: Final = ColdReads(self.now, broker.clock.now_ms)
         self.contexts: Final[dict[Context, None]] = {}
@@ -148,6 +150,7 @@ class RemotingState:
             "refused_by_code": {str(code): count for code, count in sorted(counters.refusals.items())},
             "parked_pulls": self.parked.waiting,
             "parked_pulls_given_up": self.parked.given_up,
+            **self.pops.statistics(),
             "locked_queues": len(self.locks),
             **self.members.statistics(),
         }
@@ -201,17 +204,22 @@ class _PendingRequest:
 class Context:
     """The state of one connection, for request handlers."""
 
-    __slots__ = ("_asked", "_opaque", "_signed_gate", "fast", "own_gate", "peer", "pulls", "state")
+    __slots__ = ("_asked", "_opaque", "_signed_gate", "fast", "own_gate", "peer", "pops", "pulls", "state")
 
     def __init__(self, state: RemotingState, peer: Peer, *, fast: bool = False) -> None:
         self.state = state
         self.peer = peer
         self.fast = fast  # a connection of the VIP port
         self.pulls = PendingPulls(peer, state.config.parked_peer_max, state.broker.store)
+        self.pops = PendingPops(peer)
         self._asked: dict[int, _PendingRequest] = {}
         self._opaque = 0
         self.own_gate: Gate | None = None  # of the connection's own identity, from the first request on
         self._signed_gate: Gate | None = None  # of the identity that signed the last signed request
+
+    def __len__(self) -> int:
+        """How many pulls and pops of this connection wait."""
+        return len(self.pulls.held) + len(self.pops.held)
 
     def gate(self, command: Command) -> Gate:
         """Return the gate of the identity that signed *command*, else of the connection's own identity."""
@@ -278,11 +286,12 @@ class Context:
             asked.answered(answer)
 
     def closed(self) -> None:
-        """After the connection has closed: leave all groups, drop held pulls, fail requests to the client."""
+        """After the connection has closed: leave all groups, drop held pulls and pops, fail requests to the client."""
         self.state.contexts.pop(self, None)
         self.state.members.drop(self)
         self.state.locks.drop(self)
         self.state.parked.drop(self.pulls)
+        self.state.pops.drop(self.pops)
         for opaque in list(self._asked):
             self.finish(opaque, None)
 

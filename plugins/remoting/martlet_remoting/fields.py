@@ -17,11 +17,15 @@ from .packets import Command
 
 __all__ = [
     "REMARK_MAX",
+    "AckFields",
     "Envelope",
+    "PopFields",
     "PullFields",
     "SendFields",
     "SendHead",
+    "ack_fields",
     "decode_envelope",
+    "pop_fields",
     "pull_fields",
     "send_fields",
     "send_head",
@@ -88,6 +92,33 @@ class PullFields(Struct, gc=False):
     bname: str = ""
 
 
+class PopFields(Struct, gc=False):
+    """The fields of POP_MESSAGE (RocketMQ PopMessageRequestHeader)."""
+
+    consumerGroup: str
+    topic: str
+    queueId: I64
+    pollTime: I64
+    maxMsgNums: I64
+    invisibleTime: I64
+    bornTime: I64 = 0
+    initMode: I64 = 0
+    expType: str = "TAG"
+    exp: str = ""
+    order: bool = False
+
+
+class AckFields(Struct, gc=False):
+    """The fields of ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME."""
+
+    consumerGroup: str
+    topic: str
+    queueId: I64
+    extraInfo: str
+    offset: I64
+    invisibleTime: I64 = -1
+
+
 decode_envelope: Final = Decoder(Envelope).decode
 
 
@@ -119,3 +150,5 @@ def send_head(header: bytes) -> SendHead | None:
 # Each returns None if the fields do not match its record.
 send_fields: Final = _reader(SendFields)
 pull_fields: Final = _reader(PullFields)
+pop_fields: Final = _reader(PopFields)
+ack_fields: Final = _reader(AckFields)

@@ -15,10 +15,10 @@ from martlet.errors import MartletError, NotReady, Refused
 from martlet.turns import Steps
 
 from .codec import FrameBuffer
-from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from .codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from .connection import RemotingConnection
 from .context import Beside, Context, Declined, Handle, Later, RemotingState, refusal
-from .handlers import admin, assignments, groups, offsets, pull, query, replies, send, sendback
+from .handlers import acks, admin, assignments, groups, offsets, pops, pull, query, replies, send, sendback
 from .headers import SendRun
 from .packets import NO_EXT, Command, Frame
 from .signatures import signed_request
@@ -29,6 +29,8 @@ __all__ = ["FAST_TABLE", "TABLE", "RemotingHandler"]
 TABLE: Final[dict[int, Handle]] = {
     **send.TABLE,
     **pull.TABLE,
+    **pops.TABLE,
+    **acks.TABLE,
     **offsets.TABLE,
     **groups.TABLE,
     **assignments.TABLE,
@@ -38,11 +40,8 @@ TABLE: Final[dict[int, Handle]] = {
     **admin.TABLE,
 }
 # The VIP port is for requests that must not wait behind pulls; clients never pull there.
-FAST_TABLE: Final[dict[int, Handle]] = {
-    code: handle
-    for code, handle in TABLE.items()
-    if code not in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-}
+WAITING: Final = frozenset((*pull.TABLE.values(), *pops.TABLE.values()))
+FAST_TABLE: Final[dict[int, Handle]] = {code: handle for code, handle in TABLE.items() if handle not in WAITING}
 
 # How long a request waits for a rebuild: longer than most rebuilds take, shorter than clients wait.
 READY_WAIT_S: Final = 5.0
@@ -60,7 +59,7 @@ class RemotingHandler:
         self.context = Context(state, peer, fast=fast)
         self._authentication = state.broker.authentication if state.broker.authentication.authenticators else None
         self._table = FAST_TABLE if fast else TABLE
-        connection.waiting = self.context.pulls.held
+        connection.waiting = self.context
         # A signature covers fields that runs do not read.
         connection.sends_in_runs = self._authentication is None
         state.contexts[self.context] = None
@@ -176,9 +175,11 @@ class RemotingHandler:
         )
 
     def collect(self, budget_bytes: int) -> None:
-        """Send answers to pulls, up to *budget_bytes*."""
+        """Send answers to pulls and pops, up to *budget_bytes* of each."""
         if self.context.pulls.ready:
             pull.collect(self.context, budget_bytes)
+        if self.context.pops.ready:
+            pops.collect(self.context, budget_bytes)
 
     def closed(self, reason: str) -> None:
         """The connection is gone."""

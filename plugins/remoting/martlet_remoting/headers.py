@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, final
 from martlet.errors import Reason, Refused
 
 from .codes import RequestCode
-from .fields import SendHead, pull_fields
+from .fields import SendHead, pop_fields, pull_fields
 from .packets import Command
 
 __all__ = [
@@ -17,10 +17,12 @@ __all__ = [
     "PULL_LITE",
     "PULL_SUBSCRIPTION",
     "PULL_SUSPEND",
+    "PopHeader",
     "PullHeader",
     "Send",
     "SendHeader",
     "SendRun",
+    "decode_pop_header",
     "decode_pull_header",
     "decode_send_header",
 ]
@@ -233,4 +235,79 @@ def _odd_pull_header(command: Command) -> PullHeader:
         command.text("expressionType", "TAG") or "TAG",
         command.integer("maxMsgBytes", -1),
         command.text("bname", ""),
+    )
+
+
+@final
+@dataclass(slots=True)
+class PopHeader:
+    """The header of a POP_MESSAGE or a NOTIFICATION; ``born_ms`` is 0 if the client did not say when it began."""
+
+    group: str
+    topic: str
+    queue_id: int
+    count_max: int
+    invisible_ms: int
+    poll_ms: int
+    born_ms: int
+    init_mode: int
+    expression_type: str = "TAG"
+    expression: str = ""
+    in_order: bool = False
+
+    def to_ext(self) -> dict[str, object]:
+        """Return the header fields under their names on the wire."""
+        return {
+            "consumerGroup": self.group,
+            "topic": self.topic,
+            "queueId": self.queue_id,
+            "maxMsgNums": self.count_max,
+            "invisibleTime": self.invisible_ms,
+            "pollTime": self.poll_ms,
+            "bornTime": self.born_ms,
+            "initMode": self.init_mode,
+            "expType": self.expression_type,
+            "exp": self.expression,
+            "order": self.in_order,
+        }
+
+
+def decode_pop_header(command: Command) -> PopHeader:
+    """Return the header of a POP_MESSAGE or a NOTIFICATION.
+
+    Raises:
+      Refused: a mandatory field is missing or is not a number.
+    """
+    fields = pop_fields(command)
+    if fields is None:
+        return _odd_pop_header(command)
+    return PopHeader(
+        fields.consumerGroup,
+        fields.topic,
+        fields.queueId,
+        fields.maxMsgNums,
+        fields.invisibleTime,
+        fields.pollTime,
+        fields.bornTime,
+        fields.initMode,
+        fields.expType,
+        fields.exp,
+        fields.order,
+    )
+
+
+def _odd_pop_header(command: Command) -> PopHeader:
+    takes = command.code != RequestCode.NOTIFICATION
+    return PopHeader(
+        command.text("consumerGroup"),
+        command.text("topic"),
+        command.integer("queueId"),
+        command.integer("maxMsgNums", None if takes else 1),
+        command.integer("invisibleTime", None if takes else 0),
+        command.integer("pollTime"),
+        command.integer("bornTime", 0),
+        command.integer("initMode", 0),
+        command.text("expType", "TAG"),
+        command.text("exp", ""),
+        command.boolean("order"),
     )

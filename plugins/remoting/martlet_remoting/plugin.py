@@ -22,6 +22,7 @@ from .context import RemotingState
 from .delays import SCHEDULE_TOPIC, due_ms
 from .dialing import NameServerDialer
 from .handler import RemotingHandler
+from .handlers import pops
 from .handlers.groups import make_retry_topic
 from .handlers.pull import finish
 from .nameserver.server import NameServer
@@ -174,6 +175,7 @@ class RemotingPlugin(Hooks):
             await turns.finish(state.members.expire(now - self._config.client_expiry_s))
             await turns.finish(state.locks.expire(now))
             state.parked.sweep()
+            state.pops.sweep()
 
     def martlet_commands(self) -> Sequence[Command]:
         from .commands import COMMANDS  # imported here because a running broker does not need the client
@@ -188,15 +190,17 @@ class RemotingPlugin(Hooks):
             self.stop()
 
     def stop(self) -> None:
-        """Unregister from the name servers, answer all waiting pulls, and hold no more."""
+        """Unregister from the name servers, answer all waiting pulls and pops, and hold no more."""
         if self._state is None:
             return
         if self._registrar is not None:
             self._registrar.stop()
         self._stopping = True
         self._state.parked.answer_all()
+        self._state.pops.answer_all()
         for context in list(self._state.contexts):
             finish(context)
+            pops.finish(context)
             context.peer.wake()
 
     def martlet_reload(self) -> None:

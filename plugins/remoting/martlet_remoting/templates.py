@@ -2,18 +2,20 @@
 
 from typing import Final, final
 
-from .codec import pull_response_template, send_response_template
+from .codec import ack_response_template, pop_response_template, pull_response_template, send_response_template
 
 __all__ = ["Templates"]
 
 
 @final
 class Templates:
-    """The fixed parts of answers to sends and pulls and of stored properties, and this broker's address in records."""
+    """The fixed parts of frequent answers and of stored properties, and this broker's address in records."""
 
     def __init__(self, store_host: bytes, cluster: str, region: str, *, trace: bool) -> None:
         tracing = str(trace).lower()
         self.pulled: Final = pull_response_template()
+        self.popped: Final = pop_response_template()
+        self.acknowledged: Final = ack_response_template()
         self.sent: Final = send_response_template(region, trace)
         # Header fields of every answer to a send, including refusals.
         self.send_ext: Final = {"TRACE_ON": tracing, "MSG_REGION": region}

@@ -11,7 +11,7 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, reply, supports_delays
 from martlet_remoting.packets import Command
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "begins_near"]
 
 # RocketMQ assumes that a message is no longer in memory once this share of the memory was written after it
 # (accessMessageInMemoryMaxRatio).
@@ -43,13 +43,13 @@ def query_consumer_offset(context: Context, command: Command) -> bytes:
     if offset >= 0:
         return reply(command, {"offset": offset})
     zero_allowed = command.text("setZeroIfNotFound", "").lower() != "false"
-    if zero_allowed and _begins_near(grant, queue_id):
+    if zero_allowed and begins_near(grant, queue_id):
         return reply(command, {"offset": 0})
     text = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
     raise Declined(ResponseCode.QUERY_NOT_FOUND, f"{text}; group [{group}] committed nothing for {topic}/{queue_id}")
 
 
-def _begins_near(grant: ConsumeGrant, queue_id: int) -> bool:
+def begins_near(grant: ConsumeGrant, queue_id: int) -> bool:
     """Return whether offset 0 of the queue still exists and little was written since."""
     figures = grant.figures()
     return figures.first_offset(queue_id) == 0 and figures.bytes_since(queue_id, 0) <= NEAR_BYTES

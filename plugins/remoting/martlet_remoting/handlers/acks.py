@@ -1,0 +1,156 @@
+"""ACK_MESSAGE, BATCH_ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME: settle popped messages, or keep them longer.
+
+The checks and codes follow RocketMQ AckMessageProcessor and ChangeInvisibleTimeProcessor. A message is found by its
+offset and the pop time in its handle, which is the generation of its lease: whoever has the newest handle may settle
+it, over any connection. An older handle does nothing, also when another consumer holds the message now.
+
+An answer is sent when the acknowledgement is durable.
+"""
+
+import re
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Iterator
+from typing import Final
+
+from martlet.access import ConsumeGrant, Gate
+from martlet.delivery.share import Share
+from martlet.errors import Reason, Refused
+from martlet.state.journal import NEXT_COMMIT
+from martlet.store import Queue
+from martlet.turns import Pace, Steps
+from martlet_remoting.bodies import integer, items, read_body, text
+from martlet_remoting.codec import encode_ack_response, encode_response
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, reply
+from martlet_remoting.fields import AckFields, ack_fields
+from martlet_remoting.handlers.pops import NOTHING, check_invisible
+from martlet_remoting.packets import Command
+from martlet_remoting.pop_handles import handle_ms, parse_handle, real_topic
+
+__all__ = ["TABLE"]
+
+NOT_ZERO: Final = re.compile(rb"[^\0]")
+STALE: Final = "nothing was acknowledged; the message was acknowledged before, or its invisible time has ended"
+
+
+def ack_message(context: Context, command: Command) -> bytes:
+    """Settle one message. A handle that is no longer valid is answered like any other, as by RocketMQ."""
+    fields = _fields(command)
+    share = _share(context, command, fields)
+    pop_ms = handle_ms(fields.extraInfo)
+    if share is not None and share.ack(fields.queueId, fields.offset, pop_ms):
+        context.peer.hold_until(NEXT_COMMIT)
+        return encode_ack_response(context.state.templates.acknowledged, command.opaque)
+    return encode_response(command.opaque, ResponseCode.SUCCESS, remark=STALE)
+
+
+def change_invisible_time(context: Context, command: Command) -> bytes:
+    """Make a message visible again some time from now, earlier or later than before; answer its new handle."""
+    fields = _fields(command)
+    check_invisible(fields.invisibleTime)
+    share = _share(context, command, fields, readable=True)
+    handle = parse_handle(fields.extraInfo)
+    generation = 0
+    if share is not None:
+        generation = share.renew(fields.queueId, fields.offset, handle.pop_ms, fields.invisibleTime / 1000)
+    if not generation:
+        text_ = f"message {fields.offset} of queue {fields.queueId} is not held by this handle"
+        text_ += "; it was acknowledged, or its invisible time has ended"
+        raise Declined(ResponseCode.NO_MESSAGE, text_, NOTHING)
+    context.peer.hold_until(NEXT_COMMIT)
+    ext = {"popTime": generation, "invisibleTime": fields.invisibleTime, "reviveQid": handle.revive_queue}
+    return reply(command, ext)
+
+
+def _fields(command: Command) -> AckFields:
+    fields = ack_fields(command)
+    if fields is not None:
+        return fields
+    return AckFields(
+        command.text("consumerGroup"),
+        command.text("topic"),
+        command.integer("queueId"),
+        command.text("extraInfo"),
+        command.integer("offset"),
+        command.integer("invisibleTime", -1),
+    )
+
+
+def _share(context: Context, command: Command, fields: AckFields, *, readable: bool = False) -> Share | None:
+    """Return the group of a message, None if it has never consumed the topic; with *readable* the message must exist.
+
+    Raises:
+      Refused: the topic or the group may not be read, or the topic does not exist.
+      Declined: there is no such queue or message.
+    """
+    gate = context.gate(command)
+    grant = gate.consume(fields.consumerGroup, fields.topic)
+    queue = _queue(context, grant, fields.queueId)
+    first, end = queue.first_offset, queue.next_offset
+    if not first <= fields.offset <= end or (readable and fields.offset == end):
+        text_ = f"offset is illegal, key:{fields.topic}@{fields.queueId}, commit:{fields.offset}, store:{first}~{end}"
+        raise Declined(ResponseCode.NO_MESSAGE, text_, NOTHING)
+    return context.state.pops.share(gate, fields.consumerGroup, fields.topic)
+
+
+def _queue(context: Context, grant: ConsumeGrant, queue_id: int) -> Queue:
+    topic = grant.get_topic()
+    if topic is None:
+        raise Refused(Reason.NO_TOPIC, f"topic[{grant.topic}] not exist, apply first please! It may be deleted")
+    if not 0 <= queue_id < topic.read_queues:
+        text_ = f"queueId[{queue_id}] is illegal, topic:[{grant.topic}]"
+        text_ += f" topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{context.peer.address}]"
+        raise Declined(ResponseCode.MESSAGE_ILLEGAL, text_, NOTHING)
+    return topic.queue(queue_id)
+
+
+def batch_ack_message(context: Context, command: Command) -> Steps[None]:
+    """Settle many messages; those whose handles are no longer valid are skipped, as by RocketMQ."""
+    gate = context.gate(command)
+    body = (yield from read_body(command)) if command.body else {}
+    acks = items(body, "acks")
+    if not acks:
+        raise Declined(ResponseCode.NO_MESSAGE, "batch has no acks; send at least one")
+    pace, settled = Pace(), False
+    for ack in acks:
+        group = text(ack, "c")
+        topic = real_topic(text(ack, "t"), group, text(ack, "r", "0"))
+        share = _share_of_batch(context, gate, group, topic, integer(ack, "q", -1))
+        first, pop_ms, queue_id = integer(ack, "so"), integer(ack, "pt"), integer(ack, "q", -1)
+        for number in _bits(text(ack, "b")):
+            settled = (share is not None and share.ack(queue_id, first + number, pop_ms)) or settled
+            if pace.is_over():
+                yield
+    if settled:
+        context.peer.hold_until(NEXT_COMMIT)
+    context.answer(command, reply(command))
+
+
+def _share_of_batch(context: Context, gate: Gate, group: str, topic: str, queue_id: int) -> Share | None:
+    """Return the group of the messages; None if the topic or the queue does not exist."""
+    found = gate.consume(group, topic).get_topic()
+    if found is None or not 0 <= queue_id < found.read_queues:
+        return None
+    return context.state.pops.share(gate, group, topic)
+
+
+def _bits(encoded: str) -> Iterator[int]:
+    """Yield the numbers in a BitSet: base64 of its bytes, the lowest first."""
+    try:
+        data = b64decode(encoded, validate=True)
+    except (Base64Error, ValueError) as error:
+        text_ = f"bit set {encoded!r:.40} of a batch is not base64; {error}"
+        raise Refused(Reason.MALFORMED, text_) from error
+    for found in NOT_ZERO.finditer(data):
+        byte = data[found.start()]
+        for bit in range(8):
+            if byte >> bit & 1:
+                yield found.start() * 8 + bit
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.ACK_MESSAGE: ack_message,
+    RequestCode.BATCH_ACK_MESSAGE: batch_ack_message,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: change_invisible_time,
+}

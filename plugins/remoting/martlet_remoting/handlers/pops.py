@@ -1,0 +1,392 @@
+"""POP_MESSAGE and NOTIFICATION, PEEK_MESSAGE and POLLING_INFO: take messages for a time, or wait for some.
+
+The order of checks and the codes follow RocketMQ PopMessageProcessor, NotificationProcessor, PeekMessageProcessor and
+PollingInfoProcessor. `acks` settles what was taken.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from martlet.access import ConsumeGrant, Gate
+from martlet.broker import Broker
+from martlet.contracts import Buffer
+from martlet.delivery.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
+from martlet.delivery.subscriptions import Delivery, Start, from_earliest
+from martlet.errors import Reason, Refused, StoreError, StoreFailed
+from martlet.store import Queue, ReadResult
+from martlet.store.layout import RecordView, with_reconsume_times
+from martlet.tables.topics import READ, RETRY_PREFIX, Topic
+from martlet.turns import Steps
+from martlet_remoting.codec import encode_pop_prefix, encode_response
+from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Later, refuse, reply
+from martlet_remoting.handlers.offsets import begins_near
+from martlet_remoting.headers import PopHeader, decode_pop_header
+from martlet_remoting.packets import Command
+from martlet_remoting.pop_handles import IN_ORDER_QUEUE, Popped, places
+from martlet_remoting.pops import ANY_QUEUE, Pop, PopGroup
+from martlet_remoting.subscriptions import select
+
+__all__ = ["NOTHING", "TABLE", "check_invisible", "collect", "finish"]
+
+COUNT_MAX: Final = 32
+LATE_MS: Final = 500  # a request that is older than this and its poll time has no waiting client any more
+INVISIBLE_MS_MAX: Final = 10 * 365 * 86_400_000
+NEWEST: Final = 1  # initMode; RocketMQ ConsumeInitMode.MAX
+# How long a pop that does not want to wait may wait for a thread to read its messages.
+READ_S: Final = 10.0
+ANSWER_BYTES: Final = 1024  # cost of an answer itself, in bytes of messages that take the same time
+# Java clients require these fields in every answer.
+NOTHING: Final[Mapping[str, object]] = {"popTime": 0, "invisibleTime": 0, "reviveQid": 0, "restNum": 0}
+NO_MESSAGE: Final = "NO_MESSAGE_IN_QUEUE"
+
+
+def pop_message(context: Context, command: Command) -> Steps[None] | None:
+    """Answer with messages, invisible to others for a time; or hold the pop until there are some."""
+    if command.flag & FLAG_ONEWAY:
+        return None
+    header = decode_pop_header(command)
+    if len(header.expression) > CACHED_CHARS_MAX:
+        return _pop_in_turn(context, command, header)
+    _pop(context, command, header)
+    return None
+
+
+def _pop_in_turn(context: Context, command: Command, header: PopHeader) -> Steps[None]:
+    """Run `_pop` in its own slice: compiling a long expression takes milliseconds."""
+    yield
+    _pop(context, command, header)
+
+
+def _pop(context: Context, command: Command, header: PopHeader) -> None:
+    _check_age(context, header)
+    if not 0 < header.count_max <= COUNT_MAX:
+        text = f"pop message's num {header.count_max} is not between 1 and {COUNT_MAX}; ask for fewer, more often"
+        raise Declined(ResponseCode.INVALID_PARAMETER, text, NOTHING)
+    check_invisible(header.invisible_ms)
+    gate = context.gate(command)
+    grant = gate.consume(header.group, header.topic)
+    topic = _readable_topic(context, grant, header.queue_id)
+    pop = _make(context, gate, command, header)
+    pop.count_max = header.count_max
+    pop.invisible_ms = header.invisible_ms
+    pop.selection = _selection(context.state.broker, header)
+    is_new = header.init_mode == NEWEST and context.state.pops.find(header.group, header.topic) is None
+    _run(context, pop, _from_newest(grant, topic) if is_new else from_earliest)
+
+
+def notification(context: Context, command: Command) -> None:
+    """Answer whether there are messages to pop, or hold the request until there are some."""
+    if command.flag & FLAG_ONEWAY:
+        return
+    header = decode_pop_header(command)
+    _check_age(context, header)
+    gate = context.gate(command)
+    grant = gate.consume(header.group, header.topic)
+    topic = _readable_topic(context, grant, header.queue_id)
+    pop = _make(context, gate, command, header)
+    # The first pop of a new group decides where it begins, which matters only if there are messages.
+    if context.state.pops.find(pop.name, pop.topic) is None and _is_new(grant, topic):
+        _answer_notification(context, pop, found=True)
+    else:
+        _run(context, pop, from_earliest)
+
+
+def _is_new(grant: ConsumeGrant, topic: Topic) -> bool:
+    """Return whether the group has consumed nothing of a topic that has messages."""
+    queues = range(topic.read_queues)
+    if any(grant.offset(queue_id) >= 0 for queue_id in queues):
+        return False
+    return any(topic.queue(queue_id).first_offset < grant.end_offset(queue_id) for queue_id in queues)
+
+
+def _make(context: Context, gate: Gate, command: Command, header: PopHeader) -> Pop:
+    state = context.state
+    pop = Pop(
+        context.pops,
+        gate,
+        command.opaque,
+        header.group,
+        header.topic,
+        max(header.queue_id, ANY_QUEUE),
+        in_order=header.in_order,
+    )
+    now_ms = state.broker.clock.now_ms()
+    # By the client's clock, which may be ahead of ours.
+    left_ms = min((header.born_ms or now_ms) + header.poll_ms - now_ms, header.poll_ms, state.config.suspend_ms_max)
+    pop.until = state.now() + left_ms / 1000
+    return pop
+
+
+# checks
+
+
+def _check_age(context: Context, header: PopHeader) -> None:
+    now_ms = context.state.broker.clock.now_ms()
+    late_ms = now_ms - (header.born_ms or now_ms) - header.poll_ms
+    if late_ms > LATE_MS:
+        text = f"pop message is timeout too much: its poll time ended {late_ms} ms ago by this broker's clock"
+        raise Declined(ResponseCode.POLLING_TIMEOUT, text, NOTHING)
+
+
+def check_invisible(invisible_ms: int) -> None:
+    """Raise `Declined` unless a message may be invisible for that long."""
+    if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
+        text = f"invisibleTime {invisible_ms} is not between 0 and {INVISIBLE_MS_MAX}; it is in ms"
+        raise Declined(ResponseCode.INVALID_PARAMETER, text, NOTHING)
+
+
+def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Topic:
+    """Return the topic of a pop; create the group if the configuration allows it."""
+    name, group = grant.topic, grant.group
+    topic = grant.open_topic()
+    if topic is None:
+        raise Refused(Reason.NO_TOPIC, f"topic[{name}] not exist, apply first please! Send to it or create it")
+    if not topic.perm & READ:
+        raise Refused(Reason.NO_PERMISSION, f"the topic[{name}] peeking message is forbidden; its perm lacks 4")
+    if queue_id >= topic.read_queues:
+        text = f"queueId[{queue_id}] is illegal, topic:[{name}]"
+        text += f" topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{context.peer.address}]"
+        raise Refused(Reason.PARAMETER, text)
+    policy = grant.ensure_group()
+    if policy is None:
+        text = f"subscription group [{group}] does not exist; create it with updateSubGroup, or turn on"
+        raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
+    if not policy.consume_enable:
+        raise Refused(Reason.NO_PERMISSION, f"subscription group no permission, {group}: consumeEnable is false")
+    return topic
+
+
+def _selection(broker: Broker, header: PopHeader) -> Selection:
+    try:
+        selection = select(broker, header.expression_type or TAG, header.expression)
+    except Refused as error:
+        if error.reason is Reason.NOT_SUPPORTED:
+            raise
+        text = f"parse the consumer's subscription failed; {error}"
+        raise Declined(ResponseCode.SUBSCRIPTION_PARSE_FAILED, text, NOTHING) from error
+    # Retries matched when they were first delivered.
+    is_retry = selection.predicate is not None and header.topic.startswith(RETRY_PREFIX)
+    return EVERYTHING if is_retry else selection
+
+
+def _from_newest(grant: ConsumeGrant, topic: Topic) -> Start:
+    """Return where a new group begins that wants only new messages: with the last message, or 0 on a young queue."""
+    offsets = {
+        queue_id: 0 if begins_near(grant, queue_id) else max(grant.end_offset(queue_id) - 1, 0)
+        for queue_id in range(topic.read_queues)
+    }
+    return lambda queue: max(offsets.get(queue.queue_id, 0), queue.first_offset)
+
+
+# running
+
+
+def collect(context: Context, budget_bytes: float) -> None:
+    """Run pops that were called or have expired."""
+    pending = context.pops
+    ready = pending.ready
+    for _ in range(len(ready)):
+        pop = ready.popleft()
+        pop.queued = False
+        budget_bytes -= ANSWER_BYTES
+        try:
+            budget_bytes -= _run_again(context, pop)
+        except (Refused, Declined, StoreError) as error:
+            _drop(context, pop, error)
+        if budget_bytes <= 0:
+            break
+    if ready:
+        context.peer.wake()
+
+
+def finish(context: Context) -> None:
+    """At shutdown: answer every pop of this connection, with the messages available now."""
+    collect(context, math.inf)
+
+
+def _run_again(context: Context, pop: Pop) -> int:
+    """Run a pop that was held; permissions may have changed since."""
+    _readable_topic(context, pop.gate.consume(pop.name, pop.topic), pop.queue_id)
+    return _run(context, pop, from_earliest)
+
+
+def _drop(context: Context, pop: Pop, error: Refused | Declined | StoreError) -> None:
+    context.state.pops.done(pop)
+    ext: Mapping[str, object] = NOTHING
+    if isinstance(error, Refused):
+        code = REASON_CODES[error.reason]
+    elif isinstance(error, Declined):
+        code, ext = error.code, error.ext
+    else:
+        failed = isinstance(error, StoreFailed)
+        code = ResponseCode.SERVICE_NOT_AVAILABLE if failed else ResponseCode.SYSTEM_ERROR
+    context.state.counters.count_refusal(code)
+    context.peer.send(refuse(Command(RequestCode.POP_MESSAGE, opaque=pop.opaque), code, str(error), ext))
+
+
+def _run(context: Context, pop: Pop, start: Start) -> int:
+    """Take messages for *pop*, then answer or hold it; return the size of the answer's body."""
+    state = context.state
+    group = state.pops.open(pop, start)
+    if not pop.count_max:
+        if group.share.is_ready(pop.queue_id, in_order=pop.in_order):
+            _answer_notification(context, pop, found=True)
+            group.wake()
+        else:
+            _wait(context, pop, group)
+        return 0
+    found = group.hand_out(pop, state.config.pull_bytes_max)
+    if not found:
+        _wait(context, pop, group)
+        return 0
+    return _answer(context, pop, group, found)
+
+
+def _wait(context: Context, pop: Pop, group: PopGroup) -> None:
+    """Hold *pop*, which found nothing, or answer it."""
+    state, pops, share = context.state, context.state.pops, group.share
+    now, is_reading = state.now(), share.is_reading(pop.queue_id)
+    if pop.last or pops.stopping or (pop.until <= now and not is_reading):
+        _answer_nothing(context, pop, ResponseCode.POLLING_TIMEOUT)
+        return
+    if not is_reading and share.is_ready(pop.queue_id, in_order=pop.in_order):
+        pop.group = group  # what was read did not match; there is more
+        pop.pending.call(pop)
+        return
+    if pop.until <= now:
+        pop.until = now + READ_S
+    if len(pop.pending.held) >= state.config.parked_peer_max or not pops.park(group, pop):
+        _answer_nothing(context, pop, ResponseCode.POLLING_FULL)
+    elif is_reading:
+        group.look_again()
+
+
+# answers
+
+
+def _answer(context: Context, pop: Pop, group: PopGroup, found: Sequence[Delivery]) -> int:
+    """Send *found*, which `Share.hand_out` returned: by queue, and all of the same generation."""
+    state = context.state
+    pieces: list[Buffer] = []
+    by_queue: dict[int, Popped] = {}
+    size = count = 0
+    for delivery in found:
+        data = delivery.data
+        queue_id, failures = delivery.queue_id, delivery.delivery - 1
+        if failures:
+            data = _failed_before(data, failures)
+        pieces.append(data)
+        size += len(data)
+        count += delivery.count
+        popped = by_queue.get(queue_id)
+        if popped is None:
+            popped = by_queue[queue_id] = Popped(queue_id, [], {})
+        popped.offsets.extend(delivery.offsets)
+        if failures:
+            popped.failures[delivery.first] = failures
+    state.pops.done(pop)
+    state.rates.got(pop.topic, pop.name, count, size)
+    prefix = encode_pop_prefix(
+        state.templates.popped,
+        pop.opaque,
+        ResponseCode.SUCCESS,
+        "FOUND",
+        found[0].generation,
+        pop.invisible_ms,
+        IN_ORDER_QUEUE if pop.in_order else 0,
+        group.share.rest(pop.queue_id),
+        places(pop.topic, list(by_queue.values()), in_order=pop.in_order),
+        size,
+    )
+    context.peer.send(prefix, *pieces)
+    return size
+
+
+def _failed_before(data: Buffer, failures: int) -> bytes:
+    """Return the record in *data* as after *failures* more failed deliveries."""
+    return with_reconsume_times(data, RecordView(data).reconsume_times + failures)
+
+
+def _answer_nothing(context: Context, pop: Pop, code: int) -> None:
+    state = context.state
+    if not pop.count_max:
+        _answer_notification(context, pop, found=False, full=code == ResponseCode.POLLING_FULL)
+        return
+    state.pops.done(pop)
+    state.rates.missed += 1
+    remark = NO_MESSAGE
+    if code == ResponseCode.POLLING_FULL:
+        state.counters.count_refusal(code)
+        remark = f"{state.pops.waiting} pops wait on this broker; remoting.pops_waiting_max, pops_line_max or"
+        remark += " parked_peer_max is reached"
+    context.peer.send(encode_response(pop.opaque, code, NOTHING, remark=remark))
+
+
+def _answer_notification(context: Context, pop: Pop, *, found: bool, full: bool = False) -> None:
+    context.state.pops.done(pop)
+    context.peer.send(encode_response(pop.opaque, ResponseCode.SUCCESS, {"hasMsg": found, "pollingFull": full}))
+
+
+# without taking anything
+
+
+def peek_message(context: Context, command: Command) -> Later:
+    """Answer with messages that were not popped yet, and leave them to others."""
+    count_max, queue_id = command.integer("maxMsgNums"), command.integer("queueId")
+    if not 0 < count_max <= COUNT_MAX:
+        text = f"peek message's num {count_max} is not between 1 and {COUNT_MAX}; ask for fewer, more often"
+        raise Declined(ResponseCode.INVALID_PARAMETER, text, NOTHING)
+    grant = context.gate(command).consume(command.text("consumerGroup"), command.text("topic"))
+    topic = _readable_topic(context, grant, queue_id)
+    queues = [topic.queue(number) for number in (range(topic.read_queues) if queue_id < 0 else (queue_id,))]
+    return Later(_peek(context, command, grant, queues, count_max))
+
+
+async def _peek(
+    context: Context, command: Command, grant: ConsumeGrant, queues: Sequence[Queue], count_max: int
+) -> bytes:
+    state = context.state
+    left_bytes, rest = state.config.pull_bytes_max, 0
+    body: list[Buffer] = []
+    for queue in queues:
+        offset = _next_offset(context, grant, queue)
+        rest += max(grant.end_offset(queue.queue_id) - offset, 0)
+        if count_max > 0 and left_bytes > 0:
+            result = await _read(state.broker, queue, offset, count_max, left_bytes)
+            body += result.pieces
+            count_max -= result.count
+            left_bytes -= result.size
+    found = bool(body)
+    code = ResponseCode.SUCCESS if found else ResponseCode.PULL_NOT_FOUND
+    ext = {**NOTHING, "restNum": rest}
+    return encode_response(command.opaque, code, ext, b"".join(body), "FOUND" if found else NO_MESSAGE)
+
+
+async def _read(broker: Broker, queue: Queue, offset: int, count_max: int, budget_bytes: int) -> ReadResult:
+    result = broker.store.read_near(queue, offset, count_max, budget_bytes)
+    return result if result is not None else await broker.store.read_far(queue, offset, count_max, budget_bytes)
+
+
+def _next_offset(context: Context, grant: ConsumeGrant, queue: Queue) -> int:
+    """Return the first offset of *queue* that the group has not popped."""
+    group = context.state.pops.find(grant.group, grant.topic)
+    offset = group.share.next_offset(queue.queue_id) if group is not None else grant.offset(queue.queue_id)
+    return max(offset, queue.first_offset)
+
+
+def polling_info(context: Context, command: Command) -> bytes:
+    """Answer how many pops of the group wait for the queue."""
+    group, queue_id = command.text("consumerGroup"), command.integer("queueId")
+    grant = context.gate(command).consume(group, command.text("topic"))
+    _readable_topic(context, grant, queue_id)
+    return reply(command, {"pollingNum": context.state.pops.count(group, grant.topic, max(queue_id, ANY_QUEUE))})
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.NOTIFICATION: notification,
+    RequestCode.PEEK_MESSAGE: peek_message,
+    RequestCode.POLLING_INFO: polling_info,
+    RequestCode.POP_MESSAGE: pop_message,
+}

@@ -1,0 +1,383 @@
+"""POP consumption: groups that pop topics, and their requests that wait for messages.
+
+A group on a topic is one shared group of the core (`martlet.delivery.shared_groups`), in which `PopGroup` is a member
+for all consumers together: a pop takes messages for a time that it chooses, and whoever has a message's handle may
+acknowledge it over any connection. So a connection that closes takes nothing back.
+
+A pop that finds nothing waits here. When messages arrive or return, the core wakes the member, which lets the pop that
+has waited longest look again; if that leaves messages, the core wakes the member once more. If a connection does not
+collect what it was woken for, because its client reads slowly, the next pop is called after `STALL_S`.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Final, TypeAlias, final
+
+from martlet.access import Gate
+from martlet.broker import Broker
+from martlet.contracts import Buffer, Peer
+from martlet.delivery.fanout import Encoding
+from martlet.delivery.group_members import Member
+from martlet.delivery.selection import EVERYTHING
+from martlet.delivery.share import MemberPeer, Share
+from martlet.delivery.subscriptions import Delivery, Start
+from martlet.errors import Reason, Refused
+from martlet.store.layout import I32
+from martlet.tables.topics import Topic
+
+from .deadlines import Deadlines
+
+__all__ = ["ANY_QUEUE", "PendingPops", "Pop", "PopGroup", "PopGroups"]
+
+ANY_QUEUE: Final = -1
+STALL_S: Final = 0.25
+# A group that nobody popped for this long leaves the shared group, whose state remains.
+IDLE_S: Final = 60.0
+# A queue, or any, and whether messages of it are taken in order.
+Line: TypeAlias = tuple[int, bool]
+# Holds all popped messages, whoever has their handles.
+HOLDER: Final = "popped"
+
+
+def _split(records: Buffer) -> list[bytes]:
+    """Return each of *records* as it is stored."""
+    data, found, at = bytes(records), [], 0
+    while at < len(data):
+        end: int = at + I32.unpack_from(data, at)[0]
+        found.append(data[at:end])
+        at = end
+    return found
+
+
+STORED: Final = Encoding("rocketmq", _split)
+
+
+@final
+class _Taker:
+    """Takes messages for one pop at a time (a `martlet.delivery.share.Competitor`)."""
+
+    __slots__ = ("credit", "encoding", "holder", "lapsed", "lease_s", "peer", "woken")
+
+    def __init__(self) -> None:
+        self.peer: MemberPeer
+        self.encoding = STORED
+        self.holder: Hashable = HOLDER
+        self.lease_s = 0.0
+        self.credit = 0
+        self.lapsed = 0
+        self.woken = False
+
+    def add_credit(self, count: int) -> None:
+        self.credit += count
+
+    def wake(self) -> None:
+        self.peer.wake()
+
+
+@final
+class Pop:
+    """A POP_MESSAGE request without an answer yet; with *count_max* 0 a NOTIFICATION, which takes nothing."""
+
+    __slots__ = (
+        "bucket",
+        "count_max",
+        "counted",
+        "gate",
+        "group",
+        "in_order",
+        "invisible_ms",
+        "last",
+        "name",
+        "opaque",
+        "pending",
+        "queue_id",
+        "queued",
+        "selection",
+        "topic",
+        "until",
+    )
+
+    def __init__(
+        self, pending: "PendingPops", gate: Gate, opaque: int, name: str, topic: str, queue_id: int, *, in_order: bool
+    ) -> None:
+        self.bucket = -1
+        self.pending = pending
+        self.gate = gate  # checked again before a pop that waited is answered
+        self.opaque = opaque
+        self.name = name
+        self.topic = topic
+        self.queue_id = queue_id
+        self.in_order = in_order
+        self.count_max = 0
+        self.invisible_ms = 0
+        self.selection = EVERYTHING
+        self.until = 0.0  # trio.current_time; how long it may wait
+        self.last = False  # it must be answered now
+        self.counted = False  # it counts as waiting
+        self.queued = False  # it is in `PendingPops.ready`
+        self.group: PopGroup | None = None  # while it waits there, or was called
+
+    def expire(self) -> None:
+        self.last = True
+        self.pending.call(self)
+
+
+@final
+class PendingPops:
+    """The pops of one connection: those that wait, and those to run at the next collect."""
+
+    __slots__ = ("held", "peer", "ready")
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.held: dict[Pop, None] = {}  # all that wait
+        self.ready: deque[Pop] = deque()  # those of them that look again
+
+    def call(self, pop: Pop) -> None:
+        """Let *pop* look again at the next collect."""
+        if pop.group is not None:
+            pop.group.take(pop)
+        if not pop.queued:
+            pop.queued = True
+            self.ready.append(pop)
+        self.peer.wake()
+
+
+@final
+class PopGroup:
+    """One group that pops one topic, and its pops that wait, by queue."""
+
+    __slots__ = ("_called", "_deadlines", "_now", "_reads", "_taker", "bucket", "member", "used_at", "waiting")
+
+    def __init__(self, deadlines: Deadlines, now: Callable[[], float]) -> None:
+        self.bucket = -1
+        self._deadlines = deadlines
+        self._now = now
+        self._taker = _Taker()
+        self._called: dict[Pop, None] = {}  # woken, and not run since
+        self._reads = False  # a pop waits for a thread that reads
+        self.member: Member | None = None
+        self.used_at = now()
+        # By queue, and whether they want their messages in order; those that waited longest first.
+        self.waiting: dict[Line, dict[Pop, None]] = {}
+
+    @property
+    def share(self) -> Share:
+        assert self.member is not None
+        return self.member.share
+
+    def take(self, pop: Pop) -> None:
+        """Note that *pop* waits no longer."""
+        key = pop.queue_id, pop.in_order
+        line = self.waiting.get(key)
+        if line is not None and line.pop(pop, pop) is None:
+            if not line:
+                del self.waiting[key]
+            self._count(-1)
+        self._called.pop(pop, None)
+
+    def park(self, pop: Pop) -> None:
+        """Let *pop* wait until it is called."""
+        pop.group = self
+        self._called.pop(pop, None)
+        self.waiting.setdefault((pop.queue_id, pop.in_order), {})[pop] = None
+        self._count(1)
+
+    def _count(self, change: int) -> None:
+        assert self.member is not None
+        self.member.credit += change
+
+    def hand_out(self, pop: Pop, budget_bytes: int) -> list[Delivery]:
+        """Lease messages for *pop*: at most ``count_max``, and about *budget_bytes*."""
+        taker = self._taker
+        taker.peer = pop.pending.peer
+        taker.lease_s = pop.invisible_ms / 1000
+        taker.credit = pop.count_max
+        self.used_at = self._now()
+        try:
+            return self.share.hand_out(taker, budget_bytes, pop.queue_id, in_order=pop.in_order)
+        finally:
+            taker.peer = self
+
+    def wake(self) -> None:
+        """Call the next pop of each queue that has messages; all pops when they must be refused."""
+        if self.member is None:
+            return  # it is joining, and no pop waits
+        share = self.share
+        self.member.woken = False
+        if share.gone:
+            self.call_all()
+            return
+        for queue_id, in_order in list(self.waiting):
+            if share.is_ready(queue_id, in_order=in_order):
+                pop = next(iter(self.waiting[queue_id, in_order]))
+                pop.pending.call(pop)
+                self._called[pop] = None
+        if self._called:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self.bucket < 0:
+            self._deadlines.add(self, self._now() + STALL_S)
+
+    def look_again(self) -> None:
+        """Call pops again in a while: a connection that reads for its pop may close, or have too many tasks."""
+        self._reads = True
+        self._set_timer()
+
+    def call_all(self) -> None:
+        """Let all pops look again."""
+        for line in list(self.waiting.values()):
+            for pop in list(line):
+                pop.pending.call(pop)
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Refuse: connections run the work for their own pops."""
+        raise Refused(Reason.BUSY, "a group that pops runs no tasks of its own; the connection of a pop does")
+
+    def expire(self) -> None:
+        """Call the next pops if those that were called did not run, or if they wait for a thread."""
+        called, reads, self._reads = bool(self._called), self._reads, False
+        self._called.clear()
+        if reads:
+            for line in list(self.waiting.values()):
+                pop = next(iter(line))
+                pop.pending.call(pop)
+        elif called:
+            self.wake()
+
+
+@final
+class PopGroups:
+    """All groups that pop, and the limits of their waiting pops."""
+
+    def __init__(
+        self, broker: Broker, deadlines: Deadlines, now: Callable[[], float], waiting_max: int, line_max: int
+    ) -> None:
+        self._broker = broker
+        self._deadlines = deadlines
+        self._now = now
+        self._waiting_max = waiting_max
+        self._line_max = line_max
+        self._groups: dict[tuple[str, str], PopGroup] = {}
+        self.waiting = 0
+        self.stopping = False
+        # Before the shared groups, which keep a deleted group while it has members.
+        broker.groups.changed.insert(0, self._group_changed)
+        broker.groups.was_reset.append(self._was_reset)
+        broker.topics.changed.append(self._topic_changed)
+
+    def find(self, name: str, topic: str) -> PopGroup | None:
+        """Return group *name* on *topic* if somebody has popped lately and may still do so."""
+        group = self._groups.get((name, topic))
+        return group if group is not None and not group.share.gone else None
+
+    def open(self, pop: Pop, start: Start) -> PopGroup:
+        """Return the group of *pop*, which has the selection of *pop* from now on; a new group begins at *start*.
+
+        Raises:
+          Refused: the topic or the group may not be read, or there are too many groups.
+        """
+        key, selection = (pop.name, pop.topic), pop.selection
+        group = self.find(*key)
+        if group is None:
+            old = self._groups.pop(key, None)
+            if old is not None:
+                self._leave(old)
+            group = PopGroup(self._deadlines, self._now)
+            group.member = pop.gate.join(
+                group, pop.topic, pop.name, STORED, lease_s=0.0, selection=selection, start=start
+            )
+            group.member.woken = False
+            self._groups[key] = group
+        elif pop.count_max and group.share.selection.name != selection.name:
+            if len(group.share) > 1:
+                text = f"group {pop.name!r} selects {group.share.selection.name!r} of topic {pop.topic!r}"
+                raise Refused(Reason.ILLEGAL, f"{text} over another protocol; use the same selection")
+            group.share.select(selection)
+        return group
+
+    def share(self, gate: Gate, name: str, topic: str) -> Share | None:
+        """Return the shared group to settle messages by handle; None if the group has never consumed the topic."""
+        group = self.find(name, topic)
+        return group.share if group is not None else gate.share(topic, name)
+
+    def count(self, name: str, topic: str, queue_id: int) -> int:
+        """Return how many pops wait for that queue."""
+        group = self.find(name, topic)
+        if group is None:
+            return 0
+        return sum(len(group.waiting.get((queue_id, in_order), ())) for in_order in (False, True))
+
+    def park(self, group: PopGroup, pop: Pop) -> bool:
+        """Let *pop* wait; return False if too many wait already."""
+        if not pop.counted:
+            line = group.waiting.get((pop.queue_id, pop.in_order), ())
+            if self.waiting >= self._waiting_max or len(line) >= self._line_max:
+                return False
+            pop.counted = True
+            self.waiting += 1
+            pop.pending.held[pop] = None
+            self._deadlines.add(pop, pop.until)
+        group.park(pop)
+        return True
+
+    def done(self, pop: Pop) -> None:
+        """Note that *pop* was answered."""
+        if pop.group is not None:
+            pop.group.take(pop)
+        if pop.counted:
+            pop.counted = False
+            self.waiting -= 1
+            pop.pending.held.pop(pop, None)
+        if pop.bucket >= 0:
+            self._deadlines.give_up(pop)
+
+    def drop(self, pending: PendingPops) -> None:
+        """Drop the pops of a closed connection, and call others instead of those that were called."""
+        called = list(pending.ready)
+        pending.ready.clear()
+        for pop in (*called, *pending.held):
+            self.done(pop)
+        for pop in called:
+            if pop.group is not None and not pop.group.share.gone:
+                pop.group.wake()
+
+    def answer_all(self) -> None:
+        """At shutdown: let all pops run, and hold no more."""
+        self.stopping = True
+        for group in self._groups.values():
+            group.call_all()
+
+    def sweep(self) -> None:
+        """Forget groups that nobody has popped for a while."""
+        until = self._now() - IDLE_S
+        for key, group in list(self._groups.items()):
+            if not group.waiting and group.used_at <= until:
+                del self._groups[key]
+                self._leave(group)
+
+    def _leave(self, group: PopGroup) -> None:
+        group.call_all()
+        if group.bucket >= 0:
+            self._deadlines.give_up(group)
+        assert group.member is not None
+        group.member.leave(keep=True)
+
+    def _was_reset(self, name: str, topic: str) -> None:
+        group = self.find(name, topic)
+        if group is not None:
+            group.call_all()
+
+    def _group_changed(self, name: str) -> None:
+        if self._broker.groups.get(name) is None:
+            for key in [key for key in self._groups if key[0] == name]:
+                self._leave(self._groups.pop(key))
+
+    def _topic_changed(self, topic: Topic | None) -> None:
+        if topic is None:  # a topic was deleted
+            for key in [key for key in self._groups if self._broker.topics.get(key[1]) is None]:
+                self._leave(self._groups.pop(key))
+
+    def statistics(self) -> dict[str, object]:
+        return {"popping_groups": len(self._groups), "waiting_pops": self.waiting}
