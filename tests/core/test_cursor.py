@@ -348,3 +348,92 @@ async def test_a_receiver_that_may_read_no_more_is_refused() -> None:
         assert caught.value.reason is Reason.NO_PERMISSION
         with pytest.raises(Refused):
             gate.follow(feed, lambda: None, {"#": 0})
+
+
+async def test_a_cursor_that_is_closed_leaves_the_others_and_the_last_one_the_tail() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        topic = broker.topics.get("t")
+        assert topic is not None
+        reader = broker.tails.of(topic)
+        one, two = Client(feed, "a"), Client(feed, "a")
+        one.cursor.close()
+        send(broker, "a", "1")
+        await settle(broker)
+        assert (one.take(), two.take(), len(feed)) == ([], ["1"], 1)
+        two.cursor.close()
+        reads = reader.reads
+        send(broker, "a", "2")
+        await settle(broker)
+        assert (two.take(), len(feed), reader.reads) == ([], 0, reads)
+        three = Client(feed, "a")
+        send(broker, "a", "3")
+        await settle(broker)
+        assert three.take() == ["3"]
+
+
+async def test_a_filter_that_is_added_during_a_sweep_gets_its_messages_from_there_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cursor_module, "MESSAGES_A_SLICE", 8)
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        for number in range(64):
+            send(broker, "ab"[number % 2], str(number))
+        await settle(broker)
+        client = Client(feed, "a", position=0)
+        places: list[Place] = []
+
+        def add() -> None:
+            if not places:
+                places.append(place(client))
+                client.cursor.add_filter("b")
+
+        client.cursor.wake = add
+        await settle(broker)
+        assert places == [Place.SWEPT]
+        came = [int(body) for body in client.take()]
+        assert came[:8] == list(range(0, 16, 2))
+        assert came[-16:] == list(range(48, 64))
+
+
+class Allowing:
+    """A permit for filters and names that begin with one of *beginnings*."""
+
+    generation = 0
+
+    def __init__(self, *beginnings: str) -> None:
+        self._beginnings = beginnings
+
+    def check(self, topic_filter: str) -> None:
+        if not self.allows(topic_filter):
+            raise Refused(Reason.NO_PERMISSION, f"filter {topic_filter!r} is not allowed")
+
+    def allows(self, name: str) -> bool:
+        return name.startswith(self._beginnings)
+
+
+async def test_a_filter_that_the_receiver_may_not_follow_is_not_added() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        woken: list[None] = []
+        cursor = feed.open(lambda: woken.append(None), {"a": None}, permit=Allowing("a"))
+        with pytest.raises(Refused, match="filter 'b' is not allowed"):
+            cursor.add_filter("b")
+        cursor.add_filter("a/b")
+        assert set(cursor.filters) == {"a", "a/b"}
+        send(broker, "b", "b")
+        await settle(broker)
+        assert woken == []
+
+
+async def test_a_feed_reads_each_slice_of_a_queue_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor_module, "MESSAGES_A_SLICE", 8)
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        for number in range(64):
+            send(broker, "a", str(number))
+        await settle(broker)
+        client = Client(feed, "#", position=0)
+        await settle(broker)
+        assert (len(client.take()), feed.reads, feed.viewed) == (64, 8, 64)

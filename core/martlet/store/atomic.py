@@ -115,9 +115,8 @@ def _is_intact(data: Buffer, start: int, end: int, position: int) -> bool:
     """Return whether ``data[start:end]`` is a record that a scan accepts, even where a write may be torn."""
     if not check_record(data, start, end, position):
         return False
-    # No CRC covers topic and properties; the parts that were not written read as zeros.
-    view = RecordView(data, start)
-    return 0 not in view.topic_bytes and 0 not in view.properties
+    # Only a record CRC covers properties; the parts that were not written read as zeros.
+    return 0 not in RecordView(data, start).properties
 
 
 def valid_after(
