@@ -265,7 +265,7 @@ class Java:
         """Start a push consumer.
 
         *more*: expression, orderly, broadcasting, failures, retries_max, instance, from, replying (to each message),
-        client_rebalance (5.x only).
+        client_rebalance, invisible_ms (5.x only).
         """
         several = [topics] if isinstance(topics, str) else list(topics)
         settings = {"expression": "*", "from": "FIRST_OFFSET", "failures": 0, **more}

@@ -7,14 +7,15 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from martlet.errors import RemoteProtocolError
+from martlet.errors import RemoteProtocolError, StoreError
 from martlet.tables.topics import QUEUES_MAX
+from martlet.turns import finish_now
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.other_brokers import FRESH_S, PATIENCE_S, OtherBrokers
 from martlet_remoting.packets import Command
 from martlet_remoting.routes import TopicQueues
 
-from .conftest import FakeClient, Harness
+from .conftest import FakeClient, Harness, OpenHarness
 
 ASK = RequestCode.QUERY_ASSIGNMENT
 SET_MODE = RequestCode.SET_MESSAGE_REQUEST_MODE
@@ -31,7 +32,7 @@ async def ask(client: FakeClient, **changes: object) -> Command:
     return await client.ask(ASK, body=orjson.dumps({**QUESTION, **changes}))
 
 
-def places(answer: Command) -> list[tuple[str, int]] | None:
+def places(answer: Command, mode: str = "PULL") -> list[tuple[str, int]] | None:
     """The queues of an answer; None for no list, after which a client keeps what it has."""
     assert (answer.code, answer.remark) == (0, None)
     body = orjson.loads(answer.body)
@@ -39,7 +40,7 @@ def places(answer: Command) -> list[tuple[str, int]] | None:
         assert body == {}
         return None
     found = body["messageQueueAssignments"]
-    assert all(set(item) == {"messageQueue", "mode"} and item["mode"] == "PULL" for item in found)
+    assert all(set(item) == {"messageQueue", "mode"} and item["mode"] == mode for item in found)
     assert len({item["messageQueue"]["topic"] for item in found}) <= 1
     return sorted((item["messageQueue"]["brokerName"], item["messageQueue"]["queueId"]) for item in found)
 
@@ -262,8 +263,6 @@ async def test_a_group_can_be_put_in_pull_mode(harness: Harness, mode: object) -
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"mode": "POP"}, ResponseCode.SYSTEM_ERROR),
-        ({"mode": 1}, ResponseCode.SYSTEM_ERROR),
         ({"mode": "WRONG"}, ResponseCode.SYSTEM_ERROR),
         ({"topic": "%RETRY%G"}, ResponseCode.NO_PERMISSION),
         ({"topic": "Nowhere"}, ResponseCode.TOPIC_NOT_EXIST),
@@ -285,6 +284,100 @@ async def test_who_may_not_manage_a_group_does_not_set_its_mode(harness: Harness
     assert (await set_mode(harness.client())).code == ResponseCode.NO_PERMISSION
 
 
-async def test_no_group_has_a_request_mode_of_its_own(harness: Harness) -> None:
-    answer = await harness.client().ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
-    assert (answer.code, answer.body) == (ResponseCode.SUCCESS, b'{"messageRequestModeMap":{}}')
+async def pops(client: FakeClient, member: str, **changes: object) -> list[int]:
+    found = places(await ask(client, clientId=member, **changes), "POP")
+    assert found is not None
+    return [number for _, number in found]
+
+
+async def test_members_of_a_group_in_pop_mode_pop_all_queues_of_each_broker(harness: Harness) -> None:
+    with_others(harness, Elsewhere(inside=[queues("ape", 3)]))
+    harness.topic("T", 4)
+    client, *_ = await join(harness, "c1", "c2", "c3")
+    for mode in ("POP", 1):
+        assert (await set_mode(client, mode=mode)).code == 0
+        for member in ("c1", "c2", "c3"):
+            assert places(await ask(client, clientId=member), "POP") == [("ape", -1), ("martlet", -1)]
+    assert (await set_mode(client, mode="PULL")).code == 0
+    assert len(places(await ask(client)) or ()) == 3
+
+
+@pytest.mark.parametrize(
+    ("shared", "found"),
+    [
+        (-1, [[-1]] * 4),
+        (0, [[-1]] * 4),
+        (1, [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [0, 1, 6, 7]]),
+        (2, [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6, 7], [0, 1, 4, 5, 6, 7], [0, 1, 2, 3, 6, 7]]),
+        (3, [[-1]] * 4),
+        (1 << 60, [[-1]] * 4),
+    ],
+)
+async def test_members_may_pop_the_queues_of_those_after_them_too(
+    harness: Harness, shared: int, found: list[list[int]]
+) -> None:
+    harness.topic("T", 8)
+    client, *_ = await join(harness, "c1", "c2", "c3", "c4")
+    assert (await set_mode(client, mode="POP", popShareQueueNum=shared)).code == 0
+    assert [await pops(client, f"c{number}") for number in range(1, 5)] == found
+
+
+async def test_with_more_members_than_queues_each_pops_one(harness: Harness) -> None:
+    harness.topic("T", 2)
+    client, *_ = await join(harness, "c1", "c2", "c3", "c4")
+    await set_mode(client, mode="POP", popShareQueueNum=1)
+    assert [await pops(client, f"c{number}") for number in range(1, 5)] == [[0], [1], [0], [1]]
+
+
+async def test_the_default_mode_is_not_for_retries(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, request_mode="POP")
+    for name in ("T", "%RETRY%G"):
+        harness.topic(name, 2)
+    (client,) = await join(harness, "c1")
+    assert await pops(client, "c1") == [-1]
+    assert await numbers(client, topic="%RETRY%G") == [0, 1]
+    assert (await set_mode(client, mode="PULL")).code == 0
+    assert await numbers(client) == [0, 1]
+
+
+async def test_modes_are_listed_and_stored_as_rocketmq_does(harness: Harness) -> None:
+    harness.topic("T", 2)
+    (client,) = await join(harness, "c1")
+    await set_mode(client, mode="POP", popShareQueueNum=3)
+    answer = await client.ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+    entry = {"consumerGroup": "G", "mode": "POP", "popShareQueueNum": 3, "topic": "T"}
+    assert orjson.loads(answer.body) == {"messageRequestModeMap": {"T": {"G": entry}}}
+    table = harness.state.request_modes.table
+    assert (table.path, table.urgent, table.dirty) == ("config/messageRequestMode.json", True, True)
+    stored = b"".join(finish_now(table.freeze(7)))
+    assert stored == answer.body
+    table.load(b'{"messageRequestModeMap":{}}')
+    assert await numbers(client) == [0, 1]
+    table.load(stored)
+    assert await pops(client, "c1") == [-1]
+    for wrong in (b"[]", b'{"messageRequestModeMap":[7]}', b'{"messageRequestModeMap":{"T":{"G":7}}}'):
+        with pytest.raises(StoreError):
+            table.load(wrong)
+    assert await pops(client, "c1") == [-1]
+
+
+async def test_modes_end_with_their_topic_and_group(harness: Harness) -> None:
+    for topic in ("T", "U"):
+        harness.topic(topic, 2)
+    (client,) = await join(harness, "c1")
+    for topic in ("T", "U"):
+        await set_mode(client, topic=topic, mode="POP")
+    harness.broker.topics.delete("T")
+    harness.topic("T", 2)
+    assert await numbers(client) == [0, 1]
+    harness.broker.groups.delete("G", clean_offsets=True)
+    await join(harness, "c1", topic="U")
+    assert await numbers(client, topic="U") == [0, 1]
+
+
+@pytest.mark.plain
+async def test_the_number_of_modes_is_bounded(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("martlet_remoting.request_modes.MODES_MAX", 1)
+    harness.topic("T", 2)
+    (client,) = await join(harness, "c1")
+    assert [(await set_mode(client, consumerGroup=group)).code for group in ("G", "G", "H")] == [0, 0, 2]

@@ -117,6 +117,9 @@ class RemotingConfig:
     relay_timeout_ms: int = setting(
         10_000, "time limit of a request relayed to a client", unit="ms", low=100, high=600_000
     )
+    request_mode: Literal["PULL", "POP"] = setting(
+        "PULL", "how consumers with setClientRebalance(false) get messages, unless `mqadmin setConsumeMode` says it"
+    )
     lock_s: int = setting(
         60, "an ordered consumer's lock on a queue expires this long after its last renewal", unit="s", low=1, high=3600
     )

@@ -35,6 +35,7 @@ from .packets import NO_EXT, Command, Frame
 from .pops import PendingPops, PopGroups
 from .rates import Rates
 from .registrar import Registrar
+from .request_modes import RequestModes
 from .templates import Templates
 
 __all__ = [
@@ -116,6 +117,7 @@ class RemotingState:
         self.cold: Final = ColdReads(self.now, broker.clock.now_ms)
         self.contexts: Final[dict[Context, None]] = {}
         self.switches: Final = {"useServerSideResetOffset": True}  # by RocketMQ's names; clients can change them
+        self.request_modes: Final = RequestModes(broker.topics, broker.groups, config.request_mode)
         self.registrar: Final = registrar
         # None if the broker registers with no name server.
         self.others: OtherBrokers | None = OtherBrokers(registrar) if registrar is not None else None

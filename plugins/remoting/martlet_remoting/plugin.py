@@ -82,6 +82,7 @@ class RemotingPlugin(Hooks):
             broker, config.nameservers, config.register_s, config.register_timeout_s * 1000, self._dialer.connect
         )
         state = self._state = RemotingState(broker, config, registrar)
+        broker.tables.add(state.request_modes.table)
         broker.stats.add("remoting", state.statistics)
         create_standard_topics(broker)
         protocols = [self._protocol("remoting", config.listen, fast=False)]

@@ -1,7 +1,7 @@
 """QUERY_ASSIGNMENT: the broker allocates a topic's queues to the members of a group.
 
 Java consumers with ``setClientRebalance(false)`` send one for each topic after each change of their group, and consume
-the queues in the answer (RocketMQ QueryAssignmentProcessor). Every group is in pull mode, RocketMQ's default.
+the queues in the answer (RocketMQ QueryAssignmentProcessor), by pulls or by pops as the group's mode says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,23 @@ from martlet.errors import Reason, Refused
 from martlet.tables.topics import QUEUES_MAX, READ, RETRY_PREFIX
 from martlet.turns import Pace, Steps
 from martlet_remoting.averages import Average, AverageByCircle
-from martlet_remoting.bodies import enum_name, read_body, text
+from martlet_remoting.bodies import enum_name, integer, read_body, text
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.context import REASON_CODES, Beside, Context, Handle, refuse, reply
-from martlet_remoting.fastjson import dumps
+from martlet_remoting.context import REASON_CODES, Beside, Context, Handle, refuse, reply, reply_in_pieces
+from martlet_remoting.handlers.admin.common import saved
 from martlet_remoting.members import BROADCASTING, CLUSTERING, Members
 from martlet_remoting.packets import Command, Frame
+from martlet_remoting.pops import ANY_QUEUE
+from martlet_remoting.request_modes import MODES, POP, PULL, RequestMode
 from martlet_remoting.routes import TopicQueues
 
 __all__ = ["TABLE"]
 
+# A client that pops the queues of all brokers.
+EVERY_BROKER: Final = (ANY_QUEUE,)
+IDS_A_SLICE: Final = 100_000
+SHARED_MAX: Final = 1_000_000
 MODELS: Final = (BROADCASTING, CLUSTERING)
-PULL: Final = "PULL"
-MODES: Final = (PULL, "POP")
 STRATEGIES: Final[Mapping[str, Average | AverageByCircle]] = {s.name: s for s in (Average(), AverageByCircle())}
 
 
@@ -55,7 +59,8 @@ def _query_assignment(context: Context, command: Command) -> Steps[Frame | None]
     known = others.known(question.topic) if others is not None else ()
     if known is not None:
         state = context.state
-        return (yield from _answer(state.broker.config.name, state.members, grant, command, question, known))
+        mode = state.request_modes.get(question.topic, question.group)
+        return (yield from _answer(state.broker.config.name, state.members, mode, grant, command, question, known))
     context.peer.start(_ask_and_answer, context, grant, command, question)
     return None
 
@@ -76,8 +81,9 @@ async def _ask_and_answer(context: Context, grant: ConsumeGrant, command: Comman
     assert state.others is not None
     try:
         known = await state.others.ask(question.topic)
+        mode = state.request_modes.get(question.topic, question.group)
         answer = await state.broker.turns.finish(
-            _answer(state.broker.config.name, state.members, grant, command, question, known)
+            _answer(state.broker.config.name, state.members, mode, grant, command, question, known)
         )
     except Refused as error:
         code = REASON_CODES[error.reason]
@@ -89,6 +95,7 @@ async def _ask_and_answer(context: Context, grant: ConsumeGrant, command: Comman
 def _answer(
     own_name: str,
     members: Members,
+    mode: RequestMode,
     grant: ConsumeGrant,
     command: Command,
     question: Question,
@@ -99,15 +106,19 @@ def _answer(
     if total > QUEUES_MAX:
         text_ = f"topic[{question.topic}] has {total} queues on {len(counts)} brokers"
         raise Refused(Reason.BUSY, f"{text_}; at most {QUEUES_MAX} can be allocated")
-    chosen = _share(members, question, total) if total else None
+    places = [(broker, number) for broker in sorted(counts) for number in range(counts[broker])]
+    chosen = (yield from _share(members, mode, question, total)) if total else None
     if chosen is None:
         return reply(command, body=b"{}")
-    places = [(broker, number) for broker in sorted(counts) for number in range(counts[broker])]
+    if chosen is EVERY_BROKER:
+        found = [(broker, ANY_QUEUE) for broker in sorted(counts)]
+    else:
+        found = list(map(places.__getitem__, chosen))
     assignments: list[dict[str, object]] = []
     pace = Pace()
-    for broker, number in map(places.__getitem__, chosen):
+    for broker, number in found:
         queue = {"brokerName": broker, "queueId": number, "topic": question.topic}
-        assignments.append({"messageQueue": queue, "mode": PULL})
+        assignments.append({"messageQueue": queue, "mode": mode.mode})
         if pace.is_over():
             yield
     return reply(command, body=orjson.dumps({"messageQueueAssignments": assignments}))
@@ -125,18 +136,32 @@ def _read_queues(own_name: str, grant: ConsumeGrant, elsewhere: Sequence[TopicQu
     return counts
 
 
-def _share(members: Members, question: Question, total: int) -> Sequence[int] | None:
-    """Return which of *total* queues the client gets; None if that cannot be decided."""
+def _share(members: Members, mode: RequestMode, question: Question, total: int) -> Steps[Sequence[int] | None]:
+    """Return which of *total* queues the client gets; `EVERY_BROKER` if it pops all, None if that cannot be decided."""
     if question.model == BROADCASTING:
         return range(total)
     group, strategy = members.group(question.group), STRATEGIES.get(question.strategy)
     if group is None or strategy is None or not question.client_id.strip():
         return None
-    return strategy.allocate(question.group, question.client_id, range(total), group.sorted_ids())
+    ids = group.sorted_ids()
+    if mode.mode == POP and (mode.shared <= 0 or mode.shared >= len(ids) - 1):
+        return EVERY_BROKER
+    if mode.mode == PULL or question.client_id not in ids:
+        return strategy.allocate(question.group, question.client_id, range(total), ids)
+    number = ids.index(question.client_id)
+    if len(ids) > total:
+        return (number % total,)
+    found: list[int] = []
+    pace = Pace(IDS_A_SLICE)
+    for more in range(mode.shared + 1):
+        found += strategy.allocate(question.group, ids[(number + more) % len(ids)], range(total), ids)
+        if pace.is_over(len(ids)):
+            yield
+    return found
 
 
 def set_request_mode(context: Context, command: Command) -> Steps[bytes]:
-    """Accept a group's mode for a topic if it is PULL, the only one supported."""
+    """Set how a group gets the messages of a topic."""
     body = yield from read_body(command)
     group, topic = text(body, "consumerGroup"), text(body, "topic")
     if not group or not topic:
@@ -149,20 +174,21 @@ def set_request_mode(context: Context, command: Command) -> Steps[bytes]:
     if grant.ensure() is None:
         raise Refused(Reason.NO_GROUP, f"subscription group [{group}] does not exist")
     mode = enum_name(body, "mode", MODES, PULL)
-    if mode != PULL:
-        text_ = f"mode {mode!r} of group [{group}] is not supported by this broker"
-        raise Refused(Reason.NOT_SUPPORTED, f"{text_}; every group is in mode {PULL}")
+    if mode not in MODES:
+        raise Refused(Reason.MALFORMED, f"mode {mode!r} is unknown; it must be one of {', '.join(MODES)}")
+    shared = max(min(integer(body, "popShareQueueNum"), SHARED_MAX), ANY_QUEUE)
+    context.state.request_modes.set(topic, group, RequestMode(mode, shared))
     return reply(command)
 
 
-def all_request_modes(context: Context, command: Command) -> bytes:
-    """Answer the groups whose mode is not the default (MessageRequestModeManager): none."""
+def all_request_modes(context: Context, command: Command) -> Steps[Frame]:
+    """Answer the modes that were set, by topic and group."""
     context.gate(command).query_broker()
-    return reply(command, body=dumps({"messageRequestModeMap": {}}))
+    return reply_in_pieces(command, (yield from context.state.request_modes.json_in_steps()))
 
 
 TABLE: Final[dict[int, Handle]] = {
     RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: all_request_modes,
     RequestCode.QUERY_ASSIGNMENT: query_assignment,
-    RequestCode.SET_MESSAGE_REQUEST_MODE: set_request_mode,
+    RequestCode.SET_MESSAGE_REQUEST_MODE: saved(set_request_mode),
 }

@@ -2,8 +2,10 @@ package interop;
 
 import com.alibaba.fastjson.JSONObject;
 import java.nio.charset.StandardCharsets;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -11,10 +13,12 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.impl.consumer.RebalanceImpl;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
 
 /** Push consumers: each message delivered is an event, and is acknowledged or not as the consumer was told. */
 final class PushConsumers {
@@ -80,6 +84,9 @@ final class PushConsumers {
         if (said.containsKey("client_rebalance")) {
             Settings.setClientRebalance(consumer, said.getBooleanValue("client_rebalance"));
         }
+        if (said.containsKey("invisible_ms")) {
+            Settings.setPopInvisibleTime(consumer, said.getLongValue("invisible_ms"));
+        }
         consumer.setSuspendCurrentQueueTimeMillis(100);
         // What was delivered last counts as consumed only after its listener has returned and the client has noted the
         // offset; without this wait a stop could overtake that, and the offset would never be told.
@@ -107,9 +114,12 @@ final class PushConsumers {
         return true;
     }
 
-    private Object queues(JSONObject said) {
+    private Object queues(JSONObject said) throws ReflectiveOperationException {
         DefaultMQPushConsumer consumer = consumers.get(said.getString("name")).consumer;
-        return Messages.showQueues(consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().keySet());
+        RebalanceImpl rebalance = consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl();
+        Set<MessageQueue> queues = new HashSet<>(rebalance.getProcessQueueTable().keySet());
+        queues.addAll(Settings.poppedQueues(rebalance));
+        return Messages.showQueues(queues);
     }
 
     private Object heal(JSONObject said) {

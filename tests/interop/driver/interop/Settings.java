@@ -2,10 +2,13 @@ package interop;
 
 import com.alibaba.fastjson.JSONObject;
 import java.lang.reflect.Method;
+import java.util.Map;
+import java.util.Set;
 import org.apache.rocketmq.acl.common.AclClientRPCHook;
 import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.impl.MQClientManager;
+import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.RPCHook;
 
 /** The settings that every client takes, and those whose types moved between the versions. */
@@ -44,6 +47,23 @@ final class Settings {
     /** Let the broker share out the queues, or the client; 4.x has no such setting. */
     static void setClientRebalance(Object consumer, boolean own) throws ReflectiveOperationException {
         consumer.getClass().getMethod("setClientRebalance", boolean.class).invoke(consumer, own);
+    }
+
+    /** Set how long a popped message is invisible to others; 4.x has no such setting. */
+    static void setPopInvisibleTime(Object consumer, long ms) throws ReflectiveOperationException {
+        consumer.getClass().getMethod("setPopInvisibleTime", long.class).invoke(consumer, ms);
+    }
+
+    /** The queues that a consumer pops, -1 for all of a broker; 4.x knows no such table. */
+    static Set<MessageQueue> poppedQueues(Object rebalance) throws ReflectiveOperationException {
+        for (Method method : rebalance.getClass().getMethods()) {
+            if (method.getName().equals("getPopProcessQueueTable")) {
+                @SuppressWarnings("unchecked")
+                Map<MessageQueue, ?> table = (Map<MessageQueue, ?>) method.invoke(rebalance);
+                return table.keySet();
+            }
+        }
+        return Set.of();
     }
 
     /** Call setMessageModel: the enum lives in another package in 4.x than in 5.x. */
