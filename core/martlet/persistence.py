@@ -49,8 +49,9 @@ def load(broker: Broker) -> None:
 def _make_topics_of_records(broker: Broker, closed: set[str]) -> None:
     """Create an entry for each topic that has records but no entry.
 
-    When RocketMQ deletes a topic, it removes the queues and the entry without a trace in the log. Lost files and an
-    old table look the same. So topics in *closed* get no permission to read or write, and keep their messages.
+    RocketMQ leaves no record of a deletion, and the record of one may be lost with a damaged part of the log. Lost
+    files and an old table look the same. So topics in *closed* get no permission to read or write, and keep their
+    messages.
     """
     for name in broker.store.topics_on_disk():
         if broker.topics.get(name) is not None:
@@ -61,8 +62,8 @@ def _make_topics_of_records(broker: Broker, closed: set[str]) -> None:
         if name in closed and not is_reserved(name):
             broker.topics.ensure(name, queues, perm=0)
             log.warning(
-                "topic %s has records but neither queues nor an entry in config/topics.json; RocketMQ may have "
-                "deleted it, so it is closed: reopen it with `martlet topic create %s --queues %d`, "
+                "topic %s has records but neither queues nor an entry in config/topics.json; it may have been "
+                "deleted, so it is closed: reopen it with `martlet topic create %s --queues %d`, "
                 "or remove its messages with `martlet topic delete %s`",
                 *(name, name, queues, name),
             )

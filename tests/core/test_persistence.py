@@ -332,3 +332,14 @@ async def test_a_large_table_is_rendered_in_a_worker_thread(tmp_path: Path) -> N
         assert len(threads) == 1
         assert threading.get_ident() not in threads
         assert (tmp_path / "config" / "delayOffset.json").read_bytes() == b"{}"
+
+
+async def test_a_topic_that_may_have_been_deleted_is_closed_unless_the_table_has_it() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("Listed", 1)
+        for name in ("T", "Listed", "New"):
+            broker.store.append(Message(name, b"x"), 0)
+        broker.store.commit()
+        persistence._make_topics_of_records(broker, closed={"T", "Listed"})
+        perms = {name: topic.perm for name in ("T", "Listed", "New") if (topic := broker.topics.get(name))}
+        assert perms == {"T": 0, "Listed": 6, "New": 6}

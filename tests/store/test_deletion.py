@@ -222,3 +222,35 @@ async def test_a_directory_that_cannot_be_removed_is_named_and_tried_again(
         "/data/consumequeue/T/0 is no longer used and cannot be removed: Permission denied; trying again later"
     ]
     store.crash()
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize("also", ["nothing", "consumequeue", "checkpoint", "queues."])
+async def test_a_deletion_in_a_lost_segment_is_known_or_in_doubt(also: str, clean: bool) -> None:
+    disk = FakeDisk()
+    config = small_config(flush="async", segment_bytes=4096)
+    store = await Store.open(ROOT, config, ManualClock(), disk)
+    send(store, "T", *numbers(20))
+    send(store, "Kept", *numbers(20))
+    await store.checkpoint()
+    position = store.appended
+    store.delete_topic("T")
+    store.flusher.flush_now()
+    send(store, "Kept", *numbers(40, "later"))
+    await store.checkpoint()
+    segment = store.segments.find(position)
+    assert segment is not None
+    assert store.segments.items[0] is not segment
+    assert store.segments.items[-1] is not segment
+    if clean:
+        await store.close()
+    else:
+        store.crash()
+    for path in list(disk.files):
+        if path == segment.path or path.startswith(f"/data/{also}"):
+            disk.unlink(path)
+    store = await Store.open(ROOT, config, ManualClock(), disk)
+    known = also in ("nothing", "consumequeue")
+    assert store.topics_on_disk() == (["Kept"] if known else ["Kept", "T"])
+    assert store.recovered.unlisted == (set() if known else {"T"})
+    store.crash()

@@ -221,7 +221,7 @@ class DryDisk:
         self._open[fd][0].truncate(size)
 
     def sync(self, fd: int) -> None:
-        pass
+        """Do nothing: what is written stays in memory, so no write is ever durable."""
 
     def next_data(self, fd: int, position: int) -> int:
         file, source = self._open[fd]
@@ -238,7 +238,7 @@ class DryDisk:
             raise _error(errno.ENOENT, path)
 
     def sync_everything(self, path: str) -> None:
-        pass
+        """Do nothing, like `sync`."""
 
     def make_directory(self, path: str) -> None:
         while path.strip("/") and (found := self._find(path)) is not DIRECTORY:

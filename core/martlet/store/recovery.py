@@ -119,7 +119,11 @@ class Recovery:
         if self._scan.order.foreign and self._torn:
             self._cut_queues()
         self._remove_strays()
-        if self._rebuilding and checkpoint is not None and self._is_foreign(checkpoint, journal):
+        # RocketMQ leaves no record of a deletion, and lost bytes of the log may have been one.
+        may_lack_deletion = self._scan.damaged_bytes or (
+            checkpoint is not None and self._is_foreign(checkpoint, journal)
+        )
+        if self._rebuilding and may_lack_deletion:
             self.unlisted = set(self.queues.topics) - set(names)
         self._count()
         self.last_store_ms = self._scan.last_store_ms
