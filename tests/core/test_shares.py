@@ -16,6 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
 from martlet.delivery.group_members import Member
+from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.redelivery import LONGEST_MS, pause_ms
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.share import Share
@@ -833,3 +834,70 @@ async def test_a_queue_that_came_while_a_group_was_away_is_read_from_its_beginni
         broker.topics.update("t", 2, 2)
         publish(broker, "t", 1, b"a")
         assert Competitor(broker, start=from_tail).turn() == ["1:0:a"]
+
+
+RULES = (None, GroupPolicy("tested"), GroupPolicy("other"))
+
+
+def consume(broker: Broker, topic: str, group: str, policy: GroupPolicy | None, *, both: bool = True) -> Member:
+    """Join, take two messages, and acknowledge both or the first."""
+    member = broker.shares.join(
+        RecordingPeer(), topic, group, LINES, lease_s=30, credit=2, start=from_earliest, policy=policy
+    )
+    assert len(told(member.collect(1 << 20))) == 2
+    assert member.ack(0, 0)
+    assert not both or member.ack(0, 1)
+    return member
+
+
+async def known(broker: Broker, *groups: tuple[str, str, GroupPolicy | None]) -> list[bool]:
+    """Whether the broker knows how far each of *groups* (topic, group, policy) has consumed."""
+    broker.store.commit()
+    await broker.store.wait_flushed(broker.store.appended)
+    await wait_all_tasks_blocked()
+    return [broker.shares.find(*group) is not None for group in groups]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_a_group_that_is_forgotten_takes_no_other_with_it(in_memory: bool) -> None:
+    async with broker_in_memory() as broker:
+        for topic in ("t", "u"):
+            broker.topics.ensure(topic, 1)
+            publish(broker, topic, 0, b"a", b"b")
+        policy = GroupPolicy("tested")
+        groups = [("t", "one", policy), ("t", "two", policy), ("u", "one", policy), ("t", "one", GroupPolicy("other"))]
+        members = [consume(broker, *group, both=not in_memory) for group in groups]
+        assert await known(broker, *groups) == [True] * 4
+        for member in members:
+            member.leave()
+        assert broker.shares.statistics()["shares"] == (4 if in_memory else 0)
+        broker.shares.forget("t", "one", policy)
+        assert await known(broker, *groups) == [False, True, True, True]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_a_consumer_group_that_is_deleted_takes_its_state_along_and_no_other(in_memory: bool) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, b"a", b"b")
+        groups = [("t", name, policy) for name in ("G", "H") for policy in RULES]
+        members = [consume(broker, *group, both=not in_memory) for group in groups]
+        assert await known(broker, *groups) == [True] * 6
+        for member in members:
+            member.leave()
+        assert broker.shares.statistics()["shares"] == (6 if in_memory else 0)
+        broker.groups.delete("G", clean_offsets=True)
+        assert await known(broker, *groups) == [False, True, True, True, True, True]
+
+
+async def test_a_group_that_is_forbidden_a_topic_takes_no_other_with_it() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, b"a", b"b")
+        members = [consume(broker, "t", name, policy) for name in ("G", "H") for policy in RULES]
+        broker.groups.set_forbidden("G", "t", readable=False)
+        assert [member.share.gone for member in members] == [True, False, False, False, False, False]
+        broker.groups.set_forbidden("G", "t", readable=True)
+        assert not members[0].share.gone
+        broker.topics.update("t", 1, 1, perm=2)
+        assert [member.share.gone for member in members] == [True] * 6
