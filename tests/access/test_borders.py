@@ -17,6 +17,7 @@ PUBLISHING: Final = "publish"  # and all that begin with it
 CLASSES: Final = frozenset(("Groups", "Sessions", "Shares", "Store", "Subscriptions", "Topics"))
 # Modules that need no gate, and why: they act for the broker, or only pass on what a gate granted.
 REMOTING: Final = "plugins/remoting/martlet_remoting/"
+TIMER: Final = "plugins/timer/martlet_timer/"
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Puts the shared state together; request handlers get none of these from it.
     f"{REMOTING}context.py": frozenset(("groups", "store", "topics")),
@@ -30,6 +31,11 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "examples/martlet-latest/martlet_latest/__init__.py": frozenset(("publish", "store")),
     # Creates its topic, and the feed that all gates follow, on behalf of the broker.
     "examples/martlet-topics/martlet_topics/plugin.py": frozenset(("cursors", "topics")),
+    # Delivers messages on behalf of the broker, whose clients may not touch the schedule topic.
+    f"{TIMER}deliveries.py": frozenset(("publish_atomic", "store", "topics")),
+    f"{TIMER}levels.py": frozenset(("store", "topics")),
+    f"{TIMER}offsets.py": frozenset(("store",)),
+    f"{TIMER}plugin.py": frozenset(("topics",)),
     # Keeps its own file in the store's directory.
     f"{REMOTING}nameserver/plugin.py": frozenset(("store",)),
 }

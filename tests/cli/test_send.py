@@ -59,6 +59,17 @@ def test_a_body_of_the_command_line_may_have_newlines(to: Run) -> None:
     assert [message["body"] for message in read(to, "Newlines")] == ["one\ntwo\n"]
 
 
+def test_a_delayed_message_does_not_arrive_at_once(to: Run) -> None:
+    code, out, _ = to("send", "Later", "in two hours", "--delay-level", "18")
+    assert (code, out.partition(" on ")[0]) == (0, "stored")
+    to("send", "Later", "now")
+    assert [message["body"] for message in read(to, "Later")] == ["now"]
+    (counters,) = json.loads(to("stats", "delay_levels.", "--json")[1]).values()
+    assert counters["delay_levels.pending_18"] == 1
+    code, _, err = to("send", "Later", "x", "--delay-level", "soon")
+    assert (code, "--delay-level 'soon' is not a whole number" in err) == (2, True)
+
+
 def test_one_message_is_not_said_in_the_plural(to: Run, stdin: Callable[[bytes], None]) -> None:
     stdin(b"one\n")
     assert to("send", "Plural") == (0, "1 message stored\n", "")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .process import Process, free_port
+from .rocketmq import DELAY_LEVELS
 
 READY = re.compile(r"^martlet ready: .*$", re.MULTILINE)
 
@@ -28,6 +29,8 @@ class Martlet:
             "remoting.vip": "false",
             "nameserver.listen": f"127.0.0.1:{free_port()}",
             "store.flush": "async",
+            # The first retry has level 3.
+            "timer.levels": DELAY_LEVELS,
             **(settings or {}),
         }
         self.address = ""

@@ -19,6 +19,10 @@ OPENS = (
 )
 
 
+# Of both brokers: short enough for tests.
+DELAY_LEVELS = "1s 2s 1s 2s 3s 4s 5s 6s 7s 8s 9s 10s 11s 12s 13s 14s 15s 16s"
+
+
 def java(home: Path, main: str, *words: str) -> list[str]:
     """Return the command line of one of the server's programs; its logs and its user files go below *home*."""
     memory = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -76,6 +80,7 @@ class Broker:
             "flushDiskType": "ASYNC_FLUSH",
             "autoCreateTopicEnable": "true",
             "diskMaxUsedSpaceRatio": "95",
+            "messageDelayLevel": DELAY_LEVELS,
             **(settings or {}),
         }
         self.start()

@@ -21,6 +21,7 @@ from martlet.store.checkpointer import Checkpointer
 from martlet.store.committer import Committer
 from martlet.store.config import StoreConfig
 from martlet.store.data_directory import DataDirectory
+from martlet.store.delays import DELAYS_MS, SCHEDULE_TOPIC, due_dispatcher
 from martlet.store.files import Disk, Files, RealDisk, is_full
 from martlet.store.first_offsets import FirstOffsets
 from martlet.store.flusher import Flusher
@@ -189,7 +190,7 @@ class Store:
           OSError: the directory cannot be used.
         """
         store = cls(directory, config, clock, disk if disk is not None else RealDisk())
-        store.queues.dispatchers = dict(dispatchers or {})
+        store.queues.dispatchers = {SCHEDULE_TOPIC: due_dispatcher(DELAYS_MS), **(dispatchers or {})}
         store._place.lock()
         try:
             await store._recover(report)

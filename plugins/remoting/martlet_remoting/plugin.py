@@ -8,7 +8,7 @@ import trio
 
 from martlet.access import ANONYMOUS
 from martlet.broker import Broker
-from martlet.contracts import Command, Dispatcher, Handler, Peer, Producers, Protocol, Router, Service, Stage
+from martlet.contracts import Command, Handler, Peer, Producers, Protocol, Router, Service, Stage
 from martlet.errors import Refused
 from martlet.net.addresses import check_address, pack_host, split_address
 from martlet.net.tls import Tls
@@ -19,7 +19,6 @@ from martlet.tables.topics import RETRY_PREFIX
 from .config import RemotingConfig
 from .connection import RemotingConnection
 from .context import RemotingState
-from .delays import SCHEDULE_TOPIC, due_ms
 from .dialing import NameServerDialer
 from .handler import RemotingHandler
 from .handlers import pops
@@ -63,9 +62,6 @@ class RemotingPlugin(Hooks):
         """The state shared by all connections; exists once there is a broker."""
         assert self._state is not None
         return self._state
-
-    def martlet_dispatchers(self) -> Mapping[str, Dispatcher]:
-        return {SCHEDULE_TOPIC: due_ms}
 
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
         return {Producers: Producers(RemotingProducers(lambda: self._state).check_transaction)}

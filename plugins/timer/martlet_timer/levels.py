@@ -1,17 +1,35 @@
-"""The table of delay levels, in RocketMQ's notation (``messageDelayLevel``)."""
+"""Delay levels: their table in RocketMQ's notation (``messageDelayLevel``), and the stage that holds messages."""
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final, final
 
-from martlet.errors import ConfigError
+from martlet.contracts import Stage
+from martlet.errors import ConfigError, Reason, Refused
+from martlet.message import Message, find_property, put_property, remove_property
+from martlet.store.delays import SCHEDULE_TOPIC
+from martlet.store.layout import TRANSACTION_MASK
+from martlet.tables.topics import BROKER_TOPICS
 
-__all__ = ["LEVELS_MAX", "parse_levels"]
+from .steady import SteadyClock
 
-# Each level has a queue, which the broker keeps open.
+if TYPE_CHECKING:
+    from martlet.broker import Broker
+
+__all__ = ["LEVELS_MAX", "REAL_QUEUE", "REAL_TOPIC", "Holder", "parse_levels"]
+
+REAL_TOPIC: Final = b"REAL_TOPIC"
+REAL_QUEUE: Final = b"REAL_QID"
+TIMER_KEYS: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
+# Each level is a queue, which is looked at in each round of deliveries.
 LEVELS_MAX: Final = 256
 UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 # The longest delay is about 27 years.
 _DELAY: Final = re.compile(r"(\d{1,4})([smhd])")
+# What Java's Integer.parseInt accepts.
+_INTEGER: Final = re.compile(rb"[+-]?[0-9]{1,10}")
+INTEGER_MAX: Final = (1 << 31) - 1
+# The bits of sysFlag of a message whose transaction was committed.
+COMMITTED: Final = 0x8
 
 
 def parse_levels(text: str) -> tuple[int, ...]:
@@ -31,3 +49,61 @@ def _delay_ms(word: str) -> int:
     if match is None:
         raise ConfigError(f"timer.levels has {word!r}, which is no delay; write up to 4 digits and s, m, h or d")
     return int(match[1]) * UNITS_MS[match[2]]
+
+
+@final
+class Holder:
+    """Moves each message with a delay level to the queue of its level in the schedule topic.
+
+    As RocketMQ HookUtils.handleScheduleMessage. Properties keep the topic and the queue that the message is for.
+    """
+
+    def __init__(self, broker: "Broker", levels: int, clock: SteadyClock) -> None:
+        self._broker = broker
+        self._levels = levels
+        self._clock = clock
+        self.held = 0
+
+    @property
+    def stage(self) -> Stage:
+        return Stage(self.hold, properties=("DELAY",))
+
+    def hold(self, message: Message) -> Message:
+        """Return *message*, changed so that it is stored in the schedule topic if it has a level.
+
+        A level above the table counts as the highest one, and 0 or a negative one as none.
+
+        Raises:
+          Refused: the level is not a number (Reason.MALFORMED).
+        """
+        kind = message.sys_flag & TRANSACTION_MASK
+        if message.topic in BROKER_TOPICS or kind not in (0, COMMITTED):
+            return message
+        level = min(self._level(message.properties), self._levels)
+        topic = self._broker.topics.get(message.topic)
+        if level <= 0 or topic is None or not topic.write_queues:
+            return message  # it is published as it is, or refused
+        queue_id = message.queue_id
+        if queue_id < 0:
+            queue_id = self._broker.ids.below(topic.write_queues)
+        topic.check_queue(queue_id)
+        properties = message.properties
+        for key in TIMER_KEYS:
+            properties = remove_property(properties, key)
+        properties = put_property(properties, b"DELAY", b"%d" % level)
+        properties = put_property(properties, REAL_TOPIC, message.topic.encode())
+        message.properties = put_property(properties, REAL_QUEUE, b"%d" % queue_id)
+        message.topic, message.queue_id = SCHEDULE_TOPIC, level - 1
+        self._clock.observe(self._broker.store.appended)
+        self.held += 1
+        return message
+
+    def _level(self, properties: bytes) -> int:
+        text = find_property(properties, b"DELAY")
+        level = int(text) if _INTEGER.fullmatch(text) else INTEGER_MAX + 1
+        if not -INTEGER_MAX - 1 <= level <= INTEGER_MAX:
+            shown = text[:32].decode("utf-8", "replace")
+            levels = f"delay levels are 1 to {self._levels}, and 0 for no delay"
+            # RocketMQ answers such a message with SYSTEM_ERROR and a NumberFormatException.
+            raise Refused(Reason.MALFORMED, f"property DELAY is {shown!r}, which is not a whole number; {levels}")
+        return level

@@ -16,6 +16,7 @@ from martlet_remoting.client.messages import BODY_BYTES_MAX
 
 from .connecting import add_connection, talking
 from .shared import add_json, plural
+from .values import whole
 
 __all__ = ["COMMAND", "configure", "send"]
 
@@ -67,6 +68,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--property", action="append", default=[], metavar="NAME=VALUE", help="property of the message; can be repeated"
+    )
+    parser.add_argument(
+        "--delay-level",
+        type=whole("--delay-level"),
+        default=0,
+        metavar="N",
+        help="deliver the messages later: 1 is 1 s, 18 is 2 h, as the broker's timer.levels says",
     )
     add_json(parser)
     add_connection(parser)
@@ -198,7 +206,10 @@ async def send(arguments: Any) -> int:
         async def send_one(item: Item) -> None:
             nonlocal stored
             keys = (*arguments.key, *item.keys)
-            result = await producer.send(Message(arguments.topic, item.body, arguments.tag, keys, properties))
+            message = Message(
+                arguments.topic, item.body, arguments.tag, keys, properties, delay_level=arguments.delay_level
+            )
+            result = await producer.send(message)
             stored += 1
             if not summed_up:
                 _show(result, as_json=arguments.json)

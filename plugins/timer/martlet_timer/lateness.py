@@ -1,0 +1,32 @@
+"""How late messages are delivered, as a histogram."""
+
+from bisect import bisect_left
+from typing import Final, final
+
+__all__ = ["Lateness"]
+
+BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 1000, 10_000)
+
+
+@final
+class Lateness:
+    """Counts of deliveries by how late they were, from the time when they were due to when they were readable."""
+
+    __slots__ = ("_counts", "_max_ms")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_MS) + 1)
+        self._max_ms = 0.0
+
+    def add(self, late_ms: float) -> None:
+        self._counts[bisect_left(BOUNDS_MS, late_ms)] += 1
+        self._max_ms = max(self._max_ms, late_ms)
+
+    def statistics(self) -> dict[str, object]:
+        """Return the number of deliveries that were at most so many ms late, and by how many the latest was."""
+        late: dict[str, object] = {}
+        total = 0
+        for bound, count in zip(BOUNDS_MS, self._counts, strict=False):
+            total += count
+            late[f"late_{bound}_ms"] = total
+        return {**late, "late_max_ms": round(self._max_ms)}

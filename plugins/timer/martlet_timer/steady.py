@@ -1,0 +1,62 @@
+"""A clock that does not jump with the wall clock, and the times of records on it.
+
+A delay is a length of time, but a record has only the time of the wall clock when it was stored. If an administrator or
+NTP sets that clock while the message waits, its delay must stay the same. So jumps are noted, with the log position at
+which each was noticed: records from there on have the new time. A restart begins with the wall clock as it is.
+"""
+
+from typing import Final, final
+
+import trio
+
+from martlet.clock import Clock
+
+__all__ = ["SteadyClock"]
+
+# Smaller differences come from reading two clocks one after the other, and from rounding to milliseconds.
+JUMP_MS: Final = 2.0
+# If reading both clocks took longer, their difference says nothing.
+READ_MS_MAX: Final = 0.5
+JUMPS_MAX: Final = 256
+
+
+@final
+class SteadyClock:
+    """Milliseconds since 1970 by the wall clock at the start of the event loop, and by a steady clock from then on."""
+
+    __slots__ = ("_began", "_clock", "_shifts", "_started_ms", "jumps")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = -1.0  # unknown until the event loop asks for the time
+        self._started_ms = 0.0
+        # From each of these positions on, the wall clock was ahead of this clock by so many milliseconds.
+        self._shifts: list[tuple[int, float]] = [(0, 0.0)]
+        self.jumps = 0
+
+    def now_ms(self) -> float:
+        """Return the time, to be compared with what `stored_ms` returns."""
+        now = trio.current_time()
+        if self._began < 0:
+            self._began, self._started_ms = now, float(self._clock.now_ms())
+        return self._started_ms + (now - self._began) * 1000
+
+    def observe(self, position: int) -> None:
+        """Compare this clock with the wall clock; records from *position* on are stored by the present wall clock."""
+        before = self.now_ms()
+        wall = self._clock.now_ms()
+        now = self.now_ms()
+        shift = wall - now
+        if now - before > READ_MS_MAX or abs(shift - self._shifts[-1][1]) < JUMP_MS:
+            return
+        self.jumps += 1
+        self._shifts.append((position, shift))
+        if len(self._shifts) > JUMPS_MAX:
+            del self._shifts[1]
+
+    def stored_ms(self, position: int, store_ms: int) -> float:
+        """Return when the record at *position* was stored, given the wall clock's time in it."""
+        for start, shift in reversed(self._shifts):
+            if position >= start:
+                return store_ms - shift
+        return float(store_ms)
