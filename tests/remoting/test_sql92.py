@@ -132,6 +132,9 @@ async def test_a_client_cannot_fill_the_log_with_faulty_expressions(
     with caplog.at_level(logging.WARNING, "martlet.remoting"):
         for version in range(100):
             await client.heartbeat_with("c", "G", subscription(topic, FAULTY, version))
+        assert len(caplog.records) == 1
+        for version in range(1, 100):
+            await client.heartbeat_with("c", "G", subscription(topic, f"{version} {FAULTY}", version + 100))
     assert len(caplog.records) <= 20
     assert sql.state.statistics()["faulty_subscriptions"] == 100
 

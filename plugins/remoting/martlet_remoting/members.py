@@ -227,7 +227,7 @@ class Members:
         """
         for new in subscriptions:
             old = group.subscriptions.get(new.topic)
-            if new.fault and (old is None or new.version > old.version):
+            if new.fault and (old is None or (new.version > old.version and new.fault != old.fault)):
                 self._faulty_subscriptions += 1
                 self._complaints.warn(
                     "group %r gets no messages of topic %r: client %r (%s) at %s subscribed with a "

@@ -3,7 +3,8 @@
 //	client produce NAME_SERVER TOPIC COUNT               sends in every way the client has, a JSON line a result,
 //	                                                     and one with "event": "again" for each send that it repeats
 //	client consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION concurrent|orderly|broadcasting FAILURES
-//	                                                     a JSON line a delivery, ends after COUNT accepted messages
+//	                                                     a JSON line a delivery, ends after COUNT accepted messages;
+//	                                                     EXPRESSION is tags, or SQL92:...
 package main
 
 import (
@@ -160,6 +161,9 @@ func consume(nameServer, group, topic string, count int, expression, how string,
 		return consumer.ConsumeSuccess, nil
 	}
 	selector := consumer.MessageSelector{Type: consumer.TAG, Expression: expression}
+	if strings.HasPrefix(expression, "SQL92:") {
+		selector = consumer.MessageSelector{Type: consumer.SQL92, Expression: strings.TrimPrefix(expression, "SQL92:")}
+	}
 	check(client.Subscribe(topic, selector, deliver))
 	check(client.Start())
 	say(map[string]interface{}{"event": "started"})
@@ -174,7 +178,11 @@ func number(text string) int {
 }
 
 func main() {
-	rlog.SetLogLevel("error")
+	level := os.Getenv("INTEROP_LOG_LEVEL")
+	if level == "" {
+		level = "error"
+	}
+	rlog.SetLogLevel(level)
 	words := os.Args[1:]
 	switch words[0] {
 	case "produce":

@@ -1,15 +1,16 @@
 'use strict';
 // A program over the Node client.
 //
-//   client.js NAME_SERVER GROUP TOPIC COUNT FAILURES   a JSON line a delivery, ends after COUNT accepted messages; the
-//                                                      first FAILURES deliveries of each fail. An error of the client
-//                                                      is a line {"event": "error"}, a commit one {"event": "commit"}.
+//   client.js NAME_SERVER GROUP TOPIC COUNT FAILURES [EXPRESSION]
+//
+// A JSON line a delivery, ends after COUNT accepted messages; the first FAILURES deliveries of each fail. An error of the
+// client is a line {"event": "error"}, a commit one {"event": "commit"}. EXPRESSION is tags, or SQL92:...
 
 const httpclient = require('urllib');
 const { Consumer } = require('ali-ons');
 const RemoteBrokerOffsetStore = require('ali-ons/lib/store/remote_broker');
 
-const [nameServer, group, topic, count, failures] = process.argv.slice(2);
+const [nameServer, group, topic, count, failures, expression = '*'] = process.argv.slice(2);
 const accepted = new Set();
 const say = fields => process.stdout.write(JSON.stringify(fields) + '\n');
 
@@ -30,7 +31,9 @@ const consumer = new Consumer({
   rebalanceInterval: 1000,
 });
 consumer.on('error', error => say({ event: 'error', text: error.message }));
-consumer.subscribe(topic, '*', async message => {
+const isSql = expression.startsWith('SQL92:');
+const selector = isSql ? { expressionType: 'SQL92', subString: expression.slice(6) } : expression;
+consumer.subscribe(topic, selector, async message => {
   say({
     topic: message.topic,
     body: String(message.body),

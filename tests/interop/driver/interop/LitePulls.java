@@ -34,7 +34,7 @@ final class LitePulls {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         boolean assigned = said.getBooleanValue("assign");
         if (!assigned) {
-            consumer.subscribe(said.getString("topic"), said.getString("expression"));
+            consumer.subscribe(said.getString("topic"), Settings.selector(said));
         }
         consumer.start();
         Settings.bePatient(consumer);

@@ -92,7 +92,7 @@ final class PushConsumers {
         // offset; without this wait a stop could overtake that, and the offset would never be told.
         consumer.setAwaitTerminationMillisWhenShutdown(60_000);
         for (Object topic : said.getJSONArray("topics")) {
-            consumer.subscribe((String) topic, said.getString("expression"));
+            consumer.subscribe((String) topic, Settings.selector(said));
         }
         Running running = new Running(said.getString("name"), consumer, said.getIntValue("failures"));
         if (said.getBooleanValue("orderly")) {

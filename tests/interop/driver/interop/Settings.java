@@ -7,6 +7,7 @@ import java.util.Set;
 import org.apache.rocketmq.acl.common.AclClientRPCHook;
 import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.ClientConfig;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.impl.MQClientManager;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.RPCHook;
@@ -29,6 +30,13 @@ final class Settings {
         client.setMqClientApiTimeout(PATIENCE_MS);
         client.setUseTLS(said.getBooleanValue("tls"));
         client.setVipChannelEnabled(said.getBooleanValue("vip"));
+    }
+
+    /** The messages that a consumer wants: tags, or an SQL92 expression after "SQL92:". */
+    static MessageSelector selector(JSONObject said) {
+        String expression = said.getString("expression");
+        return expression.startsWith("SQL92:")
+            ? MessageSelector.bySql(expression.substring("SQL92:".length())) : MessageSelector.byTag(expression);
     }
 
     /** What signs the requests of a client that has an access key; null for the others. */
