@@ -15,7 +15,7 @@ from typing import Protocol as TypingProtocol
 
 from martlet.errors import Refused
 from martlet.message import Message, Record
-from martlet.store.layout import Buffer, Predicate, RecordView
+from martlet.store.layout import Buffer, Condition, Find, Predicate, RecordView
 from martlet.store.tags import Dispatcher
 
 __all__ = [
@@ -25,9 +25,11 @@ __all__ = [
     "Certificate",
     "Command",
     "Compile",
+    "Condition",
     "Connection",
     "Credentials",
     "Dispatcher",
+    "Find",
     "Handler",
     "Identity",
     "Password",

@@ -9,7 +9,7 @@ import pytest
 import trio
 from tests.filter_sql92.table import Case, cases
 
-from martlet_remoting.client import Message, Outcome, PushConsumer, ReceivedMessage, Sql
+from martlet_remoting.client import Outcome, PushConsumer, ReceivedMessage, Sql
 
 from . import fetch, wire
 from .conftest import RocketMQ, Target

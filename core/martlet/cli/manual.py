@@ -210,7 +210,11 @@ PLUGIN_CHAPTERS: Final = (
             "UNIQ_KEY",
         ),
     ),
-    Chapter("Stored records", "martlet.store.layout", ("RecordView", "Predicate", "record_views", "Buffer")),
+    Chapter(
+        "Stored records",
+        "martlet.store.layout",
+        ("RecordView", "Predicate", "Condition", "Find", "record_views", "Buffer"),
+    ),
     Chapter(
         "Topics",
         "martlet.tables.topics",

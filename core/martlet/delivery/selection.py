@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from martlet.contracts import Compile, Predicate
+from martlet.contracts import Compile, Condition, Predicate, RecordView
 from martlet.errors import Reason, Refused
 from martlet.message import TAGS
 from martlet.store.codec import tags_code
@@ -67,7 +67,17 @@ def _both(first: Predicate | None, second: Predicate | None) -> Predicate | None
     if first is None or second is None:
         return second if first is None else first
     one, two = first, second
-    return lambda record: one(record) and two(record)
+
+    def holds(record: RecordView) -> bool:
+        return one(record) and two(record)
+
+    both = [each for each in (first, second) if isinstance(each, Condition)]
+    if not both:
+        return holds
+    cost = sum(each.cost for each in both)
+    # Two languages that count steps: those of the second are missed.
+    steps = next((each.steps for each in both if each.steps is not None), None)
+    return Condition(holds, cost, next((each.find for each in both if each.find is not None), None), steps)
 
 
 def split_tags(expression: str) -> tuple[str, ...]:

@@ -20,7 +20,16 @@ import pluggy
 import trio
 
 from martlet.config import fill, unknown_key
-from martlet.contracts import Authenticator, Authorizer, Compile, Credentials, Identity, Predicate, RecordView
+from martlet.contracts import (
+    Authenticator,
+    Authorizer,
+    Compile,
+    Condition,
+    Credentials,
+    Identity,
+    Predicate,
+    RecordView,
+)
 from martlet.errors import ConfigError, MartletError, PluginError, Reason, Refused
 from martlet.net.addresses import show_address, split_address
 from martlet.plugins.hooks import HOOKS, Hooks
@@ -241,19 +250,35 @@ def guarded_filter(plugin: str, language: str, compile_expression: Compile) -> C
             raise failed(error) from error
         told = False
 
-        def holds(record: RecordView) -> bool:
+        def fails(error: Exception) -> Refused:
             nonlocal told
+            if not told:
+                told = True
+                log.exception("plugin %r failed in its filter %s on %r", plugin, language, expression[:80])
+            return failed(error)
+
+        condition = predicate if isinstance(predicate, Condition) else None
+        decide = predicate if condition is None else condition.holds
+
+        def holds(record: RecordView) -> bool:
             try:
-                return predicate(record)
+                return decide(record)
             except Refused:
                 raise
             except Exception as error:
-                if not told:
-                    told = True
-                    log.exception("plugin %r failed in its filter %s on %r", plugin, language, expression[:80])
-                raise failed(error) from error
+                raise fails(error) from error
 
-        return holds
+        if condition is None:
+            return holds
+        search = condition.find
+
+        def find(data: bytes | bytearray, begin: int, end: int) -> list[int] | None:
+            try:
+                return search(data, begin, end) if search is not None else None
+            except Exception as error:
+                raise fails(error) from error
+
+        return Condition(holds, condition.cost, None if search is None else find, condition.steps)
 
     return compile_guarded
 

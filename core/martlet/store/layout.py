@@ -76,6 +76,8 @@ __all__ = [
     "WIDE_HOSTS",
     "WIDE_HOST_BYTES",
     "Buffer",
+    "Condition",
+    "Find",
     "Predicate",
     "RecordView",
     "part_offsets",
@@ -376,6 +378,34 @@ class RecordView:
 # Called with each record that a subscriber might get; returns whether to deliver it. It must not keep the record after
 # it returns, and may be called in a worker thread.
 Predicate: TypeAlias = Callable[[RecordView], bool]
+# Returns places in ``data[begin:end]``, ascending: each record that lies there and matches, except the last one, has at
+# least one. None if there are too many. Its time must be linear in the bytes.
+Find: TypeAlias = Callable[[bytes | bytearray, int, int], list[int] | None]
+
+
+@final
+class Condition:
+    """A predicate with what a read needs to scan many records with it, and to stop in time.
+
+    Args:
+      holds: the predicate; it decides.
+      cost: the time of one call, in units of one property's comparison (1 us).
+      find: finds records that may match in raw bytes of the log, so that *holds* is not called with others.
+      steps: one number, to which *holds* adds the steps (0.2 us) that a record takes beyond *cost*.
+    """
+
+    __slots__ = ("cost", "find", "holds", "steps")
+
+    def __init__(
+        self, holds: Predicate, cost: int = 1, find: Find | None = None, steps: list[int] | None = None
+    ) -> None:
+        self.holds = holds
+        self.cost = cost
+        self.find = find
+        self.steps = steps
+
+    def __call__(self, record: RecordView) -> bool:
+        return self.holds(record)
 
 
 def record_views(piece: Buffer) -> Iterator[RecordView]:

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import final
 
 from martlet.store.codec import encode_filler
-from martlet.store.layout import FILLER_BYTES, MAGIC_AT
+from martlet.store.layout import FILLER_BYTES, MAGIC_AT, Find
 from martlet.store.segments import Segment, Segments
 
 __all__ = ["LogWriter", "Page", "PageCache"]
@@ -21,7 +21,7 @@ __all__ = ["LogWriter", "Page", "PageCache"]
 class Page:
     """The positions from ``base`` up to ``end``; the CRCs of its ``trusted`` bytes need no check."""
 
-    __slots__ = ("base", "data", "end", "trusted", "view")
+    __slots__ = ("base", "data", "end", "searched", "trusted", "view")
 
     def __init__(self, base: int, data: bytes | bytearray, trusted: bool) -> None:
         self.base = base
@@ -29,6 +29,8 @@ class Page:
         self.end = base + len(data)
         self.view = memoryview(data).toreadonly()
         self.trusted = trusted
+        # The last search of the page, up to where, and the places that it found: see `needle_match`.
+        self.searched: tuple[Find, int, list[int] | None] | None = None
 
 
 @final

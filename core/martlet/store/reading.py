@@ -19,11 +19,14 @@ from martlet.store.layout import (
     QUEUE_ID_AT,
     QUEUE_OFFSET_AT,
     Buffer,
+    Condition,
+    Find,
     Predicate,
     RecordView,
     record_views,
 )
 from martlet.store.light import names_place
+from martlet.store.needle_match import candidates
 from martlet.store.page_cache import Page, PageCache
 from martlet.store.queues import BlockDamaged, Queue
 from martlet.store.tag_match import matching_entries
@@ -35,6 +38,10 @@ __all__ = ["ReadResult", "ReadStatus", "Reader"]
 SCAN_ENTRIES: Final = 8000
 # It calls a predicate with at most this many records, unless more messages are wanted.
 TESTED_MAX: Final = 800
+# With fewer entries a predicate is called for each: a search would take longer.
+NARROWED_MIN: Final = 16
+# A read ends after a predicate has taken this many steps (`Condition`), about 3 ms.
+STEPS_MAX: Final = 16_384
 NOT_AT_HAND: Final = -2
 
 Entries = Callable[[Queue, int, int], bytes]
@@ -107,6 +114,32 @@ def bounds(queue: Queue, offset: int, end: int) -> ReadResult | None:
     return ReadResult(ReadStatus.BEYOND_END, end, first, end)
 
 
+def _narrow(
+    data: bytes, found: list[int] | range, covered: int, find: Find, load: Load, count_max: int
+) -> tuple[bytes, list[int] | range, int]:
+    """Return the first *count_max* entries of *data* whose records may match, their indexes, and the number checked.
+
+    Arguments and results are like those of `matching_entries`: *found* has the indexes of the entries in *data*.
+    """
+    likely, checked = candidates(data, find, load)
+    if likely is None:
+        likely = list(range(checked))
+    if len(likely) > count_max:
+        checked = likely[count_max]
+        del likely[count_max:]
+    if checked < len(found):
+        covered = found[checked]
+    if len(likely) < len(found):
+        data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in likely])
+    return data, [found[i] for i in likely], covered
+
+
+def _steps(predicate: Predicate | None) -> tuple[list[int] | None, int]:
+    """Return what counts the steps of *predicate*, and the number at which the read ends; None if nothing does."""
+    steps = predicate.steps if isinstance(predicate, Condition) else None
+    return steps, steps[0] + STEPS_MAX if steps is not None else 0
+
+
 @final
 class Reader:
     """Collects records from the log by entries; thread-safe."""
@@ -141,10 +174,14 @@ class Reader:
           BlockDamaged: the first entry is in a damaged block.
         """
         result = ReadResult(ReadStatus.NO_MATCH, offset, queue.first_offset, end)
+        condition = predicate if isinstance(predicate, Condition) else None
+        find = condition.find if condition is not None else None
         tests = max(TESTED_MAX, max_messages)
+        if condition is not None:
+            tests = max(tests // condition.cost, 1)
         scan = max_messages if codes is None else max(SCAN_ENTRIES, max_messages)
         if codes is None and predicate is not None:
-            scan = tests
+            scan = tests if find is None else SCAN_ENTRIES
         stop = min(end, offset + scan)
         window = max_messages  # if most messages are wanted, the first entries fill the result
         while offset < stop:
@@ -167,6 +204,9 @@ class Reader:
                 found, covered = matching_entries(data, codes, max_messages if predicate is None else tests)
                 if len(found) * ENTRY_BYTES < len(data):
                     data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in found])
+            whole = covered
+            if find is not None and len(found) >= NARROWED_MIN:
+                data, found, covered = _narrow(data, found, covered, find, load, tests)
             before = len(result.pieces)
             taken = self._collect(result, queue, offset, found, data, max_messages, budget_bytes, predicate, load, wait)
             if queue.light:
@@ -179,7 +219,7 @@ class Reader:
             offset += covered
             if predicate is not None:
                 tests -= len(found)
-            if result.count >= max_messages or tests <= 0:
+            if result.count >= max_messages or tests <= 0 or covered < whole:
                 break
         if result.status is ReadStatus.REMOVED and not result.count:
             offset = max(offset, queue.first_offset)
@@ -216,11 +256,10 @@ class Reader:
         pieces = result.pieces
         before, skipped = result.count, 0
         count, total = before, result.size
-        low, high, is_checked = 0, 0, False
-        view = memoryview(b"")
+        low, high, is_checked, view = 0, 0, False, memoryview(b"")
         page: Page | None = None
-        run, run_end = -1, -1
-        full = -1
+        run, run_end, full = -1, -1, -1
+        steps, steps_max = _steps(predicate)
         for position, size, _ in ENTRY.iter_unpack(data):
             end = position + size
             if not low <= position < end <= high:
@@ -237,11 +276,8 @@ class Reader:
                 if page is None and (count or offset + index > result.next_offset):
                     full = index  # a read that begins there tries again
                     break
+                page = page or self._first_page(result, queue, offset + index, position, size)
                 if page is None:
-                    page = self._page(position, size, self.pages.load)
-                if page is None:
-                    if size != BLANK_SIZE and size != 0 and not self._gone(result, position):
-                        self.on_damage(position, queue, offset + index)
                     low = high = 0
                     skipped += 1
                     continue
@@ -253,8 +289,12 @@ class Reader:
                 full = indexes[count - before + skipped]
                 break
             if not is_checked and page is not None:
-                index = offset + indexes[count - before + skipped]
-                if not self._is_wanted(page, position, end, queue, index, predicate):
+                index = indexes[count - before + skipped]
+                if steps is not None and steps[0] >= steps_max:
+                    total -= size
+                    full = index
+                    break
+                if not self._is_wanted(page, position, end, queue, offset + index, predicate):
                     total -= size
                     skipped += 1
                     continue
@@ -280,6 +320,13 @@ class Reader:
             self.on_damage(position, queue, offset)
             return False
         return predicate is None or predicate(RecordView(page.data, start))
+
+    def _first_page(self, result: ReadResult, queue: Queue, offset: int, position: int, size: int) -> Page | None:
+        """Return the page of the first record of a read, from the disk; report the record if it is damaged."""
+        page = self._page(position, size, self.pages.load)
+        if page is None and size != BLANK_SIZE and size != 0 and not self._gone(result, position):
+            self.on_damage(position, queue, offset)
+        return page
 
     def _gone(self, result: ReadResult, position: int) -> bool:
         """Return whether retention removed *position*; the read then reports this unless it finds a record."""

@@ -8,12 +8,13 @@ expression names are read, and those only when their place is reached.
 
 import operator
 import re
-from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol, TypeAlias, cast, final
 
-from .like import compile_like
+from .like import STEPS_MAX, compile_like, is_slow
 from .parser import (
     BOOLEANS,
+    NODES,
     And,
     Arithmetic,
     Compare,
@@ -30,7 +31,7 @@ from .parser import (
     Value,
 )
 
-__all__ = ["Source", "Truth", "compile_tree", "number"]
+__all__ = ["NUMBER_CHARACTERS_MAX", "Source", "Truth", "compile_tree", "nodes", "number"]
 
 
 class Source(Protocol):
@@ -64,14 +65,59 @@ SEARCHES: Final[dict[str, Callable[[str, str], bool]]] = {
 }
 
 
-def compile_tree(node: Node) -> Truth:
-    """Return what evaluates the condition *node*: True, False, or None for UNKNOWN."""
+@final
+class _Counting:
+    """A record, and how many steps LIKE may still take on it."""
+
+    __slots__ = ("property", "steps")
+
+    def __init__(self, record: Source) -> None:
+        self.property = record.property
+        self.steps = [STEPS_MAX]
+
+
+def compile_tree(node: Node, steps: list[int] | None = None) -> Truth:
+    """Return what evaluates the condition *node*: True, False, or None for UNKNOWN.
+
+    It adds the steps of patterns that may take many to the only element of *steps*.
+    """
+    truth = _truth(node)
+    if not has_slow_like(node):
+        return truth
+    total = steps if steps is not None else [0]
+
+    def counted(record: Source) -> bool | None:
+        counting = _Counting(record)
+        try:
+            return truth(counting)
+        finally:
+            total[0] += STEPS_MAX - counting.steps[0]
+
+    return counted
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    """Yield *node* and all below it."""
+    yield node
+    for name in node.__slots__:
+        value = getattr(node, name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, NODES):
+                yield from nodes(each)
+
+
+def has_slow_like(node: Node) -> bool:
+    """Return whether a pattern below *node* takes many steps on some texts."""
+    return any(isinstance(each, Like) and is_slow(each.pattern, each.escape) for each in nodes(node))
+
+
+def _truth(node: Node) -> Truth:
     if isinstance(node, And):
-        return _all([compile_tree(operand) for operand in node.operands])
+        return _all([_truth(operand) for operand in node.operands])
     if isinstance(node, Or):
-        return _any([compile_tree(operand) for operand in node.operands])
+        return _any([_truth(operand) for operand in node.operands])
     if isinstance(node, Not):
-        return _inverse(compile_tree(node.operand))
+        return _inverse(_truth(node.operand))
     if isinstance(node, Property):  # alone: whether it is "true"
         return _equal(node, Constant(True))
     return CONDITIONS[type(node)](node)
@@ -248,12 +294,20 @@ def _in(node: In) -> Truth:
 
 def _like(node: Like) -> Truth:
     value, matches = _value(node.operand), compile_like(node.pattern, node.escape)
+    if not is_slow(node.pattern, node.escape):
+        unused = [STEPS_MAX]
 
-    def like(record: Source) -> bool | None:
+        def like(record: Source) -> bool | None:
+            found = value(record)
+            return None if found is None else matches(str(found), unused)
+
+        return like
+
+    def like_counted(record: _Counting) -> bool | None:
         found = value(record)
-        return None if found is None else matches(str(found))
+        return None if found is None else matches(str(found), record.steps)
 
-    return like
+    return cast(Truth, like_counted)  # `compile_tree` wraps the record
 
 
 def _search(node: Search) -> Truth:
@@ -295,7 +349,7 @@ def _value(node: Node) -> Evaluate:
         name = node.name
         return lambda record: record.property(name)
     if isinstance(node, BOOLEANS):
-        return compile_tree(node)
+        return _truth(node)
     operand = _value(node.operand if isinstance(node, Negate) else node.left)
     if isinstance(node, Negate):
         return lambda record: _negated(number(operand(record)))

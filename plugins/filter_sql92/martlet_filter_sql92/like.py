@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["LIKE_STEPS_MAX", "compile_like"]
+__all__ = ["STEPS_MAX", "compile_like", "is_slow"]
 
-LIKE_STEPS_MAX: Final = 10_000  # of one pattern on one text
+STEPS_MAX: Final = 10_000  # of all patterns of an expression on one message
 ANY: Final = None  # a character class of one: any character
 
 
@@ -55,23 +55,30 @@ class _Segment:
         return -1
 
 
-def compile_like(pattern: str, escape: str) -> Callable[[str], bool | None]:
+def is_slow(pattern: str, escape: str) -> bool:
+    """Return whether there are texts on which *pattern* takes many steps."""
+    return any(
+        segment.runs and segment.length > len(segment.runs[0][1]) for segment in _segments(pattern, escape)[1:-1]
+    )
+
+
+def compile_like(pattern: str, escape: str) -> Callable[[str, list[int]], bool | None]:
     """Return what says whether a text matches *pattern*: ``%`` is any text, ``_`` any character, *escape* quotes both.
 
-    It returns None for a text on which that takes more than `LIKE_STEPS_MAX` steps.
+    Its second argument has the number of steps that are left, and is counted down; the result is None when it is zero.
     """
     segments = _segments(pattern, escape)
     first, last = segments[0], segments[-1]
     if len(segments) == 1:
-        return lambda text: len(text) == first.length and first.fits(text, 0)
+        return lambda text, steps: len(text) == first.length and first.fits(text, 0)
     middle = [segment for segment in segments[1:-1] if segment.length]
     least = sum(segment.length for segment in segments)
 
-    def matches(text: str) -> bool | None:
+    def matches(text: str, steps: list[int]) -> bool | None:
         end = len(text) - last.length
         if len(text) < least or not first.fits(text, 0) or not last.fits(text, end):
             return False
-        at, steps = first.length, [LIKE_STEPS_MAX]
+        at = first.length
         try:
             for segment in middle:
                 at = segment.find(text, at, end, steps)

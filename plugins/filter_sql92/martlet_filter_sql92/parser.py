@@ -137,6 +137,7 @@ class Or:
 
 Node: TypeAlias = Constant | Property | Negate | Arithmetic | Compare | IsNull | In | Like | Search | Not | And | Or
 BOOLEANS: Final = (Compare, IsNull, In, Like, Search, Not, And, Or)
+NODES: Final = (Constant, Property, Negate, Arithmetic, *BOOLEANS)
 NUMBERS: Final = (Negate, Arithmetic)
 
 

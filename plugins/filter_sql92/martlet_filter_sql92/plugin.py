@@ -2,19 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from martlet.config import setting
-from martlet.contracts import Compile, Predicate
+from martlet.contracts import Compile, Condition
 from martlet.plugins.hooks import Hooks
 
-from .compiler import compile_tree
+from .compiler import compile_tree, nodes
+from .needles import compile_needle
 from .parser import Limits, parse
 
 if TYPE_CHECKING:
     from martlet.broker import Broker
 
 __all__ = ["Sql92Config", "Sql92Plugin"]
+
+NODES_A_MICROSECOND: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,13 @@ class Sql92Plugin(Hooks):
     def martlet_filters(self, broker: "Broker") -> Mapping[str, Compile]:
         return {"SQL92": self.compile}
 
-    def compile(self, text: str) -> Predicate:
+    def compile(self, text: str) -> Condition:
         """Return what says whether a record fulfils the condition *text*.
 
         Raises:
           Refused: it is no condition, or too large; the text points at the character (Reason.ILLEGAL).
         """
         limits = Limits(self.config.text_bytes_max, self.config.depth_max, self.config.nodes_max)
-        holds = compile_tree(parse(text, limits))
-        return lambda record: holds(record) is True
+        tree, steps = parse(text, limits), [0]
+        truth, cost = compile_tree(tree, steps), 1 + sum(1 for _ in nodes(tree)) // NODES_A_MICROSECOND
+        return Condition(lambda record: truth(record) is True, cost, compile_needle(tree), steps)

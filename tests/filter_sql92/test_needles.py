@@ -1,0 +1,152 @@
+"""Needles: whatever a condition selects contains one, and searching for it takes linear time."""
+
+from collections.abc import Iterator
+from re import _constants, _parser  # type: ignore[attr-defined]
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from martlet.contracts import RecordView
+from martlet.message import Message
+from martlet.store.codec import encode_record
+from martlet_filter_sql92.compiler import compile_tree
+from martlet_filter_sql92.needles import HITS_MAX, NEEDLES_MAX, compile_needle, needle_of
+from martlet_filter_sql92.parser import Limits, parse
+
+from .table import cases
+from .test_reference import conditions, messages
+
+LIMITS = Limits(1 << 20, 1 << 10, 1 << 20)
+
+
+def stored(properties: dict[str, str], *, separated: bool = True) -> bytes:
+    encoded = "".join(f"{name}\x01{text}\x02" for name, text in properties.items()).encode()
+    if not separated:
+        encoded = encoded.removesuffix(b"\x02")
+    return encode_record(Message("t", b"body a\x01 b\x017 c", encoded), 0, 0, 0, 0, bytes(8))
+
+
+def check_none_is_missed(text: str, records: list[bytes]) -> None:
+    """The needle is in each of *records* that *text* selects, but for the last one."""
+    tree = parse(text, LIMITS)
+    truth, find = compile_tree(tree), compile_needle(tree)
+    data = b"".join(records)
+    found = None if find is None else find(data, 0, len(data))
+    if found is None:
+        return
+    assert found == sorted(found)
+    at = 0
+    for record in records[:-1]:
+        if truth(RecordView(data, at)) is True:
+            assert any(at <= place < at + len(record) for place in found), (text, record)
+        at += len(record)
+
+
+LAST = stored({})
+
+
+@given(conditions, st.lists(st.tuples(messages, st.booleans()), min_size=1, max_size=5))
+def test_every_selected_record_has_a_needle(text: str, given_: list[tuple[dict[str, str], bool]]) -> None:
+    records = [stored(properties, separated=separated) for properties, separated in given_]
+    check_none_is_missed(text, [*records, LAST])
+
+
+numbers = st.integers(-(10**20), 10**20) | st.integers(-20, 20) | st.floats(-1e20, 1e20, allow_nan=False)
+written = st.sampled_from(("{}", "+{}", "0{}", "-{}", "000{}", "{}.0", "{}e0", "{}00e-2", ".{}e1", "{} "))
+
+
+@given(numbers, numbers | st.none(), st.lists(st.tuples(written, st.booleans()), min_size=1, max_size=8))
+def test_a_number_is_found_however_it_is_written(
+    wanted: float, other: float | None, formats: list[tuple[str, bool]]
+) -> None:
+    literal = str(wanted) if isinstance(wanted, int) else f"{wanted:f}".rstrip("0")
+    if abs(wanted) >= 2**63:
+        literal += "" if "." in literal else ".0"
+    values = [form.format(abs(wanted) if own or other is None else other) for form, own in formats]
+    check_none_is_missed(f"a = {literal}", [*(stored({"a": value}) for value in values), LAST])
+
+
+def test_no_record_of_the_table_is_missed() -> None:
+    for case in cases():
+        if not case.refused_at:
+            for separated in (True, False):
+                check_none_is_missed(case.text, [stored(dict(case.properties), separated=separated), LAST])
+
+
+def test_the_last_value_of_a_repeated_property_has_a_needle() -> None:
+    data = encode_record(Message("t", b"", b"a\x01x\x02a\x01y\x02"), 0, 0, 0, 0, bytes(8))
+    check_none_is_missed("a = 'y'", [data, LAST])
+
+
+@pytest.mark.parametrize(
+    ("text", "patterns"),
+    [
+        ("a = 'x'", (rb"a\x01x",)),
+        ("a = 'x' AND b = 'longer'", (rb"b\x01longer",)),
+        ("b > 5 AND a = 'x'", (rb"a\x01x",)),
+        ("a = 'x' OR b = 'y'", (rb"a\x01x", rb"b\x01y")),
+        ("a IN ('x', 'y')", (rb"a\x01x", rb"a\x01y")),
+        ("a IN ('1', '2', '3', '4', '5')", (rb"a\x01",)),
+        ("a LIKE 'ab!%c%d' ESCAPE '!'", (rb"a\x01ab%c",)),
+        ("a LIKE '%x'", (rb"a\x01",)),
+        ("a STARTSWITH 'x.'", (rb"a\x01x\.",)),
+        ("a CONTAINS 'xyz'", (rb"xyz",)),
+        ("a > 5", (rb"a\x01",)),
+        ("a <> 'x'", (rb"a\x01",)),
+        ("a + longer > 5", (rb"longer\x01",)),
+        ("a IS NOT NULL", (rb"a\x01",)),
+        ("NOT (a = 5)", (rb"a\x01",)),
+        ("a = TRUE", (rb"a\x01(?i:true)",)),
+        ("a", (rb"a\x01(?i:true)",)),
+        ("a IS NULL", None),
+        ("NOT (a CONTAINS 'x')", None),
+        ("a = 'x' OR b IS NULL", None),
+        ("a = 'x' OR b = 'x' OR c = 'x' OR d = 'x' OR e = 'x'", None),
+        ("a = '\ufffd'", (rb"a\x01",)),
+        ("TRUE", None),
+    ],
+)
+def test_the_most_telling_bytes_are_searched(text: str, patterns: tuple[bytes, ...] | None) -> None:
+    needle = needle_of(parse(text))
+    if patterns is None:
+        assert needle is None
+    else:
+        assert needle is not None
+        assert len(needle.patterns) <= NEEDLES_MAX
+        for found, expected in zip(needle.patterns, patterns, strict=True):
+            assert found in (expected, expected + rb"(?:[\x00-\x02]|\Z)")
+
+
+def parts(pattern: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what a parsed pattern consists of, at all depths."""
+    for kind, argument in pattern:
+        yield kind, argument
+        for each in argument if isinstance(argument, tuple) else (argument,):
+            for below in each if isinstance(each, list) else [each]:
+                if isinstance(below, _parser.SubPattern):
+                    yield from parts(below)
+
+
+def test_a_search_never_goes_back_far() -> None:
+    """Each pattern begins with a literal that has the separator, and repeats only characters that are none."""
+    seen = 0
+    for case in cases():
+        needle = None if case.refused_at else needle_of(parse(case.text))
+        for pattern in needle.patterns if needle is not None else ():
+            parsed = _parser.parse(pattern)
+            assert parsed[0][0] is _constants.LITERAL, pattern
+            for kind, argument in parts(parsed):
+                if kind in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+                    assert argument[1] <= 64, pattern
+                    seen += 1
+    assert seen > 20
+
+
+def test_too_many_hits_are_none() -> None:
+    find = compile_needle(parse("a = 'x' OR b = 'y'"))
+    assert find is not None
+    data = b"a\x01x\x02b\x01y\x02" * (HITS_MAX // 2)
+    assert find(data, 0, len(data)) is None
+    assert find(data, 0, len(data) - 8) == sorted(range(0, len(data) - 8, 4))
