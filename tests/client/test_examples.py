@@ -54,6 +54,16 @@ def test_requests_get_their_replies(name_server: str) -> None:
     assert run("client_request_reply.py", name_server) == ["apple: 0.45", "pear: 0.60", "plum: unknown"]
 
 
+def test_popped_jobs_are_done_once_and_retried(name_server: str) -> None:
+    lines = run("client_pop.py", name_server)
+    assert sorted(lines) == [
+        "mail: done after 0 failures",
+        "print: done after 1 failures",
+        "print: the printer is busy, again in a second",
+        "resize: done after 0 failures",
+    ]
+
+
 def test_asyncio_sends_and_consumes(name_server: str) -> None:
     assert sorted(run("client_asyncio.py", name_server)) == [f"hello {number}" for number in range(5)]
 

@@ -218,7 +218,7 @@ def test_asyncio_error_of_the_body_comes_out_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("facade", [aio, blocking], ids=["asyncio", "blocking"])
-@pytest.mark.parametrize("name", ["Admin", "Producer", "PullConsumer", "PushConsumer"])
+@pytest.mark.parametrize("name", ["Admin", "PopConsumer", "Producer", "PullConsumer", "PushConsumer"])
 def test_a_facade_has_every_method_with_the_same_arguments(facade: Any, name: str) -> None:
     original, twin = getattr(client, name), getattr(facade, name)
     public = [member for member in vars(original) if not member.startswith("_")]

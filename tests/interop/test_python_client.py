@@ -17,6 +17,7 @@ from martlet_remoting.client import (
     MessageNotFound,
     MessageRefused,
     Outcome,
+    PopConsumer,
     Producer,
     PullConsumer,
     PullStatus,
@@ -54,6 +55,26 @@ async def fill(target: Target, topic: str, count: int, queues: int = 4, tags: st
         await admin.create_topic(topic, queues=queues)
         for number in range(count):
             await producer.send(Message(topic, b"%d" % number, tags=tags, keys=f"key{number}"))
+
+
+async def test_popped_messages_are_acknowledged_or_come_again(target: Target, name: Name) -> None:
+    topic, group = name("popped"), name("group")
+    await fill(target, topic, 20, queues=2)
+    wanted = {b"%d" % number for number in range(20)}
+    done: Counter[bytes] = Counter()
+    again: set[bytes] = set()
+    async with PopConsumer(patient(target), group) as consumer:
+        while set(done) != wanted:
+            found = await consumer.receive(topic, messages_max=8, invisible_s=60, wait_s=5)
+            failed = [each for each in found if each.body in (b"3", b"4") and not each.message.reconsume_times]
+            again |= {each.body for each in found if each.message.reconsume_times}
+            for each in failed:
+                assert (await consumer.change_invisible(each, 1)).handle != each.handle
+            finished = [each for each in found if each not in failed]
+            await consumer.ack(*finished)
+            done.update(each.body for each in finished)
+        assert again == {b"3", b"4"}
+        assert done == Counter(wanted)
 
 
 async def test_every_kind_of_send_is_read_back(target: Target, name: Name) -> None:

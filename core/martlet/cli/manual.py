@@ -67,9 +67,10 @@ CLIENT_API_HEAD = """\
 Generated from the docstrings by `python -m martlet.cli.manual client-api`. [The Python client](client.md) explains
 how to use it.
 
-These are the classes for trio. `martlet_remoting.client.aio` has `Producer`, `PushConsumer`, `PullConsumer` and `Admin`
-with the same methods for asyncio. `martlet_remoting.client.blocking` has them for plain code: no method is a coroutine
-there, and `with` and `for` replace `async with` and `async for`. All other names come from `martlet_remoting.client`.
+These are the classes for trio. `martlet_remoting.client.aio` has `Producer`, `PushConsumer`, `PullConsumer`,
+`PopConsumer` and `Admin` with the same methods for asyncio. `martlet_remoting.client.blocking` has them for plain code:
+no method is a coroutine there, and `with` and `for` replace `async with` and `async for`. All other names come from
+`martlet_remoting.client`.
 
 `async with` opens a client object and closes it at the end of the block. An object is opened once.
 
@@ -120,6 +121,7 @@ CLIENT_CHAPTERS: Final = (
         ),
     ),
     Chapter("Reading queues", CLIENT, ("PullConsumer", "Pulled", "PullStatus", "DamagedMessage")),
+    Chapter("Popping messages", CLIENT, ("PopConsumer", "PoppedMessage")),
     Chapter("Administration", CLIENT, ("Admin", "Cluster", "Member", "QueueLag", "QueueStats", "Route", "TopicQueues")),
     Chapter("Settings", CLIENT, ("Settings", "SigningKey")),
     Chapter(

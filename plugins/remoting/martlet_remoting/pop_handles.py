@@ -4,6 +4,7 @@ A handle is ``first popTime invisibleTime reviveQueue retry broker queue offset`
 queue in the answer, *popTime* is the generation of the message's lease, *retry* says which kind of topic it is.
 """
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -16,6 +17,7 @@ __all__ = [
     "ORDER_COUNTS",
     "Handle",
     "Popped",
+    "bit_set",
     "handle_ms",
     "parse_handle",
     "places",
@@ -89,6 +91,14 @@ def parse_handle(handle: str) -> Handle:
         _number(queue_id, handle),
         _number(offset, handle),
     )
+
+
+def bit_set(numbers: Sequence[int]) -> str:
+    """Return a set of *numbers* as in a batch of acknowledgements: base64 of Java's BitSet."""
+    bits = bytearray(max(numbers, default=0) // 8 + 1)
+    for number in numbers:
+        bits[number >> 3] |= 1 << (number & 7)
+    return b64encode(bits).decode()
 
 
 def retry_flag(topic: str) -> str:

@@ -36,6 +36,7 @@ from .errors import (
 from .listening import Listener, Outcome
 from .messages import DamagedMessage, Message, ReceivedMessage, SendResult, SendStatus
 from .network import Settings
+from .popping import PopConsumer, PoppedMessage
 from .producer import Producer, Selector, select_by_hash
 from .puller import PullConsumer
 from .pulling import Expression, Pulled, PullStatus, Sql
@@ -71,6 +72,8 @@ __all__ = [
     "NameServerUnreachable",
     "NoReply",
     "Outcome",
+    "PopConsumer",
+    "PoppedMessage",
     "Producer",
     "PullConsumer",
     "PullStatus",

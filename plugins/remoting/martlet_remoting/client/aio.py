@@ -15,19 +15,20 @@ import trio
 
 from martlet_remoting.packets import MessageQueue
 
-from . import admin, consumer, producer, puller
+from . import admin, consumer, popping, producer, puller
 from .admin import Cluster, Member, QueueLag, QueueStats
 from .blocking_bridge import Bridged
 from .consumer import PushConsumerOptions
 from .listening import Listener, Outcome, check_listener, is_coroutine_listener
 from .messages import Message, ReceivedMessage, SendResult
 from .network import Client, Settings
+from .popping import PoppedMessage
 from .producer import ProducerOptions, Selector
 from .pulling import Expression, Pulled
 from .request_reply import Reply
 from .routes import Route
 
-__all__ = ["Admin", "Producer", "PullConsumer", "PushConsumer"]
+__all__ = ["Admin", "PopConsumer", "Producer", "PullConsumer", "PushConsumer"]
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Client)
@@ -259,6 +260,45 @@ class PullConsumer(_Held[puller.PullConsumer]):
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the offset of the first message stored at *timestamp_ms* or later."""
         return await self._call(partial(self._client.search_offset, queue, timestamp_ms))
+
+
+@final
+class PopConsumer(_Held[popping.PopConsumer]):
+    """As `martlet_remoting.client.PopConsumer`."""
+
+    def __init__(self, name_server: str | Settings, group: str, *, from_newest: bool = False) -> None:
+        super().__init__(popping.PopConsumer(name_server, group, from_newest=from_newest))
+
+    async def receive(
+        self,
+        topic: str,
+        *,
+        messages_max: int = popping.COUNT_MAX,
+        invisible_s: float = popping.INVISIBLE_S,
+        wait_s: float = 0.0,
+        expression: Expression = "*",
+        in_order: bool = False,
+    ) -> list[PoppedMessage]:
+        """Return up to *messages_max* messages, which are invisible to others for *invisible_s* seconds."""
+        return await self._call(
+            partial(
+                self._client.receive,
+                topic,
+                messages_max=messages_max,
+                invisible_s=invisible_s,
+                wait_s=wait_s,
+                expression=expression,
+                in_order=in_order,
+            )
+        )
+
+    async def ack(self, *popped: PoppedMessage) -> None:
+        """Acknowledge messages; they do not come again."""
+        await self._call(partial(self._client.ack, *popped))
+
+    async def change_invisible(self, popped: PoppedMessage, invisible_s: float) -> PoppedMessage:
+        """Make a message come again in *invisible_s* seconds from now; return it with its new handle."""
+        return await self._call(partial(self._client.change_invisible, popped, invisible_s))
 
 
 @final

@@ -1,0 +1,152 @@
+"""What popping a backlog costs inside the process, from the bytes of the requests to the bytes of the answers.
+
+    python benchmarks/pops.py [--rounds 20]
+
+A consumer pops 32 messages of 256 bytes at a time out of eight queues and acknowledges them: each with a request of
+its own, as RocketMQ's Java client does, or all of a pop with one BATCH_ACK_MESSAGE. Four pops and the acknowledgements
+of the four before arrive in one socket read; then comes the commit, which writes what the group notes. Prints the least
+and the median of many rounds, in microseconds a message, how many messages a second that is for one processor, and how
+many bytes the notes take in the log. Beside another checkout: `beside.py`.
+"""
+
+import argparse
+import re
+import statistics
+import tempfile
+import time
+from base64 import b64encode
+from pathlib import Path
+
+import orjson
+import trio
+
+from martlet.message import Message
+from martlet.store import StoreConfig
+from martlet.testing.peers import RecordingPeer, Serving, serving
+from martlet_remoting.codec import FrameBuffer, encode_command
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.config import RemotingConfig
+from martlet_remoting.connection import RemotingConnection
+from martlet_remoting.context import RemotingState
+from martlet_remoting.handler import RemotingHandler
+from martlet_remoting.packets import Command
+from martlet_remoting.pop_handles import Handle
+
+QUEUES = 8
+POPS_AT_ONCE = 4
+COUNT = 32
+MESSAGES = QUEUES * 2048
+POP = {
+    "consumerGroup": "G",
+    "topic": "T",
+    "queueId": "-1",
+    "maxMsgNums": str(COUNT),
+    "invisibleTime": "60000",
+    "pollTime": "15000",
+    "bornTime": "0",
+    "initMode": "0",
+    "expType": "TAG",
+    "exp": "*",
+    "order": "false",
+}
+
+
+class Client:
+    """A client whose requests are made before the clock runs."""
+
+    def __init__(self, served: Serving) -> None:
+        self.store = served.broker.store
+        self.state = RemotingState(served.broker, RemotingConfig())
+        self.peer = RecordingPeer()
+        self.connection = RemotingConnection(1 << 24, 120, 0.0)
+        self.handler = RemotingHandler(self.state, self.peer, self.connection)
+        self.spent = 0.0
+
+    def send(self, frames: bytes) -> list[Command]:
+        """Let the broker handle *frames* as one socket read, and return its answers."""
+        clock = time.process_time
+        began = clock()
+        self.connection.receive_data(frames, 0.0)
+        for event in self.connection.events():
+            self.handler.handle(event)
+        self.store.commit()
+        self.spent += clock() - began
+        answers = FrameBuffer()
+        answers.receive_data(self.peer.take_sent())
+        return list(answers.commands())
+
+
+def acks(answer: Command, *, batch: bool) -> list[Command]:
+    """Return the requests that acknowledge what *answer* has."""
+    pop_ms, first = answer.integer("popTime"), {}
+    for text in answer.text("startOffsetInfo").split(";"):
+        _, queue_id, start = text.split(" ")
+        first[queue_id] = int(start)
+    found: list[Command] = []
+    parts: list[dict[str, object]] = []
+    for text in answer.text("msgOffsetInfo").split(";"):
+        _, queue_id, listed = text.split(" ")
+        offsets, start = list(map(int, listed.split(","))), first[queue_id]
+        bits = sum(1 << (offset - start) for offset in offsets)
+        data = b64encode(bits.to_bytes((max(offsets) - start) // 8 + 1, "little")).decode()
+        part = {"c": "G", "t": "T", "r": "0", "so": start, "q": int(queue_id), "rq": 0, "pt": pop_ms, "it": 60000}
+        parts.append({**part, "b": data})
+        for offset in offsets:
+            handle = Handle(start, pop_ms, 60000, 0, "0", "martlet", int(queue_id), offset)
+            ext = {"consumerGroup": "G", "topic": "T", "queueId": queue_id, "extraInfo": str(handle)}
+            found.append(Command(RequestCode.ACK_MESSAGE, {**ext, "offset": str(offset)}))
+    if not batch:
+        return found
+    body = orjson.dumps({"brokerName": "martlet", "acks": parts})
+    return [Command(RequestCode.BATCH_ACK_MESSAGE, body=body)]
+
+
+def consume(client: Client, *, batch: bool) -> int:
+    """Pop the backlog and acknowledge it; return how many bytes of notes that stored."""
+    began, taken = client.store.appended, 0
+    pops = b"".join([encode_command(Command(RequestCode.POP_MESSAGE, POP, opaque=number)) for number in range(4)])
+    assert POPS_AT_ONCE == 4
+    waiting = b""
+    while taken < MESSAGES:
+        answers = [answer for answer in client.send(waiting + pops) if answer.ext]
+        taken += sum(len(re.split("[,;]", answer.text("msgOffsetInfo"))) for answer in answers)
+        requests = [request for answer in answers for request in acks(answer, batch=batch)]
+        waiting = b"".join(map(encode_command, requests))
+    client.send(waiting)
+    return client.store.appended - began
+
+
+async def run(rounds: int, *, batch: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with serving(Path(folder), store=StoreConfig(flush="async", keys_index=False)) as served:
+            broker = served.broker
+            broker.topics.update("T", read_queues=QUEUES, write_queues=QUEUES)
+            client, costs, noted = Client(served), [], 0
+            for _ in range(rounds):
+                for number in range(MESSAGES):
+                    broker.publish(Message("T", b"x" * 256, b"TAGS\x01TagA\x02", number % QUEUES))
+                broker.store.commit()
+                client.spent = 0.0
+                noted += consume(client, batch=batch)
+                costs.append(client.spent * 1e6 / MESSAGES)
+                await trio.sleep(0.02)
+                queues = [broker.store.queue("T", queue_id) for queue_id in range(QUEUES)]
+                assert all(broker.groups.offset("G", "T", queue.queue_id) == queue.next_offset for queue in queues)
+            least, median = min(costs), statistics.median(costs)
+            kind = "one batch a pop" if batch else "one by one     "
+            print(
+                f"acknowledged {kind}: least {least:5.2f} us, median {median:5.2f} us, {1e6 / least:9,.0f} messages/s;"
+                f" notes {noted / rounds / MESSAGES:.2f} B a message"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    rounds = parser.parse_args().rounds
+    for batch in (False, True):
+        trio.run(lambda batch=batch: run(rounds, batch=batch))
+
+
+if __name__ == "__main__":
+    main()
