@@ -22,6 +22,7 @@ SHELVES = {
     "martlet_filter_sql92": "plugins/filter_sql92",
     "martlet_remoting": "plugins/remoting",
     "martlet_timer": "plugins/timer",
+    "martlet_tx": "plugins/tx",
 }
 
 # The way of a message. A module that declares settings stays as it is: mypyc knows no dataclass whose defaults are

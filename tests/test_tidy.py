@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("martlet", "martlet_filter_sql92", "martlet_remoting", "martlet_timer")
+PACKAGES = ("martlet", "martlet_filter_sql92", "martlet_remoting", "martlet_timer", "martlet_tx")
 LINES_MAX = 70
 LINES_USUAL = 45
 ROOT = Path(__file__).parent.parent

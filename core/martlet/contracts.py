@@ -30,10 +30,12 @@ __all__ = [
     "Credentials",
     "Dispatcher",
     "Find",
+    "HalfMessage",
     "Handler",
     "Identity",
     "Password",
     "Peer",
+    "PendingTransaction",
     "Predicate",
     "Producers",
     "Protocol",
@@ -84,8 +86,71 @@ class Timers:
     """A capability: delayed messages are held until they are due. Offer one with the stage that holds them."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HalfMessage:
+    """A message whose transaction has not ended, so that nobody receives it.
+
+    Attributes:
+      record: the half message as it is stored.
+      topic: where its producer sent it, with ``queue_id``.
+      group: the group of its producer.
+    """
+
+    record: Record
+    topic: str
+    queue_id: int
+    group: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingTransaction:
+    """A half message, and how often producers were asked about it."""
+
+    half: HalfMessage
+    checks: int
+
+
 class Transactions:
-    """A capability: half messages are held until their transaction ends. Offer one with the stage that holds them."""
+    """A capability: half messages are held until their transaction ends. Offer one with the stage that holds them.
+
+    Protocols end transactions through `Gate.end_transaction`.
+    """
+
+    def find_nowait(self, offset: int, position: int) -> HalfMessage | None:
+        """Return the half message at *offset* of its queue and *position* of the log; None if `find` must look."""
+        raise NotImplementedError
+
+    async def find(self, position: int) -> HalfMessage:
+        """Return the half message at *position* of the log, or the one that was parked there.
+
+        Raises:
+          Refused: none is there (Reason.NOT_FOUND).
+        """
+        raise NotImplementedError
+
+    def is_late(self, half: HalfMessage) -> bool:
+        """Return whether the immunity that the message asked for is over: now only the answer to a check counts."""
+        raise NotImplementedError
+
+    def end(self, half: HalfMessage, *, commit: bool) -> int:
+        """Commit the transaction of *half*, or roll it back; return the log position for `Peer.hold_until`.
+
+        Raises:
+          Refused: the transaction has ended (Reason.NOT_FOUND), or the message cannot be stored in its topic.
+        """
+        raise NotImplementedError
+
+    def resume(self, half: HalfMessage) -> int:
+        """Check the transaction of *half*, pending or parked, again from the first time; return as `end` does.
+
+        Raises:
+          Refused: the transaction has ended (Reason.NOT_FOUND), or there are too many pending ones (Reason.BUSY).
+        """
+        raise NotImplementedError
+
+    async def pending(self, offset: int, count: int, bytes_max: int) -> list[PendingTransaction]:
+        """Return up to *count* pending transactions in order, from half message *offset* on."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

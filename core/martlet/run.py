@@ -61,7 +61,8 @@ class PluginsConfig:
     """``[plugins]``: the plugins of this broker."""
 
     enabled: list[str] = setting(
-        ["remoting", "nameserver", "filter_sql92", "timer"], "plugins to load; their hooks are called in this order"
+        ["remoting", "nameserver", "filter_sql92", "tx", "timer"],
+        "plugins to load; their hooks are called in this order",
     )
     required: list[str] = setting(
         [], "if a projection of one of these plugins fails, the broker stops; it continues without any other plugin"

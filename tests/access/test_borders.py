@@ -18,6 +18,7 @@ CLASSES: Final = frozenset(("Groups", "Sessions", "Shares", "Store", "Subscripti
 # Modules that need no gate, and why: they act for the broker, or only pass on what a gate granted.
 REMOTING: Final = "plugins/remoting/martlet_remoting/"
 TIMER: Final = "plugins/timer/martlet_timer/"
+TX: Final = "plugins/tx/martlet_tx/"
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Puts the shared state together; request handlers get none of these from it.
     f"{REMOTING}context.py": frozenset(("groups", "store", "topics")),
@@ -36,6 +37,10 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{TIMER}levels.py": frozenset(("store", "topics")),
     f"{TIMER}offsets.py": frozenset(("store",)),
     f"{TIMER}plugin.py": frozenset(("topics",)),
+    # Keeps half messages, which no client reads or writes, and publishes what `Gate.end_transaction` has allowed.
+    f"{TX}held.py": frozenset(("publish", "publish_atomic", "store", "topics")),
+    f"{TX}checks.py": frozenset(("groups", "store")),
+    f"{TX}plugin.py": frozenset(("topics",)),
     # Keeps its own file in the store's directory.
     f"{REMOTING}nameserver/plugin.py": frozenset(("store",)),
 }

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -31,6 +32,7 @@ from .conftest import Harness, keep_nothing, pull_ext, send_ext
 
 SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
 PATIENCE_S = 120.0
+NO_SECTIONS: Mapping[str, object] = {}
 
 
 class Caller:
@@ -83,13 +85,17 @@ class Running:
 
 
 @asynccontextmanager
-async def broker(folder: Path, *plugins: str, **remoting: object) -> AsyncIterator[Running]:
+async def broker(
+    folder: Path, *plugins: str, sections: Any = NO_SECTIONS, **remoting: object
+) -> AsyncIterator[Running]:
+    """Run a broker with *plugins*; *remoting* are keys of that section, *sections* are others."""
     tables: dict[str, object] = {
         "broker": {"data": str(folder / "data")},
         "plugins": {"enabled": ["remoting", *plugins]},
         "nameserver": {"listen": "127.0.0.1:0"},
         "remoting": {"listen": "127.0.0.1:0", **remoting},
         "store": {"flush": "async"},
+        **sections,
     }
     running = Running()
     ready = trio.Event()

@@ -55,8 +55,17 @@ def cut_of(number: int, flush: str) -> Cut:
     return list(Cut)[number % 4] if flush == "sync" else Cut.KILLED
 
 
-async def opened(disk: FakeDisk, clock: Clock, flush: str, *queues: str, **sizes: Any) -> Broker:
-    """Open a broker whose tasks do not run, with a topic of one queue for each of *queues*."""
+def nothing(broker: Broker) -> None:
+    """Install no plugin."""
+
+
+async def opened(
+    disk: FakeDisk, clock: Clock, flush: str, *queues: str, install: Callable[[Broker], None] = nothing, **sizes: Any
+) -> Broker:
+    """Open a broker whose tasks do not run, with a topic of one queue for each of *queues*.
+
+    *install* adds a plugin before its projections are replayed.
+    """
     store = await Store.open(Path("/data/store"), small_config(flush=flush, **sizes), clock, disk)
     store.store_host = HOST
     topics = Topics(store, clock, auto_create=True, auto_create_queues=1)
@@ -64,5 +73,6 @@ async def opened(disk: FakeDisk, clock: Clock, flush: str, *queues: str, **sizes
     broker = Broker(BrokerConfig(), store, topics, groups, clock, Ids(Random(1)), Stats(), DeliveryConfig())
     for name in queues:
         topics.ensure(name, 1)
+    install(broker)
     await broker.projections.replay()
     return broker

@@ -12,7 +12,7 @@ each message has a name too, its tag: decisions on messages and topic filters us
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Protocol, final
+from typing import Protocol, TypeVar, final
 
 from martlet.access.grant import (
     BrokerAdminGrant,
@@ -26,7 +26,7 @@ from martlet.access.grant import (
     is_closed,
 )
 from martlet.access.rules import Decisions, FollowPermit, name_of_group
-from martlet.contracts import Identity, Peer, Router
+from martlet.contracts import HalfMessage, Identity, Peer, Router, Transactions
 from martlet.delivery.cursor import Cursor, Feed
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.group_members import Member
@@ -51,6 +51,8 @@ from martlet.turns import Steps
 
 __all__ = ["Gate"]
 
+T = TypeVar("T")
+
 
 class Behind(Protocol):
     """The broker as a gate uses it; implemented by `martlet.broker.Broker`."""
@@ -62,6 +64,8 @@ class Behind(Protocol):
     shares: Shares
     sessions: Sessions
     routers: tuple[tuple[str, Router], ...]
+
+    def capability(self, kind: type[T]) -> T | None: ...
 
     def publish(self, message: Message, *, wanted: bool = ...) -> Placed: ...
 
@@ -194,6 +198,28 @@ class Gate:
         self.check_publish(topic)
         if topic not in self.publishable:
             self._decisions.check_tag(topic, find_tags(properties))
+
+    def end_transaction(self, half: HalfMessage, *, commit: bool) -> int:
+        """Commit the transaction of *half*, or roll it back, like `Transactions.end`.
+
+        Requires ``publish`` on the topic that its producer sent it to, or on its name there.
+        """
+        self._check_message(half.topic, half.record.properties)
+        return self._transactions().end(half, commit=commit)
+
+    def resume_transaction(self, half: HalfMessage) -> int:
+        """Check the transaction of *half* again from the first time, like `Transactions.resume`.
+
+        Requires ``manage`` on the topic that its producer sent it to.
+        """
+        self.check("manage", half.topic)
+        return self._transactions().resume(half)
+
+    def _transactions(self) -> Transactions:
+        transactions = self._behind.capability(Transactions)
+        if transactions is None:
+            raise Refused(Reason.NOT_SUPPORTED, "no plugin holds transactional messages; add tx to plugins.enabled")
+        return transactions
 
     def give_back(self, group: str, message: Message) -> Placed:
         """Store a *message* that a member of *group* could not process, in the group's retry or dead-letter topic.

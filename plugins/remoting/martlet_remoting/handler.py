@@ -18,7 +18,20 @@ from .codec import FrameBuffer
 from .codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from .connection import RemotingConnection
 from .context import Beside, Context, Declined, Handle, Later, RemotingState, refusal
-from .handlers import acks, admin, assignments, groups, offsets, pops, pull, query, replies, send, sendback
+from .handlers import (
+    acks,
+    admin,
+    assignments,
+    groups,
+    offsets,
+    pops,
+    pull,
+    query,
+    replies,
+    send,
+    sendback,
+    transactions,
+)
 from .headers import SendRun
 from .packets import NO_EXT, Command, Frame
 from .signatures import signed_request
@@ -35,6 +48,7 @@ TABLE: Final[dict[int, Handle]] = {
     **groups.TABLE,
     **assignments.TABLE,
     **sendback.TABLE,
+    **transactions.TABLE,
     **replies.TABLE,
     **query.TABLE,
     **admin.TABLE,

@@ -44,4 +44,4 @@ def refuse_unheld(broker: "Broker") -> Stage:
 
 def no_transactions(broker: "Broker") -> Refused:
     text = f"the broker[{broker.config.name}] sending transaction message is forbidden"
-    return Refused(Reason.NO_PERMISSION, f"{text}; this broker does not support transactional messages")
+    return Refused(Reason.NO_PERMISSION, f"{text}; add the plugin tx to plugins.enabled")

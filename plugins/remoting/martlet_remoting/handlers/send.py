@@ -250,7 +250,8 @@ def send_message(context: Context, command: Command) -> Answer:
         command.opaque,
         0,
         state.templates.message_id(placed.position),
-        placed.queue_id,
+        # A message that is held back is in another queue for now.
+        header.queue_id if header.queue_id >= 0 else placed.queue_id,
         placed.queue_offset,
         unique,
     )

@@ -1,0 +1,1 @@
+"""Transactional messages, in RocketMQ's topics and formats: half messages, op records, check-back."""

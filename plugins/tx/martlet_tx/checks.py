@@ -1,0 +1,190 @@
+"""The service that asks producers about pending transactions, in rounds (RocketMQ TransactionalMessageCheckService).
+
+A round goes through the pending half messages in the order in which they were stored, up to the first that is too
+young. It notes the checks of a portion in the journal, waits until the note is durable, and only then asks. So no crash
+leads to more checks than configured. It appends copies of half messages only when retention removes them.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, final
+
+import trio
+
+from martlet.broker import Broker
+from martlet.contracts import HalfMessage, Producers
+from martlet.errors import MartletError, StoreFailed
+
+from .config import TxConfig
+from .formats import CID, HALF_TOPIC, NAME, OP_TOPIC, immunity_ms
+from .held import HeldTransactions
+from .projection import adopted, checked
+
+__all__ = ["Checks"]
+
+log = logging.getLogger("martlet.tx")
+
+# How often the offsets are committed that tell RocketMQ where to go on.
+OFFSETS_S: Final = 5.0
+NOTED: Final = 64  # checks in one note
+
+
+@final
+class Checks:
+    """Asks producers about pending transactions, parks those that were checked too often, and commits offsets."""
+
+    def __init__(self, broker: Broker, config: TxConfig, held: HeldTransactions) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self._config = config
+        self._held = held
+        self._journal = broker.journal(NAME)
+        self._sent: Counter[str] = Counter()  # bytes sent in this round, by group
+        self.sent = self.unanswerable = self.lost = 0
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run rounds until cancelled; ready once what RocketMQ has handled in this store is noted."""
+        await self.adopt()
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._commit_offsets)
+            due = trio.current_time()
+            while True:
+                due = max(due + self._config.check_interval_ms / 1000, trio.current_time())
+                await trio.sleep_until(due)
+                try:
+                    await self.round()
+                except MartletError as error:
+                    log.warning("a round of transaction checks ended early; %s", error)
+
+    # ---- rounds
+
+    async def round(self) -> None:
+        """Check every pending transaction that is due once.
+
+        Raises:
+          Refused: the disk is full.
+          StoreFailed: the disk failed.
+        """
+        self._sent.clear()
+        halves = self._held.state.halves
+        end = halves.next
+        for number in halves.pages():
+            offsets = [each for each in halves.pending_in(number) if each < end]
+            while offsets:
+                portion = await self._held.read(offsets)
+                offsets = offsets[portion.taken :]
+                self._drop(portion.lost)
+                if not await self._check(portion.halves):
+                    return
+                await trio.lowlevel.checkpoint()
+
+    def _drop(self, lost: Sequence[int]) -> None:
+        for offset in lost:
+            if self._held.is_pending(offset):
+                log.error("half message %d is damaged or was removed; its transaction cannot be committed", offset)
+                self._held.drop(offset)
+                self.lost += 1
+
+    async def _check(self, halves: Sequence[HalfMessage]) -> bool:
+        """Check the transactions of *halves* that are due; return False after the first that is too young."""
+        now, config = self._broker.clock.now_ms(), self._config
+        due: list[HalfMessage] = []
+        go_on = True
+        for half in halves:
+            record = half.record
+            if 0 <= now - record.store_ms < config.immunity_ms:
+                go_on = False
+                break
+            if self._held.is_pending(record.queue_offset) and self._is_due(half, now):
+                due.append(half)
+        if due:
+            await self._ask_all(due)
+        return go_on
+
+    def _is_due(self, half: HalfMessage, now: int) -> bool:
+        """Return whether to check *half* now; park it if that is of no use anymore."""
+        record = half.record
+        checks = self._held.state.halves.checks(record.queue_offset)
+        # A producer's clock may be wrong.
+        age_ms = now - min(record.born_ms, record.store_ms)
+        if checks >= self._config.checks_max:
+            self._held.park(half, checks)
+            return False
+        if 0 <= age_ms <= immunity_ms(record.properties, self._config.immunity_ms):
+            return False
+        sent = self._sent[half.group]
+        if sent and sent + record.size > self._config.check_bytes_max:
+            return False
+        self._sent[half.group] += record.size
+        return True
+
+    async def _ask_all(self, due: Sequence[HalfMessage]) -> None:
+        offsets = [half.record.queue_offset for half in due]
+        for at in range(0, len(offsets), NOTED):
+            self._journal.note(checked(offsets[at : at + NOTED]))
+        self._store.commit()
+        await self._store.wait_flushed(self._store.written)
+        for half in due:
+            if self._held.is_pending(half.record.queue_offset):
+                self._ask(half)
+
+    def _ask(self, half: HalfMessage) -> None:
+        producers = self._broker.capability(Producers)
+        try:
+            asked = producers is not None and producers.check_transaction(
+                half.group, half.record, half.topic, half.queue_id
+            )
+        except Exception:
+            log.exception("transaction %s cannot be checked", half.record.property("UNIQ_KEY"))
+            asked = False
+        if asked:
+            self.sent += 1
+        else:
+            self.unanswerable += 1
+
+    # ---- RocketMQ's offsets
+
+    async def adopt(self) -> None:
+        """Note which half messages RocketMQ has handled, if it opened this store since we did.
+
+        Our own offsets are never ahead of what is durable in the log, so a greater one is RocketMQ's.
+        """
+        offset = self._broker.groups.offset(CID, HALF_TOPIC, 0)
+        state = self._held.state.halves
+        if state.first() < offset <= self._held.half_queue.next_offset:
+            log.info("RocketMQ has handled the half messages before offset %d", offset)
+            self._journal.note(adopted(offset))
+            self._store.commit()
+            await self._store.wait_flushed(self._store.written)
+
+    async def _commit_offsets(self) -> None:
+        try:
+            while True:
+                await self.commit_offsets()
+                await trio.sleep(OFFSETS_S)
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(OFFSETS_S):
+                await self.commit_offsets()
+
+    async def commit_offsets(self) -> None:
+        """Commit where RocketMQ must go on in both topics to know the same pending transactions."""
+        state = self._held.state
+        half = state.halves.first()
+        op = state.ops.first_with(half)
+        try:
+            await self._store.flusher.wait_durable(self._store.readable)
+        except StoreFailed:
+            return
+        groups = self._broker.groups
+        groups.commit(CID, HALF_TOPIC, 0, half)
+        groups.commit(CID, OP_TOPIC, 0, op)
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            **self._held.statistics(),
+            "checks_sent": self.sent,
+            "checks_without_producer": self.unanswerable,
+            "lost": self.lost,
+        }

@@ -1,0 +1,352 @@
+"""Holds half messages until their transactions end: the stage, and what protocols and commands use.
+
+A transaction ends once: with the op record that names its half message. A commit appends that record and the message
+in one atomic group, so a crash cannot separate them. The projection learns of an op record when it is readable; until
+then ``ending`` has it, so that a second request is refused.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final, NamedTuple, final
+
+from martlet.broker import Broker
+from martlet.contracts import HalfMessage, PendingTransaction, Transactions
+from martlet.errors import CorruptRecord, Reason, Refused
+from martlet.message import Message, find_property
+from martlet.state.journal import NEXT_COMMIT
+from martlet.store import Queue
+from martlet.store.codec import decode_record
+from martlet.store.layout import PREPARED, TRANSACTION_MASK, Buffer, RecordView, record_views
+from martlet.store.reading import ReadResult
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, WRITE, Topic
+from martlet.turns import Steps
+
+from .config import TxConfig
+from .formats import (
+    HALF_TOPIC,
+    IMMUNITY,
+    NAME,
+    OP_TOPIC,
+    PARK_TOPIC,
+    decode_half,
+    final_message,
+    half_message,
+    immunity_ms,
+    is_half,
+    op_message,
+    parked_message,
+    renewed_message,
+)
+from .halves import PAGE
+from .projection import PendingTransactions, resumed, unchecked
+
+__all__ = ["HeldTransactions"]
+
+log = logging.getLogger("martlet.tx")
+
+# Half messages to read at once, and their total size; at least one is read.
+READ_MESSAGES: Final = 256
+READ_BYTES: Final = 256 * 1024
+# A commit stores the message and an op record together, which need this much more room than the half message.
+COMMIT_BYTES: Final = 1024
+HOUR_MS: Final = 3_600_000
+
+
+class Portion(NamedTuple):
+    """The half messages at *taken* offsets, and the offsets of those that are damaged or were removed."""
+
+    taken: int
+    halves: list[HalfMessage]
+    lost: list[int]
+
+
+@final
+class HeldTransactions(Transactions):
+    """The transactions of one broker."""
+
+    def __init__(self, broker: Broker, config: TxConfig, state: PendingTransactions) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self._config = config
+        self.state = state
+        self._journal = broker.journal(NAME)
+        # Parked messages whose copies were appended but not applied yet, and these copies.
+        self._resuming: dict[int, int] = {}
+        self.committed = self.rolled_back = self.parked = 0
+
+    @property
+    def half_queue(self) -> Queue:
+        return self._store.queue(HALF_TOPIC, 0)
+
+    @property
+    def op_queue(self) -> Queue:
+        return self._store.queue(OP_TOPIC, 0)
+
+    # ---- the stage
+
+    def hold(self, message: Message) -> Message:
+        """Turn *message* into a half message if it begins a transaction.
+
+        Raises:
+          Refused: it names no producer group, it cannot be stored in its topic, or too many transactions are pending.
+        """
+        if message.topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            message.sys_flag &= ~PREPARED  # a copy of a committed message still has the properties of its transaction
+            return message
+        if not is_half(message):
+            return _plain(message)
+        if not find_property(message.properties, b"PGROUP"):
+            text = "message has the property TRAN_MSG, but no PGROUP; name the group of its producer"
+            raise Refused(Reason.ILLEGAL, text)
+        self._check_room()
+        half = half_message(message, self._real_queue(message))
+        size = len(half.body) + len(half.properties) + COMMIT_BYTES
+        limit = min(self._store.config.group_bytes_max, self._store.config.segment_bytes)
+        if size > limit:
+            text = f"transactional message needs {size} bytes with its op record; {limit} fit into an atomic group"
+            raise Refused(Reason.ILLEGAL, f"{text} (store.group_bytes_max) and a segment")
+        return half
+
+    def _check_room(self) -> None:
+        pending = self.state.halves.pending
+        if pending >= self._config.pending_max:
+            text = f"{pending} transactions are pending; tx.pending_max is {self._config.pending_max}"
+            raise Refused(Reason.BUSY, f"[OVERLOAD]system busy, {text}")
+
+    def _real_queue(self, message: Message) -> int:
+        """Return the queue that *message* goes to at its commit; raise `Refused` if it could not be stored."""
+        topic = self._writable(message.topic)
+        if message.queue_id < 0:
+            return self._broker.ids.below(topic.write_queues)
+        topic.check_queue(message.queue_id)
+        return message.queue_id
+
+    def _writable(self, name: str) -> Topic:
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            raise Refused(Reason.NO_TOPIC, f"topic[{name}] not exist, apply first please!")
+        if not topic.perm & WRITE or not topic.write_queues:
+            text = f"topic[{name}] is not writable; its perm is {topic.perm} with {topic.write_queues} write queues"
+            raise Refused(Reason.NO_PERMISSION, text)
+        return topic
+
+    # ---- finding half messages
+
+    def find_nowait(self, offset: int, position: int) -> HalfMessage | None:
+        result = self._store.read_near(self.half_queue, offset, 1, 1) if offset >= 0 else None
+        if result is None or not result.pieces:
+            return None
+        data = b"".join(result.pieces)
+        return _decode(data) if RecordView(data).position == position else None
+
+    async def find(self, position: int) -> HalfMessage:
+        data = await self._store.record_far(position) if position >= 0 else None
+        if data is None or RecordView(data).topic not in (HALF_TOPIC, PARK_TOPIC):
+            text = f"Find prepared transaction message failed; none is at commit log offset {position}"
+            raise Refused(Reason.NOT_FOUND, text)
+        half = _decode(data)
+        if half is None:
+            text = (
+                f"half message at commit log offset {position} lacks REAL_TOPIC or PGROUP; nothing can be done with it"
+            )
+            raise Refused(Reason.NOT_FOUND, text)
+        return half
+
+    async def read(self, offsets: Sequence[int]) -> Portion:
+        """Read the half messages at *offsets*, ascending; only the first of them if they are many or large."""
+        result = self._store.read_near(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
+        if result is None:
+            result = await self._store.read_far(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
+        return _portion(offsets, result)
+
+    async def pending(self, offset: int, count: int, bytes_max: int) -> list[PendingTransaction]:
+        state = self.state.halves
+        found: list[PendingTransaction] = []
+        size = 0
+        for number in state.pages(offset // PAGE):
+            offsets = [each for each in state.pending_in(number) if each >= offset]
+            while offsets:
+                portion = await self.read(offsets)
+                offsets = offsets[portion.taken :]
+                for half in portion.halves:
+                    size += half.record.size
+                    if len(found) == count or (found and size > bytes_max):
+                        return found
+                    found.append(PendingTransaction(half, max(state.checks(half.record.queue_offset), 0)))
+        return found
+
+    # ---- the end
+
+    def is_pending(self, offset: int) -> bool:
+        """Return whether the transaction of the half message at *offset*, which exists, has not ended."""
+        state = self.state
+        if state.is_ending(offset, self.op_queue.next_offset):
+            return False
+        return state.halves.checks(offset) >= 0 or offset >= state.halves.next
+
+    def is_late(self, half: HalfMessage) -> bool:
+        properties = half.record.properties
+        if not find_property(properties, IMMUNITY):
+            return False
+        age_ms = self._broker.clock.now_ms() - half.record.born_ms
+        return age_ms > immunity_ms(properties, self._config.immunity_ms)
+
+    def end(self, half: HalfMessage, *, commit: bool) -> int:
+        self._check_pending(half)
+        if commit:
+            end = self._end_with(half, [self._final(half)])
+            self.committed += 1
+        else:
+            end = self._end_with(half, [])
+            self.rolled_back += 1
+        return end
+
+    def _check_pending(self, half: HalfMessage) -> None:
+        record = half.record
+        if record.topic != HALF_TOPIC:
+            text = f"message at commit log offset {record.position} was parked after too many checks"
+            raise Refused(Reason.NOT_FOUND, f"{text}; RESUME_CHECK_HALF_MESSAGE continues it")
+        if not self.is_pending(record.queue_offset):
+            text = f"transaction of half message {record.queue_offset} has ended"
+            raise Refused(Reason.NOT_FOUND, f"{text}; it can be committed or rolled back only once")
+
+    def _final(self, half: HalfMessage) -> Message:
+        message, topic = final_message(half), self._broker.topics.get(half.topic)
+        if topic is not None and message.queue_id >= max(topic.write_queues, topic.read_queues):
+            message.queue_id = -1  # the topic has fewer queues now
+        return message
+
+    def _end_with(self, half: HalfMessage, messages: list[Message], notes: Sequence[bytes] = ()) -> int:
+        """Store *messages* and *notes* with the op record that ends the transaction of *half*, all or none."""
+        offset = half.record.queue_offset
+        op = op_message(offset, self._broker.clock.now_ms(), self._store.store_host)
+        noted = [(self._journal, note) for note in notes]
+        placed = self._broker.publish_atomic([*messages, op], noted, passed=NAME)
+        self.state.ending[offset] = placed[-1].queue_offset
+        return placed[-1].end
+
+    def park(self, half: HalfMessage, checks: int) -> None:
+        """Move *half* to the topic of transactions that were checked too often."""
+        log.warning(
+            "transaction %s of group %s is parked in %s after %d checks; `martlet tx` can resume or end it",
+            *(half.record.property("UNIQ_KEY"), half.group, PARK_TOPIC, checks),
+        )
+        self._broker.topics.ensure(PARK_TOPIC, 1)
+        self._end_with(half, [parked_message(half, checks)])
+        self.parked += 1
+
+    def drop(self, offset: int) -> None:
+        """End the transaction of a half message that is lost: removed by retention, or damaged."""
+        op = op_message(offset, self._broker.clock.now_ms(), self._store.store_host)
+        self.state.ending[offset] = self._broker.publish(op, passed=NAME).queue_offset
+
+    def resume(self, half: HalfMessage) -> int:
+        record = half.record
+        if record.topic == HALF_TOPIC:
+            self._check_pending(half)
+            return self._journal.note(unchecked(record.queue_offset))
+        return self._resume_parked(half)
+
+    def _resume_parked(self, half: HalfMessage) -> int:
+        offset, park = half.record.queue_offset, self._store.queue(PARK_TOPIC, 0)
+        if offset in self.state.resumed or self._is_resuming(offset):
+            raise Refused(Reason.NOT_FOUND, f"parked message {offset} is a half message again already; it is checked")
+        self._check_room()
+        note = self._journal, resumed(offset, park.first_offset)
+        (placed,) = self._broker.publish_atomic([renewed_message(half, 0)], [note], passed=NAME)
+        self._resuming[offset] = placed.queue_offset
+        return NEXT_COMMIT
+
+    def _is_resuming(self, offset: int) -> bool:
+        """Return whether a copy of the parked message at *offset* was appended and is not applied yet."""
+        copy = self._resuming.get(offset, -1)
+        if self.state.halves.next <= copy < self.half_queue.next_offset:
+            return True
+        self._resuming.pop(offset, None)
+        return False
+
+    # ---- retention
+
+    def roll(self, end: int) -> Steps[None]:
+        """Replace the pending half messages before log position *end* by copies at the end of the log, in slices.
+
+        Those that are as old as retention allows are parked instead, as RocketMQ does.
+
+        Raises:
+          Refused: the disk is full.
+        """
+        self._store.commit()  # what ends now must not be in doubt
+        state = self.state.halves
+        for number in state.pages():
+            offsets = [each for each in state.pending_in(number) if self.is_pending(each)]
+            while offsets:
+                result = self._store.read(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
+                portion = _portion(offsets, result)
+                offsets = offsets[portion.taken :]
+                for half in portion.halves:
+                    if half.record.position >= end:
+                        return
+                    if self.is_pending(half.record.queue_offset):
+                        self._renew(half)
+                yield
+
+    def _renew(self, half: HalfMessage) -> None:
+        checks = max(self.state.halves.checks(half.record.queue_offset), 0)
+        age_ms = self._broker.clock.now_ms() - half.record.store_ms
+        if age_ms >= self._store.config.file_reserved_hours * HOUR_MS:
+            self.park(half, checks)
+            return
+        self._end_with(half, [renewed_message(half, checks)])
+
+    def statistics(self) -> dict[str, object]:
+        """Return how many transactions are pending, the age of the oldest, and what became of the others."""
+        state, park = self.state.halves, self._store.find_queue(PARK_TOPIC, 0)
+        return {
+            "pending": state.pending,
+            "oldest_age_ms": self._oldest_age_ms(),
+            "committed": self.committed,
+            "rolled_back": self.rolled_back,
+            "parked": self.parked,
+            "parked_messages": park.next_offset - park.first_offset - len(self.state.resumed) if park else 0,
+        }
+
+    def _oldest_age_ms(self) -> int:
+        """Return the age of the oldest pending half message, since it was stored; 0 if none is pending."""
+        floor = self.state.halves.floor()
+        if floor is None:
+            return 0
+        result = self._store.read_near(self.half_queue, self.state.halves.first(), 1, 1)
+        view = next(record_views(b"".join(result.pieces)), None) if result is not None else None
+        store_ms = view.store_ms if view is not None else floor[1]
+        return max(self._broker.clock.now_ms() - store_ms, 0)
+
+
+def _plain(message: Message) -> Message:
+    """Return *message*, which begins no transaction; RocketMQ would lose it if its sysFlag said that it does."""
+    if message.sys_flag & PREPARED:
+        if message.reconsume_times <= 0:
+            text = f"message has the sysFlag {message.sys_flag:#x} of a transaction, but not TRAN_MSG true"
+            raise Refused(Reason.ILLEGAL, f"{text}; set both")
+        message.sys_flag &= ~TRANSACTION_MASK
+    return message
+
+
+def _decode(data: Buffer, start: int = 0) -> HalfMessage | None:
+    try:
+        return decode_half(decode_record(data, start))
+    except CorruptRecord:
+        return None
+
+
+def _portion(offsets: Sequence[int], result: ReadResult) -> Portion:
+    """Return what *result*, read from the first of *offsets* on, has of them."""
+    count = max(bisect_left(offsets, result.next_offset), 1)
+    wanted = set(offsets[:count])
+    found = {
+        view.queue_offset: half
+        for view in record_views(b"".join(result.pieces))
+        if view.queue_offset in wanted and (half := _decode(view.buffer, view.start)) is not None
+    }
+    lost = [each for each in offsets[:count] if each not in found] if offsets[0] < result.end_offset else []
+    return Portion(count, list(found.values()), lost)

@@ -1,0 +1,180 @@
+"""The projection: computes from the log which transactions are pending, and how often each was checked.
+
+Notes in the journal, in msgpack: how often transactions were checked, that RocketMQ handled all up to some half
+message, that an administrator had a transaction checked again, or continued a parked one.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain, islice
+from typing import Final, final
+
+import msgpack  # type: ignore[import-untyped]
+
+from martlet.broker import Broker
+from martlet.message import find_property
+from martlet.state import NOTHING, pack_rows, unpack_rows
+from martlet.state.journal import read_notes
+from martlet.store.layout import RecordView
+from martlet.turns import Pace, Steps
+
+from .formats import CHECK_TIMES, HALF_TOPIC, NAME, OP_TOPIC, PREPARED_OFFSET, half_offsets, number_of
+from .halves import Halves, OpBlocks
+
+__all__ = ["PendingTransactions", "adopted", "checked", "resumed", "unchecked"]
+
+FORMAT: Final = 1
+CHECKED, ADOPTED, UNCHECKED, RESUMED = range(4)
+HALF, OP = HALF_TOPIC.encode(), OP_TOPIC.encode()
+
+
+def checked(offsets: Sequence[int]) -> bytes:
+    """Note that the transactions of the half messages at *offsets*, ascending, are checked once more."""
+    before = 0
+    deltas = []
+    for offset in offsets:
+        deltas.append(offset - before)
+        before = offset
+    return bytes(msgpack.packb([CHECKED, *deltas]))
+
+
+def adopted(offset: int) -> bytes:
+    """Note that RocketMQ has handled all half messages before *offset*: ended, copied or parked them."""
+    return bytes(msgpack.packb([ADOPTED, offset]))
+
+
+def unchecked(offset: int) -> bytes:
+    """Note that the checks of the half message at *offset* are counted from 0 again."""
+    return bytes(msgpack.packb([UNCHECKED, offset]))
+
+
+def resumed(offset: int, first_offset: int) -> bytes:
+    """Note that the parked message at *offset* is a half message again; those before *first_offset* are gone."""
+    return bytes(msgpack.packb([RESUMED, offset, first_offset]))
+
+
+@final
+class PendingTransactions:
+    """The pending transactions.
+
+    ``ending`` is no part of the state: by half message, the op record that was appended but not applied yet.
+    ``resumed`` are the offsets of parked messages that are half messages again.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self.name = NAME
+        self._journal = broker.journal(NAME)
+        self.topics = frozenset((HALF_TOPIC, OP_TOPIC, self._journal.topic))
+        self.halves = Halves()
+        self.ops = OpBlocks()
+        self.ending: dict[int, int] = {}
+        self.resumed: set[int] = set()
+        # Copies by RocketMQ, by the offset of the first half message, which op records go on naming.
+        self._copies: dict[int, int] = {}
+        # Replaces the half messages before a log position by copies; set by who may append.
+        self.renew: Callable[[int], Steps[None]] | None = None
+        self._begin = -1  # the oldest half message in the log when this state began
+
+    def apply(self, records: Sequence[RecordView]) -> None:
+        for record in records:
+            topic = record.topic_bytes
+            if topic == HALF:
+                self._apply_half(record)
+            elif topic == OP:
+                self._apply_op(record)
+            else:
+                for note in read_notes(bytes(record.body)):
+                    self._apply_note(*msgpack.unpackb(note))
+
+    def _apply_half(self, record: RecordView) -> None:
+        offset, properties = record.queue_offset, record.properties
+        self.ending.pop(offset, None)  # of a record that was lost
+        checks = number_of(find_property(properties, CHECK_TIMES)) if CHECK_TIMES in properties else 0
+        self.halves.add(offset, record.position, record.store_ms, max(checks, 0))
+        if self._begin < 0:
+            self._begin = offset
+        first = number_of(find_property(properties, PREPARED_OFFSET)) if PREPARED_OFFSET in properties else -1
+        if self._begin <= first < offset:
+            self._apply_copy(first, offset)
+
+    def _apply_copy(self, first: int, offset: int) -> None:
+        """RocketMQ copied the half message at *first*: the copy replaces it, or the copy before, and ends with it."""
+        if self.halves.end(self._copies.get(first, first)):
+            self._copies[first] = offset
+        else:
+            self.halves.end(offset)
+
+    def _apply_op(self, record: RecordView) -> None:
+        named = half_offsets(record.properties, bytes(record.body))
+        for offset in named:
+            self.ending.pop(offset, None)
+            self.halves.end(offset)
+            if self._copies and (copy := self._copies.pop(offset, -1)) >= 0:
+                self.halves.end(copy)
+        self.ops.add(record.queue_offset, max(named, default=-1))
+        self.ops.drop_before(self.halves.first())
+
+    def _apply_note(self, kind: int, *numbers: int) -> None:
+        halves = self.halves
+        if kind == CHECKED:
+            offset = 0
+            for delta in numbers:
+                offset += delta
+                halves.set_checks(offset, halves.checks(offset) + 1)
+        elif kind == ADOPTED:
+            halves.end_before(numbers[0])
+            self._copies = {first: copy for first, copy in self._copies.items() if halves.checks(copy) >= 0}
+        elif kind == UNCHECKED:
+            halves.set_checks(numbers[0], 0)
+        else:
+            self.resumed = {offset for offset in self.resumed if offset >= numbers[1]} | {numbers[0]}
+
+    def is_ending(self, offset: int, next_op: int) -> bool:
+        """Return whether an op record that ends this transaction was appended and is not applied yet.
+
+        Args:
+          next_op: the next offset of the op queue. If a commit failed, the op record's own offset is not before it, or
+            another op record has it.
+        """
+        op = self.ending.get(offset, -1)
+        if op < 0:
+            return False
+        if op >= next_op or op < self.ops.next:
+            del self.ending[offset]
+            return False
+        return True
+
+    # ---- snapshots
+
+    def freeze(self) -> Steps[Sequence[bytes]]:
+        halves, ops, rows = self.halves, self.ops, self.halves.freeze()
+        head = halves.next, self._begin, ops.next, ops.freeze(), list(self.resumed), list(self._copies.items())
+        return pack_rows(FORMAT, chain((head,), rows))
+
+    def restore(self, data: bytes, first_position: int) -> Steps[None]:
+        self.halves, self.ops, self._begin = Halves(), OpBlocks(), -1
+        self.ending, self.resumed, self._copies = {}, set(), {}
+        rows = unpack_rows(FORMAT, data)
+        for following, begin, next_op, blocks, parked, copies in islice(rows, 1):
+            self.halves.next, self._begin = following, begin
+            self.ops.restore(blocks, next_op)
+            self.resumed, self._copies = set(parked), dict(copies)
+        pace = Pace()
+        for number, page in rows:
+            self.halves.restore(number, page)
+            if pace.is_over():
+                yield
+
+    def forget(self, topic: str) -> None:
+        if topic == HALF_TOPIC:
+            self.halves, self._copies, self._begin = Halves(), {}, -1
+            self.ending.clear()
+        elif topic == OP_TOPIC:
+            self.ops = OpBlocks()
+
+    def floor(self) -> int:
+        oldest = self.halves.floor()
+        return oldest[0] if oldest is not None else NOTHING
+
+    def roll(self, start: int, end: int) -> Steps[None]:
+        assert self.renew is not None
+        return self.renew(end)

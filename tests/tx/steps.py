@@ -1,0 +1,178 @@
+"""Steps of transactions on a broker that may be cut off at any of them, and what must hold afterwards."""
+
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import trio
+from tests.tx.talk import TOPIC, Sellers, sellers
+from trio.testing import wait_all_tasks_blocked
+
+from martlet.contracts import HalfMessage
+from martlet.errors import Refused
+from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import ManualClock
+from martlet_tx.config import TxConfig
+from martlet_tx.formats import HALF_TOPIC, PARK_TOPIC
+
+SIZES: Final[dict[str, Any]] = {"segment_bytes": 8192, "page_bytes": 512, "cache_bytes": 8192}
+CONFIG: Final = TxConfig(immunity_ms=6000, checks_max=2)
+STEPS: Final = ("prepare", "commit", "rollback", "check", "resume", "roll", "write", "flush", "save")
+
+
+class Work:
+    """Does steps, and remembers for each key what was asked for and what of it is durable."""
+
+    def __init__(self, disk: FakeDisk, clock: ManualClock, flush: str) -> None:
+        self.disk = disk
+        self.clock = clock
+        self.flush = flush
+        self.sent = 0
+        self.durable_sent = 0
+        # The key and how its transaction ended: "commit", "rollback".
+        self.ended: dict[str, str] = {}
+        self.durable_ended: dict[str, str] = {}
+        self.asked: Counter[str] = Counter()
+        self.found: Sellers | None = None
+
+    async def open(self) -> Sellers:
+        self.found = await sellers(self.disk, self.clock, self.flush, CONFIG, **SIZES)
+        return self.found
+
+    async def step(self, name: str, choose: Any) -> None:
+        """Do step *name*; *choose* picks one of several transactions."""
+        found = self.found
+        assert found is not None
+        if name == "prepare":
+            found.prepare(f"k{self.sent}")
+            self.sent += 1
+        elif name in ("commit", "rollback"):
+            halves = await self.halves(HALF_TOPIC)
+            if halves:
+                self.end(choose(halves), name)
+        elif name == "check":
+            self.clock.ms += 30_000
+            await self.flushing(found.checks.round)
+            self.asked.update(found.asked.keys())
+        elif name == "resume":
+            halves = await self.halves(PARK_TOPIC) + await self.halves(HALF_TOPIC)
+            if halves:
+                with suppress(Refused):
+                    found.held.resume(choose(halves))
+        elif name == "roll":
+            for _ in found.held.roll(found.store.appended):
+                pass
+        else:
+            await self.store(name)
+
+    async def store(self, name: str) -> None:
+        found = self.found
+        assert found is not None
+        found.store.commit()
+        if name in ("flush", "save"):
+            sent, ended = self.sent, dict(self.ended)
+            await found.settle()
+            self.durable_sent, self.durable_ended = sent, ended
+        if name == "save":
+            for driven in found.broker.projections._driven:
+                await found.broker.projections._save(driven)
+
+    async def flushing(self, work: Any) -> None:
+        """Do *work* while the store flushes."""
+        found = self.found
+        assert found is not None
+        done = False
+
+        async def do() -> None:
+            nonlocal done
+            await work()
+            done = True
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(do)
+            while not done:
+                await wait_all_tasks_blocked()
+                await found.settle()
+
+    async def halves(self, topic: str) -> list[HalfMessage]:
+        """Return every readable half message in *topic*, whether its transaction has ended or not."""
+        found = self.found
+        assert found is not None
+        return [await found.held.find(record.position) for record in found.records(topic)]
+
+    def end(self, half: HalfMessage, how: str) -> None:
+        found = self.found
+        assert found is not None
+        key = half.record.property("UNIQ_KEY")
+        with suppress(Refused):
+            found.held.end(half, commit=how == "commit")
+            assert key not in self.ended, f"transaction {key} ended twice"
+            self.ended[key] = how
+
+    # ---- what must hold after a crash
+
+    async def check(self, found: Sellers) -> None:
+        """Check each transaction after a restart, and that each can still be brought to its one end."""
+        pending = Counter(
+            each.half.record.property("UNIQ_KEY") for each in await found.held.pending(0, 10_000, 1 << 30)
+        )
+        parked = self.still_parked(found)
+        stored = Counter(found.stored(TOPIC))
+        assert max([0, *pending.values(), *stored.values()]) <= 1
+        for number in range(self.sent):
+            key = f"k{number}"
+            places = pending[key] + stored[key] + parked[key]
+            self.check_one(key, number, pending[key], stored[key], places)
+        await self.check_counts(found)
+        await self.finish(found, stored)
+
+    def check_one(self, key: str, number: int, pending: int, stored: int, places: int) -> None:
+        ended, durable = self.ended.get(key), self.durable_ended.get(key)
+        assert places <= 1, f"{key} is in {places} places"
+        if stored:
+            assert ended == "commit", f"{key} is stored and ended with {ended}"
+        if durable == "commit":
+            assert stored, f"{key} was committed and is lost"
+        elif durable == "rollback":
+            assert not places, f"{key} was rolled back and is still there"
+        elif number < self.durable_sent and ended != "rollback":
+            assert places == 1, f"{key} is lost"
+
+    def still_parked(self, found: Sellers) -> Counter[str]:
+        resumed = found.state.resumed
+        return Counter(
+            record.property("UNIQ_KEY") for record in found.records(PARK_TOPIC) if record.queue_offset not in resumed
+        )
+
+    async def check_counts(self, found: Sellers) -> None:
+        """No producer was asked more often than is known; resuming begins again."""
+        for each in await found.held.pending(0, 10_000, 1 << 30):
+            assert each.checks <= CONFIG.checks_max
+
+    async def finish(self, found: Sellers, stored: Counter[str]) -> None:
+        """Commit all that are pending, twice."""
+        expected = Counter(stored)
+        for _ in range(2):
+            for each in await found.held.pending(0, 10_000, 1 << 30):
+                key = each.half.record.property("UNIQ_KEY")
+                found.held.end(each.half, commit=True)
+                expected[key] += 1
+            await found.settle()
+        assert not found.pending()
+        assert Counter(found.stored(TOPIC)) == +expected
+        assert max([0, *expected.values()]) <= 1
+
+
+async def do_all(work: Work, names: list[str], choose: Any, closes: bool) -> None:
+    """Open a broker, do the steps, and stop in order."""
+    found = await work.open()
+    for name in names:
+        await work.step(name, choose)
+    if closes:
+        found.broker.projections.save()
+        await found.store.close()
+
+
+def steps_of(work: Work, names: list[str], choose: Any, *, closes: bool = True) -> Any:
+    return partial(do_all, work, names, choose, closes)

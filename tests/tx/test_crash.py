@@ -1,0 +1,74 @@
+"""The power is cut at every call that changes the disk while transactions begin, end, are checked and moved.
+
+Every two steps one after the other; then long random work. ``MARTLET_CRASH_STEPS`` makes the random work longer
+(default 40 steps); ``MARTLET_CRASH_SEEDS`` runs more of it, and every two steps with each kind of pause between them.
+"""
+
+import os
+from itertools import product
+from random import Random
+
+import pytest
+from tests.state.power_cuts import count_changes, cut_at, cut_of
+from tests.tx.steps import CONFIG, SIZES, STEPS, Work, steps_of
+from tests.tx.talk import sellers
+
+from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import ManualClock
+
+LENGTH = int(os.environ.get("MARTLET_CRASH_STEPS", "40"))
+SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
+WEIGHTS = (8, 5, 4, 4, 3, 2, 3, 6, 1)
+CHANGES = ("commit", "rollback", "check", "resume", "roll")
+# The checks park the second transaction, so that there is one to resume.
+BEGIN = ["prepare", "prepare", "flush", "check", "check", "check", "prepare", "flush"]
+
+
+BETWEEN = ("", "write", "flush", "save")
+PAIRS = list(product(CHANGES, CHANGES))
+# Each pair with one kind of pause; together with all of them.
+SOME = [(pair, BETWEEN[number % len(BETWEEN)]) for number, pair in enumerate(PAIRS)]
+
+
+async def cut_everywhere(names: list[str], seed: int, flush: str, first: int = 0) -> int:
+    """Do the steps *names* once for each change of the disk, cut the power there, and check; return their number.
+
+    The power is not cut in the first *first* changes.
+    """
+    disk = FakeDisk()
+    work = Work(disk, ManualClock(), flush)
+    changes = await count_changes(disk, steps_of(work, names, Random(seed).choice))
+    for number in range(first, changes):
+        disk = FakeDisk()
+        work = Work(disk, ManualClock(), flush)
+        await cut_at(disk, number, steps_of(work, names, Random(seed).choice))
+        await check_after(work, disk, seed, number, flush)
+    return changes
+
+
+async def check_after(work: Work, disk: FakeDisk, seed: int, number: int, flush: str) -> None:
+    kind = cut_of(number, flush)
+    left = disk.after_power_cut(kind, Random(number))
+    try:
+        found = await sellers(left, ManualClock(work.clock.ms), flush, CONFIG, **SIZES)
+        await work.check(found)
+    except BaseException as error:
+        error.add_note(f"seed {seed}, {kind.name} at change {number}")
+        raise
+    found.store.crash()
+
+
+@pytest.mark.parametrize(("pair", "between"), SOME if len(SEEDS) == 1 else list(product(PAIRS, BETWEEN)))
+async def test_two_steps_lead_to_one_outcome_wherever_the_power_is_cut(pair: tuple[str, str], between: str) -> None:
+    disk = FakeDisk()
+    begin = await count_changes(disk, steps_of(Work(disk, ManualClock(), "sync"), BEGIN, min, closes=False))
+    names = [*BEGIN, pair[0], *([between] if between else []), pair[1], "flush"]
+    assert await cut_everywhere(names, len(pair[0]) + len(between), "sync", begin) > begin + 3
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_random_steps_lead_to_one_outcome_wherever_the_power_is_cut(seed: int, flush: str) -> None:
+    random = Random(seed)
+    names = random.choices(STEPS, WEIGHTS, k=LENGTH)
+    assert await cut_everywhere(names, seed, flush) > LENGTH
