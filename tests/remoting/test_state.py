@@ -4,12 +4,9 @@ import ast
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from .conftest import Harness
 
 HANDLERS: Final = Path(__file__).parents[2] / "plugins/remoting/martlet_remoting/handlers"
-ATTRIBUTES_MAX: Final = 14
 
 
 def names(source: str) -> set[str]:
@@ -20,11 +17,6 @@ def test_no_function_of_a_handler_gets_the_whole_state() -> None:
     paths = list(HANDLERS.rglob("*.py"))
     assert len(paths) > 10
     assert [path.name for path in paths if "RemotingState" in names(path.read_text())] == []
-
-
-@pytest.mark.plain  # compiled classes have no __dict__
-async def test_the_shared_state_has_one_collaborator_for_each_concern(harness: Harness) -> None:
-    assert len(vars(harness.state)) <= ATTRIBUTES_MAX
 
 
 async def test_a_new_address_is_in_new_records_message_ids_and_answers(harness: Harness) -> None:

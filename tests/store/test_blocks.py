@@ -15,6 +15,7 @@ from martlet.store.layout import ENTRY_BYTES
 from martlet.store.queues import BLOCKS_CACHED
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock, bodies, drain, message, small_config
+from martlet.turns import finish_now
 
 from .test_deletion import open_on, send
 
@@ -129,7 +130,7 @@ async def test_a_lookup_by_time_is_right_once_a_damaged_block_is_repaired(run: b
     async def look(at: int) -> int:
         for _ in range(4):
             try:
-                return store.offset_by_time(queue, at)
+                return finish_now(store.offset_by_time(queue, at))
             except NotReady as error:
                 await error.wait()
         raise AssertionError("the queue is damaged again after each repair")

@@ -18,10 +18,11 @@ from martlet.store.codec import decode_record, key_hash
 from martlet.store.files import Files
 from martlet.store.key_index import ITEM, KeyIndex
 from martlet.store.layout import HEAD_BYTES
+from martlet.store.lookup import LOOKS_AT_ONCE
 from martlet.store.queues import Queue
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, drain, message, small_config
-from martlet.turns import finish_now
+from martlet.turns import Steps, finish_now
 
 OpenStore = Callable[..., Awaitable[Store]]
 
@@ -145,7 +146,7 @@ async def test_the_fast_hash_is_the_hash(open_store: OpenStore, key: str) -> Non
 async def test_offsets_are_found_by_time(open_store: OpenStore, clock: ManualClock) -> None:
     store = await open_store()
     queue = store.queue("T", 0)
-    assert (store.earliest_store_ms(queue), store.offset_by_time(queue, 0)) == (-1, 0)
+    assert (store.earliest_store_ms(queue), finish_now(store.offset_by_time(queue, 0))) == (-1, 0)
     times = [100, 200, 200, 200, 300, 500]
     for at in times:
         clock.ms = at
@@ -154,8 +155,33 @@ async def test_offsets_are_found_by_time(open_store: OpenStore, clock: ManualClo
     for at in range(50, 600, 25):
         lower = next((i for i, t in enumerate(times) if t >= at), len(times))
         upper = max((i for i, t in enumerate(times) if t <= at), default=0)
-        assert store.offset_by_time(queue, at) == lower
-        assert store.offset_by_time(queue, at, upper=True) == upper
+        assert finish_now(store.offset_by_time(queue, at)) == lower
+        assert finish_now(store.offset_by_time(queue, at, upper=True)) == upper
+
+
+async def test_a_search_by_time_reads_a_little_in_each_slice(clock: ManualClock) -> None:
+    disk = FakeDisk()
+    config = small_config(flush="async", cache_bytes=0, queue_file_entries=10_000, segment_bytes=1 << 22)
+    store = await Store.open(Path("/data"), config, clock, disk)
+    for at in range(10_000):
+        clock.ms = 1000 + at
+        put(store, message(b"x"))
+    await store.close()
+    store = await Store.open(Path("/data"), config, clock, disk)
+    for at in (0, 1, 4999, 7777, 9999):
+        found: list[int] = []
+
+        def search(at: int = at, found: list[int] = found) -> Steps[None]:
+            found.append((yield from store.offset_by_time(store.queue("T", 0), 1000 + at)))
+
+        slices, reads = 0, disk.calls["read"]
+        for _ in search():
+            slices += 1
+            assert disk.calls["read"] - reads <= 2 * LOOKS_AT_ONCE
+            reads = disk.calls["read"]
+        assert found == [at]
+        assert slices >= 3
+    store.crash()
 
 
 async def test_a_search_by_time_leaves_the_pages_that_consumers_read(open_store: OpenStore, clock: ManualClock) -> None:
@@ -169,7 +195,7 @@ async def test_a_search_by_time_leaves_the_pages_that_consumers_read(open_store:
     store.read(queue, 0, 1, 1000)
     held = list(store.pages._held)
     assert [store.store_ms_at(queue, offset) for offset in range(40)] == list(times)
-    assert [store.offset_by_time(queue, at) for at in times] == list(range(40))
+    assert [finish_now(store.offset_by_time(queue, at)) for at in times] == list(range(40))
     assert list(store.pages._held) == held
 
 

@@ -15,6 +15,7 @@ from martlet.store.layout import ENTRY, ENTRY_BYTES, RecordView
 from martlet.store.light import light_places, light_topics
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
+from martlet.turns import finish_now
 
 from .test_derived_files import set_content
 from .test_foreign import OURS_AT, exchange, flip, forget_martlet
@@ -58,7 +59,7 @@ async def test_one_record_has_entries_in_every_light_queue_that_it_names() -> No
     assert (light(store, "a"), light(store, "b")) == ([b"1"], [b"1", b"3"])
     assert drain(store, store.queue("P", 0)) == [b"1", b"2"]
     assert store.queues.position_at(store.queue("%LMQ%b", 0), 0) == first.position
-    assert store.lookup.offset_by_time(store.queue("%LMQ%b", 0), 0) == 0
+    assert finish_now(store.lookup.offset_by_time(store.queue("%LMQ%b", 0), 0)) == 0
     store.crash()
 
 

@@ -81,10 +81,10 @@ class TopicFigures(_Grant):
         queue = self._queue(queue_id)
         return self._store.earliest_store_ms(queue) if queue is not None else -1
 
-    def offset_by_time(self, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> int:
+    def offset_by_time(self, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> Steps[int]:
         """Like `Store.offset_by_time`; 0 for a queue that was never used. Raises `NotReady`."""
         queue = self._queue(queue_id)
-        return self._store.offset_by_time(queue, timestamp_ms, upper) if queue is not None else 0
+        return 0 if queue is None else (yield from self._store.offset_by_time(queue, timestamp_ms, upper))
 
     def position_at(self, queue_id: int, offset: int) -> int:
         """The log position of message *offset*; -1 if there is none."""

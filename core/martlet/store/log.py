@@ -596,10 +596,10 @@ class Store:
         """
         return self.lookup.earliest_store_ms(queue)
 
-    def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> int:
+    def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> Steps[int]:
         """Return the first offset stored at or after *timestamp_ms*, else the end; *upper*: the last at or before it.
 
-        With *upper* and a time before all messages, return the first offset.
+        With *upper* and a time before all messages, return the first offset. Works in slices of a few reads.
 
         Raises:
           NotReady: as for `position_at`.

@@ -16,7 +16,7 @@ from martlet.store.readers import Readers
 from martlet.store.repairs import Repairs
 from martlet.store.scan import STORE_MS_END
 from martlet.store.segments import Segments
-from martlet.turns import Steps
+from martlet.turns import Pace, Steps
 
 __all__ = ["Found", "Lookup"]
 
@@ -28,6 +28,8 @@ QUERY_BYTES_MAX: Final = 1 << 30
 RECORD_BYTES_MAX: Final = 16 << 20
 QUERY_PAUSE_BYTES: Final = 524_288  # per slice of a query; each read counts as QUERY_STEP_BYTES at least
 QUERY_STEP_BYTES: Final = 32_768
+# Messages per slice of a search by time. Each may cost two reads of 0.3 ms: a block of entries and the record.
+LOOKS_AT_ONCE: Final = 4
 
 
 @final
@@ -168,29 +170,30 @@ class Lookup:
         """
         return self.store_ms_at(queue, queue.first_offset)
 
-    def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> int:
+    def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> Steps[int]:
         """Return the first offset stored at or after *timestamp_ms*, else the end; *upper*: the last at or before it.
 
-        With *upper* and a time before all messages, return the first offset.
+        With *upper* and a time before all messages, return the first offset. Works in slices of a few reads.
 
         Raises:
           NotReady: as for `position_at`.
         """
-        first, end = queue.first_offset, self._readers.end_offset(queue)
-        low, high = first, end
+        low, high, pace = queue.first_offset, self._readers.end_offset(queue), Pace(LOOKS_AT_ONCE)
         while low < high:
             middle = (low + high) // 2
-            stored = self._store_ms_near(queue, middle, high)
+            stored = yield from self._store_ms_near(queue, middle, high, pace)
             if stored < timestamp_ms or (upper and stored == timestamp_ms):
                 low = middle + 1
             else:
                 high = middle
-        return max(low - 1, first) if upper else low
+        return max(low - 1 if upper else low, queue.first_offset)
 
-    def _store_ms_near(self, queue: Queue, offset: int, end: int) -> int:
+    def _store_ms_near(self, queue: Queue, offset: int, end: int, pace: Pace) -> Steps[int]:
         """Return the store time of *offset* or of the next intact message; later than every time if there is none."""
         for at in range(offset, min(end, offset + 64)):
             stored = self.store_ms_at(queue, at)
+            if pace.is_over():
+                yield
             if stored >= 0:
                 return stored
         return 2**63 - 1

@@ -7,6 +7,7 @@ from martlet.access import ConsumeGrant, TopicGrant
 from martlet.delivery.redelivery import LONGEST_MS
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
+from martlet.turns import Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, reply, supports_delays
 from martlet_remoting.packets import Command
@@ -80,18 +81,22 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def get_max_offset(context: Context, command: Command) -> bytes:
+def get_max_offset(context: Context, command: Command) -> bytes | Steps[bytes]:
     """Answer the offset after the newest message; 0 for a queue that was never used.
 
     Retries that may still be delayed (`retries`) do not count. RocketMQ writes them only after their delay. A
     consumer that begins at the end, for example because its group was deleted, must not skip them.
     """
-    state = context.state
+    broker = context.state.broker
     grant, queue_id = _queue(context, command)
+    if grant.name.startswith(RETRY_PREFIX) and not supports_delays(broker):
+        return _end_of_retries(command, grant, queue_id, broker.clock.now_ms() - LONGEST_MS)
+    return reply(command, {"offset": grant.end_offset(queue_id)})
+
+
+def _end_of_retries(command: Command, grant: TopicGrant, queue_id: int, before_ms: int) -> Steps[bytes]:
     end = grant.end_offset(queue_id)
-    if grant.name.startswith(RETRY_PREFIX) and not supports_delays(state.broker):
-        end = min(end, grant.offset_by_time(queue_id, state.broker.clock.now_ms() - LONGEST_MS))
-    return reply(command, {"offset": end})
+    return reply(command, {"offset": min(end, (yield from grant.offset_by_time(queue_id, before_ms)))})
 
 
 def get_min_offset(context: Context, command: Command) -> bytes:
@@ -100,12 +105,13 @@ def get_min_offset(context: Context, command: Command) -> bytes:
     return reply(command, {"offset": grant.first_offset(queue_id)})
 
 
-def search_offset(context: Context, command: Command) -> bytes:
+def search_offset(context: Context, command: Command) -> Steps[bytes]:
     """Answer the first offset stored at or after a time; with boundaryType UPPER, the last one at or before it."""
     grant, queue_id = _queue(context, command)
     timestamp = command.integer("timestamp")
     upper = command.text("boundaryType", "").lower() == "upper"
-    return reply(command, {"offset": grant.offset_by_time(queue_id, timestamp, upper=upper)})
+    offset = yield from grant.offset_by_time(queue_id, timestamp, upper=upper)
+    return reply(command, {"offset": offset})
 
 
 def get_earliest_store_time(context: Context, command: Command) -> bytes:

@@ -23,8 +23,8 @@ __all__ = [
     "version_of",
 ]
 
-# A step handles one queue, which may read a page of the log from disk.
-QUEUES_AT_ONCE: Final = 16
+# A step handles one queue, which may cost two reads of 0.3 ms: a block of entries and a record.
+QUEUES_AT_ONCE: Final = 8
 VERSION_CHARS_MAX: Final = 1024  # of three numbers and their names
 
 

@@ -52,7 +52,7 @@ def _reset_here(broker: Broker, parked: ParkedPulls, grant: GroupAdminGrant, com
         offsets[queue_id] = _checked(figures, queue_id, offset)
     else:
         for number in [queue_id] if queue_id >= 0 else range(topic.read_queues):
-            offsets[number] = _offset_at(figures, number, timestamp)
+            offsets[number] = yield from _offset_at(figures, number, timestamp)
             if pace.is_over():
                 yield
     table: dict[MessageQueue, int] = {}
@@ -77,11 +77,11 @@ def _checked(figures: TopicFigures, queue_id: int, offset: int) -> int:
     return offset
 
 
-def _offset_at(figures: TopicFigures, queue_id: int, timestamp: int) -> int:
+def _offset_at(figures: TopicFigures, queue_id: int, timestamp: int) -> Steps[int]:
     """Return the first offset stored at or after *timestamp*; the end for a negative one."""
     if timestamp < 0:
         return figures.end_offset(queue_id)
-    return figures.offset_by_time(queue_id, timestamp)
+    return (yield from figures.offset_by_time(queue_id, timestamp))
 
 
 def _answer(command: Command, table: dict[MessageQueue, int]) -> Steps[Frame]:
@@ -103,7 +103,7 @@ def _reset_clients(broker: Broker, members: Members, grant: GroupAdminGrant, com
         committed = grant.offset(name, number)
         if committed < 0:
             raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
-        target = _offset_at(figures, number, timestamp)
+        target = yield from _offset_at(figures, number, timestamp)
         table[message_queue(broker, name, number)] = target if forced else min(target, committed)
         if pace.is_over():
             yield
