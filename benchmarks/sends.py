@@ -2,8 +2,7 @@
 
     python benchmarks/sends.py [--rounds 40]
 
-One send a read and 40 of them (SEND_MESSAGE_V2), and two batches of 32 (SEND_BATCH_MESSAGE). Beside another checkout:
-`beside.py`.
+1 to 40 sends (SEND_MESSAGE_V2) and two batches of 32 (SEND_BATCH_MESSAGE) a read. Beside another checkout: `beside.py`.
 
 Prints the least and the median of many rounds, in microseconds a message: the least
 is what the code costs, the median what this machine made of it just now.
@@ -33,8 +32,7 @@ from martlet_remoting.connection import RemotingConnection
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.packets import Command
 
-FRAMES_AT_ONCE = 40  # what a read of 64 KiB brings of 1 KiB messages
-BATCHES_AT_ONCE = 2
+WIDTHS = (1, 2, 4, 8, 16, 40)  # a read of 64 KiB brings 40 messages of 1 KiB
 BATCH = 32
 
 STATE = getattr(context, "RemotingState" if hasattr(context, "RemotingState") else "Parts")  # its older name
@@ -79,34 +77,31 @@ def new_connection() -> RemotingConnection:
 
 
 async def set_stages(broker: Broker) -> None:
-    """Install the stages of the plugins that are on by default."""
+    """Install the stages of the plugins that are on by default; older checkouts have none."""
+    if not hasattr(broker, "set_stages"):
+        return
     found = await load(PluginsConfig().enabled, {}).call("martlet_stages", broker=broker)
     broker.set_stages([(plugin, stage) for plugin, stages in found for stage in stages])
 
 
-def one_frame(body_bytes: int, number: int) -> bytes:
-    """A read's only request."""
-    return request(310, properties_of(number, 0), b"x" * body_bytes, 0, False)
-
-
-def frames(body_bytes: int, number: int) -> bytes:
-    """One read's worth of requests."""
+def sends(body_bytes: int, number: int, count: int) -> bytes:
+    """The *count* requests of one read."""
     body = b"x" * body_bytes
-    return b"".join(request(310, properties_of(number, i), body, i, False) for i in range(FRAMES_AT_ONCE))
+    return b"".join(request(310, properties_of(number, i), body, i, False) for i in range(count))
 
 
-def batches(body_bytes: int, number: int) -> bytes:
-    """One read's worth of batches."""
+def batches(body_bytes: int, number: int, count: int) -> bytes:
+    """*count* batches, the requests of one read."""
     body = b"x" * body_bytes
     made = []
-    for i in range(BATCHES_AT_ONCE):
-        members = [BatchMessage(body, properties_of(number * BATCHES_AT_ONCE + i, j)) for j in range(BATCH)]
+    for i in range(count):
+        members = [BatchMessage(body, properties_of(number * count + i, j)) for j in range(BATCH)]
         made.append(request(320, properties_of(number, 99), encode_batch(members), i, True))
     return b"".join(made)
 
 
-async def run(rounds: int, body_bytes: int, make: Callable[[int, int], bytes], messages: int) -> None:
-    reads = 60
+async def run(rounds: int, body_bytes: int, make: Callable[[int, int, int], bytes], count: int) -> None:
+    reads, messages = 60, count * BATCH if make is batches else count
     with tempfile.TemporaryDirectory() as folder:
         async with serving(Path(folder), store=StoreConfig(flush="async")) as served:
             served.broker.topics.update("T")
@@ -117,7 +112,7 @@ async def run(rounds: int, body_bytes: int, make: Callable[[int, int], bytes], m
             handler = RemotingHandler(state, sink, connection)
             costs = []
             for number in range(rounds):
-                data = [make(body_bytes, number * reads + i) for i in range(reads)]
+                data = [make(body_bytes, number * reads + i, count) for i in range(reads)]
                 began = time.process_time()
                 for part in data:
                     connection.receive_data(part, 0.0)
@@ -128,16 +123,18 @@ async def run(rounds: int, body_bytes: int, make: Callable[[int, int], bytes], m
                 await trio.sleep(0.02)
             assert sink.sent
             least, median = min(costs), statistics.median(costs)
-            print(f"{make.__name__} of {body_bytes:5} B: least {least:6.2f} us, median {median:6.2f} us a message")
+            what = f"{count:2} {make.__name__} a read of {body_bytes:4} B"
+            print(f"{what}: least {least:6.2f} us, median {median:6.2f} us a message")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--bodies", type=int, nargs="+", default=[128, 1024], help="bytes of a message")
     words = parser.parse_args()
-    for make, messages in ((one_frame, 1), (frames, FRAMES_AT_ONCE), (batches, BATCHES_AT_ONCE * BATCH)):
-        for body_bytes in (128, 1024):
-            trio.run(run, words.rounds, body_bytes, make, messages)
+    for make, count in (*((sends, width) for width in WIDTHS), (batches, 2)):
+        for body_bytes in words.bodies:
+            trio.run(run, words.rounds, body_bytes, make, count)
 
 
 if __name__ == "__main__":
