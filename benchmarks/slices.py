@@ -15,11 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
+from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.fanout import Encoding
+from martlet.delivery.interest import FilterTrie
 from martlet.delivery.listeners import Listeners, Wakes
 from martlet.delivery.selection import EVERYTHING
 from martlet.delivery.subscriptions import Subscription, from_tail
+from martlet.delivery.tail_reader import TailReader
+from martlet.message import Message
 from martlet.state import Pages, pack_rows, unpack_rows
+from martlet.store.codec import encode_record
 from martlet.tables.groups import Group, Groups
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import ManualClock
@@ -32,6 +37,7 @@ QUEUES: Final = 8
 ENTRIES: Final = 100_000
 PULLS: Final = 100_000
 SUBSCRIPTIONS: Final = 100_000
+CURSORS: Final = 100_000
 
 # Yields after each piece; what comes before the first yield is not measured.
 Work = Callable[[], Iterator[None]]
@@ -185,6 +191,30 @@ def wake_subscriptions() -> Iterator[None]:
         yield
 
 
+def deliver_to_cursors() -> Iterator[None]:
+    """A message for very many cursors with one filter; for the first, their route is new."""
+    trie: FilterTrie[Any] = FilterTrie()
+    queue: Any = FakeQueue()
+    topic: Any = SimpleNamespace(name="T", read_queues=1, queue=lambda queue_id: queue)
+    store: Any = SimpleNamespace(readable=0, end_offset=lambda queue: 0, on_flushed=[])
+    tails: Any = SimpleNamespace(store=store)
+    reader = TailReader(tails, topic)
+    feed: Any = SimpleNamespace()
+    for _ in range(CURSORS):
+        cursor = Cursor(feed, RecordingPeer().wake, {"#": None}, 0, 1 << 18, None)
+        cursor.place = Place.TAIL
+        trie.add("#", cursor)
+    reader.attach(trie)
+    message = Message("T", b"x", b"TAGS\x01a/b\x02")
+    record = bytes(encode_record(message, 0, 0, 0, 1, bytes(8)))
+    found = [(0, record, 0, len(record), "a/b", queue)]
+    yield
+    reader._routing = reader._route_all(found, 0)
+    while reader._route_some():
+        yield
+    yield
+
+
 WORKS: Final[dict[str, Work]] = {
     f"freezing the offsets of {GROUPS:,} groups": freeze_offsets,
     "the same, rendered": render_offsets,
@@ -193,6 +223,7 @@ WORKS: Final[dict[str, Work]] = {
     "the same projection, rendered": render_projection,
     "the same projection, restored": restore_projection,
     f"a record that {SUBSCRIPTIONS:,} subscriptions wait for": wake_subscriptions,
+    f"a record that {CURSORS:,} cursors with one filter get": deliver_to_cursors,
     f"a record that {PULLS:,} held pulls wait for": release_pulls,
     f"{PULLS:,} held pulls whose time is over": expire_pulls,
     "a connection with 4,096 held pulls that closes": drop_pulls,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from errno import EIO
+from itertools import pairwise
 
 import pytest
 import trio
@@ -15,6 +16,7 @@ from martlet.contracts import Identity
 from martlet.delivery import cursor as cursor_module
 from martlet.delivery.cursor import Cursor, Feed, Place
 from martlet.delivery.fanout import Encoding, parts
+from martlet.delivery.tail_reader import RECEIVERS_A_SLICE
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.testing.disk import FakeDisk
@@ -437,3 +439,77 @@ async def test_a_feed_reads_each_slice_of_a_queue_once(monkeypatch: pytest.Monke
         client = Client(feed, "#", position=0)
         await settle(broker)
         assert (len(client.take()), feed.reads, feed.viewed) == (64, 8, 64)
+
+
+def having(clients: list[Client], *bodies: str) -> int:
+    """Return how many clients have collected exactly *bodies*."""
+    for client in clients:
+        client.take()
+    return sum(client.bodies == list(bodies) for client in clients)
+
+
+async def test_a_message_for_very_many_cursors_takes_several_turns() -> None:
+    async with broker_in_memory() as broker:
+        feed = feed_of(broker)
+        clients = [Client(feed, "#") for _ in range(3 * RECEIVERS_A_SLICE)]
+        first = send(broker, "a", "one")
+        broker.store.commit()
+        assert having(clients, "one") == RECEIVERS_A_SLICE
+        early, late = clients[0], clients[-1]
+        assert early.cursor.position > first >= late.cursor.position
+        late.cursor.close()
+        new = Client(feed, "#")
+        send(broker, "b", "two")
+        await settle(broker)
+        assert having(clients[:-1], "one", "two") == len(clients) - 1
+        assert (late.bodies, new.take()) == ([], ["two"])
+        again = Client(feed, "#", position=late.cursor.position)
+        await settle(broker)
+        assert again.take() == ["one", "two"]
+
+
+async def test_a_change_of_rules_waits_for_no_turn() -> None:
+    async with broker_in_memory() as broker:
+        feed = feed_of(broker)
+        clients = [Client(feed, "#") for _ in range(2 * RECEIVERS_A_SLICE)]
+        send(broker, "a", "one")
+        broker.store.commit()
+        broker.cursors.forget_routes()
+        assert having(clients, "one") == len(clients)
+
+
+async def test_a_sweep_of_very_many_cursors_takes_several_turns() -> None:
+    async with broker_in_memory() as broker:
+        feed = feed_of(broker)
+        position = send(broker, "a", "one")
+        await settle(broker)
+        clients = [Client(feed, "#", position=position) for _ in range(2 * RECEIVERS_A_SLICE)]
+        counts = [0]
+        while any(place(client) is not Place.TAIL for client in clients):
+            await trio.lowlevel.checkpoint()
+            counts.append(sum(client.wakes > 0 for client in clients))
+        assert max(new - old for old, new in pairwise(counts)) <= RECEIVERS_A_SLICE
+        assert having(clients, "one") == len(clients)
+
+
+@pytest.mark.parametrize("change", ["close", "rules", "skip"])
+async def test_a_cursor_that_leaves_during_a_sweeps_turns_gets_nothing_twice(change: str) -> None:
+    async with broker_in_memory() as broker:
+        feed = feed_of(broker)
+        position = send(broker, "a", "one")
+        await settle(broker)
+        clients = [Client(feed, "#", position=position) for _ in range(2 * RECEIVERS_A_SLICE)]
+        while not any(client.wakes for client in clients):
+            await trio.lowlevel.checkpoint()
+        waiting = next(client for client in clients if not client.wakes)
+        if change == "close":
+            waiting.cursor.close()
+        elif change == "skip":
+            waiting.cursor.skip_to_tail()
+        else:
+            broker.cursors.forget_routes()
+        await settle(broker)
+        assert waiting.take() == (["one"] if change == "rules" else [])
+        send(broker, "a", "two")
+        await settle(broker)
+        assert waiting.take() == ([] if change == "close" else ["two"])

@@ -1,6 +1,7 @@
 """The trie against a plain matcher, and how little a change of filters makes it find again."""
 
 from collections import Counter
+from collections.abc import Hashable
 
 import pytest
 from hypothesis import given
@@ -148,3 +149,36 @@ def test_cached_names_are_bounded() -> None:
         assert len(trie._cached) <= 50
         assert len(trie._stamps) <= 150
         assert len(trie._equal) <= 50
+
+
+def combined(trie: FilterTrie[int], name: str) -> dict[int, list[Hashable]]:
+    return {subscriber: sorted(values, key=str) for subscriber, values in trie.route(name).grants.items()}
+
+
+def test_a_route_to_very_many_is_what_its_filters_say() -> None:
+    trie: FilterTrie[int] = FilterTrie()
+    wanted: dict[int, list[Hashable]] = {}
+    for topic_filter, subscribers, value in (("a/#", range(3000), 1), ("a/+", range(2900, 3500), 2), ("#", [7], 3)):
+        for subscriber in subscribers:
+            trie.add(topic_filter, subscriber, value)
+            wanted.setdefault(subscriber, []).append(value)
+    route = trie.route("a/b")
+    assert combined(trie, "a/b") == wanted
+    assert (len(route.grants), route.grants[2950], route.grants[7][-1]) == (3500, (1, 2), 1)
+    assert dict(route.grants.items()) == {each: route.grants[each] for each in route.grants}
+    assert 4000 not in route.grants
+    assert trie.route("a/c") is route
+    assert trie.remove("a/#", 2950)
+    trie.add("a/b", 4000, 4)
+    assert route.grants[2950] == (1, 2)  # a route does not change; it may be in use
+    assert combined(trie, "a/b") == {**wanted, 2950: [2], 4000: [4]}
+
+
+def test_a_route_to_very_many_leaves_out_those_without_permission() -> None:
+    trie: FilterTrie[int] = FilterTrie()
+    for subscriber in range(3000):
+        trie.add("#", subscriber)
+    trie.permitted = lambda name, grants: {s: v for s, v in grants.items() if name != "odd" or s % 2}
+    assert len(trie.route("odd").grants) == 1500
+    assert trie.route("even") is trie.route("other")
+    assert len(trie.route("even").grants) == 3000

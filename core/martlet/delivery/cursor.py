@@ -25,13 +25,24 @@ import trio
 
 from martlet.delivery.interest import FilterTrie, Grants
 from martlet.delivery.subscriptions import readable
-from martlet.delivery.tail_reader import READ_AGAIN_S, Found, Run, TailReader, Tails, make_run, merge
+from martlet.delivery.tail_reader import (
+    READ_AGAIN_S,
+    RECEIVERS_A_SLICE,
+    RECEIVERS_COUNTED,
+    Found,
+    Run,
+    TailReader,
+    Tails,
+    make_run,
+    merge,
+)
 from martlet.errors import Refused, StoreError
 from martlet.message import Placed
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.codec import tags_code
 from martlet.store.queues import BlockDamaged
 from martlet.tables.topics import Topics
+from martlet.turns import Pace, Steps
 
 __all__ = ["Cursor", "Cursors", "Feed", "Permit", "Place"]
 
@@ -121,7 +132,7 @@ class Cursor:
         if self._pending:
             return self._pending[0][0].position
         if self.place is Place.TAIL:
-            return self._feed.tail_position()
+            return self._feed.tail_position(self._position)
         if self.place is Place.SWEPT:
             return max(self._position, self._feed.swept_to)
         return self._position
@@ -184,9 +195,17 @@ class Cursor:
             self._permit.check(topic_filter)
 
     def matched(self, run: Run, grants: tuple[Hashable, ...]) -> None:
-        """Take *run* (see `Receiver`); a cursor that is full then leaves the tail or its sweep."""
-        if self.place is not Place.TAIL and self.place is not Place.SWEPT:
-            return
+        """Take *run* at the tail (see `Receiver`); a cursor that is full then leaves it."""
+        # A run may reach its receivers in several turns, and some may have left the tail since the first.
+        if self.place is Place.TAIL:
+            self._take(run, grants)
+
+    def swept(self, run: Run, grants: tuple[Hashable, ...]) -> None:
+        """Take *run* in a sweep; a cursor that is full then leaves it."""
+        if self.place is Place.SWEPT:
+            self._take(run, grants)
+
+    def _take(self, run: Run, grants: tuple[Hashable, ...]) -> None:
         size = len(run.data)
         if self._pending and self._pending_bytes + size > self._pending_bytes_max:
             self._position = run.position
@@ -196,6 +215,7 @@ class Cursor:
             self.wake()
         self._pending.append((run, grants))
         self._pending_bytes += size
+        self._position = run.end
 
     def move_to(self, place: Place, position: int) -> None:
         """Set the cursor to *position*: everything before was taken or is pending."""
@@ -251,6 +271,7 @@ class Feed:
         self._starts: list[int] = []  # a heap of the positions at which cursors join the sweep
         self._codes: frozenset[int] | None = None
         self._codes_known = False
+        self._giving: Steps[None] | None = None  # routes the records that the sweep read, if it takes several turns
 
     def __len__(self) -> int:
         """The number of open cursors."""
@@ -311,6 +332,11 @@ class Feed:
 
     def forget_routes(self) -> None:
         """Drop all cached routes, because the rules have changed."""
+        # What was routed by the old rules must be pending before the cursors ask again.
+        for reader in self._readers:
+            reader.route_rest()
+        while self._give_some():
+            pass
         self._tail.forget_routes()
         self._sweep.forget_routes()
 
@@ -333,10 +359,14 @@ class Feed:
 
     # requests of cursors
 
-    def tail_position(self) -> int:
-        """The log position before which everything was delivered to the cursors at the tail."""
+    def tail_position(self, taken: int = 0) -> int:
+        """The log position before which everything was delivered to the cursors at the tail.
+
+        *taken* is the end of the last run that one of them took; with several topics, earlier records may follow it.
+        """
         readable_to = self._owner.store.readable
-        return min((reader.position for reader in self._readers if reader.is_behind), default=readable_to)
+        behind = min((reader.position for reader in self._readers if reader.is_behind), default=readable_to)
+        return max(behind, taken) if len(self._readers) == 1 else behind
 
     def first_position(self) -> int:
         """The log position before which retention has removed all messages."""
@@ -416,13 +446,15 @@ class Feed:
 
     async def sweep(self) -> None:
         """Do one slice of a sweep: read, route, and move cursors to the tail when it is reached."""
-        if not self._swept:
-            await self._begin()
-        if self._take_along() and self._swept:
+        if self._giving is None:
+            if not self._swept:
+                await self._begin()
+            if not (self._take_along() and self._swept):
+                return
             readable_to = self._owner.store.readable
-            self._give(merge(self._owner.store, await self._read(), self._offsets, readable_to))
-            if self._is_at_tail():
-                self._join_some()
+            self._giving = self._give(merge(self._owner.store, await self._read(), self._offsets, readable_to))
+        if not self._give_some() and self._is_at_tail():
+            self._join_some()
 
     async def _begin(self) -> None:
         """Start a sweep at the position of the cursor that is furthest behind."""
@@ -482,10 +514,18 @@ class Feed:
                 codes.add(tags_code(each))
         return frozenset(codes)
 
-    def _give(self, found: list[Found]) -> None:
+    def _give_some(self) -> bool:
+        """Route a slice of the records that were read; return True if more of them are left."""
+        if self._giving is None:
+            return False
+        if next(self._giving, self) is self:
+            self._giving = None
+        return self._giving is not None
+
+    def _give(self, found: list[Found]) -> Steps[None]:
         """Route *found*; a run ends where the route changes, or where a cursor that joined the sweep later begins."""
         self.viewed += len(found)
-        starts = self._starts
+        starts, pace = self._starts, Pace(RECEIVERS_A_SLICE)
         first, current = 0, None
         for index, each in enumerate(found):
             route = self._sweep.route(each[4])
@@ -495,19 +535,23 @@ class Feed:
                 begins = True
             if route is not current or begins:
                 if current is not None:
-                    self._give_run(current.grants, found[first:index])
+                    yield from self._give_run(current.grants, found[first:index], pace)
                 first, current = index, route
         if current is not None:
-            self._give_run(current.grants, found[first:])
+            yield from self._give_run(current.grants, found[first:], pace)
         if found:
             self.swept_to = found[-1][0] + 1
 
-    def _give_run(self, grants: Mapping[Cursor, tuple[Hashable, ...]], found: list[Found]) -> None:
-        if grants:
-            run = make_run(found)
-            for cursor, values in grants.items():
+    def _give_run(self, grants: Mapping[Cursor, tuple[Hashable, ...]], found: list[Found], pace: Pace) -> Steps[None]:
+        if not grants:
+            return
+        run, rest = make_run(found), iter(grants.items())
+        while part := list(islice(rest, RECEIVERS_COUNTED)):
+            for cursor, values in part:
                 if cursor.start <= run.position:
-                    cursor.matched(run, values)
+                    cursor.swept(run, values)
+            if pace.is_over(len(part)):
+                yield
 
     def _is_at_tail(self) -> bool:
         return all(
