@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from martlet.delivery.redelivery import pause_ms
-
 from . import fetch, wire
 from .conftest import Target
 from .java import Java, Jvm, PushConsumer, Received, message
@@ -175,9 +173,9 @@ def test_a_message_that_fails_several_times_comes_after_pauses_that_grow(java: J
     java.producer(queues=1).send(message(topic, "again"))
     seen = java.push(name("group"), topic, failures=3).wait(lambda seen: seen[-1].accepted if seen else False)
     assert [m.reconsume_times for m in seen] == [0, 1, 2, 3]
-    # Each copy was stored when the delivery before it had failed, so these are the pauses before it, or longer.
-    pauses = [later.stored_ms - earlier.stored_ms for earlier, later in pairwise(seen[1:])]
-    assert [pause >= pause_ms(failures) for failures, pause in enumerate(pauses, 1)] == [True, True]
+    # The copy is stored in the retry topic when the delay of its level is over: level 3 after the first failure.
+    pauses = [later.stored_ms - earlier.stored_ms for earlier, later in pairwise(seen)]
+    assert [pause >= due for pause, due in zip(pauses, (1000, 2000, 3000), strict=True)] == [True] * 3
 
 
 def test_a_message_that_always_fails_becomes_a_dead_letter(java: Java, name: Name, target: Target) -> None:
