@@ -77,6 +77,13 @@ async def test_a_message_that_always_fails_climbs_all_levels(fail: Any, autojump
         assert (len(running.records(RETRY)), len(running.records(DEAD))) == (RETRIES, 1)
 
 
+async def test_a_delayed_send_is_answered_with_the_queue_that_it_names(autojump_clock: MockClock) -> None:
+    async with consumer() as (running, client):
+        running.broker.topics.update("t", 4, 4)
+        answer = await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext("t", 3, "DELAY\x017\x02"), b"x")
+        assert (answer.code, answer.ext["queueId"]) == (0, "3")
+
+
 @pytest.mark.parametrize(("level", "pause_ms"), [(1, 1000), (5, 60_000)])
 async def test_a_consumer_may_choose_the_level(level: int, pause_ms: int, autojump_clock: MockClock) -> None:
     async with consumer() as (running, client):

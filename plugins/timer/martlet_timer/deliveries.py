@@ -1,14 +1,15 @@
 """Delivers messages of the delay levels when they are due.
 
-A round takes what is due from all levels, publishes it as one atomic group with a note of the new offsets, and waits
-until the group is durable. So a crash at any moment neither loses nor repeats a delivery, and what becomes due during
-an fdatasync is delivered by the next one.
+A round takes what is due from all levels and publishes it as one atomic group with a note of the new offsets. So a
+crash at any moment neither loses nor repeats a delivery. Some rounds may wait for the disk at once: what becomes due
+during an fdatasync is covered by the next one. If a commit fails, its rounds are repeated.
 
 Nothing is lost silently. A message that cannot be delivered now, because its topic is closed, waits for its delay once
 more; one that can never be delivered is logged and counted, and stays in the schedule topic until retention removes it.
 """
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, final
 
@@ -39,7 +40,9 @@ ROUND_MESSAGES: Final = 128
 ROUND_BYTES: Final = 1024 * 1024
 # Rounds begin at least so long after each other, so that messages that become due together are delivered together.
 ROUND_MS: Final = 2.0
-# How often a round looks whether it was undone, because the disk is full.
+# Rounds that may wait for the disk at the same time.
+ROUNDS_MAX: Final = 16
+# How often to look whether rounds were undone, because the disk is full.
 LOOK_S: Final = 0.1
 # Pause after a failed round.
 RETRY_S: Final = 1.0
@@ -64,9 +67,13 @@ class Level:
 
 @final
 class Round:
-    """What one round delivers: messages, and for each its level and the offset after it there."""
+    """What one round delivers: messages, and for each its level and the offset after it there.
 
-    __slots__ = ("bytes_left", "dropped", "due_ms", "messages", "places", "postponed")
+    Once it is published, ``offsets`` are those in its note, ``end`` is the log position after it, and ``noted`` the
+    number of records in the journal.
+    """
+
+    __slots__ = ("bytes_left", "dropped", "due_ms", "end", "messages", "noted", "offsets", "places", "postponed")
 
     def __init__(self, bytes_left: int) -> None:
         self.bytes_left = bytes_left
@@ -75,6 +82,9 @@ class Round:
         self.due_ms: dict[int, float] = {}  # by the index of the message, for those that are not postponed
         self.postponed = 0
         self.dropped = 0
+        self.offsets: dict[int, int] = {}
+        self.end = 0
+        self.noted = 0
 
     @property
     def has_room(self) -> bool:
@@ -96,9 +106,11 @@ class Deliveries:
         self._levels = [Level(number, delay_ms) for number, delay_ms in enumerate(delays_ms, 1)]
         self._first = 0  # the level that the next round begins with
         self._wake = trio.Event()
-        self._flush_awaited = False
-        # The offsets of the newest stored note.
+        # The offsets of the newest note that is stored, and of the newest one at all.
         self._stored: dict[int, int] = {}
+        self._noted: dict[int, int] = {}
+        # Published rounds that are not stored yet, in order.
+        self._unsettled: deque[Round] = deque()
         # Messages from before the start whose time is in the future were stored before the wall clock was set back.
         self._started_ms = 0.0
         self._started_at = 0
@@ -125,7 +137,7 @@ class Deliveries:
                 self._found_queue(queue)
             while True:
                 began = self._clock.now_ms()
-                await self._deliver_due()
+                await self._deliver_or_retry()
                 await self._wait_for_next(began + ROUND_MS)
         finally:
             store.queues.on_new.remove(self._found_queue)
@@ -150,43 +162,59 @@ class Deliveries:
             self._wake.set()
 
     def _flushed(self) -> None:
-        if self._flush_awaited:
+        if self._unsettled:
+            self._settle()
             self._wake.set()
 
     async def _wait_for_next(self, earliest_ms: float) -> None:
-        """Wait until a level is due, but not before *earliest_ms*, or until an empty level has a message."""
+        """Wait until a level is due, but not before *earliest_ms*, or until an empty level has a message.
+
+        While rounds wait for the disk, return after a flush as well.
+        """
         now = self._clock.now_ms()
         if earliest_ms > now:
             await trio.sleep((earliest_ms - now) / 1000)
         due_ms = min((level.due_ms for level in self._levels if level.queue is not None), default=NEVER)
+        if len(self._unsettled) >= ROUNDS_MAX:
+            due_ms = NEVER
         wait_s = max(due_ms - self._clock.now_ms(), 0.0) / 1000
+        if self._unsettled:
+            wait_s = min(wait_s, LOOK_S)
         with trio.move_on_after(wait_s):
             await self._wake.wait()
         self._wake = trio.Event()
 
     # one round
 
-    async def _deliver_due(self) -> None:
-        """Deliver what is due now, in rounds."""
-        config = self._store.config
-        while True:
-            made = Round(min(ROUND_BYTES, config.group_bytes_max // 2, config.segment_bytes // 4))
-            try:
-                await self._collect(made)
-                offsets = self._reached()
-                if offsets == self._stored:
-                    return
-                stored = await self._publish(made, offsets)
-            except (Refused, StoreError, OSError) as error:
-                log.error("delayed messages cannot be delivered now, retrying in 1 s; %s", error)
-                stored = False
-            if stored:
-                self._stored = offsets
-                self._count(made)
-                continue
+    async def _deliver_or_retry(self) -> None:
+        """Deliver what is due now; after an error, pause and continue after what was stored."""
+        try:
+            stored = await self._deliver_due()
+        except (Refused, StoreError, OSError) as error:
+            log.error("delayed messages cannot be delivered now, retrying in 1 s; %s", error)
+            stored = False
+        if not stored:
             self.failed_rounds += 1
-            self._return_to_log()
             await trio.sleep(RETRY_S)
+            self._settle()
+            self._return_to_log()
+
+    async def _deliver_due(self) -> bool:
+        """Deliver what is due now, in rounds; return False if rounds were undone."""
+        config = self._store.config
+        if self._store.failed is not None:
+            raise self._store.failed
+        while self._settle():
+            if len(self._unsettled) >= ROUNDS_MAX:
+                return True
+            made = Round(min(ROUND_BYTES, config.group_bytes_max // 2, config.segment_bytes // 4))
+            await self._collect(made)
+            made.offsets = self._reached()
+            if made.offsets == self._noted:
+                return True
+            self._publish(made)
+            await trio.lowlevel.checkpoint()  # the server commits
+        return False
 
     async def _collect(self, made: Round) -> None:
         """Take what is due from the levels, each time beginning with another one, until the round is full."""
@@ -278,9 +306,13 @@ class Deliveries:
         """Return by level how many messages were delivered, or taken by this round."""
         return {level.number: level.offset for level in self._levels if level.offset > 0}
 
-    async def _publish(self, made: Round, offsets: dict[int, int]) -> bool:
-        """Publish the messages of *made* and the new *offsets*; return whether they were stored."""
-        note = self._offsets.journal, self._offsets.note(offsets)
+    def _publish(self, made: Round) -> None:
+        """Publish the messages of *made* and its offsets.
+
+        Raises:
+          Refused: the store accepts no writes at the moment.
+        """
+        note = self._offsets.journal, self._offsets.note(made.offsets)
         try:
             self._broker.publish_atomic(made.messages, [note], passed=self._plugin)
         except Refused as refused:
@@ -289,11 +321,13 @@ class Deliveries:
             log.warning("delayed messages are delivered one by one, because one was refused; %s", refused)
             self._publish_each(made)
             self._broker.publish_atomic([], [note])
-        return await self._wait_stored()
+        made.end, made.noted = self._store.appended, self._journal_end()
+        self._noted = made.offsets
+        self._unsettled.append(made)
 
     def _publish_each(self, made: Round) -> None:
         """Publish each message of *made* with a note of its own; drop those that are refused."""
-        offsets = dict(self._stored)
+        offsets = dict(self._noted)
         for place, (message, (level, offset)) in enumerate(zip(made.messages, made.places, strict=True)):
             offsets[level] = offset
             note = self._offsets.journal, self._offsets.note(offsets)
@@ -307,25 +341,25 @@ class Deliveries:
                 key = message.property("UNIQ_KEY") or "none"
                 log.error("delayed message with key %s for topic %s is not delivered; %s", key, message.topic, refused)
 
-    async def _wait_stored(self) -> bool:
-        """Wait until what was appended so far is readable; return False if the commit failed."""
-        store = self._store
-        end, journal = store.appended, store.queue(self._offsets.journal.topic, 0)
-        noted = journal.next_offset
-        self._flush_awaited = True
-        try:
-            while store.readable < end and journal.next_offset >= noted:
-                with trio.move_on_after(LOOK_S):
-                    await self._wake.wait()
-                self._wake = trio.Event()
-                if store.failed is not None:
-                    raise store.failed
-        finally:
-            self._flush_awaited = False
-        return journal.next_offset >= noted
+    def _journal_end(self) -> int:
+        return self._store.queue(self._offsets.journal.topic, 0).next_offset
+
+    def _settle(self) -> bool:
+        """Count the rounds that are stored now; return False if rounds were undone, because a commit failed."""
+        store, unsettled = self._store, self._unsettled
+        if not unsettled:
+            return True
+        journal_end = self._journal_end()
+        while unsettled and unsettled[0].noted <= journal_end and unsettled[0].end <= store.readable:
+            made = unsettled.popleft()
+            self._stored = made.offsets
+            self._count(made)
+        return not unsettled or unsettled[-1].noted <= journal_end
 
     def _return_to_log(self) -> None:
         """Continue after what was stored; where nothing is known of a level, at the beginning of its queue."""
+        self._unsettled.clear()
+        self._noted = self._stored
         for level in self._levels:
             level.offset, level.due_ms = self._stored.get(level.number, 0), UNKNOWN
 
