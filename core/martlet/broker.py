@@ -148,7 +148,7 @@ class Broker:
         for message in messages:
             try:
                 each = self._staged(message) if wanted else message
-                run.append(self.store.run_item(each, self._queue_for(each)))
+                run.append(self.store.run_item(each, self.queue_for(each)))
                 results.append(None)
             except Refused as refused:
                 results.append(refused)
@@ -222,7 +222,7 @@ class Broker:
         """
         if self.stages.may_want_any(messages):
             messages = [self._staged(message, passed) for message in messages]
-        queue_ids = [self._queue_for(message) for message in messages]
+        queue_ids = [self.queue_for(message) for message in messages]
         notes: dict[Journal, list[bytes]] = {}
         for journal, note in acknowledgements:
             notes.setdefault(journal, []).append(note)
@@ -243,8 +243,12 @@ class Broker:
             journal = self._journals[name] = Journal(self.store, name)
         return journal
 
-    def _queue_for(self, message: Message) -> int:
-        """Return the queue for *message*, which may be stored there."""
+    def queue_for(self, message: Message) -> int:
+        """Return the queue in which `publish` would store *message*; for stages that store it elsewhere meanwhile.
+
+        Raises:
+          Refused: as for `publish`.
+        """
         return self._choose_queue(self._open_topic(message), message.queue_id)
 
     def _choose_queue(self, topic: Topic, queue_id: int) -> int:

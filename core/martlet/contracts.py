@@ -8,7 +8,7 @@ does to the broker is atomic. The server owns the socket and gives the handler a
 """
 
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from typing import Protocol as TypingProtocol
@@ -35,6 +35,7 @@ __all__ = [
     "Identity",
     "Password",
     "Peer",
+    "PendingTimer",
     "PendingTransaction",
     "Predicate",
     "Producers",
@@ -82,8 +83,36 @@ class Stage:
     sys_flag: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PendingTimer:
+    """A message that is held until it is due: what identifies it, and TIMER_OUT_MS for its recall handle."""
+
+    due_ms: int
+    topic: str
+    queue_id: int
+    unique: str
+    out_ms: int
+    store_ms: int
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Timers:
-    """A capability: delayed messages are held until they are due. Offer one with the stage that holds them."""
+    """A capability: delayed messages are held until they are due. Offer one with the stage that holds them.
+
+    Attributes:
+      recall: called with (topic, TIMER_OUT_MS, unique key, producer group) for a client that may publish to the topic;
+        recalls the message, and returns the log position after which that is durable. Raises `Refused`
+        (Reason.NOT_FOUND) if no such message is held. None if messages cannot be recalled.
+      count: called with times in ms since 1970; returns how many messages with a time are held that are due before each
+        of them, and how many in all.
+      pending: called with (time, number); returns at most so many messages that are due at this time or later, the
+        first ones first.
+    """
+
+    recall: Callable[[str, int, str, str], Awaitable[int]] | None = None
+    count: Callable[[Sequence[int]], Awaitable[list[int]]] | None = None
+    pending: Callable[[int, int], Awaitable[list[PendingTimer]]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

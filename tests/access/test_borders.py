@@ -34,9 +34,12 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "examples/martlet-topics/martlet_topics/plugin.py": frozenset(("cursors", "topics")),
     # Delivers messages on behalf of the broker, whose clients may not touch the schedule topic.
     f"{TIMER}deliveries.py": frozenset(("publish_atomic", "store", "topics")),
+    f"{TIMER}delivery.py": frozenset(("publish_atomic", "store", "topics")),
+    f"{TIMER}reader.py": frozenset(("Store",)),
+    f"{TIMER}recall.py": frozenset(("store",)),
     f"{TIMER}levels.py": frozenset(("store", "topics")),
     f"{TIMER}offsets.py": frozenset(("store",)),
-    f"{TIMER}plugin.py": frozenset(("topics",)),
+    f"{TIMER}plugin.py": frozenset(("store", "topics")),
     # Keeps half messages, which no client reads or writes, and publishes what `Gate.end_transaction` has allowed.
     f"{TX}held.py": frozenset(("publish", "publish_atomic", "store", "topics")),
     f"{TX}checks.py": frozenset(("groups", "store")),

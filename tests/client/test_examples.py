@@ -50,6 +50,10 @@ def test_producer_and_consumer_meet(name_server: str) -> None:
     assert sorted(in_order) == ["packed", "paid", "shipped"]
 
 
+def test_timed_messages_arrive_and_are_recalled(name_server: str) -> None:
+    assert run("client_timed.py", name_server) == ["recalled coffee", "received tea"]
+
+
 def test_requests_get_their_replies(name_server: str) -> None:
     assert run("client_request_reply.py", name_server) == ["apple: 0.45", "pear: 0.60", "plum: unknown"]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from tests.timer.timer_talk import install
 from trio.testing import wait_all_tasks_blocked
 
 from martlet.broker import Broker
@@ -95,11 +96,9 @@ async def delays(
         store=small_config(**{"segment_bytes": 1 << 20, "page_bytes": 1 << 16, "cache_bytes": 1 << 20} | sizes),
         disk=disk or FakeDisk(),
         clock=clock,
-        projections=plugin.martlet_projections,
+        projections=lambda broker: install(broker, plugin, ()),
         dispatchers=plugin.martlet_dispatchers(),
     ) as running:
-        running.broker.set_stages([("timer", stage) for stage in plugin.martlet_stages(running.broker)])
-        running.broker.capabilities = dict(plugin.martlet_capabilities(running.broker))
         running.broker.topics.ensure("t", queues)
         for service in plugin.martlet_services(running.broker):
             running.nursery.start_soon(service)

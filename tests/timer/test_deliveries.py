@@ -105,15 +105,6 @@ async def test_half_messages_and_those_of_the_broker_are_not_held(autojump_clock
         assert running.plugin.holder.hold(committed).topic == SCHEDULE_TOPIC
 
 
-@pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
-async def test_messages_for_any_millisecond_are_refused_rather_than_delivered_at_once(
-    autojump_clock: MockClock, name: str
-) -> None:
-    async with delays() as running:
-        with pytest.raises(Refused, match=f"message has the property {name}, and this broker supports only delay"):
-            running.broker.publish(Message("t", b"x", f"{name}\x0199999999999999\x02".encode(), 0))
-
-
 # the wall clock
 
 

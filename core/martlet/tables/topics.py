@@ -39,7 +39,7 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 TEMPLATE_TOPIC: Final = "TBW102"
 
-# Topics to which only the broker writes (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET).
+# Topics to which only the broker writes (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET, and the timer topic).
 BROKER_TOPICS: Final = frozenset(
     (
         "SCHEDULE_TOPIC_XXXX",
@@ -48,6 +48,8 @@ BROKER_TOPICS: Final = frozenset(
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
+        # RocketMQ lets every client write there, and so send to any topic, and recall any message.
+        "rmq_sys_wheel_timer",
     )
 )
 # Names that clients can neither change nor delete (TopicValidator).

@@ -523,14 +523,24 @@ def send_response_template(region: str = "DefaultRegion", trace_on: bool = True,
 
 
 def encode_send_response(
-    template: str, opaque: int, code: int, message_id: str, queue_id: int, queue_offset: int, transaction_id: str
+    template: str,
+    opaque: int,
+    code: int,
+    message_id: str,
+    queue_id: int,
+    queue_offset: int,
+    transaction_id: str,
+    recall_handle: str = "",
 ) -> bytes:
     """Return the answer to a stored send (code 0, 10, 11 or 12).
 
     *message_id* is the offset message id, or several joined with commas; hexadecimal,
-    so it is not escaped. *transaction_id* is the sender's UNIQ_KEY, left out when empty.
+    so it is not escaped. *transaction_id* is the sender's UNIQ_KEY; it and *recall_handle*,
+    in base64, are left out when empty.
     """
     transaction = f'"transactionId":{_json_text(transaction_id)},' if transaction_id else ""
+    if recall_handle:
+        transaction += f'"recallHandle":"{recall_handle}",'
     header = (template % (code, queue_id, transaction, message_id, queue_offset, opaque)).encode()
     return _LENGTHS.pack(4 + len(header), len(header)) + header
 

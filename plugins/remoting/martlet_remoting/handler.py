@@ -27,6 +27,7 @@ from .handlers import (
     pops,
     pull,
     query,
+    recalls,
     replies,
     send,
     sendback,
@@ -41,6 +42,7 @@ __all__ = ["FAST_TABLE", "TABLE", "RemotingHandler"]
 
 TABLE: Final[dict[int, Handle]] = {
     **send.TABLE,
+    **recalls.TABLE,
     **pull.TABLE,
     **pops.TABLE,
     **acks.TABLE,

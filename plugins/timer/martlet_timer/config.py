@@ -15,3 +15,10 @@ class TimerConfig:
         "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
         "the delay of each level, from level 1 on (messageDelayLevel); units are s, m, h and d",
     )
+    delay_max_s: int = setting(
+        259_200,
+        "how far in the future a timed message may be due (timerMaxDelaySec)",
+        unit="s",
+        low=1,
+        high=10 * 366 * 86_400,
+    )

@@ -1,21 +1,24 @@
-"""The plugin: holds delayed messages until they are due."""
+"""The plugin: holds delayed messages until they are due, by level or until any millisecond."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from martlet.contracts import Dispatcher, Service, Stage, Timers
-from martlet.errors import Reason, Refused
-from martlet.message import Message
 from martlet.plugins.hooks import Hooks
 from martlet.state import Projection
 from martlet.store.delays import SCHEDULE_TOPIC, due_dispatcher
-from martlet.tables.topics import BROKER_TOPICS
 
 from .config import TimerConfig
 from .deliveries import Deliveries
+from .delivery import Delivery
 from .levels import Holder, parse_levels
+from .listing import Listing
 from .offsets import DelayOffsets
+from .recall import Recalls
+from .smooth_clock import SmoothClock
 from .steady import SteadyClock
+from .timers import TimerState
+from .wheel import WHEEL_TOPIC, Wheel
 
 if TYPE_CHECKING:
     from martlet.broker import Broker
@@ -23,16 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["TimerPlugin"]
 
 NAME: Final = "timer"
-TIMED: Final = ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
-
-
-def refuse_timed(message: Message) -> Message:
-    """Refuse *message*, which is to be delivered at any millisecond; those with a level have lost such properties."""
-    if message.topic in BROKER_TOPICS:
-        return message
-    name = next(name for name in TIMED if message.property(name))
-    text = f"message has the property {name}, and this broker supports only delay levels; send it with DELAY"
-    raise Refused(Reason.ILLEGAL, text)
 
 
 class TimerPlugin(Hooks):
@@ -41,30 +34,43 @@ class TimerPlugin(Hooks):
     def __init__(self, config: TimerConfig) -> None:
         super().__init__(config)
         self.delays_ms = parse_levels(config.levels)
+        self._horizon_ms = config.delay_max_s * 1000
 
     def martlet_dispatchers(self) -> Mapping[str, Dispatcher]:
         return {SCHEDULE_TOPIC: due_dispatcher(self.delays_ms)}
 
     def martlet_capabilities(self, broker: "Broker") -> Mapping[type, object]:
-        return {Timers: Timers()}
+        journal = broker.journal("timers")
+        self.clock = SmoothClock(broker.clock)
+        self.timers = TimerState(journal.topic, broker.store.config.segment_bytes)
+        self.delivery = Delivery(broker, journal, self.timers, self.clock, NAME)
+        self.recalls = Recalls(broker, self.timers, self.delivery, self.clock)
+        listing = Listing(broker, self.timers, self.delivery)
+        return {Timers: Timers(self.recalls.recall, listing.count, listing.pending)}
 
     def martlet_stages(self, broker: "Broker") -> Sequence[Stage]:
         self._clock = SteadyClock(broker.clock)
         self.holder = Holder(broker, len(self.delays_ms), self._clock)
-        return [self.holder.stage, Stage(refuse_timed, TIMED)]
+        # A level wins: messages with one have lost their time.
+        return [self.holder.stage, Wheel(self.clock.now_ms, self._horizon_ms, broker.queue_for).stage()]
 
     def martlet_projections(self, broker: "Broker") -> Sequence[Projection]:
         levels = len(self.delays_ms)
         topic = broker.topics.ensure(SCHEDULE_TOPIC, levels)
         if topic.write_queues < levels:
             broker.topics.update(SCHEDULE_TOPIC, read_queues=levels, write_queues=levels)
+        broker.topics.ensure(WHEEL_TOPIC, 1)
+        broker.stats.add("timers", self._timer_statistics)
         self._offsets = DelayOffsets(broker)
-        return [self._offsets]
+        return [self._offsets, self.timers]
 
     def martlet_services(self, broker: "Broker") -> Sequence[Service]:
         self.deliveries = Deliveries(broker, NAME, self.delays_ms, self._offsets, self._clock)
-        broker.stats.add("delay_levels", self._statistics)
-        return [self.deliveries.run]
+        broker.stats.add("delay_levels", self._level_statistics)
+        return [self.deliveries.run, self.delivery.run]
 
-    def _statistics(self) -> dict[str, object]:
+    def _level_statistics(self) -> dict[str, object]:
         return {"held": self.holder.held, **self.deliveries.statistics()}
+
+    def _timer_statistics(self) -> dict[str, object]:
+        return {**self.delivery.statistics(), "recalled": self.recalls.recalled}

@@ -132,6 +132,10 @@ class Producer(_Held[producer.Producer]):
         """Send *message* without waiting for an answer; you cannot know whether it was stored."""
         await self._call(partial(self._client.send_oneway, message, queue=queue))
 
+    async def recall(self, topic: str, handle: str, *, timeout_s: float | None = None) -> str:
+        """Recall a message that was sent with a time or a delay in ms; return its unique key."""
+        return await self._call(partial(self._client.recall, topic, handle, timeout_s=timeout_s))
+
     async def send_batch(self, messages: Sequence[Message], *, timeout_s: float | None = None) -> SendResult:
         """Return where *messages* were stored: all of them in one queue, in order, or none."""
         return await self._call(partial(self._client.send_batch, messages, timeout_s=timeout_s))

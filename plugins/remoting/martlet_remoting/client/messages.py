@@ -128,8 +128,8 @@ class Message:
       keys: one key or several, without spaces; `Admin.messages_by_key` finds the message by each of them.
       properties: your own names and values, all of them non-empty texts.
       delay_level: delivers the message later: 1 is 1 s, 18 is 2 h, as the broker configures its levels.
-      delay_ms: delivers the message this many milliseconds later; needs a broker with timers.
-      deliver_at_ms: delivers the message at this time, in milliseconds since 1970; needs a broker with timers.
+      delay_ms: delivers the message this many milliseconds later; needs Martlet or RocketMQ 5.
+      deliver_at_ms: delivers the message at this time, in milliseconds since 1970; needs Martlet or RocketMQ 5.
       flag: a number of your own; brokers ignore it.
       wait_stored: whether the broker answers only once the message is stored as safely as configured.
 
@@ -260,6 +260,7 @@ class SendResult:
 
     ``message_id`` is the unique key from the producer, ``offset_message_id`` the message's place in the broker's
     log. For a batch both are lists separated by commas, and ``queue_offset`` is that of the first message.
+    ``recall_handle`` is for `Producer.recall`; a message has one if it is sent with a time or a delay in ms.
     """
 
     status: SendStatus
@@ -269,6 +270,7 @@ class SendResult:
     queue_offset: int
     transaction_id: str
     region: str = "DefaultRegion"
+    recall_handle: str = ""
 
 
 def offset_message_id(store_host: bytes, position: int) -> str:

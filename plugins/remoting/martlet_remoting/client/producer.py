@@ -11,8 +11,10 @@ from martlet_remoting.codes import RequestCode
 from martlet_remoting.compression import compress
 from martlet_remoting.headers import SendHeader
 from martlet_remoting.packets import MessageQueue
+from martlet_remoting.recall_handles import decode_handle
 
 from .arguments import I32_MAX, check_callable, check_integer, check_queue, check_seconds, check_type
+from .bodies import header_text
 from .errors import (
     Attempt,
     ClientError,
@@ -249,6 +251,29 @@ class Producer(Client):
         chosen = queue or self._sending.choice.next_queue(queues, "")
         header.queue_id, header.broker_name = chosen.queue_id, chosen.broker_name
         await self.network.tell(master_of(route, chosen), RequestCode.SEND_MESSAGE_V2, header.to_ext(), body)
+
+    async def recall(self, topic: str, handle: str, *, timeout_s: float | None = None) -> str:
+        """Recall a message that was sent with a time or a delay in ms; return its unique key.
+
+        *handle* is the `SendResult.recall_handle` of the message.
+
+        Raises:
+          TypeError, ValueError: an argument is wrong.
+          BrokerError: the message was delivered or recalled already, or the broker does not recall messages.
+          RouteNotFound, NameServerUnreachable: nobody knows where the message is.
+          ConnectionLost, RequestTimeout: its broker did not answer. You cannot know whether it was recalled.
+        """
+        check_topic(topic)
+        check_type("recall handle", handle, str, "the recall_handle of a SendResult")
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
+        broker = decode_handle(handle).broker
+        route, _ = await self._sending.publish_route(topic)
+        address = master_of(route, MessageQueue(topic, broker, 0))
+        ext = {"producerGroup": self.group, "topic": topic, "recallHandle": handle, "bname": broker}
+        seconds = self._sending.timeout_s if timeout_s is None else timeout_s
+        answer = await self.network.ask(address, RequestCode.RECALL_MESSAGE, ext, timeout_s=seconds)
+        return header_text(answer, "msgId", "")
 
     async def send_batch(self, messages: Sequence[Message], *, timeout_s: float | None = None) -> SendResult:
         """Return where *messages* were stored: all of them in one queue, in order, or none.

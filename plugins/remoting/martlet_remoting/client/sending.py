@@ -252,4 +252,5 @@ class Sent:
             bodies.header_integer(answer, "queueOffset"),
             bodies.header_text(answer, "transactionId", ""),
             bodies.header_text(answer, "MSG_REGION", "DefaultRegion"),
+            bodies.header_text(answer, "recallHandle", ""),
         )

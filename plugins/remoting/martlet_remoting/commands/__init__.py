@@ -2,7 +2,7 @@
 
 from martlet.contracts import Command
 
-from . import bench, dead_letters, groups, messages, nameserver, ping, send, stats, topics
+from . import bench, dead_letters, groups, messages, nameserver, ping, send, stats, timers, topics
 
 __all__ = ["COMMANDS"]
 
@@ -15,6 +15,7 @@ COMMANDS: tuple[Command, ...] = (
     messages.TAIL,
     messages.SHOW,
     dead_letters.COMMAND,
+    timers.COMMAND,
     stats.COMMAND,
     bench.COMMAND,
 )

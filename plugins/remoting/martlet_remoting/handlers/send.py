@@ -24,6 +24,7 @@ from martlet_remoting.context import Answer, Context, Declined, Handle, refusal,
 from martlet_remoting.fields import SendFields, SendHead, send_fields
 from martlet_remoting.headers import Send, SendHeader, decode_send_header
 from martlet_remoting.packets import Command, Frame
+from martlet_remoting.recall_handles import handle_of
 from martlet_remoting.templates import Templates
 from martlet_remoting.unheld import TIMER_KEYS, no_transactions
 
@@ -245,16 +246,27 @@ def send_message(context: Context, command: Command) -> Answer:
     else:
         placed = gate.give_back(header.topic.removeprefix(RETRY_PREFIX), message)
     context.peer.hold_until(placed.end)
+    queue_id, handle = placed.queue_id, ""
+    if message.topic != topic.name:  # a stage holds it elsewhere until it is due
+        queue_id = _real_queue(message, queue_id)
+        if header.topic[0] != "%":
+            handle = handle_of(message.properties, header.topic, state.broker.config.name)
     return encode_send_response(
         state.templates.sent,
         command.opaque,
         0,
         state.templates.message_id(placed.position),
-        # A message that is held back is in another queue for now.
-        header.queue_id if header.queue_id >= 0 else placed.queue_id,
+        queue_id,
         placed.queue_offset,
         unique,
+        handle,
     )
+
+
+def _real_queue(message: Message, queue_id: int) -> int:
+    """Return the queue that a held message is for; *queue_id* if it does not say."""
+    queue = find_property(message.properties, b"REAL_QID")
+    return int(queue) if queue.isdigit() else queue_id
 
 
 def make_message(

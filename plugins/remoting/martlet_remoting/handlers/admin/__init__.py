@@ -4,7 +4,7 @@ from typing import Final
 
 from martlet_remoting.context import Handle
 
-from . import broker, clients, cold, groups, resets, statistics, topics
+from . import broker, clients, cold, groups, resets, statistics, timers, topics
 
 __all__ = ["TABLE"]
 
@@ -16,4 +16,5 @@ TABLE: Final[dict[int, Handle]] = {
     **resets.TABLE,
     **broker.TABLE,
     **cold.TABLE,
+    **timers.TABLE,
 }

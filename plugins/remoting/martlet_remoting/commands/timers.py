@@ -1,0 +1,97 @@
+"""``martlet timer``: count, list and recall messages that are pending until a time of their own."""
+
+import argparse
+from typing import Any, Final
+
+from martlet.cli.outcome import Exit
+from martlet.cli.terminal import print_json
+from martlet.contracts import Command
+from martlet_remoting.client import Admin, ClientError, Producer
+from martlet_remoting.client.bodies import load_object
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.recall_handles import decode_handle
+
+from .connecting import talking
+from .shared import day_time, print_rows, subcommands
+from .values import whole
+
+__all__ = ["COMMAND"]
+
+PRODUCER_GROUP: Final = "martlet_tools"
+LISTED: Final = 100
+LISTED_MAX: Final = 1000
+
+EPILOG = """\
+examples:
+  martlet timer count                 how many messages are pending on each broker, and when they are due
+  martlet timer list                  the next 100 of each broker: due time, topic, message id, recall handle
+  martlet timer list --count 5 --json
+  martlet timer recall djEgb3JkZXJz   recall the message with this handle
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add = subcommands(parser, EPILOG)
+    add("count", "count the messages that are pending until a time of their own", show_count)
+    listing = add("list", "list them in the order in which they are due", show_list)
+    listing.add_argument(
+        "--count",
+        type=whole("--count", 1),
+        default=LISTED,
+        metavar="N",
+        help=f"at most this many of each broker, up to {LISTED_MAX}; default {LISTED}",
+    )
+    recall = add("recall", "recall a pending message", do_recall)
+    recall.add_argument("handle", help="its recall handle, from the answer to its send or from `martlet timer list`")
+
+
+async def _ask(arguments: Any, count: int) -> dict[str, dict[str, Any]]:
+    """Return the answer of each broker."""
+    async with Admin(arguments.settings) as admin:
+        masters = (await admin.cluster()).masters()
+        if not masters:
+            raise ClientError("no broker is registered with the name server; `martlet run` starts one")
+        found: dict[str, dict[str, Any]] = {}
+        for name, address in masters.items():
+            answer = await admin.network.ask(address, RequestCode.GET_TIMER_METRICS, {"from": 0, "count": count})
+            found[name] = {str(key): value for key, value in load_object(answer.body).items()}
+    return found
+
+
+async def show_count(arguments: Any) -> int:
+    heads = ("broker", "pending", "within 1 minute", "1 hour", "1 day")
+    rows: list[tuple[object, ...]] = []
+    for name, told in (await _ask(arguments, 0)).items():
+        within = told.get("timerDist", {})
+        rows.append((name, told.get("pending"), *[within.get(seconds) for seconds in ("60", "3600", "86400")]))
+    print_rows(heads, rows, as_json=arguments.json)
+    return Exit.OK
+
+
+async def show_list(arguments: Any) -> int:
+    found = await _ask(arguments, arguments.count)
+    messages = [{"broker": name, **each} for name, told in found.items() for each in told.get("messages", [])]
+    messages.sort(key=lambda each: (each["due"], each["broker"]))
+    if arguments.json:
+        print_json(messages)
+        return Exit.OK
+    rows = [[day_time(each["due"]), *[each[key] for key in ("topic", "msgId", "recallHandle")]] for each in messages]
+    print_rows(("due", "topic", "id", "recall handle"), rows, as_json=False)
+    return Exit.OK
+
+
+async def do_recall(arguments: Any) -> int:
+    try:
+        topic = decode_handle(arguments.handle).topic
+    except ValueError as error:
+        raise ClientError(str(error)) from error
+    async with Producer(arguments.settings, PRODUCER_GROUP) as producer:
+        message_id = await producer.recall(topic, arguments.handle, timeout_s=arguments.settings.request_timeout_s)
+    if arguments.json:
+        print_json({"topic": topic, "recalled": message_id})
+    else:
+        print(f"message {message_id} of topic {topic} is recalled")
+    return Exit.OK
+
+
+COMMAND = Command("timer", "count, list and recall messages that wait for their time", configure, talking())

@@ -1,0 +1,52 @@
+"""RECALL_MESSAGE: cancels a timed message before it is delivered (RocketMQ RecallMessageProcessor)."""
+
+from typing import Final
+
+from martlet.access import Gate
+from martlet.contracts import Timers
+from martlet.errors import Reason, Refused
+from martlet.tables.topics import RETRY_PREFIX
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, Later, reply
+from martlet_remoting.packets import Command
+from martlet_remoting.recall_handles import RecallHandle, decode_handle
+
+__all__ = ["TABLE"]
+
+
+def recall_message(context: Context, command: Command) -> Later:
+    """Recall the message of a handle; the answer is sent when that is durable."""
+    topic = command.text("topic")
+    gate = context.gate(command)
+    if gate.check_publish(topic).get() is None:
+        raise Declined(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic}] not exist")
+    try:
+        handle = decode_handle(command.text("recallHandle"))
+    except ValueError as error:
+        raise Declined(ResponseCode.ILLEGAL_OPERATION, str(error)) from error
+    if handle.topic != topic or topic.startswith(RETRY_PREFIX):
+        text = f"recall failed, topic not match: the handle is for topic[{handle.topic}], the request for [{topic}]"
+        raise Declined(ResponseCode.ILLEGAL_OPERATION, text)
+    name = context.state.broker.config.name
+    if handle.broker != name:
+        text = f"recall failed, broker not match: the handle is for broker {handle.broker!r}, this is {name!r}"
+        raise Declined(ResponseCode.ILLEGAL_OPERATION, text)
+    return Later(_recall(context, command, gate, handle, command.text("producerGroup", "")))
+
+
+async def _recall(context: Context, command: Command, gate: Gate, handle: RecallHandle, group: str) -> bytes:
+    timers = context.state.broker.capability(Timers)
+    if timers is None or timers.recall is None:
+        text = "recall failed, operation is forbidden; this broker has no plugin that holds timed messages"
+        raise Refused(Reason.NO_PERMISSION, f"{text}, such as 'timer'")
+    try:
+        end = await timers.recall(handle.topic, handle.out_ms, handle.unique, group)
+    except Refused as refused:
+        if refused.reason == Reason.NOT_FOUND:
+            raise Declined(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {refused}") from refused
+        raise
+    context.peer.hold_until(end)
+    return reply(command, {"msgId": handle.unique})
+
+
+TABLE: Final[dict[int, Handle]] = {RequestCode.RECALL_MESSAGE: recall_message}

@@ -1,0 +1,363 @@
+"""Delivers timers when they are due, appends them again for retention, and recalls them.
+
+Each of these is an atomic group of messages and a note that removes the timers (`timers.gone`). So after a crash at any
+moment a timer is either delivered or pending. A timer that is being delivered, moved or recalled is taken from the
+schedule until the note is applied, so no two of these happen to one timer.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Final, final
+
+import trio
+
+from martlet.broker import Broker
+from martlet.errors import MartletError, Reason, Refused, StoreFailed
+from martlet.message import Message, Record
+from martlet.state.journal import Journal
+from martlet.turns import Steps
+
+from .pending import Pending
+from .reader import Found, RecordReader
+from .schedule import Schedule, Timer
+from .smooth_clock import SmoothClock
+from .timers import TimerState, gone
+from .wheel import delivery_of, moved
+
+__all__ = ["Delivery"]
+
+log = logging.getLogger("martlet.timer")
+
+# Of one atomic group.
+BATCH_TIMERS: Final = 128
+BATCH_BYTES: Final = 256 * 1024
+# Delivered, but not yet durable and applied.
+TAKEN_MAX: Final = 4096
+# If nothing is due, the clock is read this often, to find out that it was set.
+CLOCK_S: Final = 600.0
+# After the store refused a delivery because the disk is full.
+RETRY_S: Final = 1.0
+# A message that is refused for itself, or cannot be read because the disk fails, is tried again after this time.
+POSTPONE_MS: Final = 60_000
+# Turns of the event loop for which retention waits for a timer that is being delivered.
+FREE_TURNS: Final = 10_000
+# Topics to count messages of that were deleted before the messages were due.
+GONE_TOPICS_MAX: Final = 1000
+
+Due = tuple[Timer, Record]
+
+
+@final
+class Delivery:
+    """The service that delivers *timers* of *broker*; ``plugin`` is the name under which the plugin is loaded."""
+
+    def __init__(self, broker: Broker, journal: Journal, timers: TimerState, clock: SmoothClock, plugin: str) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self._journal = journal
+        self._timers = timers
+        self._clock = clock
+        self._plugin = plugin
+        self.reader = RecordReader(broker.store)
+        timers.append_again = self.append_again
+        timers.changed = self._changed
+        self._woken = trio.Event()
+        self._applied = trio.Event()
+        # When `run` will look again by itself; None while it is busy.
+        self._wakes_ms: float | None = None
+        # Timers that the disk failed to read, and when to try again.
+        self._unreadable: list[Timer] = []
+        self._unreadable_until_ms = 0
+        self._is_refused = False
+        self._gone_topics: dict[str, int] = {}
+        self.delivered = 0
+        self.postponed = 0
+        self.dropped = 0
+        self.damaged = 0
+        self.late_ms_max = 0
+        self._late_ms = 0
+
+    @property
+    def _pending(self) -> Pending:
+        return self._timers.pending
+
+    @property
+    def _schedule(self) -> Schedule:
+        return self._timers.schedule
+
+    # ---- the service
+
+    async def run(self) -> None:
+        """Deliver what is due; until cancelled."""
+        while True:
+            now_ms = self._clock.now_ms()
+            if self._unreadable and now_ms >= self._unreadable_until_ms:
+                self._retry_unreadable()
+            await self._broker.turns.finish(self._schedule.prepare(now_ms))
+            timers = self._schedule.take(now_ms, BATCH_TIMERS)
+            if timers:
+                await self._deliver(timers)
+            else:
+                await self._wait()
+
+    def _changed(self) -> None:
+        """Wake `run` if it has something to do earlier than it thought."""
+        self._applied.set()
+        if self._wakes_ms is None:
+            return
+        wake_ms = self._schedule.wake_ms()
+        if wake_ms is not None and wake_ms < self._wakes_ms:
+            self._woken.set()
+
+    async def _wait(self) -> None:
+        """Wait until the next timer comes near or is due."""
+        now_ms, wake_ms = self._clock.now_ms(), self._schedule.wake_ms()
+        wait_s = CLOCK_S if wake_ms is None else min((wake_ms - now_ms) / 1000, CLOCK_S)
+        if self._unreadable:
+            wait_s = min(wait_s, max((self._unreadable_until_ms - now_ms) / 1000, 0.0))
+        if wait_s <= 0:
+            await trio.lowlevel.checkpoint()
+            return
+        self._woken = trio.Event()
+        self._wakes_ms = now_ms + wait_s * 1000
+        try:
+            with trio.move_on_after(wait_s):
+                await self._woken.wait()
+        finally:
+            self._wakes_ms = None
+
+    async def _deliver(self, timers: list[Timer]) -> None:
+        """Deliver *timers*, which are taken; give back those that cannot be delivered now."""
+        left = {position: (due_ms, position) for due_ms, position in timers}
+        end = 0
+        refused: MartletError | None = None
+        try:
+            found = await self.reader.read([position for _, position in timers], BATCH_BYTES)
+            due = self._check_found(timers, found, left)
+            if due:
+                end = self._publish(due, left)
+        except (Refused, StoreFailed) as error:
+            refused = error
+        finally:
+            self._schedule.give_back(list(left.values()))
+        if refused is not None:
+            await self._pause(refused)
+        elif self._schedule.taken > TAKEN_MAX:
+            await self._wait_applied(end)
+        else:
+            await trio.lowlevel.checkpoint()
+
+    async def _pause(self, refused: MartletError) -> None:
+        if not self._is_refused:
+            self._is_refused = True
+            log.warning("timers wait, because the store refuses messages; %s", refused)
+        await trio.sleep(RETRY_S)
+
+    async def _wait_applied(self, end: int) -> None:
+        """Wait until fewer timers are taken."""
+        await self._store.wait_flushed(end)
+        while self._schedule.taken > TAKEN_MAX:
+            self._applied = trio.Event()
+            await self._applied.wait()
+
+    # ---- what was read
+
+    def _check_found(self, timers: list[Timer], found: Sequence[Found], left: dict[int, Timer]) -> list[Due]:
+        """Return the timers that can be delivered; store that damaged ones are gone, and put others aside."""
+        due: list[Due] = []
+        damaged: list[Timer] = []
+        for timer, record in zip(timers, found, strict=False):
+            if not self._pending.has(*timer):
+                continue
+            if isinstance(record, Record):
+                due.append((timer, record))
+            elif record is None:
+                damaged.append(timer)
+            else:
+                self._put_aside(left.pop(timer[1]), record)
+        if damaged:
+            self._drop_damaged(damaged)
+            for _, position in damaged:
+                left.pop(position)
+        return due
+
+    def _drop_damaged(self, timers: list[Timer]) -> None:
+        self.append([], timers)
+        self.damaged += len(timers)
+        for due_ms, position in timers:
+            log.error("timer due at %d ms is lost: its record at position %d is damaged", due_ms, position)
+
+    def _put_aside(self, timer: Timer, error: OSError) -> None:
+        if not self._unreadable:
+            self._unreadable_until_ms = self._clock.now_ms() + POSTPONE_MS
+        self._unreadable.append(timer)
+        text = "timer due at %d ms cannot be read at position %d, trying again in a minute; %s"
+        log.error(text, *timer, error.strerror or error)
+
+    def _retry_unreadable(self) -> None:
+        timers, self._unreadable = self._unreadable, []
+        self._schedule.give_back(timers)
+
+    # ---- storing
+
+    def append(self, messages: Sequence[Message], timers: Sequence[Timer]) -> int:
+        """Store *messages* and that *timers* are gone, all or nothing; return the end in the log.
+
+        Raises:
+          Refused: the store refuses writes, or a message is refused.
+          StoreFailed: the disk failed.
+        """
+        store = self._store
+        self._broker.publish_atomic(messages, [(self._journal, gone(timers))], passed=self._plugin)
+        end = store.appended
+        try:
+            store.commit()
+        except (Refused, StoreFailed) as error:
+            # Other appends since the last commit were not stored either; their answers must not be sent.
+            store.committer.fail_next(error)
+            raise
+        if self._is_refused:
+            self._is_refused = False
+            log.info("timers are delivered again")
+        return end
+
+    def _publish(self, due: list[Due], left: dict[int, Timer]) -> int:
+        """Deliver the messages of *due*, and remove what was stored from *left*.
+
+        Raises:
+          Refused: the store refuses writes.
+          StoreFailed: the disk failed.
+        """
+        now_ms = self._clock.now_ms()
+        messages = [delivery_of(record, now_ms) for _, record in due]
+        timers = [timer for timer, _ in due]
+        try:
+            end = self.append(messages, timers)
+        except Refused as refused:
+            if self._store.refusal:
+                raise
+            if len(due) == 1:
+                end = self._publish_odd(due[0], messages[0], refused)
+            else:
+                middle = len(due) // 2
+                self._publish(due[:middle], left)
+                return self._publish(due[middle:], left)
+        else:
+            self._count(timers, now_ms)
+        for _, position in timers:
+            left.pop(position)
+        return end
+
+    def _count(self, timers: list[Timer], now_ms: int) -> None:
+        self.delivered += len(timers)
+        self._late_ms = now_ms - timers[0][0]
+        self.late_ms_max = max(self.late_ms_max, self._late_ms)
+
+    def _publish_odd(self, due: Due, message: Message, refused: Refused) -> int:
+        """Deliver one message that was refused with *refused*: to another queue, later, or not at all."""
+        timer, record = due
+        if refused.reason == Reason.NO_TOPIC:
+            return self._drop_without_topic(timer, message.topic)
+        if message.queue_id >= 0 and self._queue_is_gone(message):
+            message.queue_id = -1
+            try:
+                end = self.append([message], [timer])
+            except Refused as again:
+                if self._store.refusal:
+                    raise
+                refused = again
+            else:
+                self._count([timer], self._clock.now_ms())
+                return end
+        later_ms = self._clock.now_ms() + POSTPONE_MS
+        end = self.append([moved(record, later_ms)], [timer])
+        self.postponed += 1
+        text = "timer due at %d ms for topic[%s] is refused, trying again in a minute; %s"
+        log.warning(text, timer[0], message.topic, refused)
+        return end
+
+    def _queue_is_gone(self, message: Message) -> bool:
+        topic = self._broker.topics.get(message.topic)
+        return topic is not None and message.queue_id >= topic.write_queues
+
+    def _drop_without_topic(self, timer: Timer, topic: str) -> int:
+        """Store that a timer is gone because its topic was deleted: what was deleted stays deleted."""
+        end = self.append([], [timer])
+        self.dropped += 1
+        if topic not in self._gone_topics and len(self._gone_topics) < GONE_TOPICS_MAX:
+            log.warning("timers for topic[%s] are dropped when they are due, because the topic was deleted", topic)
+            self._gone_topics[topic] = 0
+        if topic in self._gone_topics:
+            self._gone_topics[topic] += 1
+        return end
+
+    # ---- retention
+
+    def append_again(self, timers: list[Timer]) -> Steps[None]:
+        """Append the records of *timers* again, before retention removes the present ones.
+
+        Raises:
+          Refused: the store refuses writes.
+          StoreFailed: the disk failed.
+        """
+        self._retry_unreadable()
+        batch: list[Due] = []
+        batch_bytes = 0
+        try:
+            for timer in timers:
+                yield from self._wait_free(timer)
+                if not self._schedule.hold(timer):
+                    continue
+                (record,) = self.reader.read_now([timer[1]], BATCH_BYTES)
+                if not isinstance(record, Record):
+                    self._drop_damaged([timer])
+                    continue
+                batch.append((timer, record))
+                batch_bytes += record.size
+                if len(batch) == BATCH_TIMERS or batch_bytes >= BATCH_BYTES:
+                    self._move(batch)
+                    batch_bytes = 0
+                yield
+            self._move(batch)
+        finally:
+            self._schedule.give_back([timer for timer, _ in batch])
+
+    def _wait_free(self, timer: Timer) -> Steps[None]:
+        """Wait while *timer* is being delivered or recalled."""
+        for _ in range(FREE_TURNS):
+            if not self._schedule.is_taken(timer[1]) or not self._pending.has(*timer):
+                return
+            yield
+        raise Refused(Reason.BUSY, f"timer due at {timer[0]} ms has been in delivery for {FREE_TURNS} turns")
+
+    def _move(self, batch: list[Due]) -> None:
+        """Append the records of *batch* again, and remove those that were stored from it."""
+        count = len(batch)
+        while batch:
+            part = batch[:count]
+            try:
+                self.append([moved(record, timer[0]) for timer, record in part], [timer for timer, _ in part])
+            except Refused:
+                if self._store.refusal or count == 1:
+                    raise
+                count //= 2  # together they are too large for a group
+                continue
+            del batch[:count]
+
+    def statistics(self) -> dict[str, object]:
+        """Return counters; ``behind_ms`` is how long the next timer has been due."""
+        now_ms, wake_ms = self._clock.now_ms(), self._schedule.first_due_ms()
+        return {
+            "pending": len(self._pending),
+            "being_delivered": self._schedule.taken,
+            "behind_ms": max(now_ms - wake_ms, 0) if wake_ms is not None else 0,
+            "late_ms": self._late_ms,
+            "late_ms_max": self.late_ms_max,
+            "delivered": self.delivered,
+            "postponed": self.postponed,
+            "dropped_without_topic": self.dropped,
+            "damaged": self.damaged,
+            "unreadable": len(self._unreadable),
+            "clock_ahead_ms": self._clock.ahead_ms,
+            "clock_jumps": self._clock.jumps,
+        }

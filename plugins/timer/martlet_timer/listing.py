@@ -1,0 +1,56 @@
+"""What is pending, for administrators."""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from martlet.broker import Broker
+from martlet.contracts import PendingTimer
+from martlet.message import Record, find_property
+
+from .delivery import Delivery
+from .timers import TimerState
+from .wheel import OUT_MS, REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
+
+__all__ = ["Listing"]
+
+READ_AT_ONCE: Final = 64
+READ_BYTES: Final = 1 << 20
+
+
+@final
+class Listing:
+    """Counts and lists the pending timers of *broker*."""
+
+    def __init__(self, broker: Broker, timers: TimerState, delivery: Delivery) -> None:
+        self._turns = broker.turns
+        self._timers = timers
+        self._reader = delivery.reader
+
+    async def count(self, times_ms: Sequence[int]) -> list[int]:
+        """Return how many timers are due before each of *times_ms*, and how many are pending."""
+        pending = self._timers.pending
+        return [*[await self._turns.finish(pending.count_before(each)) for each in times_ms], len(pending)]
+
+    async def pending(self, from_ms: int, count: int) -> list[PendingTimer]:
+        """Return the first *count* timers that are due at *from_ms* or later, except those with damaged records."""
+        timers = await self._turns.finish(self._timers.pending.first_due(from_ms, count))
+        found: list[PendingTimer] = []
+        while timers:
+            part = timers[:READ_AT_ONCE]
+            records = await self._reader.read([position for _, position in part], READ_BYTES)
+            for (due_ms, _), record in zip(part, records, strict=False):
+                if isinstance(record, Record):
+                    found.append(_described(due_ms, record))
+            del timers[: len(records)]
+        return found
+
+
+def _described(due_ms: int, record: Record) -> PendingTimer:
+    def text(name: bytes) -> str:
+        return find_property(record.properties, name).decode("utf-8", "replace")
+
+    queue, out = text(REAL_QUEUE), text(OUT_MS)
+    queue_id = int(queue) if queue.isdecimal() else -1
+    return PendingTimer(
+        due_ms, text(REAL_TOPIC), queue_id, text(UNIQUE_KEY), int(out), record.store_ms, len(record.body)
+    )

@@ -1,0 +1,83 @@
+"""Reads the records of timers: from memory directly, everything else in a worker thread."""
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias, final
+
+from martlet.errors import CorruptRecord
+from martlet.message import Record
+from martlet.store import Store
+from martlet.store.codec import check_record, decode_record
+from martlet.store.layout import I32, RECORD_BYTES_MIN
+
+__all__ = ["Found", "RecordReader"]
+
+# Timers with the same time were often stored one after the other, so a read takes more than one record.
+BLOCK_BYTES: Final = 16_384
+RECORD_BYTES_MAX: Final = 16 << 20
+
+# The record; None if it is damaged or gone; the error if the disk failed to read it.
+Found: TypeAlias = Record | OSError | None
+
+
+@final
+class RecordReader:
+    """Reads records by position, whatever their topic. `read_now` and `read` return results for the first positions."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._read = store.segments.read
+
+    async def read(self, positions: Sequence[int], bytes_max: int) -> list[Found]:
+        """Return the records at *positions*: the first one, and as many more as *bytes_max* allows."""
+        found = self._from_memory(positions, bytes_max)
+        if found is not None:
+            return found
+        return await self._store.disk.off_loop(lambda: self.read_now(positions, bytes_max))
+
+    def _from_memory(self, positions: Sequence[int], bytes_max: int) -> list[Found] | None:
+        """Like `read`; None if one of the records is not in memory."""
+        found: list[Found] = []
+        for position in positions:
+            page = self._store.pages.find(position)
+            if page is None or position + 4 > page.end:
+                return None
+            at = position - page.base
+            size: int = I32.unpack_from(page.view, at)[0]
+            if not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX or position + size > page.end:
+                return None
+            found.append(_decode(bytes(page.view[at : at + size]), position))
+            bytes_max -= size
+            if bytes_max <= 0:
+                break
+        return found
+
+    def read_now(self, positions: Sequence[int], bytes_max: int) -> list[Found]:
+        """Like `read`, blocking; may be called in a thread."""
+        found: list[Found] = []
+        base, block = 0, b""
+        for position in positions:
+            try:
+                if not base <= position <= base + len(block) - 4:
+                    base, block = position, self._read(position, BLOCK_BYTES)
+                size = I32.unpack_from(block, position - base)[0] if len(block) >= 4 else 0
+                if not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX:
+                    found.append(None)
+                    continue
+                if position + size > base + len(block):
+                    base, block = position, self._read(position, max(size, BLOCK_BYTES))
+                found.append(_decode(block[position - base : position - base + size], position))
+                bytes_max -= size
+            except OSError as error:
+                found.append(error)
+            if bytes_max <= 0:
+                break
+        return found
+
+
+def _decode(data: bytes, position: int) -> Record | None:
+    if not check_record(data, 0, len(data), position):
+        return None
+    try:
+        return decode_record(data, 0, check_body=False)
+    except CorruptRecord:
+        return None

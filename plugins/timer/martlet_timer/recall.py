@@ -1,0 +1,105 @@
+"""Recalls timers before they are due.
+
+A timer is found by the time and the hash of topic and unique key that its handle has, and recalled only if its record
+has this topic and key. Nobody may recall a message of a topic that they may not publish to: the protocol asks the gate.
+
+The record of a recall is also one of RocketMQ (RecallMessageProcessor), which recalls the message as well if it reads
+this log without knowing Martlet's notes.
+"""
+
+from typing import Final, final
+
+import trio
+
+from martlet.broker import Broker
+from martlet.errors import Reason, Refused
+from martlet.message import Message, Record, encode_properties, find_property
+
+from .delivery import Delivery
+from .schedule import Timer
+from .smooth_clock import SmoothClock
+from .timers import TimerState
+from .wheel import OUT_MS, REAL_TOPIC, RECALLED_KEY, UNIQUE_KEY, WHEEL_TOPIC, delete_key, due_of, key_of
+
+__all__ = ["Recalls"]
+
+# While a timer is being stored, delivered or appended again, a recall waits.
+BUSY_S: Final = 0.005
+BUSY_TRIES: Final = 1000
+READ_BYTES: Final = 1 << 20
+
+
+@final
+class Recalls:
+    """Recalls *timers* of *broker*."""
+
+    def __init__(self, broker: Broker, timers: TimerState, delivery: Delivery, clock: SmoothClock) -> None:
+        self._broker = broker
+        self._timers = timers
+        self._delivery = delivery
+        self._clock = clock
+        self.recalled = 0
+
+    async def recall(self, topic: str, out_ms: int, unique: str, group: str = "") -> int:
+        """Recall the message of *topic* with this unique key and TIMER_OUT_MS; return the end of that in the log.
+
+        Raises:
+          Refused: no such message is pending (Reason.NOT_FOUND), or the store refuses writes.
+          StoreFailed: the disk failed.
+        """
+        due_ms = due_of(out_ms)
+        for _ in range(BUSY_TRIES):
+            if due_ms <= self._clock.now_ms():
+                text = f"message {unique!r} of topic[{topic}] was due at {due_ms} ms and cannot be recalled any more"
+                raise Refused(Reason.NOT_FOUND, f"{text}; it is delivered already")
+            timers = await self._find(topic, due_ms, unique)
+            if timers is not None:
+                break
+            await trio.sleep(BUSY_S)
+        else:
+            raise Refused(Reason.BUSY, f"message {unique!r} of topic[{topic}] is being moved; try again")
+        if not timers:
+            text = f"no message {unique!r} of topic[{topic}] is due at {due_ms} ms"
+            raise Refused(Reason.NOT_FOUND, f"{text}; it was recalled already, or its handle is wrong")
+        try:
+            end = self._delivery.append([self._record_of(topic, out_ms, unique, group)], timers)
+        except BaseException:
+            self._timers.schedule.give_back(timers)
+            raise
+        self.recalled += len(timers)
+        return end
+
+    async def _find(self, topic: str, due_ms: int, unique: str) -> list[Timer] | None:
+        """Take the timers with this key, several if a producer sent a message again; None if one is taken already."""
+        positions = await self._broker.turns.finish(self._timers.pending.with_key(due_ms, key_of(topic, unique)))
+        found: list[Timer] = []
+        for position in positions:
+            (record,) = await self._delivery.reader.read([position], READ_BYTES)
+            if isinstance(record, Record) and _is(record, topic, unique):
+                found.append((due_ms, position))
+        held = [timer for timer in found if self._timers.schedule.hold(timer)]
+        if len(held) == len(found):
+            return found
+        self._timers.schedule.give_back(held)
+        return None
+
+    def _record_of(self, topic: str, out_ms: int, unique: str, group: str) -> Message:
+        properties = {
+            "TAGS": "_RECALL_TAG_",
+            RECALLED_KEY.decode(): delete_key(topic, unique),
+            UNIQUE_KEY.decode(): unique,
+            "TIMER_DELIVER_MS": str(out_ms + 1),
+            "PGROUP": group,
+            OUT_MS.decode(): str(out_ms),
+            REAL_TOPIC.decode(): topic,
+            "REAL_QID": "0",
+        }
+        host, now_ms = self._broker.store.store_host, self._broker.clock.now_ms()
+        return Message(WHEEL_TOPIC, b"0", encode_properties(properties), 0, born_ms=now_ms, born_host=host)
+
+
+def _is(record: Record, topic: str, unique: str) -> bool:
+    return (
+        find_property(record.properties, REAL_TOPIC) == topic.encode()
+        and find_property(record.properties, UNIQUE_KEY) == unique.encode()
+    )

@@ -1,0 +1,111 @@
+"""Timers outlive the retention of their records: a year-long one is appended again whenever its segment goes."""
+
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from tests.timer.timer_talk import DAY_MS, timed
+from trio.testing import MockClock
+
+from martlet.errors import Refused
+from martlet.message import decode_properties
+from martlet.testing.clock import START_MS, TrioClock
+from martlet.testing.disk import FakeDisk
+from martlet.turns import finish_now
+from martlet_timer.config import TimerConfig
+from martlet_timer.wheel import WHEEL_TOPIC
+
+SMALL: dict[str, Any] = {"segment_bytes": 8192, "page_bytes": 1024, "cache_bytes": 16_384}
+FULL: dict[str, Any] = {"disk_used_ratio_max": 0.8, "disk_clean_ratio": 0.85}
+YEAR = TimerConfig(delay_max_s=366 * 86_400)
+
+
+async def test_a_timer_of_a_year_survives_the_removal_of_its_segment(autojump_clock: MockClock) -> None:
+    disk, clock = FakeDisk(), TrioClock()
+    async with timed(disk, clock, config=YEAR, topics=("T", "other"), **SMALL, **FULL) as made:
+        made.publish(body=b"year", TIMER_DELIVER_MS=START_MS + 365 * DAY_MS, own="kept")
+        made.publish(body=b"soon", TIMER_DELIVER_MS=START_MS + 1000)
+        store = made.broker.store
+        for _ in range(60):
+            made.publish("other", b"x" * 900)
+            await trio.sleep(0.1)
+        disk.used_ratio = 0.99
+        for _ in range(3):
+            store.retention.look()
+            await trio.sleep(30)
+            made.publish("other", b"x" * 900)
+        disk.used_ratio = 0.1
+        assert store.first_position > 8192
+        assert made.statistics["pending"] == 1
+        (moved,) = (record for record in made.records(WHEEL_TOPIC) if record.body == b"year")
+        assert moved.position >= store.first_position
+        assert int(decode_properties(moved.properties)["TIMER_ROLL_TIMES"]) >= 1
+    clock.skew_ms += 365 * DAY_MS
+    async with timed(disk, clock, config=YEAR, topics=("T", "other"), **SMALL, **FULL) as made:
+        await trio.sleep(0.01)
+        (record,) = (record for record in made.records() if record.body == b"year")
+        properties = decode_properties(record.properties)
+        assert (properties["own"], properties["REAL_TOPIC"]) == ("kept", "T")
+        assert properties["TIMER_DELIVER_MS"] == str(START_MS + 365 * DAY_MS)
+        assert made.statistics["pending"] == 0
+
+
+async def test_many_timers_are_moved_in_groups_and_each_once(autojump_clock: MockClock) -> None:
+    random = Random(2)
+    async with timed(segment_bytes=1 << 20) as made:
+        for number in range(500):
+            made.publish(body=b"%d" % number, TIMER_DELIVER_MS=START_MS + 3_600_000 + random.randrange(5000))
+        await trio.sleep(1)
+        end = made.broker.store.appended
+        await made.broker.turns.finish(made.plugin.timers.roll(0, end))
+        made.broker.store.commit()
+        await trio.sleep(1)
+        assert made.plugin.timers.floor() <= end
+        assert all(position >= end for _, position in finish_now(made.plugin.timers.pending.in_range(0, 1 << 40)))
+        assert made.statistics["pending"] == 500
+        await trio.sleep(3605)
+        assert sorted(int(body) for body in made.bodies()) == [*range(500)]
+        assert max(made.late_ms()) <= 2
+
+
+async def test_timers_that_are_too_large_for_one_group_are_moved_one_by_one(autojump_clock: MockClock) -> None:
+    async with timed(**SMALL) as made:
+        for number in range(5):
+            made.publish(body=b"%d" % number * 4000, TIMER_DELAY_MS=5000)
+        await trio.sleep(1)
+        await made.broker.turns.finish(made.plugin.timers.roll(0, made.broker.store.appended))
+        await trio.sleep(5)
+        assert [body[:1] for body in made.bodies()] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_timers_stay_where_they_are_if_the_disk_is_full(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    async with timed(disk) as made:
+        made.publish(TIMER_DELAY_MS=5000)
+        await trio.sleep(1)
+        made.broker.store.admission.close("no room for a test")
+        with pytest.raises(Refused, match="no room for a test"):
+            await made.broker.turns.finish(made.plugin.timers.roll(0, made.broker.store.appended))
+        assert made.statistics["being_delivered"] == 0
+        made.broker.store.admission.refusal = ""
+        await trio.sleep(5)
+        assert len(made.records()) == 1
+
+
+async def test_a_timer_in_delivery_is_not_moved(autojump_clock: MockClock) -> None:
+    async with timed(delivers=False) as made:
+        made.publish(TIMER_DELAY_MS=10)
+        await trio.sleep(1)
+        schedule = made.plugin.timers.schedule
+        finish_now(schedule.prepare(made.clock.now_ms()))
+        (timer,) = schedule.take(made.clock.now_ms(), 10)
+        with pytest.raises(Refused, match="has been in delivery for 10000 turns"):
+            finish_now(made.plugin.timers.roll(0, made.broker.store.appended))
+        assert schedule.is_taken(timer[1])
+        schedule.give_back([timer])
+        finish_now(made.plugin.timers.roll(0, made.broker.store.appended))
+        assert len(made.records(WHEEL_TOPIC)) == 1
+        await trio.sleep(0.1)
+        assert len(made.records(WHEEL_TOPIC)) == 2
+        assert made.statistics["pending"] == 1
