@@ -40,7 +40,7 @@ from martlet.turns import Steps
 
 @contextmanager
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the toys be found as if distributions had brought them."""
+    """Make the toys discoverable, as if they were installed distributions."""
     values = {
         "full": "tests.core.plugin_toys:Full",
         "raising": "tests.core.plugin_toys:Raising",
@@ -230,7 +230,7 @@ class Guard(Hooks):
 
 
 class FailingGuard(Guard):
-    """Guards access, and fails in another hook than that."""
+    """Guards access, and fails in another hook."""
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         raise RuntimeError("no table of users")
@@ -275,7 +275,7 @@ class TwoStates(Hooks):
 
 
 class Late(Hooks):
-    """Is asked behind the others, and stamps over them."""
+    """Runs after the others, and overwrites their stamps."""
 
     def martlet_stages(self, broker: Broker) -> Sequence[Stage]:
         def stamp(message: Message) -> Message:

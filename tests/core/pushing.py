@@ -1,4 +1,4 @@
-"""What the tests of pushing share: a broker on a disk in memory, and a peer that collects only when it is woken."""
+"""Shared by the tests of push delivery: a broker on a disk in memory, and a peer that collects when it is woken."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,7 +30,7 @@ async def broker_in_memory(
     clock: ManualClock | None = None,
     **store: Any,
 ) -> AsyncIterator[Broker]:
-    """A broker over *disk*; with async flush unless *store* says something else."""
+    """A broker on *disk*, with async flush unless *store* sets another."""
     async with serving(
         Path("/data"),
         disk=disk or FakeDisk(),
@@ -79,7 +79,7 @@ class Collector:
         return came
 
     async def drain(self, budget_bytes: int = 1 << 20) -> list[str]:
-        """Collect until nobody wakes the peer any more; return all that came."""
+        """Collect until the peer is no longer woken; return all messages."""
         came: list[str] = []
         turns = 0
         while self.peer.wakes or self.peer.started:

@@ -1,4 +1,4 @@
-"""What the tests of sessions share: clients that lose their sessions, and what is stored of a session."""
+"""Shared by the tests of sessions: clients that can lose their session, and the stored state of a session."""
 
 from dataclasses import dataclass, field
 from typing import Any

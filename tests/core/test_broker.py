@@ -30,7 +30,7 @@ def disk() -> FakeDisk:
 
 @pytest.fixture
 def broker_on(disk: FakeDisk) -> Brokers:
-    """A running broker over the disk; one behind the other is a restart."""
+    """A running broker on the disk; a second one on the same disk is a restart."""
 
     @asynccontextmanager
     async def run(**config: Any) -> AsyncIterator[Broker]:
@@ -69,7 +69,7 @@ async def test_without_a_wish_every_queue_gets_some(broker_on: Brokers) -> None:
         (to("T", properties=b"k\x01" + b"v" * 32767), Reason.ILLEGAL, r"32769 bytes"),
     ],
 )
-async def test_what_may_not_be_is_refused_with_the_reason(
+async def test_topics_and_messages_that_are_not_allowed_are_refused_with_the_reason(
     broker_on: Brokers, sent: Message, reason: Reason, text: str
 ) -> None:
     async with broker_on(message_bytes_max=1000) as broker:
@@ -85,7 +85,7 @@ async def test_what_may_not_be_is_refused_with_the_reason(
         assert broker.store.appended == before, "of the batch nothing was stored either"
 
 
-async def test_a_batch_stands_behind_each_other_in_one_queue(broker_on: Brokers) -> None:
+async def test_messages_of_a_batch_follow_each_other_in_one_queue(broker_on: Brokers) -> None:
     async with broker_on() as broker:
         broker.topics.update("T", 4, 4)
         broker.publish(to("T", queue_id=3))
@@ -146,7 +146,7 @@ async def test_the_first_opinion_rules_and_without_one_nothing_is_allowed(broker
         assert not bob.allows("read", "T")
 
 
-async def test_a_capability_is_what_it_says_or_nothing(broker_on: Brokers) -> None:
+async def test_a_capability_of_another_type_is_an_error(broker_on: Brokers) -> None:
     async with broker_on() as broker:
         assert broker.capability(ManualClock) is None
         clock = ManualClock()

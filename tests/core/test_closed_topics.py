@@ -1,4 +1,4 @@
-"""Who consumes goes on only while that is allowed: a topic that is closed to readers, a group that may not consume."""
+"""A consumer continues only while it is allowed to: a topic may be closed to readers, a group forbidden to consume."""
 
 from collections.abc import Callable
 
@@ -59,7 +59,7 @@ async def test_a_share_rests_while_it_may_not_be_read(close: Callable[[Broker], 
         assert two.turn() == ["0:0:a", "0:2:c"]
 
 
-async def test_members_that_stay_go_on_when_it_may_be_read_again() -> None:
+async def test_members_that_stayed_continue_when_reading_is_allowed_again() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         one = Competitor(broker)

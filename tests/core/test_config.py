@@ -24,7 +24,7 @@ class Kitchen:
     cooks: list[str] = setting(["ann"], "who")
 
 
-def test_what_is_not_given_keeps_its_default() -> None:
+def test_a_setting_that_is_not_given_has_its_default() -> None:
     assert fill(Kitchen, {}, "kitchen") == Kitchen(2, 0.5, True, "blue", "sync", ["ann"])
 
 
@@ -78,7 +78,7 @@ def test_an_unknown_key_that_is_near_to_nothing_names_all() -> None:
         ("cooks", {"a": 1}, "list of strings"),
     ],
 )
-def test_a_wrong_value_says_what_would_be_right(key: str, value: object, wanted: str) -> None:
+def test_the_error_for_a_wrong_value_names_a_right_one(key: str, value: object, wanted: str) -> None:
     with pytest.raises(ConfigError, match=wanted) as error:
         fill(Kitchen, {key: value}, "kitchen")
     assert f"'kitchen.{key}'" in str(error.value)
@@ -125,7 +125,7 @@ def test_set_rules_over_the_file() -> None:
 
 
 @pytest.mark.parametrize("assignment", ["", "flush=async", "store.flush", ".flush=1", "store.=1", "store..x=1", "=1"])
-def test_a_wrong_set_says_what_would_be_right(assignment: str) -> None:
+def test_the_error_for_a_wrong_set_option_names_a_right_one(assignment: str) -> None:
     with pytest.raises(ConfigError, match=r"SECTION\.KEY=VALUE"):
         override({}, assignment)
 

@@ -46,12 +46,12 @@ class Client:
 
 
 def send(broker: Broker, name: str, body: str, queue_id: int = 0, topic: str = "t") -> int:
-    """Publish and return where."""
+    """Publish a message and return its log position."""
     return broker.publish(Message(topic, body.encode(), f"TAGS\x01{name}\x02".encode(), queue_id)).position
 
 
 async def settle(broker: Broker) -> None:
-    """Commit, flush and let sweeps go on as far as they can."""
+    """Commit, flush, and run sweeps until they have nothing left to do."""
     broker.store.commit()
     await broker.store.wait_flushed(broker.store.appended)
     await trio.testing.wait_all_tasks_blocked()
@@ -140,7 +140,7 @@ async def test_a_cursor_that_comes_while_others_are_swept_begins_at_its_own_posi
         assert (feed.sweeps, feed.viewed) == (1, 64)
 
 
-async def test_a_full_cursor_holds_its_position_and_goes_on_when_it_is_collected() -> None:
+async def test_a_full_cursor_keeps_its_position_and_continues_when_it_is_collected() -> None:
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
         feed = feed_of(broker)
         slow, quick = Client(feed, "a", pending_bytes_max=2000), Client(feed, "a")
@@ -185,7 +185,7 @@ async def test_its_position_is_that_of_the_first_message_not_collected() -> None
         assert again.take() == ["1", "2", "3", "4", "5"]
 
 
-async def test_a_sweep_goes_on_after_the_disk_failed_to_read(
+async def test_a_sweep_continues_after_a_failed_read(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = FakeDisk()
@@ -203,7 +203,7 @@ async def test_a_sweep_goes_on_after_the_disk_failed_to_read(
     assert "cursors behind the tail cannot read, retrying in 5 s" in caplog.text
 
 
-async def test_who_skips_to_the_tail_gets_nothing_that_is_behind() -> None:
+async def test_a_cursor_that_skips_to_the_tail_gets_no_older_messages() -> None:
     async with broker_in_memory(flush="sync") as broker:
         feed = feed_of(broker)
         send(broker, "a", "old")
@@ -246,7 +246,7 @@ async def test_what_retention_removed_is_skipped() -> None:
         assert client.take() == ["6", "7", "8", "9"]
 
 
-async def test_closing_leaves_nothing_behind() -> None:
+async def test_closing_removes_everything_from_memory() -> None:
     async with broker_in_memory(flush="sync") as broker:
         feed = feed_of(broker)
         clients = [Client(feed, "a"), Client(feed, "b", position=0)]

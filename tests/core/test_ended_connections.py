@@ -21,7 +21,7 @@ SMALL = ServerConfig(unsent_bytes_max=4096)
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """Reference cycles stay where they are; log records, which would hold exceptions, are not made."""
+    """Disable garbage collection, and logging, whose records would keep exceptions alive."""
     gc.collect()
     gc.disable()
     logging.disable()
@@ -109,7 +109,7 @@ async def test_an_ended_connection_is_freed_at_once(
         assert [name for name, found in lingering.items() if found() is not None] == []
 
 
-async def test_an_idle_connection_does_not_keep_what_it_said_last(autojump_clock: MockClock) -> None:
+async def test_an_idle_connection_does_not_keep_its_last_request(autojump_clock: MockClock) -> None:
     lines = b"echo\n" * 10_000
     async with toy_server() as world:
         callers = [world.dial()[0] for _ in range(50)]

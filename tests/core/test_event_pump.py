@@ -1,4 +1,4 @@
-"""The pump reads from all plain sockets in rounds, and lets everything else of the program have its turn."""
+"""The pump reads from all plain sockets in rounds, and lets other tasks run in between."""
 
 import fcntl
 import select
@@ -80,7 +80,7 @@ def pump_of(world: World) -> EventPump[Reading]:
 
 @pytest.fixture
 def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at the clock finds that a whole turn has passed."""
+    """A clock by which a whole turn passes between two readings."""
     seconds = [0.0]
 
     def perf_counter() -> float:
@@ -92,7 +92,7 @@ def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No turn is ever over."""
+    """A clock by which no turn ever ends."""
     monkeypatch.setattr(event_pump, "time", SimpleNamespace(perf_counter=lambda: 0.0))
 
 
@@ -180,7 +180,7 @@ async def test_first_and_later_requests_of_many_sockets_are_spread_over_turns(
             client.close()
 
 
-async def test_what_a_round_leaves_comes_first_in_the_next(world: World, slow_clock: None) -> None:
+async def test_sockets_that_a_round_did_not_reach_are_first_in_the_next(world: World, slow_clock: None) -> None:
     async with toy_server(protocol=world.protocol(), world=world):
         clients = [connect(world) for _ in range(20)]
         for number, client in enumerate(clients):
@@ -320,7 +320,7 @@ async def test_a_socket_ends_by_what_its_request_does(world: World, end: str) ->
 
 @pytest.mark.parametrize("state", ["idle", "in a long request"])
 async def test_a_socket_that_we_close_is_forgotten_at_once(world: World, state: str) -> None:
-    """So that its descriptor can be another connection's."""
+    """Its descriptor can then belong to another connection."""
     async with toy_server(protocol=world.protocol(), world=world):
         for _ in range(20):
             with connect(world) as client:

@@ -216,7 +216,7 @@ def test_a_reset_outlives_commits_of_the_old_consumers_until_it_is_taken() -> No
     assert groups.offset("G", "T", 0) == 6
 
 
-def test_a_deleted_group_keeps_its_offsets_unless_told_otherwise() -> None:
+def test_a_deleted_group_keeps_its_offsets_unless_they_are_cleaned() -> None:
     groups = make()
     groups.update(Group("G"))
     groups.commit("G", "T", 0, 5)

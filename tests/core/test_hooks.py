@@ -102,7 +102,7 @@ async def test_martlet_stages_see_every_message_in_the_order_of_the_plugins(monk
 
 
 def bodies(broker: Broker, topic: str) -> list[bytes]:
-    """What queue 0 of *topic* holds."""
+    """The bodies in queue 0 of *topic*."""
     return drain(broker.store, broker.store.queue(topic, 0))
 
 

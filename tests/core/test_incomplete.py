@@ -1,4 +1,4 @@
-"""Which connections close when too much is held of incomplete requests."""
+"""Which connections are closed when incomplete requests use too much memory."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,7 +60,7 @@ Notes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.integers(1,
 
 
 @given(Notes)
-def test_what_is_held_adds_up_and_stays_within_the_limits(notes: list[tuple[int, int, int, float]]) -> None:
+def test_the_held_bytes_add_up_and_stay_within_the_limits(notes: list[tuple[int, int, int, float]]) -> None:
     requests: IncompleteRequests[int] = IncompleteRequests(120, 70)
     held: dict[int, int] = {}
     now = 0.0

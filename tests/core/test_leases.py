@@ -54,7 +54,7 @@ def test_a_message_of_a_dead_holder_goes_to_another() -> None:
     assert leases.ack("bob", 10)
 
 
-def test_it_says_what_would_be_handed_out_again_and_what_is_dead() -> None:
+def test_messages_to_redeliver_and_dead_messages_are_listed() -> None:
     leases = handed_out(4, deliveries_max=2)
     assert leases.returned(9) == []
     for offset in (12, 10):

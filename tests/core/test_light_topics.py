@@ -50,7 +50,7 @@ async def test_a_light_topic_is_there_while_the_store_has_its_queue() -> None:
         assert not broker.topics.delete("%LMQ%a")
 
 
-async def test_whoever_reads_a_light_topic_first_makes_it_where_light_queues_are_on() -> None:
+async def test_the_first_reader_of_a_light_topic_creates_it_if_light_queues_are_on() -> None:
     async with broker_in_memory(light_queues_max=2) as broker:
         assert broker.topics.open("%LMQ%a") is None
         with pytest.raises(Refused, match="light queues are off") as caught:
@@ -178,7 +178,7 @@ def table_of(disk: FakeDisk, path: str) -> dict[str, Any]:
 
 
 def rewrite(disk: FakeDisk, path: str, table: dict[str, Any]) -> None:
-    """As RocketMQ writes it: without the position, which it does not know."""
+    """Rewrite the file as RocketMQ does: without our log position."""
     disk.files[path].data[:] = orjson.dumps(table)
 
 

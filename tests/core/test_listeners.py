@@ -1,4 +1,4 @@
-"""Whom new records wake, and how many of them in one turn of the event loop."""
+"""Which listeners new records wake, and how many in one turn of the event loop."""
 
 import trio.testing
 from tests.core.pushing import broker_in_memory, publish, subscribe
@@ -25,7 +25,7 @@ class Waiting:
 
 
 def crowd(broker: Broker, count: int, queues: int, *tags: str) -> tuple[list[Waiting], list[int]]:
-    """So many listeners of topic t; of everything, or each of the next of *tags*."""
+    """*count* listeners of topic t, either for all tags or each for the next of *tags*."""
     reader, woken = broker.tails.of(broker.topics.ensure("t", queues)), list[int]()
     selections = [select_tags((tag,)) for tag in tags] or [EVERYTHING]
     waiting = [Waiting(number, woken, selections[number % len(selections)]) for number in range(count)]

@@ -55,14 +55,14 @@ def test_put_is_found_whatever_was_there(properties: bytes, name: bytes, value: 
 
 
 @given(WILD, NAMES)
-def test_removed_is_gone_whatever_was_there(properties: bytes, name: bytes) -> None:
+def test_a_removed_property_is_absent_whatever_was_there(properties: bytes, name: bytes) -> None:
     rest = remove_property(properties, name)
     assert find_property(rest, name) == b""
     assert name.decode() not in decode_properties(rest)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "ab"]), TEXT), max_size=6))
-def test_of_a_name_given_twice_every_reader_takes_the_last(pairs: list[tuple[str, str]]) -> None:
+def test_every_reader_takes_the_last_of_two_properties_with_one_name(pairs: list[tuple[str, str]]) -> None:
     """As RocketMQ, whose reader puts them into a map in order."""
     encoded = "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
     assert decode_properties(encoded) == dict(pairs)
@@ -106,7 +106,7 @@ def test_messages_and_records_tell_their_properties() -> None:
 
 
 def removed_one_by_one(properties: bytes, name: bytes) -> bytes:
-    """What `remove_property` says, told the slow way."""
+    """A slow reference implementation of `remove_property`."""
     needle = name + b"\x01"
     while True:
         start = properties.rfind(b"\x02" + needle) + 1
@@ -117,9 +117,9 @@ def removed_one_by_one(properties: bytes, name: bytes) -> bytes:
 
 
 @given(st.lists(st.sampled_from([b"A", b"AA", b"\n", b"\x01", b"\x02", b"A\x01", b"\x02A\x01"])).map(b"".join))
-def test_a_property_is_removed_wherever_it_stands(properties: bytes) -> None:
+def test_a_property_is_removed_from_any_place(properties: bytes) -> None:
     assert remove_property(properties, b"A") == removed_one_by_one(properties, b"A")
 
 
-def test_a_property_that_stands_there_very_often_is_removed_in_one_go() -> None:
+def test_a_property_that_occurs_very_often_is_removed_in_one_pass() -> None:
     assert remove_property(b"B\x01x\x02" + b"A\x01\x02" * 300_000 + b"C\x01y", b"A") == b"B\x01x\x02C\x01y"

@@ -45,7 +45,7 @@ def old(used: Used) -> Iterator[OldObjects]:
 
 
 def make_old(old: OldObjects) -> None:
-    """Have so much frozen that a full collection is due."""
+    """Freeze so many objects that a full collection is due."""
     kept: list[list[int]] = []
     while old.freezes < FREEZES_OF_A_COLLECTION:
         kept.append([])

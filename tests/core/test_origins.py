@@ -1,4 +1,4 @@
-"""Which connection gives way to one from an address that has fewer."""
+"""Which connection is closed in favour of one from an address with fewer connections."""
 
 from martlet.net.addresses import pack_host
 from martlet.net.origins import Origins, origin_of
@@ -33,7 +33,7 @@ def test_nobody_gives_way_to_an_address_that_has_its_share() -> None:
     assert origins.give_way(bytes([7])) is None
 
 
-def test_who_left_is_forgotten() -> None:
+def test_closed_connections_are_not_counted() -> None:
     origins: Origins[str] = Origins()
     origins.add("a1", b"a")
     origins.remove("a1", b"a")

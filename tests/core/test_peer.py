@@ -83,7 +83,7 @@ async def test_deliveries_follow_their_table(before: Delivery, after: Delivery) 
                 peer.set_delivery(after)
 
 
-async def test_what_others_send_a_closed_peer_is_dropped(autojump_clock: MockClock) -> None:
+async def test_data_that_others_send_to_a_closed_peer_is_dropped(autojump_clock: MockClock) -> None:
     async with toy_server() as world:
         caller, link = world.dial()
         await caller.send(b"echo here\n")
@@ -98,7 +98,7 @@ async def test_what_others_send_a_closed_peer_is_dropped(autojump_clock: MockClo
         assert world.statistic("unsent_bytes") == 0
 
 
-async def test_what_is_sent_outside_of_any_read_leaves_without_a_wake(autojump_clock: MockClock) -> None:
+async def test_data_sent_outside_a_read_leaves_without_a_wake(autojump_clock: MockClock) -> None:
     async with toy_server() as world:
         caller, _ = world.dial()
         await trio.testing.wait_all_tasks_blocked()
@@ -106,7 +106,7 @@ async def test_what_is_sent_outside_of_any_read_leaves_without_a_wake(autojump_c
         assert await caller.receive_line() == b"news"
 
 
-async def test_a_connection_is_told_when_it_began(autojump_clock: MockClock) -> None:
+async def test_a_connection_gets_the_time_at_which_it_began(autojump_clock: MockClock) -> None:
     began: list[float] = []
 
     def make(now: float) -> Lines:

@@ -1,4 +1,4 @@
-"""The tables beside the log: what changes while they are written is written too, and what one lacks keeps no other."""
+"""The tables in config/: changes during a write go into the next one, and one failing table delays no other."""
 
 import errno
 import random
@@ -41,7 +41,7 @@ def told_meanwhile(disk: FakeDisk, monkeypatch: pytest.MonkeyPatch, meanwhile: C
 
 
 def commit(broker: Broker, offset: int) -> None:
-    """Let group G have consumed topic t up to *offset*; both are made."""
+    """Create topic t and group G, and commit *offset*."""
     broker.topics.ensure("t", 1)
     broker.groups.ensure("G")
     broker.groups.commit("G", "t", 0, offset)
@@ -52,7 +52,7 @@ def offsets_on_disk(broker: Broker) -> str:
     return text.replace(" ", "").replace("\n", "")
 
 
-async def test_what_changes_while_another_table_is_written_is_saved_by_the_next_turn(
+async def test_changes_during_the_write_of_another_table_are_saved_by_the_next_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = FakeDisk()
@@ -101,7 +101,7 @@ def topics_on_disk(broker: Broker) -> str:
     return next(broker.store.read_generations("config/topics.json")).decode()
 
 
-async def test_who_waits_for_a_change_is_told_once_it_is_on_the_disk(autojump_clock: MockClock) -> None:
+async def test_a_waiter_is_called_once_its_change_is_on_disk(autojump_clock: MockClock) -> None:
     told: list[tuple[str, bool]] = []
     async with broker_in_memory() as broker, trio.open_nursery() as nursery:
         nursery.start_soon(persistence.run, broker)
@@ -119,7 +119,7 @@ async def test_who_waits_for_a_change_is_told_once_it_is_on_the_disk(autojump_cl
         nursery.cancel_scope.cancel()
 
 
-async def test_who_waits_is_told_that_the_disk_is_full_and_the_change_is_written_later(
+async def test_a_waiter_learns_that_the_disk_is_full_and_the_change_is_written_later(
     autojump_clock: MockClock,
 ) -> None:
     disk = FakeDisk()
@@ -141,7 +141,7 @@ async def test_who_waits_is_told_that_the_disk_is_full_and_the_change_is_written
         nursery.cancel_scope.cancel()
 
 
-async def test_no_more_wait_for_a_disk_that_stands_still_than_may(
+async def test_the_number_of_waiters_for_a_hanging_disk_is_limited(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     monkeypatch.setattr(persistence, "WAITING_MAX", 3)
@@ -268,7 +268,7 @@ async def test_a_plugins_table_that_is_damaged_gives_way_to_its_previous_generat
     assert "config/delayOffset.json cannot be used, trying its previous generation" in caplog.text
 
 
-async def test_a_table_says_up_to_which_position_it_is_complete() -> None:
+async def test_a_table_contains_the_position_up_to_which_it_is_complete() -> None:
     disk = FakeDisk()
     async with broker_in_memory(disk, flush="async", flush_interval_ms=60_000) as broker:
         commit(broker, 1)

@@ -95,7 +95,7 @@ def test_a_plugin_that_is_not_installed_is_named_with_those_that_are() -> None:
         ("arguments", "plugin 'arguments' does not fit; "),
     ],
 )
-def test_what_is_no_plugin_is_refused(name: str, text: str) -> None:
+def test_an_object_that_is_no_plugin_is_refused(name: str, text: str) -> None:
     with pytest.raises(PluginError, match=text):
         load([name], {})
 
@@ -265,7 +265,7 @@ async def test_a_broker_with_a_plugin_that_fails_does_not_start() -> None:
 
 
 class Stumbling(Hooks):
-    """Decides who may do what, and cannot read its rules again."""
+    """An authorizer whose rules cannot be reloaded."""
 
     reloads = 0
 
@@ -288,7 +288,7 @@ async def test_a_plugin_that_cannot_reload_stays_and_is_asked_again(logged: pyte
 
 
 class Lingering(Hooks):
-    """Does not come back from its goodbye."""
+    """Never returns from its shutdown hook."""
 
     def __init__(self, config: None) -> None:
         super().__init__(config)

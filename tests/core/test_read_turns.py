@@ -25,7 +25,7 @@ async def running() -> AsyncGenerator[tuple[ReadTurns, trio.Nursery]]:
 
 
 class Reads(trio.abc.Instrument):
-    """Who read in which turn of the loop."""
+    """Records which task read in which turn of the loop."""
 
     def __init__(self) -> None:
         self.turns: list[list[int]] = [[]]

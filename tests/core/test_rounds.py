@@ -1,4 +1,4 @@
-"""Whatever is published outside of a socket read is committed at once: one commit for all of it, and one wake pass."""
+"""Messages published outside a socket read are committed in the same turn: one commit and one wake pass for all."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -146,7 +146,7 @@ async def test_a_commit_that_fails_outside_of_a_read_is_logged(
         assert await caller.receive_line() == b"unharmed"
 
 
-async def test_what_woken_peers_append_in_one_round_is_one_commit(autojump_clock: MockClock) -> None:
+async def test_appends_of_woken_peers_in_one_round_are_one_commit(autojump_clock: MockClock) -> None:
     world = World()
     world.on_collect = lambda toy: world.store.append()
     async with toy_server(world=world):
@@ -173,7 +173,7 @@ class Turns(trio.abc.Instrument):
 
 
 async def all_done(wanted: int, count: Callable[[], int]) -> int:
-    """Let *count* come to *wanted*; return how far it moved in one turn of the loop at most."""
+    """Wait until *count* is *wanted*; return the largest increase in one turn of the loop."""
     turns = Turns(count)
     trio.lowlevel.add_instrument(turns)
     await trio.testing.wait_all_tasks_blocked()

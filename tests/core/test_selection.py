@@ -1,4 +1,4 @@
-"""What expressions select, whatever protocol they came by, and how many of them are kept."""
+"""What expressions select, for any protocol, and how many compiled ones are cached."""
 
 import pytest
 from tests.core.pushing import broker_in_memory, publish, subscribe
@@ -80,7 +80,7 @@ async def test_selections_are_kept_up_to_a_bound_and_long_ones_are_not() -> None
         ("SQL92", "a = 1", Reason.NOT_SUPPORTED),
     ],
 )
-async def test_what_cannot_be_compiled_is_refused_each_time(language: str, expression: str, reason: Reason) -> None:
+async def test_an_invalid_expression_is_refused_each_time(language: str, expression: str, reason: Reason) -> None:
     async with broker_in_memory() as broker:
         broker.filters["PREFIX"] = compile_prefix
         for _ in range(2):

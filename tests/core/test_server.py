@@ -69,7 +69,7 @@ async def test_a_held_answer_leaves_only_after_the_log_is_flushed_so_far(autojum
         assert caller.end.receive(1000) == b"stored\n", "the flusher's own step sends it, no task in between"
 
 
-async def test_an_answer_behind_a_held_one_does_not_overtake_it(autojump_clock: MockClock) -> None:
+async def test_an_answer_after_a_held_one_does_not_overtake_it(autojump_clock: MockClock) -> None:
     async with toy_server() as world:
         caller, _ = world.dial()
         await caller.send(b"hold 100 first\n")
@@ -88,7 +88,7 @@ async def test_an_answer_behind_a_held_one_does_not_overtake_it(autojump_clock: 
         assert caller.end.receive(1000) == b"third\nfourth\n"
 
 
-async def test_what_is_flushed_already_is_not_held(autojump_clock: MockClock) -> None:
+async def test_an_answer_whose_records_are_flushed_is_not_held(autojump_clock: MockClock) -> None:
     async with toy_server() as world:
         world.store.readable = 100
         caller, _ = world.dial()
@@ -143,7 +143,7 @@ async def test_a_peer_that_does_not_read_is_not_read_from(autojump_clock: MockCl
         assert await polite.receive_line() == b"still here"
 
 
-async def test_many_requests_in_one_read_stop_at_the_limit_and_go_on_with_room(autojump_clock: MockClock) -> None:
+async def test_many_requests_in_one_read_stop_at_the_limit_and_continue_with_room(autojump_clock: MockClock) -> None:
     async with toy_server(SMALL) as world:
         caller, _ = world.dial(Conditions(capacity_bytes=2048))
         await caller.send(b"fill 1000\n" * 200)
@@ -205,7 +205,7 @@ async def test_the_limit_over_all_peers_pauses_only_those_with_waiting_answers(a
 
 
 async def test_a_full_server_does_not_spin(autojump_clock: MockClock) -> None:
-    """With the limit over all peers used up by peers that never read, nothing runs round in circles."""
+    """When peers that never read have used up the global limit, the server does not busy-loop."""
     config = ServerConfig(unsent_bytes_max=MIB, unsent_total_bytes_max=65536)
     async with toy_server(config) as world:
         stuck, _ = world.dial(Conditions(capacity_bytes=1024))
@@ -218,7 +218,7 @@ async def test_a_full_server_does_not_spin(autojump_clock: MockClock) -> None:
         assert world.collects < 10
 
 
-async def test_deliveries_to_a_peer_that_does_not_read_stop_and_go_on(autojump_clock: MockClock) -> None:
+async def test_deliveries_to_a_peer_stop_while_it_does_not_read(autojump_clock: MockClock) -> None:
     async with toy_server(SMALL) as world:
         caller, _ = world.dial(Conditions(capacity_bytes=1500))
         await caller.send(b"push 100\n")
@@ -228,7 +228,7 @@ async def test_deliveries_to_a_peer_that_does_not_read_stop_and_go_on(autojump_c
         assert world.collects == 100
 
 
-async def test_deliveries_behind_a_held_answer_stay_within_the_limit(autojump_clock: MockClock) -> None:
+async def test_deliveries_after_a_held_answer_stay_within_the_limit(autojump_clock: MockClock) -> None:
     async with toy_server(SMALL) as world:
         caller, _ = world.dial()
         await caller.send(b"hold 7 x\npush 100\n")
@@ -285,7 +285,7 @@ async def test_last_words_that_are_held_wait_for_the_flush(autojump_clock: MockC
         assert await caller.receive_all() == b"stored\nnow\n"
 
 
-async def test_a_peer_that_never_reads_its_last_words_is_gone_soon(autojump_clock: MockClock) -> None:
+async def test_a_peer_that_never_reads_the_farewell_is_closed_soon(autojump_clock: MockClock) -> None:
     async with toy_server() as world:
         caller, _ = world.dial(Conditions(capacity_bytes=100))
         await caller.send(b"fill 5000\nbye now\n")
@@ -332,7 +332,7 @@ async def test_a_broken_link_frees_everything_at_once(autojump_clock: MockClock)
 
 
 async def test_a_broken_link_is_no_half_closed_one(autojump_clock: MockClock) -> None:
-    """Nobody is there to hear the rest: nothing is waited for, not even for a moment."""
+    """Nobody receives the rest, so the server waits for nothing."""
     ended: list[str] = []
 
     async def forever(toy: Toy, text: str) -> None:
@@ -655,7 +655,7 @@ def test_an_address_is_host_and_port(text: str, address: tuple[str, int]) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "127.0.0.1", "127.0.0.1:", "host:65536", "host:-1", "host:1x", "host:²"])
-def test_a_wrong_address_says_what_is_right(text: str) -> None:
+def test_the_error_for_a_wrong_address_names_a_right_one(text: str) -> None:
     with pytest.raises(ConfigError, match="is not HOST:PORT"):
         split_address(text)
 
@@ -682,7 +682,7 @@ async def test_links_deliver_in_order_and_late(autojump_clock: MockClock) -> Non
         await other.receive()
 
 
-async def test_what_others_send_leaves_although_too_much_waits_over_all_peers(autojump_clock: MockClock) -> None:
+async def test_data_from_others_is_sent_although_the_global_limit_is_reached(autojump_clock: MockClock) -> None:
     config = ServerConfig(unsent_bytes_max=MIB, unsent_total_bytes_max=65536)
     async with toy_server(config) as world:
         deaf, _ = world.dial()
@@ -716,7 +716,7 @@ async def test_last_words_to_many_peers_leave_before_these_are_closed(autojump_c
         assert trio.current_time() - begin < 1, "nothing was waited for"
 
 
-async def test_who_does_not_read_what_others_send_is_given_up(autojump_clock: MockClock) -> None:
+async def test_a_peer_that_does_not_read_data_from_others_is_closed(autojump_clock: MockClock) -> None:
     async with toy_server(SMALL) as world:
         deaf, _ = world.dial()
         await deaf.send(b"fill 100000\n")
@@ -731,7 +731,7 @@ async def test_who_does_not_read_what_others_send_is_given_up(autojump_clock: Mo
         assert "does not read" in toy.ended[0]
 
 
-async def test_what_waits_for_room_keeps_no_views(autojump_clock: MockClock) -> None:
+async def test_data_that_waits_for_room_keeps_no_views(autojump_clock: MockClock) -> None:
     async with toy_server() as world:
         deaf, _ = world.dial()
         await deaf.send(b"fill 200000\n")
@@ -803,7 +803,7 @@ async def test_over_the_limit_of_all_the_slowest_go_whatever_their_address(autoj
             assert await caller.receive_line() == b"y" * 900
 
 
-async def test_what_ended_is_not_counted_as_incomplete(autojump_clock: MockClock) -> None:
+async def test_a_connection_that_ended_is_not_counted_as_incomplete(autojump_clock: MockClock) -> None:
     async with toy_server() as world:
         callers = [world.dial() for _ in range(3)]
         for caller, _ in callers:

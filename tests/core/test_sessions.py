@@ -94,7 +94,7 @@ async def test_a_session_without_a_name_ends_with_its_connection() -> None:
         assert broker.store.find_queue(broker.sessions.journal.topic, 0) is None
 
 
-async def test_who_comes_with_the_name_of_an_attached_client_takes_over() -> None:
+async def test_a_client_with_the_name_of_an_attached_one_takes_over() -> None:
     async with broker_in_memory() as broker:
         first, second = Client(broker), Client(broker)
         old = first.open()
@@ -128,7 +128,7 @@ async def test_where_a_client_was_is_not_asked_after_it_has_left() -> None:
         assert client.open().position == 1234
 
 
-async def test_a_name_belongs_to_who_made_it() -> None:
+async def test_a_name_belongs_to_the_identity_that_created_it() -> None:
     async with broker_in_memory() as broker:
         ada = Client(broker, owner="ada")
         ada.open()
@@ -529,7 +529,7 @@ async def test_when_a_session_ends_can_change() -> None:
         assert broker.sessions.table.ends_ms("toy client ä/1") == clock.ms + 30_000
 
 
-async def test_a_session_that_was_ended_begins_anew() -> None:
+async def test_a_session_that_was_ended_starts_from_nothing() -> None:
     async with broker_in_memory() as broker:
         client, other = Client(broker, owner="ada"), Client(broker, owner="bob")
         session = client.open()
@@ -584,7 +584,7 @@ async def test_where_a_client_is_that_wants_little_is_noted_now_and_then() -> No
 # retention
 
 
-async def test_what_is_stored_is_noted_again_before_retention_removes_it() -> None:
+async def test_session_state_is_noted_again_before_retention_removes_it() -> None:
     disk, clock = FakeDisk(), ManualClock()
     async with brokers(disk, clock) as broker:
         table = broker.sessions.table
@@ -661,18 +661,18 @@ async def test_sessions_before_the_beginning_of_the_log_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x00", b"\xc1", b"no snapshot"])
-def test_a_snapshot_that_cannot_be_read_is_told(data: bytes) -> None:
+def test_a_snapshot_that_cannot_be_read_is_logged(data: bytes) -> None:
     with pytest.raises(StoreError):
         finish_now(SessionTable("t").restore(data, 0))
 
 
 @pytest.mark.parametrize("note", [b"", b"\xc1", b"\x01", b"\x92\x01\xa1k"])
-def test_a_note_that_is_none_is_told(note: bytes) -> None:
+def test_an_invalid_note_is_logged(note: bytes) -> None:
     with pytest.raises(StoreError):
         decode_note(note)
 
 
-def test_a_note_of_an_unknown_kind_is_told() -> None:
+def test_a_note_of_an_unknown_kind_is_logged() -> None:
     with pytest.raises(StoreError, match="kind 99"):
         SessionState("k", "", 0, -1).change(99, ())
 
@@ -764,7 +764,7 @@ async def test_an_offline_session_takes_100_bytes_on_the_disk_and_a_kibibyte_of_
         assert used <= 1024 * count
 
 
-async def test_publishing_goes_on_while_sessions_change() -> None:
+async def test_publishing_continues_while_sessions_change() -> None:
     """Notes are in the commits of messages; sessions wait for nothing."""
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)

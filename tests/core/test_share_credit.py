@@ -1,4 +1,4 @@
-"""Credit is how many messages more a member may hold: what it holds no longer gives it back, once it is heard of."""
+"""Credit is how many more messages a member may hold; a message that it no longer holds gives its credit back."""
 
 from tests.core.pushing import broker_in_memory, publish
 from tests.core.test_shares import Competitor
@@ -37,7 +37,7 @@ async def late(broker: Broker, clock: MockClock) -> Competitor:
     return one
 
 
-async def test_a_member_that_was_late_is_given_messages_again_when_it_is_heard_of(mock_clock: MockClock) -> None:
+async def test_a_late_member_gets_messages_again_once_it_acts(mock_clock: MockClock) -> None:
     async with broker_in_memory() as broker:
         one = await late(broker, mock_clock)
         assert one.turn() == []  # it may be dead: another shall have them
@@ -49,7 +49,7 @@ async def test_a_member_that_was_late_is_given_messages_again_when_it_is_heard_o
         assert one.member.credit == 1
 
 
-async def test_what_another_has_by_now_stays_with_it(mock_clock: MockClock) -> None:
+async def test_a_message_that_another_member_has_by_now_stays_with_it(mock_clock: MockClock) -> None:
     async with broker_in_memory() as broker:
         one = await late(broker, mock_clock)
         two = Competitor(broker)

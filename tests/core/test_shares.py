@@ -103,7 +103,7 @@ async def test_a_new_group_remembers_where_it_began() -> None:
         assert Competitor(broker).turn() == ["0:1:after"]
 
 
-async def test_what_a_leaving_member_held_goes_to_another_at_once() -> None:
+async def test_messages_of_a_leaving_member_go_to_another_at_once() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         one, two = Competitor(broker), Competitor(broker)
@@ -188,7 +188,7 @@ async def test_a_full_disk_stops_no_group() -> None:
             assert one.turn() == [following]
 
 
-async def test_what_does_not_fit_into_one_turn_comes_in_the_next() -> None:
+async def test_messages_that_do_not_fit_into_one_turn_come_in_the_next() -> None:
     async with broker_in_memory(delivery=DeliveryConfig(lease_window=5000)) as broker:
         broker.topics.ensure("t", 2)
         one = Competitor(broker, credit=5000)
@@ -275,7 +275,7 @@ async def test_a_group_without_a_limit_of_retries_buries_nothing(autojump_clock:
             await trio.sleep(LONGEST_MS / 1000 + 0.01)
 
 
-async def test_what_fails_again_and_again_waits_longer_each_time_until_it_is_dead(autojump_clock: MockClock) -> None:
+async def test_a_message_waits_longer_after_each_failure_until_it_is_dead(autojump_clock: MockClock) -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         one = Competitor(broker, lease_s=1000)
@@ -318,7 +318,9 @@ async def test_a_longer_delay_that_a_member_asks_for_is_kept(autojump_clock: Moc
         assert one.turn() == ["0:0:a"]
 
 
-async def test_what_member_after_member_leaves_behind_waits_from_the_second_one_on(autojump_clock: MockClock) -> None:
+async def test_a_message_that_several_members_leave_unsettled_waits_from_the_second_on(
+    autojump_clock: MockClock,
+) -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         one, two, three = (Competitor(broker) for _ in range(3))
@@ -418,7 +420,7 @@ async def test_a_full_disk_delays_a_dead_letter_and_neither_loses_nor_doubles_it
         assert committed(broker) == 2
 
 
-async def test_a_group_goes_on_past_a_dead_message_that_no_dead_letter_can_hold(
+async def test_a_group_continues_after_a_dead_message_that_no_dead_letter_can_hold(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with broker_in_memory() as broker:
@@ -470,7 +472,7 @@ async def test_a_flush_looks_only_at_queues_whose_dead_letters_wait_for_it() -> 
         assert (watched.walks, shares.unflushed_lanes, shares.dead_letters) == (walks, {}, 1)
 
 
-async def test_a_group_goes_on_whose_name_has_no_room_for_a_dead_letter_topic(autojump_clock: MockClock) -> None:
+async def test_a_group_whose_name_is_too_long_for_a_dead_letter_topic_continues(autojump_clock: MockClock) -> None:
     name = "g" * 255
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
@@ -485,7 +487,7 @@ async def test_a_group_goes_on_whose_name_has_no_room_for_a_dead_letter_topic(au
         assert broker.shares.statistics()["dead_without_letter"] == 1
 
 
-async def test_what_retention_removed_is_not_waited_for() -> None:
+async def test_messages_that_retention_removed_are_not_waited_for() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         one, two = Competitor(broker), Competitor(broker)
@@ -524,7 +526,7 @@ async def broker_with_far_messages(count: int, monkeypatch: pytest.MonkeyPatch) 
         yield broker
 
 
-async def test_what_comes_back_from_far_behind_the_tail_is_read_beside_the_loop(
+async def test_redeliveries_from_far_behind_the_tail_are_read_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     async with broker_with_far_messages(60, monkeypatch) as broker:
@@ -552,7 +554,7 @@ async def test_what_comes_back_from_far_behind_the_tail_is_read_beside_the_loop(
         assert await two.drain() == [came[0]]
 
 
-async def test_what_a_thread_read_is_forgotten_with_the_last_member(
+async def test_results_of_a_thread_are_dropped_with_the_last_member(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     async with broker_with_far_messages(60, monkeypatch) as broker:
@@ -569,7 +571,7 @@ async def test_what_a_thread_read_is_forgotten_with_the_last_member(
         assert sorted(await Competitor(broker, credit=60).drain()) == sorted(came)
 
 
-async def test_a_dead_message_far_behind_the_tail_is_read_beside_the_loop(
+async def test_a_dead_message_far_behind_the_tail_is_read_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     async with broker_with_far_messages(60, monkeypatch) as broker:
@@ -584,7 +586,7 @@ async def test_a_dead_message_far_behind_the_tail_is_read_beside_the_loop(
         assert [int(letter.body) for letter in dead_letters(broker)] == [0, 1, 2]
 
 
-async def test_a_reset_of_the_group_begins_anew() -> None:
+async def test_a_reset_group_continues_at_the_new_offset() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         one = Competitor(broker)
@@ -597,7 +599,7 @@ async def test_a_reset_of_the_group_begins_anew() -> None:
         assert committed(broker) == 2
 
 
-async def test_a_group_never_begins_behind_the_end_of_a_queue() -> None:
+async def test_a_group_never_begins_beyond_the_end_of_a_queue() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         broker.groups.ensure("G")
@@ -794,8 +796,8 @@ async def test_published_messages_of_other_protocols_are_shared_as_well() -> Non
         assert one.turn() == ["0:0:by hand"]
 
 
-async def test_of_a_selection_what_comes_back_comes_again(autojump_clock: MockClock) -> None:
-    """Behind each message are others that nobody selects."""
+async def test_redelivered_messages_of_a_selection_are_delivered_again(autojump_clock: MockClock) -> None:
+    """Each message is followed by others that nobody selects."""
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         one = Competitor(broker, selection=Selection("A", frozenset((tags_code("A"),))))
@@ -811,7 +813,7 @@ async def test_of_a_selection_what_comes_back_comes_again(autojump_clock: MockCl
         assert await one.drain() == first
 
 
-async def test_who_leaves_a_deleted_topic_does_not_end_the_share_of_its_successor() -> None:
+async def test_leaving_a_deleted_topic_does_not_end_the_share_of_its_successor() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         old = Competitor(broker)

@@ -41,7 +41,7 @@ async def test_nothing_is_collected_before_it_is_durable() -> None:
         assert await collector.drain() == ["0:0:a"]
 
 
-async def test_who_begins_at_the_tail_gets_nothing_that_was_published_before() -> None:
+async def test_a_subscriber_from_the_tail_gets_no_earlier_messages() -> None:
     async with broker_in_memory(flush="sync") as broker:
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, b"before")
@@ -121,7 +121,7 @@ async def test_subscribers_at_the_tail_share_what_was_encoded_once() -> None:
         assert datas[0] == b"0:0:a\n0:1:b\n0:2:c\n"
 
 
-async def test_what_is_shared_is_cut_to_the_credit_and_the_cursor_of_each() -> None:
+async def test_a_shared_batch_is_cut_to_the_credit_and_the_cursor_of_each() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         rich, poor = subscribe(broker, "t"), subscribe(broker, "t", credit=1)
@@ -144,7 +144,7 @@ async def test_slow_and_absent_consumers_hold_numbers_only() -> None:
         assert len(await collectors[7].drain()) == 500
 
 
-async def test_what_tails_keep_is_bounded() -> None:
+async def test_the_memory_of_tails_is_bounded() -> None:
     async with broker_in_memory(delivery=DeliveryConfig(encoded_bytes=2000)) as broker:
         broker.topics.ensure("t", 1)
         collectors = [subscribe(broker, "t") for _ in range(3)]
@@ -167,7 +167,7 @@ async def test_far_behind_the_tail_the_loop_does_not_wait_for_the_disk() -> None
         assert len(await collector.drain()) == 100
 
 
-async def test_a_peer_that_may_start_no_more_reads_goes_on_when_it_is_woken() -> None:
+async def test_a_peer_that_may_start_no_more_reads_continues_when_it_is_woken() -> None:
     async with broker_in_memory(cache_bytes=0) as broker:
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, *(b"%0200d" % n for n in range(50)))
@@ -249,7 +249,7 @@ async def test_a_deleted_topic_is_told() -> None:
         assert (stays.subscription.gone, stays.peer.wakes) == (False, 0)
 
 
-async def test_closing_leaves_nothing_behind() -> None:
+async def test_closing_removes_everything_from_memory() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 2)
         collectors = [subscribe(broker, "t") for _ in range(3)]
@@ -262,7 +262,7 @@ async def test_closing_leaves_nothing_behind() -> None:
         assert broker.subscriptions.statistics() == {"subscriptions": 0, "encoded_bytes": 0}
 
 
-async def test_what_cannot_be_read_is_refused() -> None:
+async def test_a_topic_that_is_not_readable_is_refused() -> None:
     async with broker_in_memory(delivery=DeliveryConfig(subscriptions_max=1)) as broker:
         broker.topics.update("sealed", 1, 1, 2)
         broker.topics.ensure("t", 1)
@@ -364,10 +364,10 @@ def test_every_subscriber_gets_every_message_once_in_order_and_no_wake_up_is_los
     )
 
 
-async def test_who_is_overtaken_while_the_disk_is_waited_for_goes_on(
+async def test_a_subscriber_that_is_overtaken_during_a_read_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another's batch moves its cursor before its own read is done; what that read says is of no use then."""
+    """A shared batch moves the cursor before its own read has finished; the result of that read is dropped."""
     gates: list[trio.Event] = []
 
     async def off_loop(disk: FakeDisk, work: Callable[[], object]) -> object:

@@ -189,7 +189,7 @@ async def test_what_exceeds_a_slice_or_the_memory_is_routed_in_order_by_the_task
         assert receiver.bodies[100:] == ["more"]
 
 
-async def test_what_arrives_while_the_disk_is_waited_for_is_routed_in_its_order(
+async def test_messages_that_arrive_during_a_read_are_routed_in_log_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A later read may see records that are behind those of a queue which is not read yet."""

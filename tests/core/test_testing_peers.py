@@ -156,7 +156,7 @@ async def test_a_broker_without_ports_serves_and_comes_back_after_a_restart() ->
         assert running.broker.store.queue("t", 0).next_offset == 1
 
 
-async def test_a_recording_peer_remembers_what_it_was_told() -> None:
+async def test_a_recording_peer_keeps_what_was_sent_to_it() -> None:
     peer, ran = RecordingPeer(), []
 
     async def work(what: str) -> None:

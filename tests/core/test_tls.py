@@ -1,4 +1,4 @@
-"""Certificates of a port: what cannot be used is said, and nobody is asked for anything."""
+"""Certificates of a port: unusable ones are reported, and no passphrase is prompted for."""
 
 import subprocess
 import sys

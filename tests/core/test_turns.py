@@ -61,7 +61,7 @@ async def test_cancelled_work_is_closed_and_blocks_nobody() -> None:
     assert turns.statistics()["waiting"] == 0
 
 
-async def test_an_error_in_a_slice_reaches_who_waits() -> None:
+async def test_an_error_in_a_slice_reaches_the_waiter() -> None:
     def fails() -> Steps[None]:
         yield
         raise ValueError("no")

@@ -182,7 +182,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("case", REFUSED)
-async def test_a_refused_handshake_says_why_and_ends(
+async def test_a_refused_handshake_gives_the_reason_and_ends(
     case: str, cut: bool, world: World, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     request, status = REFUSED[case]

@@ -1,4 +1,4 @@
-"""A line protocol as small as can be, a store that is one number, and a server around them."""
+"""A minimal line protocol, a store that is only a number, and a server that uses both."""
 
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable

@@ -91,7 +91,7 @@ def bodies(messages: list[Popped]) -> list[bytes]:
 
 
 async def pop(client: FakeClient, topic: str, queue_id: int = -1, **more: object) -> list[Popped]:
-    """Pop what is there."""
+    """Pop the available messages."""
     answer = await client.ask(RequestCode.POP_MESSAGE, pop_ext(topic, queue_id, **more))
     return popped(answer) if answer.code != 210 else []
 
@@ -107,7 +107,7 @@ def committed(harness: Harness, topic: str, queue_id: int = 0) -> int:
 
 
 async def let_pass(harness: Harness, seconds: float) -> None:
-    """Let the time go by, and the answers that come meanwhile."""
+    """Advance the time and discard the answers."""
     await trio.sleep(seconds)
     await harness.step()
 

@@ -1,4 +1,4 @@
-"""Whatever a peer puts into an administrative request, it is answered, and nothing else happens."""
+"""Every administrative request is answered, whatever it contains, and has no other effect."""
 
 import random
 
@@ -48,7 +48,7 @@ KEYS = words(
 
 
 def made_up(dice: random.Random, depth: int = 0) -> object:
-    """Some JSON value with names that mean something."""
+    """A random JSON value with keys that requests use."""
     if depth > 3 or dice.random() < 0.3:
         return dice.choice(JSON)
     if dice.random() < 0.3:

@@ -55,7 +55,7 @@ async def test_topic_statistics_are_written_as_java_tools_read_them(harness: Har
     )
 
 
-async def test_wide_topics_are_answered_beside_other_requests(harness: Harness) -> None:
+async def test_requests_continue_while_a_wide_topic_is_answered(harness: Harness) -> None:
     client = harness.client()
     harness.topic("Wide", 1000)
     wide = client.send(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "Wide"})
@@ -113,7 +113,7 @@ async def test_topics_that_nobody_wants_any_more_are_left_out(harness: Harness) 
     assert stats == {"consumeTps": 0.0, "offsetTable": {}}
 
 
-async def test_time_span_says_how_late_a_group_is(harness: Harness) -> None:
+async def test_time_span_contains_the_delay_of_a_group(harness: Harness) -> None:
     client = await fill(harness)
     harness.broker.groups.commit("G", "T", 0, 1)
     harness.clock.ms = T0 + 10_000

@@ -281,7 +281,9 @@ async def test_many_groups_are_made_at_once_or_none(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(("flag", "left"), [({}, 5), ({"cleanOffset": "true"}, -1), ({"removeOffset": "true"}, -1)])
-async def test_deleted_group_keeps_its_offsets_unless_told(harness: Harness, flag: dict[str, str], left: int) -> None:
+async def test_deleted_group_keeps_its_offsets_unless_they_are_cleaned(
+    harness: Harness, flag: dict[str, str], left: int
+) -> None:
     harness.broker.groups.update(Group("G"))
     harness.broker.groups.commit("G", "T", 0, 5)
     answer = await harness.client().ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G", **flag})
@@ -303,7 +305,7 @@ async def test_group_is_forbidden_a_topic(harness: Harness) -> None:
     assert await ask(readable="true") == b'{"group":"G","readable":true,"topic":"T"}'
 
 
-async def test_who_may_not_manage_changes_nothing(harness: Harness) -> None:
+async def test_a_client_that_may_not_manage_changes_nothing(harness: Harness) -> None:
     harness.topic("T")
     harness.broker.authorizers = (lambda identity, action, topic: action != "manage",)
     client = harness.client()

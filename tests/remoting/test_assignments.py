@@ -71,7 +71,7 @@ async def test_the_order_of_joining_does_not_matter(harness: Harness) -> None:
     assert [await numbers(client, clientId=member) for member in ("c1", "c2", "c3")] == [[0, 1], [2], [3]]
 
 
-async def test_who_joins_or_leaves_changes_the_shares(harness: Harness) -> None:
+async def test_joining_and_leaving_change_the_shares(harness: Harness) -> None:
     harness.topic("T", 4)
     (one,) = await join(harness, "c1")
     assert await numbers(one) == [0, 1, 2, 3]
@@ -106,14 +106,14 @@ async def test_in_broadcast_everybody_gets_everything(harness: Harness) -> None:
         {"strategyName": None},
     ],
 )
-async def test_what_cannot_be_said_leaves_a_client_as_it_is(harness: Harness, changes: dict[str, object]) -> None:
+async def test_without_an_answer_a_client_keeps_its_queues(harness: Harness, changes: dict[str, object]) -> None:
     harness.topic("T", 4)
     harness.topic("WriteOnly", 4, perm=2)
     (client,) = await join(harness, "c1")
     assert await numbers(client, **changes) is None
 
 
-async def test_who_is_no_member_gets_nothing(harness: Harness) -> None:
+async def test_a_client_that_is_no_member_gets_nothing(harness: Harness) -> None:
     harness.topic("T", 4)
     (client,) = await join(harness, "c1")
     assert await numbers(client, clientId="stranger") == []
@@ -133,7 +133,7 @@ async def test_a_body_that_is_no_object_is_refused(harness: Harness, code: int, 
     assert (await harness.client().ask(code, body=body)).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_who_may_not_consume_is_told_nothing(harness: Harness) -> None:
+async def test_a_client_that_may_not_consume_gets_no_answer(harness: Harness) -> None:
     harness.topic("T", 4)
     (client,) = await join(harness, "c1")
     harness.broker.authorizers = (lambda identity, action, topic: (action, topic) != ("read", "T"),)
@@ -183,7 +183,7 @@ async def test_queues_of_other_brokers_are_shared_out_too(harness: Harness) -> N
     assert places(await ask(client, clientId="c2")) == everything[3:]
 
 
-async def test_of_its_own_queues_the_broker_itself_knows_best(harness: Harness) -> None:
+async def test_for_its_own_queues_the_broker_uses_its_own_table(harness: Harness) -> None:
     with_others(harness, Elsewhere(inside=[queues("martlet", 9)]))
     harness.topic("T", 2)
     (client,) = await join(harness, "c1")
@@ -210,7 +210,7 @@ async def test_a_name_server_elsewhere_is_asked_once_for_all_members_and_again_a
 
 
 @pytest.mark.parametrize("failure", [OSError("away"), RemoteProtocolError("not now"), trio.BrokenResourceError()])
-async def test_without_an_answer_of_a_name_server_what_was_said_last_is_true(
+async def test_without_an_answer_of_a_name_server_its_last_one_is_used(
     harness: Harness, autojump_clock: MockClock, failure: Exception
 ) -> None:
     routes = with_others(harness, Elsewhere(elsewhere=[queues("ape")]))
@@ -278,7 +278,7 @@ async def test_a_mode_that_cannot_be_set_is_refused(harness: Harness, changes: d
     assert await numbers(client) == [0, 1]
 
 
-async def test_who_may_not_manage_a_group_does_not_set_its_mode(harness: Harness) -> None:
+async def test_a_client_that_may_not_manage_a_group_cannot_set_its_mode(harness: Harness) -> None:
     harness.topic("T", 2)
     harness.broker.authorizers = (lambda identity, action, topic: (action, topic) != ("manage", "%RETRY%G"),)
     assert (await set_mode(harness.client())).code == ResponseCode.NO_PERMISSION

@@ -45,7 +45,9 @@ async def test_an_answer_finds_its_question_and_no_other(harness: Harness) -> No
     assert len(harness.state.deadlines) == 0
 
 
-async def test_who_gets_no_answer_is_told(harness: Harness, nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+async def test_a_request_without_an_answer_is_reported(
+    harness: Harness, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     nursery.start_soon(harness.state.deadlines.run)
     client, going = harness.client(), harness.client()
     late: list[Command | None] = []
@@ -91,7 +93,7 @@ async def with_asker(harness: Harness) -> tuple[FakeClient, FakeClient]:
     return asker, responder
 
 
-async def test_a_reply_is_pushed_to_who_asked_and_stored(harness: Harness) -> None:
+async def test_a_reply_is_pushed_to_the_requester_and_stored(harness: Harness) -> None:
     asker, responder = await with_asker(harness)
     number = responder.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply_ext(), b"reply")
     await harness.step()
@@ -122,7 +124,7 @@ async def test_a_reply_is_pushed_to_who_asked_and_stored(harness: Harness) -> No
     assert [record.body for record in decode_records(found.body)] == [b"reply"]
 
 
-async def test_a_reply_that_cannot_be_pushed_is_stored_and_says_so(harness: Harness) -> None:
+async def test_a_reply_that_cannot_be_pushed_is_stored_and_its_sender_gets_an_error(harness: Harness) -> None:
     asker, responder = await with_asker(harness)
     answer = await responder.ask(RequestCode.SEND_REPLY_MESSAGE_V2, reply_ext("REPLY_TO_CLIENT\x01other\x02"), b"reply")
     assert (answer.code, "channel of <other> not found" in str(answer.remark)) == (ResponseCode.SYSTEM_ERROR, True)

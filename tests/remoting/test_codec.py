@@ -1,4 +1,4 @@
-"""Frames: what real peers send is understood, what we send they understand, and the rest is refused."""
+"""Frames: those of real peers are decoded, ours have the bytes that they expect, and all others are refused."""
 
 import contextlib
 import gc
@@ -460,7 +460,7 @@ def test_long_and_short_send_headers_read_the_same() -> None:
     assert decode_send_header(decode_frame(encode_command(Command(310, SEND.to_ext())))) == SEND
 
 
-def test_batch_is_said_by_the_header_or_by_the_code() -> None:
+def test_a_batch_is_marked_by_the_header_or_by_the_code() -> None:
     assert decode_send_header(Command(310, {**SHORT, "m": "true"})).batch
     assert decode_send_header(Command(310, {**SHORT, "m": True})).batch
     assert decode_send_header(Command(320, SHORT)).batch

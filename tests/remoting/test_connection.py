@@ -52,7 +52,7 @@ def test_bytes_that_are_no_command_end_the_connection_for_good(data: bytes) -> N
     assert made.farewell(RemoteProtocolError("x")) == b""
 
 
-def test_a_browser_is_told_in_http_what_this_port_is() -> None:
+def test_a_browser_gets_an_http_answer_that_explains_this_port() -> None:
     made = connection()
     made.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 0.0)
     with pytest.raises(RemoteProtocolError, match="client speaks HTTP") as caught:
@@ -80,7 +80,7 @@ OTHER_PROTOCOLS = [
 
 
 @pytest.mark.parametrize(("name", "data"), OTHER_PROTOCOLS)
-def test_a_client_of_another_protocol_is_told_which_it_speaks_and_where_to_connect(name: str, data: bytes) -> None:
+def test_the_error_names_the_other_protocol_of_a_client_and_its_port(name: str, data: bytes) -> None:
     made = connection()
     made.receive_data(data, 0.0)
     with pytest.raises(RemoteProtocolError, match=f"^client speaks {name}"):
@@ -110,7 +110,7 @@ def test_a_new_peer_has_its_whole_time() -> None:
         made.handle_timeout(1000.0 + IDLE_S)
 
 
-def test_silence_ends_after_its_time_and_every_byte_begins_it_anew() -> None:
+def test_a_silent_connection_expires_and_every_byte_restarts_the_timeout() -> None:
     made = connection(now=0.0)
     made.receive_data(b"\x00", 50.0)
     made.handle_timeout(IDLE_S)

@@ -33,7 +33,7 @@ async def test_each_rings_once_not_early_and_at_most_a_tick_late(
     assert len(deadlines) == 0
 
 
-async def test_what_was_given_up_never_rings(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_cancelled_timeout_never_expires(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     deadlines = Deadlines()
     nursery.start_soon(deadlines.run)
     early, late = Alarm(), Alarm()

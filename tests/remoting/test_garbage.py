@@ -1,4 +1,4 @@
-"""Whatever a request holds, it is answered, and the broker goes on."""
+"""Every request is answered, whatever it contains, and the broker continues."""
 
 import random
 

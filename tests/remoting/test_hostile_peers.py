@@ -1,4 +1,4 @@
-"""What one peer can make the broker hold, and what a pull that waits may still have when it is woken."""
+"""How much memory one connection can use, and which permissions a held pull has when it is woken."""
 
 import orjson
 import pytest
@@ -82,7 +82,7 @@ async def test_what_a_connection_subscribes_to_has_a_limit(open_harness: OpenHar
     assert (await harness.client().heartbeat_with("d", "H", long)).code == 0
 
 
-async def test_words_that_no_client_says_are_not_kept(harness: Harness) -> None:
+async def test_unknown_words_in_requests_are_not_kept(harness: Harness) -> None:
     client = harness.client()
     long = "X" * 100_000
     await client.heartbeat("c", "G", "T", consumeType=long, messageModel=long, consumeFromWhere=long)
@@ -121,7 +121,7 @@ async def parked(harness: Harness) -> tuple[FakeClient, int]:
 
 
 async def came(harness: Harness, client: FakeClient, opaque: int) -> tuple[int, bytes]:
-    """What a pull is answered when a message comes."""
+    """The answer to a held pull when a message arrives."""
     harness.store.append(Message("T", b"secret", b"", 1), 1)
     await harness.step()
     answer = client.answers.pop(opaque)

@@ -125,7 +125,7 @@ async def test_a_silent_client_is_closed_and_one_that_waits_is_not(
     assert await waiting.closed_after() <= 20.5
 
 
-async def test_a_broken_connection_makes_its_group_share_out_anew(harness: Harness, autojump_clock: MockClock) -> None:
+async def test_a_broken_connection_makes_its_group_rebalance(harness: Harness, autojump_clock: MockClock) -> None:
     served = await serve(harness)
     first, second = served.dial(), served.dial()
     for client, name in ((first, "c1"), (second, "c2")):

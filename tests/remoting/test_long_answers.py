@@ -1,4 +1,4 @@
-"""Answers that list much are rendered in slices of which each is short, and say the same as short ones."""
+"""Long answers are rendered in short slices and have the same content as short ones."""
 
 from collections.abc import Mapping
 

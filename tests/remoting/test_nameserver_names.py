@@ -1,4 +1,4 @@
-"""Two brokers of one name: what the one does when it comes and goes, the other notices and mends."""
+"""Two brokers with one name: when one registers or unregisters, the other notices and registers again."""
 
 from martlet.turns import finish_now
 from martlet_remoting.nameserver.table import RouteTable

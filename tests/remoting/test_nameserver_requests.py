@@ -123,7 +123,7 @@ async def test_unknown_topic_has_no_route(station: Station) -> None:
     assert str(refused.remark).startswith("No topic route info in name server for the topic: nowhere")
 
 
-async def test_slave_is_told_where_its_master_is(station: Station) -> None:
+async def test_slave_gets_the_address_of_its_master(station: Station) -> None:
     assert station.register("b", 0).ext == {}
     assert station.register("b", 1).ext == {"masterAddr": "b:0", "haServerAddr": "ha:0"}
 
@@ -386,7 +386,7 @@ async def test_changes_of_texts_at_once_are_all_kept() -> None:
     assert len(orjson.loads(saved[-1])["configTable"]["n"]) == 10
 
 
-async def test_ordered_topics_are_told_to_brokers_and_clients() -> None:
+async def test_brokers_and_clients_get_the_ordered_topics() -> None:
     station = Station(NameServerConfig(order_messages=True))
     await station.save(RequestCode.PUT_KV_CONFIG, namespace="ORDER_TOPIC_CONFIG", key="T", value="b:4")
     assert station.register().body == b'{"table":{"T":"b:4"}}'

@@ -170,7 +170,7 @@ def test_older_state_does_not_take_a_live_address_over() -> None:
     assert table.group("a").addresses == {0: "newer"}
 
 
-def test_acting_master_is_read_only_and_stands_at_id_0_where_that_is_wanted() -> None:
+def test_acting_master_is_read_only_and_has_id_0_if_the_client_wants_that() -> None:
     for wanted, addresses in ((False, {1: "a:1", 2: "a:2"}), (True, {0: "a:1", 2: "a:2"})):
         table = RouteTable(acting_master=wanted)
         for number in (0, 1, 2):
@@ -186,7 +186,7 @@ def test_acting_master_is_read_only_and_stands_at_id_0_where_that_is_wanted() ->
         assert route.queues[0].perm == 6, "the master is back"
 
 
-def test_a_slave_that_stands_in_registers_topics_to_be_read_alone() -> None:
+def test_an_acting_master_registers_topics_as_read_only() -> None:
     table = RouteTable()
     register(table, broker(number=1, acting=True), 0.0)
     route = table.route("T")
@@ -323,7 +323,7 @@ class Counting(dict[str, TopicQueues]):
 
 
 def test_to_sweep_takes_a_time_in_proportion_to_the_topics() -> None:
-    """The first key of a dict is found by passing over all that were removed before it: 5 s for 90,000 topics."""
+    """Finding the first key of a dict skips all removed keys before it, which took 5 s for 90,000 topics."""
     table = RouteTable()
     register(table, broker("a", topics=shapes("T", "U", "V")), 0.0, "line")
     brokers = table._brokers["a"]
@@ -348,7 +348,7 @@ def test_a_broker_that_comes_back_before_its_old_topics_are_swept_keeps_its_new_
     assert table.statistics()["topics_of_all_brokers"] == 1
 
 
-def test_a_broker_that_leaves_while_it_registers_leaves_nothing_behind() -> None:
+def test_nothing_remains_of_a_broker_that_unregisters_while_it_registers() -> None:
     table = RouteTable()
     steps = table.register(broker("a", topics=shapes(*(f"t{number}" for number in range(3000)))), 0.0, "line")
     next(steps)
@@ -431,7 +431,7 @@ TestTableModel.settings = settings(max_examples=60, stateful_step_count=20, dead
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.sampled_from(["x", "y", "z"])), max_size=12))
-def test_an_address_never_stands_at_two_ids(steps: list[tuple[str, int, str]]) -> None:
+def test_an_address_never_has_two_ids(steps: list[tuple[str, int, str]]) -> None:
     table = RouteTable()
     for name, number, address in steps:
         register(table, broker(name, number, address=f"{name}{address}"), 0.0)

@@ -1,4 +1,4 @@
-"""Connections, requests and errors leave no reference cycles: `martlet.old_objects` hardly ever looks for old ones."""
+"""Connections and errors leave no reference cycles: `martlet.old_objects` rarely collects the oldest generation."""
 
 import gc
 import logging
@@ -118,7 +118,7 @@ async def garbage(wire: Wire) -> None:
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """Reference cycles stay where they are; log records, which would hold exceptions, are not made."""
+    """Disable garbage collection, and logging, whose records would keep exceptions alive."""
     logging.disable()
     gc.disable()
     yield
@@ -138,7 +138,7 @@ VISITS: list[Callable[[Wire], Awaitable[None]]] = [
 
 @pytest.mark.plain
 @pytest.mark.parametrize("visit", VISITS, ids=lambda visit: visit.__name__)
-async def test_what_clients_do_leaves_no_cycles(
+async def test_requests_of_clients_leave_no_cycles(
     visit: Callable[[Wire], Awaitable[None]], wire: Wire, no_collection: None
 ) -> None:
     for _ in range(3):  # what is made once

@@ -98,7 +98,7 @@ async def test_a_new_group_decides_itself_on_an_old_queue(harness: Harness, monk
     assert (await query(client))[0] == ResponseCode.QUERY_NOT_FOUND
 
 
-async def test_a_reset_is_told_and_commits_wait_until_it_was_taken(harness: Harness) -> None:
+async def test_a_reset_is_answered_to_pulls_and_commits_wait_for_that(harness: Harness) -> None:
     harness.topic("T")
     client = harness.client()
     await client.heartbeat("c", "G", "T")
@@ -179,7 +179,7 @@ async def test_a_time_on_a_queue_nobody_used_is_0(harness: Harness) -> None:
     assert (answer.code, answer.ext["offset"]) == (0, "0")
 
 
-async def test_the_oldest_messages_time_is_told(harness: Harness) -> None:
+async def test_the_time_of_the_oldest_message_is_answered(harness: Harness) -> None:
     harness.topic("T")
     begin = harness.clock.ms
     client = harness.client()

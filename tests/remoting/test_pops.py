@@ -369,7 +369,7 @@ async def test_a_new_group_begins_where_its_first_pop_says(
     assert bodies(await pop(harness.client(), topic, initMode=mode)) == came
 
 
-async def test_a_group_goes_on_where_its_pulls_have_committed(harness: Harness) -> None:
+async def test_a_group_continues_where_its_pulls_have_committed(harness: Harness) -> None:
     topic = harness.topic("T", 1)
     await fill(harness, topic, b"a", b"b", b"c")
     client = harness.client()
@@ -537,7 +537,7 @@ async def test_notifications_tell_of_messages_and_take_none(
     assert bodies(await pop(client, topic, consumerGroup="New")) == [b"a"]
 
 
-async def test_a_full_line_of_notifications_is_told(open_harness: OpenHarness) -> None:
+async def test_a_full_queue_of_notifications_is_reported(open_harness: OpenHarness) -> None:
     harness = await open_harness(store={"flush": "async"}, pops_waiting_max=1)
     topic = harness.topic("T", 1)
     ask = {"consumerGroup": "G", "topic": topic, "queueId": "-1", "pollTime": "5000", "bornTime": "0"}

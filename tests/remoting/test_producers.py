@@ -74,7 +74,7 @@ async def test_a_live_producer_is_asked_with_what_it_sent(harness: Harness) -> N
     assert decode_properties(sent.properties) == decode_properties(half.properties)
 
 
-async def test_the_producers_of_a_group_are_asked_in_turn_and_nobody_who_has_left(harness: Harness) -> None:
+async def test_the_live_producers_of_a_group_are_asked_in_turn(harness: Harness) -> None:
     producers = RemotingProducers(lambda: harness.state)
     half = await half_of(harness.broker)
     clients = [harness.client() for _ in range(3)]

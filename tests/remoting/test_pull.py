@@ -70,7 +70,7 @@ def bodies(answer: Command) -> list[bytes]:
 
 
 @pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
-async def test_what_is_there_comes_as_it_is_stored(harness: Harness, code: int) -> None:
+async def test_available_messages_are_answered_as_stored(harness: Harness, code: int) -> None:
     topic = harness.topic("T")
     await fill(harness, topic, "A", "B", "C")
     answer = await harness.client().ask(code, pull_ext(topic, 1))
@@ -88,7 +88,7 @@ async def test_what_is_there_comes_as_it_is_stored(harness: Harness, code: int) 
         (3, 4, MOVED, "OFFSET_OVERFLOW_BADLY", (3, 0, 3)),
     ],
 )
-async def test_every_offset_is_answered_with_where_to_go_on(
+async def test_every_offset_is_answered_with_the_next_one(
     harness: Harness, stored: int, offset: int, code: int, remark: str, wanted: tuple[int, int, int]
 ) -> None:
     topic = harness.topic("T")
@@ -142,7 +142,7 @@ async def test_a_long_way_without_a_wanted_tag_is_passed_over_in_few_pulls(harne
     assert answers[3][1:] == (20_000, [])
 
 
-async def test_tags_beyond_ascii_are_told_apart(harness: Harness) -> None:
+async def test_tags_beyond_ascii_are_distinguished(harness: Harness) -> None:
     topic = harness.topic("T")
     await fill(harness, topic, "größe", "名前", "🐦", "other")
     client = harness.client()
@@ -208,7 +208,7 @@ async def test_an_unknown_group_is_refused_where_groups_are_not_made(open_harnes
     assert "broker.auto_create_groups" in str(answer.remark)
 
 
-async def test_a_pull_without_its_subscription_stands_on_heartbeats(harness: Harness) -> None:
+async def test_a_pull_without_a_subscription_uses_that_of_heartbeats(harness: Harness) -> None:
     topic, other = harness.topic("T"), harness.topic("Other")
     await fill(harness, topic, "A", "B")
     client = harness.client()
@@ -308,7 +308,7 @@ async def test_a_oneway_pull_is_not_answered(harness: Harness) -> None:
 
 
 @pytest.mark.usefixtures("nothing_cached")
-async def test_what_is_far_behind_is_read_beside_the_loop(open_harness: OpenHarness) -> None:
+async def test_old_messages_are_read_in_a_thread(open_harness: OpenHarness) -> None:
     harness, topic = await with_backlog(open_harness, 40)
     queue = harness.store.queue(topic, 0)
     assert harness.store.read_near(queue, 0, 1, 1) is None
@@ -521,7 +521,7 @@ async def test_a_message_wakes_only_the_pulls_that_may_want_it(waiting: Harness)
     assert len(waiting.state.parked) == 60  # one of them was parked again
 
 
-async def test_a_pull_that_is_woken_goes_on_where_the_unwanted_end(waiting: Harness) -> None:
+async def test_a_woken_pull_continues_after_the_unwanted_messages(waiting: Harness) -> None:
     topic = waiting.topic("T")
     client = waiting.client()
     number = client.send(PULL, wait_ext(topic, 0, subscription="B"))
@@ -535,7 +535,7 @@ async def test_a_pull_that_is_woken_goes_on_where_the_unwanted_end(waiting: Harn
 
 
 async def test_many_new_messages_at_once_wake_every_pull(waiting: Harness) -> None:
-    """To look at all their tags would take longer than to let each pull look."""
+    """Looking up all their tags would take longer than waking every pull."""
     topic = waiting.topic("T")
     client, other = waiting.client(), waiting.client()
     numbers = [each.send(PULL, wait_ext(topic, 0, subscription=tag)) for each, tag in ((client, "B"), (other, "C"))]
@@ -580,7 +580,7 @@ async def test_nobody_is_woken_before_the_record_may_be_read(open_harness: OpenH
     assert client.answers[number].code == FOUND
 
 
-async def test_all_who_wait_for_a_queue_are_answered(waiting: Harness) -> None:
+async def test_all_pulls_that_wait_for_a_queue_are_answered(waiting: Harness) -> None:
     topic = waiting.topic("T")
     clients = [waiting.client() for _ in range(5)]
     for client in clients:
@@ -640,7 +640,7 @@ async def crowd(open_harness: OpenHarness, connections: int, pulls: int, host: s
 
 
 async def hold_beside(harness: Harness, greedy: list[FakeClient], client: FakeClient, pulls: int) -> None:
-    """Let *client* hold *pulls* pulls while the others ask again for all that they are refused."""
+    """Hold *pulls* pulls of *client* while the others repeat each refused pull."""
     for _ in range(pulls):
         client.send(PULL, wait_ext("T", 0))
         await harness.step()
@@ -671,7 +671,7 @@ async def test_many_connections_of_one_address_let_other_addresses_wait(open_har
 
 
 async def test_a_large_share_is_not_given_up_for_a_larger_one(open_harness: OpenHarness) -> None:
-    """A fleet behind one address holds most pulls, a few each; who comes with very many gets no more than it has."""
+    """Many clients behind one address hold a few pulls each; one client with very many gets no larger share."""
     harness, fleet = await crowd(open_harness, 100, 4, "10.0.0.1")
     greedy = harness.client(host="10.0.0.2")
     for _ in range(2000):
@@ -695,7 +695,7 @@ async def test_pulls_count_by_the_expression_they_bring(open_harness: OpenHarnes
 
 @pytest.mark.usefixtures("nothing_cached")
 async def test_pulls_on_their_way_count_as_waiting(open_harness: OpenHarness) -> None:
-    """Who does not take its answers has pulls that are ready and that a thread shall read for; they wait as well."""
+    """Pulls that are ready or wait for a read from disk count too, for a client that does not read its answers."""
     harness, topic = await with_backlog(open_harness, 40)
     slow = harness.client()
     harness.state.parked._limit = 20
@@ -770,7 +770,7 @@ async def test_very_many_pulls_that_want_nothing_of_it_wait_on(harness: Harness)
     assert [len(client.answers) for client in clients] == [1000] * 2
 
 
-async def test_pulls_that_leave_while_very_many_look_again_leave_nothing_behind(harness: Harness) -> None:
+async def test_nothing_remains_of_pulls_that_leave_while_very_many_are_released(harness: Harness) -> None:
     topic = harness.topic("T")
     clients = await very_many(harness, topic, "*", "*")
     await fill(harness, topic, "A")
@@ -910,7 +910,7 @@ async def test_nothing_is_pulled_by_the_vip_port(harness: Harness) -> None:
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
-async def test_who_may_not_pull_makes_no_group(harness: Harness) -> None:
+async def test_a_client_that_may_not_pull_creates_no_group(harness: Harness) -> None:
     harness.broker.authorizers = (lambda identity, action, topic: False,)
     assert (await harness.client().ask(PULL, pull_ext(harness.topic("T"), 0))).code == ResponseCode.NO_PERMISSION
     assert harness.broker.groups.get("G") is None

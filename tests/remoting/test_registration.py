@@ -84,7 +84,7 @@ def elsewhere(nursery: trio.Nursery) -> Elsewhere:
 
 
 async def settle() -> None:
-    """Let everything happen that needs no time to pass; a memory stream hops a few tasks."""
+    """Run all tasks until they wait for time; data in a memory stream passes several tasks."""
     for _ in range(10):
         await trio.testing.wait_all_tasks_blocked()
 
@@ -176,7 +176,7 @@ async def test_deleted_topics_leave_the_route_and_the_end_leaves_nothing(
     assert server.table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0, "topics_of_all_brokers": 0}
 
 
-async def test_advertised_host_stands_in_the_route(open_harness: OpenHarness) -> None:
+async def test_the_route_contains_the_advertised_host(open_harness: OpenHarness) -> None:
     harness = await open_harness(store={"flush": "async"}, broker={"advertise": "mq.example.org"})
     server, registrar = inside(harness)
     registrar.bound("0.0.0.0:10911")
@@ -216,7 +216,7 @@ def remote(harness: Harness, elsewhere: Elsewhere) -> Registrar:
     return registrar
 
 
-async def test_everything_is_told_first_then_what_changes_then_everything_every_30_s(
+async def test_a_broker_registers_all_topics_then_changes_and_all_again_every_30_s(
     autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere
 ) -> None:
     registrar = remote(harness, elsewhere)
@@ -240,7 +240,7 @@ async def test_everything_is_told_first_then_what_changes_then_everything_every_
     assert finish_now(elsewhere.server.table.topics()) == []
 
 
-async def test_broker_with_many_topics_mostly_says_that_it_is_alive(
+async def test_broker_with_many_topics_mostly_sends_heartbeats(
     autojump_clock: trio.testing.MockClock,
     harness: Harness,
     elsewhere: Elsewhere,
@@ -270,7 +270,7 @@ async def test_broker_with_many_topics_mostly_says_that_it_is_alive(
         nursery.cancel_scope.cancel()
 
 
-async def test_stopping_broker_says_goodbye_before_anything_else_ends(
+async def test_stopping_broker_unregisters_before_anything_else_ends(
     autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere
 ) -> None:
     server, _ = inside(harness)
@@ -312,7 +312,7 @@ async def test_name_server_that_is_away_is_tried_again_and_does_not_hold_others_
         inner.cancel_scope.cancel()
 
 
-async def test_closed_connection_is_made_anew_with_everything(
+async def test_closed_connection_is_reopened_and_everything_registered(
     autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere
 ) -> None:
     registrar = remote(harness, elsewhere)
@@ -327,7 +327,7 @@ async def test_closed_connection_is_made_anew_with_everything(
         nursery.cancel_scope.cancel()
 
 
-async def test_refused_registration_is_tried_again_and_says_no_goodbye(
+async def test_refused_registration_is_retried_and_not_unregistered(
     autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere
 ) -> None:
     elsewhere.refuses = True
@@ -354,7 +354,7 @@ async def test_silent_name_server_does_not_hang_the_end(
     assert trio.current_time() - before <= 3
 
 
-async def test_topics_are_ordered_where_a_name_server_says_so(
+async def test_topics_are_ordered_if_a_name_server_says_so(
     autojump_clock: trio.testing.MockClock, harness: Harness, elsewhere: Elsewhere
 ) -> None:
     await elsewhere.server.kv.put("ORDER_TOPIC_CONFIG", "T", "martlet:4")
@@ -372,7 +372,7 @@ async def test_topics_are_ordered_where_a_name_server_says_so(
 # what name servers say of other brokers
 
 
-async def test_the_name_server_inside_says_where_a_topic_is(harness: Harness) -> None:
+async def test_the_internal_name_server_returns_the_route_of_a_topic(harness: Harness) -> None:
     _, registrar = inside(harness)
     assert (list(registrar.queues_inside("T")), registrar.asks_elsewhere) == ([], False)
     registrar.bound(ADDRESS)
@@ -381,7 +381,7 @@ async def test_the_name_server_inside_says_where_a_topic_is(harness: Harness) ->
     assert list(registrar.queues_inside("Nowhere")) == []
 
 
-async def test_a_name_server_elsewhere_says_where_a_topic_is(harness: Harness, elsewhere: Elsewhere) -> None:
+async def test_an_external_name_server_returns_the_route_of_a_topic(harness: Harness, elsewhere: Elsewhere) -> None:
     registrar = remote(harness, elsewhere)
     assert registrar.asks_elsewhere
     elsewhere.server.table.register_topic("T", [TopicQueues("second", 3, 2, 6)])

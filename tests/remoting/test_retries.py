@@ -84,9 +84,7 @@ async def test_each_retry_comes_after_its_pause_until_the_message_is_dead(
     assert trio.current_time() >= 60
 
 
-async def test_a_pull_that_may_not_wait_is_told_that_nothing_is_there_yet(
-    running: Harness, autojump_clock: MockClock
-) -> None:
+async def test_a_pull_that_may_not_wait_gets_an_empty_answer(running: Harness, autojump_clock: MockClock) -> None:
     client = running.client()
     await fail(client, await publish(running, b"a"))
     answer = await client.ask(PULL, pull_ext(RETRY, 0))
@@ -106,7 +104,9 @@ async def test_a_held_pull_whose_time_ends_before_the_pause_is_answered_then(
     assert 1 <= trio.current_time() <= 1.5
 
 
-async def test_what_is_due_is_delivered_without_what_is_not(running: Harness, autojump_clock: MockClock) -> None:
+async def test_due_messages_are_delivered_without_those_that_are_not(
+    running: Harness, autojump_clock: MockClock
+) -> None:
     client = running.client()
     for body in (b"a", b"b"):
         await publish(running, body, RETRY, 1)
@@ -116,7 +116,7 @@ async def test_what_is_due_is_delivered_without_what_is_not(running: Harness, au
     assert [record.body for record in await pull(running, client, 2)] == [b"c"]
 
 
-async def test_a_retry_waits_behind_another_no_longer_than_the_longest_pause(
+async def test_a_retry_waits_for_another_no_longer_than_the_longest_pause(
     running: Harness, autojump_clock: MockClock
 ) -> None:
     client = running.client()
@@ -128,7 +128,7 @@ async def test_a_retry_waits_behind_another_no_longer_than_the_longest_pause(
     assert running.clock.now_ms() - began_ms <= 1000 + LATE_MS
 
 
-async def test_a_pull_behind_a_pause_leaves_no_trace_when_its_client_goes(
+async def test_nothing_remains_of_a_pull_in_a_pause_when_its_client_leaves(
     running: Harness, autojump_clock: MockClock
 ) -> None:
     client = running.client()
@@ -282,7 +282,7 @@ def test_a_result_is_cut_at_its_first_record_that_has_to_wait_in_whichever_piece
         assert (result.count, result.size, result.next_offset) == (2, len(records[0]) * 2, 10)
 
 
-def test_what_is_due_is_not_cut() -> None:
+def test_due_messages_are_not_cut() -> None:
     result = found(retry(1), retry(2))
     pieces = list(result.pieces)
     assert hold_back(result, 1250) == 0

@@ -177,7 +177,7 @@ async def test_a_topic_that_may_not_be_made_is_refused_with_what_to_do(open_harn
         (send_ext("T", 0, "TIMER_DELAY_MS\x011000\x02"), b"x", 13, "does not support delayed messages"),
     ],
 )
-async def test_what_will_not_be_stored_is_refused_with_the_code_and_the_reason(
+async def test_invalid_messages_are_refused_with_the_code_and_the_reason(
     harness: Harness, ext: dict[str, object], body: bytes, code: int, says: str
 ) -> None:
     harness.topic("T")
@@ -194,7 +194,7 @@ async def test_what_will_not_be_stored_is_refused_with_the_code_and_the_reason(
 @pytest.mark.parametrize(
     "properties", ["DELAY\x010\x02", "DELAYED\x013\x02", "TRAN_MSG\x01false\x02", "MY_TIMER_X\x01\x02"]
 )
-async def test_what_only_looks_delayed_or_transactional_is_stored(harness: Harness, properties: str) -> None:
+async def test_a_message_that_only_looks_delayed_or_transactional_is_stored(harness: Harness, properties: str) -> None:
     topic = harness.topic("T")
     assert (await harness.client().ask(V2, send_ext(topic, 0, properties), b"x")).code == 0
 
@@ -520,7 +520,7 @@ ODD_FIELDS += [("j", "2"), ("m", "true"), ("d", "0"), ("l", "3"), ("e", "1.5")]
 
 
 async def test_the_quick_way_stores_and_answers_as_the_long_one(harness: Harness) -> None:
-    """Random sends by 310, which has a quick way, and by 10, which has none, must come to the same."""
+    """Random sends with code 310, which has a fast path, and with code 10, which has none, give the same result."""
     harness.topic("T")
     harness.topic("%RETRY%G", 2)
     choice = random.Random(5)
@@ -554,7 +554,7 @@ def _stored(harness: Harness, answer: Command) -> tuple[object, ...]:
     return (*head, record.body, properties)
 
 
-async def test_who_may_not_send_makes_no_topic(harness: Harness) -> None:
+async def test_a_client_that_may_not_send_creates_no_topic(harness: Harness) -> None:
     harness.broker.authorizers = (lambda identity, action, topic: False,)
     answer = await harness.client().ask(RequestCode.SEND_MESSAGE_V2, send_ext("New"), b"x")
     assert answer.code == ResponseCode.NO_PERMISSION

@@ -1,4 +1,4 @@
-"""The usual send, which takes a shorter way, stores and answers the same as any other."""
+"""The fast path for usual sends stores and answers the same as the general one."""
 
 import random
 from collections.abc import Mapping

@@ -61,7 +61,7 @@ def said(client: FakeClient) -> list[tuple[object, ...]]:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many sends each run had that was stored."""
+    """The number of sends in each stored run."""
     counts: list[int] = []
     real = send.send_run
 
@@ -230,7 +230,7 @@ async def test_answers_of_a_run_that_was_not_stored_are_all_replaced(harness: Ha
     await harness.step()
 
 
-async def test_answers_are_held_one_by_one_where_a_run_goes_on_in_the_next_segment(open_harness: OpenHarness) -> None:
+async def test_answers_are_held_separately_if_a_run_continues_in_the_next_segment(open_harness: OpenHarness) -> None:
     harness = await open_harness(store={"flush": "async", "segment_bytes": 1 << 20, "message_bytes_max": 1 << 19})
     client = ready(harness, "T")
     for first in (1, 21):

@@ -1,4 +1,4 @@
-"""Requests signed as RocketMQ's AclClientRPCHook signs them: who signed is who acts, request by request.
+"""Requests signed as RocketMQ's AclClientRPCHook signs them: each request acts with the identity that signed it.
 
 The expected bytes follow RocketMQ 4.9.8 acl/src/main/java/org/apache/rocketmq/acl/common/AclUtils.java
 combineRequestContent and AclSigner.java: HMAC-SHA1 over the values of a TreeMap of the header fields and the body.
@@ -54,7 +54,7 @@ def client(harness: Harness) -> FakeClient:
 @pytest.mark.parametrize(
     ("version", "signed"), [(VERSION_4_9_3, b"trueGtopic5body"), (VERSION_4_9_4, b"truefalseGtopic5body")]
 )
-def test_what_is_signed_is_the_sorted_fields_and_the_body(version: int, signed: bytes) -> None:
+def test_the_signature_covers_the_sorted_fields_and_the_body(version: int, signed: bytes) -> None:
     ext = {"b": "topic", "a": "G", "n": 5, "B": True, "Signature": "?", "_UNIQUE_KEY_QUERY": "false", "none": None}
     assert signed_content(Command(V2, ext, b"body", version=version)) == signed
 
@@ -65,7 +65,7 @@ def test_a_request_without_an_access_key_is_not_signed() -> None:
     assert found == SignedRequest("a", "", b"atx", "t")
 
 
-async def test_each_request_acts_for_who_signed_it(client: FakeClient) -> None:
+async def test_each_request_acts_for_its_signer(client: FakeClient) -> None:
     send = send_ext("T")
     assert (await client.ask(V2, sign("ann", send, b"x"), b"x")).code == 0
     for ext in (sign("bob", send, b"x"), send):
@@ -95,7 +95,7 @@ async def test_a_wrong_signature_is_refused_and_nothing_happens(
     assert harness.broker.statistics()["refused_by_authenticators"] == 1
 
 
-async def test_a_pull_that_waits_is_answered_to_who_signed_it(harness: Harness, client: FakeClient) -> None:
+async def test_a_held_pull_is_answered_with_the_rights_of_its_signer(harness: Harness, client: FakeClient) -> None:
     waiting = pull_ext("T", 0, sysFlag="6", suspendTimeoutMillis="30000")
     pull = client.send(RequestCode.PULL_MESSAGE, sign("bob", waiting))
     await harness.step()

@@ -159,7 +159,7 @@ async def test_without_the_plugin_its_name_is_in_every_refusal(
     assert (answer.code, str(answer.remark).startswith(says)) == (ResponseCode.SYSTEM_ERROR, True)
 
 
-async def test_expressions_that_differ_only_far_behind_are_not_confused(sql: Harness) -> None:
+async def test_expressions_that_differ_only_near_their_end_are_not_confused(sql: Harness) -> None:
     topic = sql.topic("T")
     await fill_prices(sql, topic, 7)
     client = sql.client()

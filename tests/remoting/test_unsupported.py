@@ -28,7 +28,7 @@ ABSENT = [
 
 
 @pytest.mark.parametrize(("code", "instead"), ABSENT)
-async def test_a_broker_says_what_to_do_instead(harness: Harness, code: int, instead: str) -> None:
+async def test_the_answer_of_a_broker_says_what_to_do_instead(harness: Harness, code: int, instead: str) -> None:
     answer = await harness.client().ask(code)
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert str(answer.remark).startswith(f" request type {code} not supported; ")

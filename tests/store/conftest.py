@@ -18,7 +18,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def open_store(tmp_path: Path, clock: ManualClock) -> AsyncIterator[OpenStore]:
-    """Open stores in one directory; whatever is still open at the end is let go of."""
+    """Open stores in one directory, and crash those that are still open at the end."""
     opened: list[Store] = []
 
     async def open_one(config: StoreConfig | None = None, disk: Disk | None = None) -> Store:

@@ -160,7 +160,7 @@ async def test_batches_are_groups(open_store: OpenStore) -> None:
 
 
 @pytest.mark.parametrize("sys_flag", [0x20000000, 0x40000000, 0x60000001, -1 & 0x7FFFFFFF & ~0x3C])
-async def test_what_a_client_says_in_these_bits_is_not_stored(open_store: OpenStore, sys_flag: int) -> None:
+async def test_these_bits_of_a_client_are_not_stored(open_store: OpenStore, sys_flag: int) -> None:
     store = await open_store()
     said = [Message("T", b"m" * size, b"", sys_flag=sys_flag, born_host=HOST) for size in (10, 2000)]
     wide = Message("T", b"m", b"", sys_flag=sys_flag, born_host=bytes(20))
@@ -388,7 +388,7 @@ def seen_by_rocketmq(disk: FakeDisk) -> list[str]:
     return found
 
 
-async def test_a_killed_process_leaves_no_half_group_even_to_who_knows_no_groups() -> None:
+async def test_a_killed_process_leaves_no_half_group_even_for_rocketmq() -> None:
     disk = FakeDisk()
     store = await open_on(disk, small_config(page_bytes=512))
     cuts: list[FakeDisk] = []

@@ -143,7 +143,7 @@ async def test_a_lookup_by_time_is_right_once_a_damaged_block_is_repaired(run: b
     store.crash()
 
 
-async def test_repairs_go_on_beside_sends_and_saves(autojump_clock: MockClock) -> None:
+async def test_repairs_run_concurrently_with_sends_and_saves(autojump_clock: MockClock) -> None:
     disk = await filled()
     damage(disk, (COUNT - 1) * ENTRY_BYTES)
     store = await open_on(disk)
@@ -218,7 +218,7 @@ async def test_few_blocks_stay_in_memory() -> None:
     store.crash()
 
 
-async def test_of_blocks_that_retention_removed_nothing_is_remembered() -> None:
+async def test_no_state_of_blocks_that_retention_removed_is_kept() -> None:
     store = await open_on(FakeDisk())
     send(store, "T", *(f"{number}" for number in range(200)))
     store.flusher.flush_now()

@@ -94,7 +94,7 @@ def test_what_is_encoded_comes_back(message: Message, host: bytes, offset: int, 
 
 
 @given(st.lists(messages, max_size=6))
-def test_records_that_stand_together_are_told_apart(wanted: list[Message]) -> None:
+def test_adjacent_records_are_decoded_separately(wanted: list[Message]) -> None:
     data = b"".join(encode_record(m, 0, i, 0, 0, HOST4) for i, m in enumerate(wanted))
     found = decode_records(data)
     assert [r.body for r in found] == [m.body for m in wanted]
@@ -146,7 +146,7 @@ def test_garbage_is_refused_in_one_way(data: bytes) -> None:
             decode_records(data)
 
 
-def test_the_error_says_where_and_what() -> None:
+def test_the_error_names_the_position_and_the_defect() -> None:
     data = encode_record(sample(), 3, 7, 4096, 99, HOST4)
     with pytest.raises(CorruptRecord, match="record at position 5000 says it is at position 4096") as caught:
         decode_record(data, 0, 5000)

@@ -77,7 +77,7 @@ async def test_what_is_before_the_first_offset_is_read_from_the_cold_reader(open
     assert bodies(odd.pieces) == [b"01" * 100]
 
 
-async def test_what_the_cold_reader_has_not_is_too_old(open_store: OpenStore) -> None:
+async def test_an_offset_that_the_cold_reader_lacks_is_too_old(open_store: OpenStore) -> None:
     store, queue, kept = await with_removed(open_store)
     store.readers.cold = kept
     kept.first = 2

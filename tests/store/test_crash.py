@@ -1,4 +1,4 @@
-"""The power is cut at every call that changes the disk; no promise is broken, nothing invented, no group halved.
+"""Power cuts at every call that changes the disk break no promise, add no message and split no group.
 
 ``MARTLET_CRASH_STEPS`` makes the workload longer (default 60 steps); ``MARTLET_CRASH_SEEDS`` runs more of them.
 """
@@ -75,7 +75,7 @@ def contents(store: Store) -> dict[Place, bytes]:
 
 
 class Workload:
-    """Random work on a store, noting in a ledger what was promised."""
+    """Random operations on a store; a ledger records what was promised."""
 
     def __init__(self, store: Store, ledger: Ledger, random: Random, clock: ManualClock) -> None:
         self.store = store

@@ -41,7 +41,7 @@ def copy_of(disk: FakeDisk) -> FakeDisk:
 
 
 def contents(store: Store) -> dict[Place, Record]:
-    """Every readable message; a read of what is damaged goes on behind it."""
+    """Every readable message; reads continue after damaged ones."""
     found: dict[Place, Record] = {}
     for queue in store.queues.all():
         offset = queue.first_offset
@@ -55,7 +55,7 @@ def contents(store: Store) -> dict[Place, Record]:
 
 
 def keyed(store: Store, found: dict[Place, Record]) -> None:
-    """Whoever is there is found by its key as well."""
+    """Every message of *found* is also found by its key."""
     for (topic, _, _), record in found.items():
         records = finish_now(store.query_keys(topic, record.property("UNIQ_KEY").encode(), 64, 0, 2**62)).records
         assert any(r.position == record.position for data in records for r in decode_records(data))
@@ -143,7 +143,7 @@ async def test_whatever_index_is_removed_nothing_changes(
 
 
 @pytest.mark.parametrize("kind", ["consumequeue/A/0/00000000000000000000", "index/", "checkpoint", "queues"])
-async def test_an_index_file_that_is_cut_anywhere_is_made_anew(
+async def test_an_index_file_that_is_cut_anywhere_is_rebuilt(
     filled: FakeDisk, wanted: dict[Place, Record], kind: str
 ) -> None:
     path = next(p for p in sorted(filled.files) if p.startswith(f"{ROOT}/{kind}"))
@@ -217,7 +217,7 @@ async def test_damage_in_the_middle_costs_that_record_alone(filled: FakeDisk, wa
         store.crash()
 
 
-async def test_a_segment_that_is_gone_from_the_middle_costs_its_records(
+async def test_a_missing_segment_in_the_middle_costs_only_its_records(
     filled: FakeDisk, wanted: dict[Place, Record]
 ) -> None:
     for rebuilt in (False, True):
@@ -231,7 +231,7 @@ async def test_a_segment_that_is_gone_from_the_middle_costs_its_records(
         store.crash()
 
 
-async def test_a_segment_of_zeros_behind_the_last_is_used(filled: FakeDisk, wanted: dict[Place, Record]) -> None:
+async def test_a_segment_of_zeros_after_the_last_is_used(filled: FakeDisk, wanted: dict[Place, Record]) -> None:
     for size in (0, 100, 4096):
         disk = copy_of(filled)
         last = max(p for p in disk.files if "/commitlog/" in p)
@@ -250,7 +250,7 @@ async def test_a_segment_of_zeros_behind_the_last_is_used(filled: FakeDisk, want
         store.crash()
 
 
-async def test_progress_is_told_while_a_start_takes_long(filled: FakeDisk) -> None:
+async def test_progress_is_reported_while_a_start_takes_long(filled: FakeDisk) -> None:
     seen: list[tuple[int, int, int]] = []
     remove(filled, "consumequeue")
     store = await Store.open(
@@ -327,7 +327,7 @@ def in_topic(record: Record, at: int) -> bool:
 
 
 def moved(found: dict[Place, Record], wanted: dict[Place, Record], at: int) -> bool:
-    """Whether the flip hit the name of a queue, which no checksum guards: the record stands under another."""
+    """Return whether the flip hit the topic or queue id, which no checksum covers, and moved the record."""
     return any(p not in wanted and r.position <= at < r.position + r.size for p, r in found.items())
 
 
@@ -384,7 +384,7 @@ async def test_a_filler_that_is_damaged_loses_no_record(filled: FakeDisk, wanted
     store.crash()
 
 
-async def test_a_record_between_two_damaged_places_stays_when_the_queues_are_made_anew() -> None:
+async def test_a_record_between_two_damaged_places_is_kept_when_the_queues_are_rebuilt() -> None:
     """Neither its own offset nor the next record's follows what was there before (seeds 896 and 1958)."""
     disk = FakeDisk()
     store = await open_on(disk)

@@ -138,7 +138,7 @@ async def test_no_single_damaged_record_brings_a_topic_back() -> None:
 async def test_files_of_a_deleted_topic_are_not_written_again(
     autojump_clock: MockClock, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deletions between the turns of a save: its list of queues is from before them."""
+    """Topics are deleted while a save, which has its list of queues already, is under way."""
     monkeypatch.setattr("martlet.store.checkpointer.SAVE_BATCH", 1)
     store = await open_store(small_config(flush="async", persist_interval_ms=10, checkpoint_interval_ms=50))
     async with trio.open_nursery() as nursery:

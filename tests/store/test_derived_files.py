@@ -173,7 +173,7 @@ class History:
 
 @pytest.fixture(scope="module")
 def history() -> History:
-    """Made once: each test works on copies."""
+    """Built once per module; each test works on a copy."""
     import trio
 
     made = History()
@@ -319,7 +319,7 @@ async def test_a_start_that_dies_while_it_rebuilds_is_made_up_for(history: Histo
 
 
 async def interrupted(disk: FakeDisk, cut: Cut, number: int) -> FakeDisk | None:
-    """What a start on *disk* leaves that dies at its change *number*; None when it makes no more so many."""
+    """The disk after a start that dies at its change *number*; None if the start makes fewer changes."""
     left = number
 
     def count(name: str) -> None:
@@ -340,7 +340,7 @@ async def interrupted(disk: FakeDisk, cut: Cut, number: int) -> FakeDisk | None:
 
 @pytest.mark.parametrize("target", ["all queues", "a queue", "journal", "checkpoint", "index"])
 @pytest.mark.parametrize("stop", STOPS)
-async def test_a_rebuild_is_said(history: History, target: str, stop: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_rebuild_is_logged(history: History, target: str, stop: str, caplog: pytest.LogCaptureFixture) -> None:
     disk = copy_of(history.stopped[stop])
     spoil(disk, history.older, TARGETS[target], "removed", Random(0))
     caplog.clear()

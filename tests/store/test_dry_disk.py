@@ -1,4 +1,4 @@
-"""A disk that keeps every change to itself: for whoever uses it like any other, for the one below like nothing."""
+"""A disk that keeps all changes in memory: its user sees a normal disk, and the disk below never changes."""
 
 from random import Random
 

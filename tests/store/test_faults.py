@@ -71,7 +71,7 @@ async def test_a_full_disk_refuses_and_heals_wherever_it_fills_up(free_blocks: i
     store.crash()
 
 
-async def test_of_a_refused_batch_nothing_is_found_after_a_kill() -> None:
+async def test_nothing_of_a_refused_batch_is_found_after_a_kill() -> None:
     disk = FakeDisk()
     store = await open_on(disk, small_config(segment_bytes=65536, page_bytes=4096))
     assert send(store, b"kept")
@@ -89,7 +89,7 @@ async def test_of_a_refused_batch_nothing_is_found_after_a_kill() -> None:
     store.crash()
 
 
-async def test_appends_are_refused_above_the_limit_and_go_on_well_below_it() -> None:
+async def test_appends_are_refused_above_the_limit_and_accepted_again_well_below_it() -> None:
     disk = FakeDisk()
     store = await open_on(disk, small_config(disk_full_ratio=0.9))
     for ratio, accepted in [(0.89, True), (0.91, False), (0.89, False), (0.87, True), (0.89, True)]:
@@ -377,7 +377,7 @@ async def test_every_error_of_the_disk_names_what_it_hit(call: str) -> None:
     assert [text for text in told if str(DIRECTORY) not in text] == []
 
 
-async def test_a_stop_on_a_full_disk_says_that_it_was_no_orderly_one() -> None:
+async def test_a_stop_on_a_full_disk_is_recorded_as_not_orderly() -> None:
     disk = FakeDisk()
     store = await open_on(disk)
     assert send(store, b"x")
@@ -389,7 +389,7 @@ async def test_a_stop_on_a_full_disk_says_that_it_was_no_orderly_one() -> None:
     assert await store.close()
 
 
-async def test_a_stop_after_a_failed_write_says_that_it_was_no_orderly_one() -> None:
+async def test_a_stop_after_a_failed_write_is_recorded_as_not_orderly() -> None:
     disk = FakeDisk()
     store = await open_on(disk, small_config(flush="async"))
     store.append(message("written, and not durable"), 0)
@@ -402,7 +402,7 @@ async def test_a_stop_after_a_failed_write_says_that_it_was_no_orderly_one() -> 
 
 
 @pytest.mark.parametrize("full", [False, True])
-async def test_a_broker_says_whether_everything_is_on_the_disk(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_reports_whether_everything_is_on_disk(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint, stop = Checkpointer.write_checkpoint, trio.Event()
 
     def write(checkpointer: Checkpointer, *, orderly: bool = False) -> None:
@@ -439,7 +439,7 @@ async def test_a_broker_starts_on_a_full_disk_with_a_table_to_write(
         stop.set()
 
 
-async def test_a_stop_on_a_full_disk_says_which_changes_are_lost(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stop_on_a_full_disk_logs_which_changes_are_lost(caplog: pytest.LogCaptureFixture) -> None:
     disk, stop = FakeDisk(), trio.Event()
     store = await open_on(disk)
     assert send(store, b"x")

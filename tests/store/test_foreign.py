@@ -50,7 +50,7 @@ def forget_martlet(disk: FakeDisk, *, killed: bool) -> None:
 
 
 class History:
-    """A store in each way that it can have been left, and what it holds."""
+    """A store in each state in which RocketMQ can leave it, and its messages."""
 
     def __init__(self) -> None:
         self.stopped: dict[str, FakeDisk] = {}
@@ -242,7 +242,7 @@ async def test_rocketmqs_key_index_is_as_old_as_the_log_that_retention_left(capl
     assert "key index" not in caplog.text
 
 
-async def test_of_the_last_seconds_before_a_kill_rocketmqs_entries_are_not_needed(
+async def test_rocketmqs_entries_of_the_last_seconds_before_a_kill_are_not_needed(
     history: History, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its checkpoint may be three seconds ahead of what it flushed; the log of that time is read."""

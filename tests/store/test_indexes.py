@@ -57,7 +57,7 @@ async def test_messages_are_found_by_every_key_newest_first(open_store: OpenStor
     assert found(store, "b") == [b"2", b"1"]
 
 
-async def test_a_query_says_how_far_the_index_reaches(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_query_returns_how_far_the_index_reaches(open_store: OpenStore, clock: ManualClock) -> None:
     store = await open_store()
     put(store, message("1", keys="a"))
     answer = finish_now(store.query_keys("T", b"a", 1, 0, 2**62))
@@ -119,7 +119,7 @@ async def test_a_query_takes_no_more_bytes_than_it_may_but_one_record_at_least(o
     assert len(finish_now(store.query_keys("T", b"k", 64, 0, 2**62, 1)).records) == 1
 
 
-async def test_keys_go_on_in_another_file_when_one_is_full(open_store: OpenStore) -> None:
+async def test_keys_continue_in_another_file_when_one_is_full(open_store: OpenStore) -> None:
     store = await open_store(small_config(segment_bytes=65536))
     for number in range(300):
         put(store, message(str(number), keys=f"k{number % 7}", unique=f"U{number}"))
@@ -246,7 +246,7 @@ async def test_a_full_disk_hastens_retention(
     assert len(store.segments.items) >= 1
 
 
-async def test_the_key_index_is_made_anew_beside_other_work(
+async def test_the_key_index_is_rebuilt_while_other_work_continues(
     open_store: OpenStore, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await open_store()
@@ -433,8 +433,8 @@ async def test_a_checkpoint_claims_no_keys_of_records_that_are_not_durable(open_
     assert made.position == made.index_position == store.durable
 
 
-async def test_a_torn_checkpoint_makes_the_key_index_anew() -> None:
-    """Nothing says then how much of the index is durable: its header may be ahead of its slots."""
+async def test_the_key_index_is_rebuilt_after_a_torn_checkpoint() -> None:
+    """It is then unknown how much of the index is durable: the header may be ahead of the slots."""
     disk = FakeDisk()
     store = await Store.open(Path("/data"), small_config(), ManualClock(), disk)
     put(store, *(message(str(number), keys=f"k{number}") for number in range(30)))

@@ -98,7 +98,7 @@ def test_a_property_is_found_as_in_the_decoded_properties(properties: bytes, kin
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_a_view_of_bytes_that_are_no_record_says_so(kind: Any) -> None:
+def test_a_view_of_bytes_that_are_no_record_raises_an_error(kind: Any) -> None:
     data = encode_record(Message("topic", b"body", b"A\x01one\x02"), 0, 0, 7, 0, bytes(8))
     for at, value in ((3, 0xFF), (84, 0x7F), (87, 0xFF), (92, 0xFF), (39, 0x30), (7, 0xAB)):
         broken = bytearray(data)

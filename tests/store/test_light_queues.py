@@ -63,7 +63,7 @@ async def test_one_record_has_entries_in_every_light_queue_that_it_names() -> No
     store.crash()
 
 
-async def test_the_record_says_its_offset_in_each_light_queue() -> None:
+async def test_the_record_contains_its_offset_in_each_light_queue() -> None:
     store = await open_on(FakeDisk())
     store.append(routed("1", "a"), 0)
     placed = store.append(routed("2", "b", "a"), 0)
@@ -78,7 +78,7 @@ async def test_the_record_says_its_offset_in_each_light_queue() -> None:
 
 @pytest.mark.parametrize("record_crcs", [False, True])
 @pytest.mark.parametrize("again", [False, True])
-async def test_what_is_read_through_a_light_queue_says_its_place_there(again: bool, record_crcs: bool) -> None:
+async def test_a_record_read_through_a_light_queue_has_its_offset_there(again: bool, record_crcs: bool) -> None:
     disk = FakeDisk()
     store = await open_on(disk, record_crcs=record_crcs)
     for number in range(40):
@@ -145,7 +145,7 @@ GONE = {
 
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("gone", GONE)
-async def test_the_log_alone_says_what_light_queues_hold(gone: str, enabled: bool) -> None:
+async def test_light_queues_are_rebuilt_from_the_log_alone(gone: str, enabled: bool) -> None:
     disk = FakeDisk()
     expected = await filled(disk)
     for path in [path for path in disk.files if path.startswith(GONE[gone])]:
@@ -298,9 +298,7 @@ async def test_properties_that_offsets_make_too_long_are_refused() -> None:
     ],
 )
 @pytest.mark.parametrize("topic", ["P", "%RETRY%g", "%DLQ%g", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_x", "%LMQ%a"])
-async def test_nobody_but_the_store_says_where_a_record_is_indexed(
-    topic: str, properties: bytes, enabled: bool
-) -> None:
+async def test_only_the_store_decides_where_a_record_is_indexed(topic: str, properties: bytes, enabled: bool) -> None:
     disk = FakeDisk()
     store = await open_on(disk)
     store.writer.light_queues = enabled
@@ -410,7 +408,7 @@ async def test_a_deletion_voids_the_queues_of_that_topic_alone(gone: str) -> Non
 
 
 @pytest.mark.parametrize("gone", ["nothing", "everything", "all queues"])
-async def test_offsets_of_a_light_queue_go_on_after_its_last_record_was_removed(gone: str) -> None:
+async def test_offsets_of_a_light_queue_continue_after_its_last_record_was_removed(gone: str) -> None:
     disk = FakeDisk()
     store = await open_on(disk, disk_clean_ratio=0.9)
     for number in range(30):

@@ -79,7 +79,7 @@ async def test_waiting_for_what_was_not_committed_is_an_error_with_async_flush(o
         await store.wait_flushed(placed.end)
 
 
-async def test_many_who_wait_share_flushes(open_store: OpenStore, nursery: trio.Nursery) -> None:
+async def test_many_waiters_share_flushes(open_store: OpenStore, nursery: trio.Nursery) -> None:
     store = await open_store()
     await nursery.start(store.run)
     flushed: list[int] = []
@@ -181,7 +181,7 @@ async def test_records_side_by_side_come_as_one_piece(open_store: OpenStore) -> 
     assert len(store.read(store.queue("T", 0), 0, 20, 10**6).pieces) == 1
 
 
-async def test_where_nothing_is_the_status_says_why(open_store: OpenStore) -> None:
+async def test_the_status_of_an_empty_read_gives_the_reason(open_store: OpenStore) -> None:
     store = await open_store()
     queue = store.queue("T", 0)
     assert store.read(queue, 0, 1, 1).status is ReadStatus.EMPTY
@@ -264,8 +264,8 @@ async def test_a_near_read_ends_where_the_disk_would_have_to_be_waited_for() -> 
 
 @pytest.mark.usefixtures("all_cached")
 @pytest.mark.usefixtures("all_cached")
-async def test_what_is_still_to_be_written_is_not_taken_from_the_file(open_store: OpenStore) -> None:
-    """It holds zeros there; a page of them must not stay, whatever a damaged entry asked for."""
+async def test_unwritten_records_are_not_read_from_the_file(open_store: OpenStore) -> None:
+    """The file has zeros there; they must not be cached when a damaged entry points there."""
     store = await open_store(small_config(page_bytes=1024, flush="async"))
     sent = fill(store, 5)
     behind = store.tail.page_end
@@ -304,7 +304,7 @@ async def test_far_reads_are_the_same_as_near_ones(open_store: OpenStore) -> Non
     assert far > 3
 
 
-async def test_a_batch_stands_in_one_segment_or_nowhere(open_store: OpenStore) -> None:
+async def test_a_batch_is_in_one_segment_or_refused(open_store: OpenStore) -> None:
     store = await open_store()
     fill(store, 20)
     batch = [message(b"y" * 150) for _ in range(12)]
@@ -404,7 +404,7 @@ async def test_closing_writes_what_nobody_waited_for(open_store: OpenStore) -> N
     assert drain(store, store.queue("T", 0)) == [b"late"]
 
 
-async def test_a_second_opener_is_told_who_has_the_directory(open_store: OpenStore) -> None:
+async def test_the_error_of_a_second_opener_names_the_first(open_store: OpenStore) -> None:
     import os
 
     await open_store()
@@ -427,7 +427,7 @@ async def test_saving_in_the_background_keeps_little_in_memory(
     nursery.cancel_scope.cancel()
 
 
-async def test_a_topic_that_is_deleted_begins_anew_and_stays_deleted(open_store: OpenStore) -> None:
+async def test_a_deleted_topic_stays_deleted_and_starts_empty_when_created_again(open_store: OpenStore) -> None:
     store = await open_store()
     fill(store, 30, "A")
     kept = fill(store, 30, "B")
@@ -443,7 +443,7 @@ async def test_a_topic_that_is_deleted_begins_anew_and_stays_deleted(open_store:
 
 
 @pytest.mark.parametrize("count_max", [1, 7, 32, 200])
-async def test_of_several_tags_none_is_passed_over(open_store: OpenStore, count_max: int) -> None:
+async def test_none_of_several_tags_is_skipped(open_store: OpenStore, count_max: int) -> None:
     """One tag fills the answer long before the next message of the other."""
     store = await open_store(small_config(flush="async"))
     tags = [*"A" * 100, "B", *"AC" * 20, "B"]
@@ -463,7 +463,7 @@ async def test_of_several_tags_none_is_passed_over(open_store: OpenStore, count_
     assert found == [offset for offset, tag in enumerate(tags) if tag != "C"]
 
 
-async def test_a_read_for_one_ends_behind_it(open_store: OpenStore) -> None:
+async def test_a_read_of_one_message_ends_after_it(open_store: OpenStore) -> None:
     store = await open_store(small_config(flush="async"))
     for tag in "ACCA":
         store.append(message(b"x", "T", tag), 0)
@@ -473,11 +473,11 @@ async def test_a_read_for_one_ends_behind_it(open_store: OpenStore) -> None:
 
 
 def fill_up(disk: FakeDisk) -> None:
-    """No write succeeds from now on."""
+    """Make every further write fail."""
     disk.free_bytes = 0
 
 
-async def test_what_a_failed_delete_takes_back_is_told_to_its_sender() -> None:
+async def test_senders_learn_of_messages_that_a_failed_delete_takes_back() -> None:
     """Sends and a delete of another topic in one socket read: the server's commit behind them must not succeed."""
     disk = FakeDisk()
     store = await Store.open(Path("/data"), small_config(flush="async", segment_bytes=65536), ManualClock(), disk)

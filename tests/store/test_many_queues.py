@@ -1,4 +1,4 @@
-"""Retention with very many queues: it lets others have their turn, and whoever reads meanwhile is told the truth."""
+"""Retention with very many queues: other tasks run in between, and concurrent reads get correct answers."""
 
 import logging
 
@@ -52,7 +52,7 @@ async def test_queues_follow_a_few_at_a_time(open_store: OpenStore, autojump_clo
         nursery.cancel_scope.cancel()
 
 
-async def test_who_reads_what_was_removed_is_told_where_to_go_on(open_store: OpenStore) -> None:
+async def test_a_read_of_removed_messages_returns_where_to_continue(open_store: OpenStore) -> None:
     store = await filled(open_store)
     queue = store.queue("T", 0)
     assert queue.first_offset == 0
@@ -62,7 +62,7 @@ async def test_who_reads_what_was_removed_is_told_where_to_go_on(open_store: Ope
     assert [body[:1] for body in bodies(store.read(queue, 1, 9, 9000).pieces)] == [b"1", b"2"]
 
 
-async def test_a_stop_right_behind_it_leaves_nothing_to_be_made_anew(
+async def test_a_stop_right_after_it_leaves_nothing_to_rebuild(
     open_store: OpenStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await filled(open_store)

@@ -1,4 +1,4 @@
-"""Files of consume queues are missing at a start, and what the checkpoint says of them is not the last word."""
+"""Files of consume queues are missing at startup, although the checkpoint lists them."""
 
 import logging
 from pathlib import Path
@@ -57,7 +57,7 @@ def without(disk: FakeDisk, prefix: str) -> FakeDisk:
 
 
 @pytest.mark.parametrize("gone", ["", "/A", "/B"])
-async def test_messages_behind_the_checkpoint_that_a_start_saved_early_are_kept(
+async def test_messages_after_the_checkpoint_that_a_start_saved_early_are_kept(
     monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     monkeypatch.setattr(martlet.store.scan, "UNSAVED_RECORDS_MAX", 5)
@@ -95,7 +95,7 @@ async def test_queues_begin_where_they_did_after_a_removal_that_no_checkpoint_kn
         found.crash()
 
 
-async def test_an_emptied_queue_goes_on_without_its_file(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_emptied_queue_continues_without_its_file(caplog: pytest.LogCaptureFixture) -> None:
     disk = FakeDisk()
     store = await open_on(disk)
     send(store, "E", 3)
@@ -114,7 +114,7 @@ async def test_an_emptied_queue_goes_on_without_its_file(caplog: pytest.LogCaptu
     store.crash()
 
 
-async def test_a_far_read_of_a_deleted_topic_says_that_there_is_no_queue() -> None:
+async def test_a_far_read_of_a_deleted_topic_finds_no_queue() -> None:
     disk = FakeDisk()
     store = await open_on(disk)
     send(store, "A", 100)
@@ -186,7 +186,7 @@ async def test_what_is_rebuilt_on_a_full_disk_is_read_and_written_once_there_is_
     store.crash()
 
 
-async def test_a_journal_that_finds_no_space_leaves_nothing_behind() -> None:
+async def test_a_journal_without_disk_space_leaves_no_file() -> None:
     disk = FakeDisk()
     store = await open_on(disk)
     for number in range(150):

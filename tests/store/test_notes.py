@@ -1,4 +1,4 @@
-"""Where a queue goes on whose records retention removed is in the log, so a rebuild does not begin at 0 again."""
+"""The next offset of a queue without records is in the log, so a rebuild does not start at 0 again."""
 
 from pathlib import Path
 from random import Random
@@ -46,7 +46,7 @@ def without(disk: FakeDisk, *names: str) -> FakeDisk:
 
 @pytest.mark.parametrize("gone", [(), ("consumequeue",), ("queues.",), ("checkpoint", "consumequeue")], ids=str)
 @pytest.mark.parametrize("rounds", [1, 3])
-async def test_an_empty_queue_goes_on_where_it_was(rounds: int, gone: tuple[str, ...]) -> None:
+async def test_an_empty_queue_continues_at_its_offset(rounds: int, gone: tuple[str, ...]) -> None:
     """Notes are repeated when the segment that holds them goes."""
     disk = FakeDisk()
     store = await open_on(disk)

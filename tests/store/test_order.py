@@ -91,7 +91,7 @@ async def test_a_record_that_strayed_into_another_queue_costs_that_record_at_mos
 
 
 async def test_a_start_that_retention_has_shortened_believes_no_single_record() -> None:
-    """The log no longer begins at 0: the first record of a queue has any offset, and two that agree outvote it."""
+    """The log no longer begins at 0, so a queue may begin at any offset; two records that agree outvote one."""
     disk, _ = await filled()
     store = await open_on(disk)
     send(store, "T", *("x" * 1000 for _ in range(80)))

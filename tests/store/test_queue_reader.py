@@ -168,7 +168,7 @@ async def test_a_failed_read_raises_once_and_stops_no_other(monkeypatch: pytest.
     assert consumer.read("b", 1) == body(1)
 
 
-async def test_what_is_forgotten_while_it_is_read_is_told_to_nobody() -> None:
+async def test_a_read_that_is_forgotten_meanwhile_calls_nobody() -> None:
     consumer = Consumer(await far_store())
     assert consumer.read("a", 0) is None
     consumer.reader.forget("a")
@@ -177,7 +177,7 @@ async def test_what_is_forgotten_while_it_is_read_is_told_to_nobody() -> None:
     assert consumer.read("a", 0) is None
 
 
-async def test_a_cancelled_task_lets_another_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_task_continues_after_a_cancelled_one(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = Consumer(await far_store())
     assert consumer.read("a", 0) is None
 

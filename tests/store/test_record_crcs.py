@@ -34,7 +34,7 @@ FIELDS = (
 )
 
 
-def expected_seal(record: bytes) -> bytes:
+def expected_crc(record: bytes) -> bytes:
     """What RocketMQ's MessageDecoder.createCrc32 writes: the digits of the number from the lowest on."""
     number = zlib.crc32(record[:-20]) & 0x7FFFFFFF
     return b"__CRC32#\x01" + f"{number:010d}"[::-1].encode() + b"\x02"
@@ -51,7 +51,7 @@ def record_with_crc(number: int = 0) -> bytearray:
 def test_a_seal_is_that_of_rocketmq() -> None:
     for number in range(50):
         data = bytes(record_with_crc(number))
-        assert data[-20:] == expected_seal(data)
+        assert data[-20:] == expected_crc(data)
         assert check_record(data, 0, len(data), 4096)
 
 
@@ -111,7 +111,7 @@ async def test_whatever_is_appended_gets_a_record_crc(kind: str, several: bool) 
     found = records_of(disk)
     assert len(found) == 2
     for data in found:
-        assert data[-20:] == expected_seal(data)
+        assert data[-20:] == expected_crc(data)
         assert data.count(b"__CRC32#") == 1
 
 

@@ -122,7 +122,7 @@ async def test_without_an_hour_only_the_disk_decides(open_store: OpenStore, cloc
     assert store.statistics().overdue_hours == 0
 
 
-async def test_a_clock_that_jumps_back_is_told_and_removes_nothing(
+async def test_a_clock_that_jumps_back_is_logged_and_removes_nothing(
     open_store: OpenStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await filled(open_store)
@@ -154,7 +154,9 @@ async def test_records_of_a_wrong_early_time_do_not_age_those_before_them(
     assert len(drain(store, store.queue("T", 0))) > 0
 
 
-async def test_segments_of_a_time_to_come_go_with_those_behind_them(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_segments_from_the_future_are_removed_with_those_after_them(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
     store = await filled(open_store, 3)
     right_ms = clock.ms
     clock.ms += 400 * DAY_MS

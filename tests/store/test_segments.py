@@ -151,7 +151,7 @@ def put_one(store: Store, size: int) -> None:
 
 
 def put_two(store: Store, size: int) -> None:
-    """Neither of two records has the border to itself."""
+    """Append two records, which must be in one segment, with *size* bytes together."""
     bodies = size - store.queue("T", 0).overhead
     group = [message(b"x" * (bodies // 2)), message(b"x" * (bodies - bodies // 2))]
     first, second = store.append_group(group, [0, 0])
@@ -183,7 +183,7 @@ WAYS = (put_one, put_two, put_run, put_odd, put_note)
 async def test_a_segment_always_has_room_for_its_filler(
     open_store: OpenStore, put: Callable[[Store, int], None], left: int
 ) -> None:
-    """Every reader of the log, RocketMQ too, wants one behind the last record."""
+    """Every reader of the log, RocketMQ included, expects one after the last record."""
     store = await open_store()
     put_one(store, 3300)
     first = store.segments.items[0]

@@ -18,7 +18,7 @@ def newest(disk: FakeDisk) -> bytes | None:
 
 
 def complete(data: bytes) -> bytes:
-    """Refuse what was torn, as every table does."""
+    """Raise an error for a torn file, as every table does."""
     if not data.endswith(b"."):
         raise ValueError("cut short")
     return data
@@ -108,7 +108,7 @@ def test_a_write_that_failed_gives_its_space_back() -> None:
     assert disk.free_bytes == 2 * 4096
 
 
-def test_the_previous_generation_is_kept_beside() -> None:
+def test_the_previous_generation_is_kept() -> None:
     disk = FakeDisk()
     for data in (b"one.", b"two.", b"three."):
         atomic_write(disk, PATH, data)

@@ -1,4 +1,4 @@
-"""`martlet store verify` tells the truth: over each file x what may happen to it x how the store was stopped.
+"""`martlet store verify` reports correctly for each kind of file, damage and shutdown.
 
 The truth is what a start makes of the same directory: which files it changes, and which of the messages that were
 acknowledged a consumer or a query by key then gets.
@@ -139,7 +139,7 @@ async def verified(disk: FakeDisk) -> Verification:
     return found
 
 
-async def test_strange_names_beside_the_tables_are_none_of_its_business() -> None:
+async def test_unknown_files_beside_the_tables_are_ignored() -> None:
     disk = copy_of((await used("stopped"))[0])
     disk.make_directory(f"{ROOT}/config/x")
     fd = disk.open(f"{ROOT}/config/notes", create=True)
@@ -275,7 +275,7 @@ async def test_a_repair_does_what_was_planned_and_nothing_is_left() -> None:
     assert (found.findings, found.inspection.stopped_in_order) == ([], True)
 
 
-async def test_a_repair_on_a_full_disk_ends_and_says_so() -> None:
+async def test_a_repair_on_a_full_disk_ends_with_an_error() -> None:
     whole, older = await used("killed before a checkpoint")
     disk = damaged(whole, older, "index", "removed")
     disk.free_bytes = 0

@@ -1,4 +1,4 @@
-"""Records of clients with IPv6 addresses, whose store time stands elsewhere, at the head of a segment."""
+"""Records of IPv6 clients, which have the store time at another place, at the head of a segment."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def from_far(body: bytes) -> Message:
     return Message("T", body, b"", 0, 0, BORN_V6, 1, V6)
 
 
-async def test_a_young_segment_stays_whoever_wrote_the_one_behind_it(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_young_segment_stays_whoever_wrote_the_next_one(open_store: OpenStore, clock: ManualClock) -> None:
     store = await open_store(small_config(delete_when=EVERY_HOUR))
     for number in range(100):
         store.append(from_far(b"%d" % number + b"x" * 100), 0)
@@ -35,7 +35,7 @@ async def test_a_young_segment_stays_whoever_wrote_the_one_behind_it(open_store:
     assert store.first_position > 0
 
 
-async def test_a_start_behind_a_crash_of_rocketmq_reads_all_that_was_not_saved(
+async def test_a_start_after_a_crash_of_rocketmq_reads_everything_unsaved(
     open_store: OpenStore, clock: ManualClock, tmp_path: Path
 ) -> None:
     store = await open_store()
