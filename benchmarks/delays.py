@@ -9,7 +9,7 @@ is due to the time when it is readable. Then the same for a burst of all levels 
 import argparse
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import trio
 
 from martlet.broker import Broker
 from martlet.message import Message
+from martlet.state import Projection
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
 from martlet_timer.config import TimerConfig
@@ -63,6 +64,13 @@ class Pauses:
             await trio.sleep(0.0005)
 
 
+def install(broker: Broker, plugin: TimerPlugin) -> Sequence[Projection]:
+    """Call the hooks of *plugin* in the broker's order, up to those for projections."""
+    broker.capabilities = dict(plugin.martlet_capabilities(broker))
+    broker.set_stages([("timer", stage) for stage in plugin.martlet_stages(broker)])
+    return plugin.martlet_projections(broker)
+
+
 @asynccontextmanager
 async def running(flush: str) -> AsyncIterator[tuple[Broker, TimerPlugin, Figures]]:
     plugin = TimerPlugin(TimerConfig("1s 1s 1s 1s"))
@@ -70,11 +78,10 @@ async def running(flush: str) -> AsyncIterator[tuple[Broker, TimerPlugin, Figure
         async with serving(
             Path(folder),
             store=StoreConfig(flush="sync" if flush == "sync" else "async"),
-            projections=plugin.martlet_projections,
+            projections=lambda broker: install(broker, plugin),
             dispatchers=plugin.martlet_dispatchers(),
         ) as served:
             broker = served.broker
-            broker.set_stages([("timer", stage) for stage in plugin.martlet_stages(broker)])
             broker.topics.ensure("T", QUEUES)
             for service in plugin.martlet_services(broker):
                 served.nursery.start_soon(service)

@@ -1,6 +1,6 @@
 """What tests of delays share: a broker with the timer plugin, whose wall clock goes with trio's clock."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ from tests.timer.timer_talk import install
 from trio.testing import wait_all_tasks_blocked
 
 from martlet.broker import Broker
+from martlet.contracts import Protocol
 from martlet.message import Message, Placed
 from martlet.store.codec import decode_records
 from martlet.testing.disk import FakeDisk
-from martlet.testing.peers import serving
+from martlet.testing.peers import Serving, serving
 from martlet.testing.stores import small_config
 from martlet_timer.config import TimerConfig
 from martlet_timer.plugin import TimerPlugin
@@ -34,8 +35,9 @@ class WallClock:
 class Delays:
     """A running broker with delays."""
 
-    def __init__(self, broker: Broker, plugin: TimerPlugin, clock: WallClock) -> None:
-        self.broker = broker
+    def __init__(self, serving: Serving, plugin: TimerPlugin, clock: WallClock) -> None:
+        self.serving = serving
+        self.broker = serving.broker
         self.plugin = plugin
         self.clock = clock
 
@@ -86,6 +88,7 @@ async def delays(
     *,
     levels: str = "",
     queues: int = 1,
+    ports: Callable[[Broker], Sequence[Protocol]] = lambda broker: (),
     **sizes: Any,
 ) -> AsyncIterator[Delays]:
     """Run a broker on *disk* with the timer plugin and topic ``t``."""
@@ -96,10 +99,11 @@ async def delays(
         store=small_config(**{"segment_bytes": 1 << 20, "page_bytes": 1 << 16, "cache_bytes": 1 << 20} | sizes),
         disk=disk or FakeDisk(),
         clock=clock,
+        ports=ports,
         projections=lambda broker: install(broker, plugin, ()),
         dispatchers=plugin.martlet_dispatchers(),
     ) as running:
         running.broker.topics.ensure("t", queues)
         for service in plugin.martlet_services(running.broker):
             running.nursery.start_soon(service)
-        yield Delays(running.broker, plugin, clock)
+        yield Delays(running, plugin, clock)

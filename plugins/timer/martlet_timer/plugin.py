@@ -1,5 +1,6 @@
 """The plugin: holds delayed messages until they are due, by level or until any millisecond."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from martlet.broker import Broker
 
 __all__ = ["TimerPlugin"]
+
+log = logging.getLogger("martlet.timer")
 
 NAME: Final = "timer"
 
@@ -67,6 +70,12 @@ class TimerPlugin(Hooks):
     def martlet_services(self, broker: "Broker") -> Sequence[Service]:
         self.deliveries = Deliveries(broker, NAME, self.delays_ms, self._offsets, self._clock)
         broker.stats.add("delay_levels", self._level_statistics)
+        longest_s, hours = max(self.delays_ms) // 1000, broker.store.config.file_reserved_hours
+        if longest_s >= hours * 3600:
+            text = (
+                "timer.levels has a delay of %d s, but store.file_reserved_hours is %d: messages may be removed before"
+            )
+            log.warning(text, longest_s, hours)
         return [self.deliveries.run, self.delivery.run]
 
     def _level_statistics(self) -> dict[str, object]:
