@@ -1,5 +1,7 @@
 """The records of several queues in log order: how far the merge came, what it leaves out, how long a run is."""
 
+from errno import EIO
+
 import pytest
 from tests.state.tally import ROOT, send
 
@@ -104,4 +106,22 @@ async def test_a_run_ends_before_the_record_that_crosses_its_size(monkeypatch: p
     for limit, count in ((3 * size, 3), (4 * size - 1, 3), (4 * size, 4), (1, 1)):
         monkeypatch.setattr(log_order, "RUN_BYTES", limit)
         assert len(follow(store, "A").next_run_nowait() or ()) == count
+    store.crash()
+
+
+async def test_a_run_that_waits_for_the_disk_is_over_when_it_is_returned() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk, cache_bytes=0, page_bytes=256)
+    send(store, "A", *(f"{number:0100d}" for number in range(30)))
+    order = follow(store, "A")
+    assert order.next_run_nowait() is None
+    run = await order.next_run()
+    assert bodies(run)[0] == f"{0:0100d}"
+    assert (order.busy, order.passed(order.position + order.size)) == (False, True)
+    disk.fail_next("read", EIO)
+    behind = follow(store, "A")
+    with pytest.raises(OSError, match="Input/output error"):
+        await behind.next_run()
+    assert not behind.busy
+    assert bodies(await behind.next_run()) == bodies(run)
     store.crash()

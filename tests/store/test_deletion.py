@@ -254,3 +254,20 @@ async def test_a_deletion_in_a_lost_segment_is_known_or_in_doubt(also: str, clea
     assert store.topics_on_disk() == (["Kept"] if known else ["Kept", "T"])
     assert store.recovered.unlisted == (set() if known else {"T"})
     store.crash()
+
+
+async def test_queue_files_of_a_topic_without_records_are_removed_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "Kept", *numbers(3))
+    await store.close()
+    disk.make_directory("/data/consumequeue/Stray/0")
+    fd = disk.open(f"/data/consumequeue/Stray/0/{0:020d}", create=True)
+    disk.write(fd, bytes(20), 0)
+    disk.close(fd)
+    store = await open_on(disk)
+    assert disk.names("/data/consumequeue") == store.topics_on_disk() == ["Kept"]
+    assert "topic Stray has consume queues but no records; removing them" in caplog.text
+    store.crash()

@@ -17,6 +17,7 @@ from .test_derived_files import Seen, check_keys, copy_of, look_at, set_content
 
 CONFIG = small_config(segment_bytes=4096, disk_clean_ratio=0.9, index_entries=1024)
 OURS_AT = 40  # behind RocketMQ's five times
+FILE_BYTES = CONFIG.queue_file_entries * ENTRY_BYTES
 
 TARGETS = {
     "all queues": "consumequeue/",
@@ -259,3 +260,27 @@ async def test_rocketmqs_entries_of_the_last_seconds_before_a_kill_are_not_neede
         set_content(disk, path, bytes(data))
     await check(disk, history.seen["killed"])
     assert "consume queues" not in caplog.text, "they are completed, not rebuilt"
+
+
+@pytest.mark.parametrize("torn_bytes", [0, 50])
+async def test_entries_of_records_that_a_crash_lost_are_removed(history: History, torn_bytes: int) -> None:
+    disk = copy_of(history.stopped["killed"])
+    store = await open_on(copy_of(disk))
+    queue = store.queue("A", 0)
+    position = store.queues.position_at(queue, 99)
+    segment = store.segments.find(position)
+    store.crash()
+    assert segment is not None
+    log, at = disk.files[segment.path].data, position - segment.start
+    for later in [name for name in disk.files if "/commitlog/" in name and name > segment.path]:
+        disk.unlink(later)
+    log[at:] = b"\xff" * torn_bytes + bytes(len(log) - at - torn_bytes)
+    entry_at = 99 * ENTRY_BYTES % FILE_BYTES
+    path = f"/data/consumequeue/A/0/{99 * ENTRY_BYTES - entry_at:020d}"
+    assert any(disk.files[path].data[entry_at : entry_at + ENTRY_BYTES])
+    store = await open_on(disk)
+    assert (store.appended, store.recovered.cut_bytes) == (position, torn_bytes)
+    assert [store.queue(topic, 0).next_offset for topic in ("A", "One")] == [99, 1]
+    assert not any(disk.files[segment.path].data[at:])
+    assert not any(disk.files[path].data[entry_at:])
+    store.crash()

@@ -85,7 +85,7 @@ class Recovery:
         # Files that were repaired, and topics with a deletion record.
         self.paths: set[str] = set()
         self.deleted: list[str] = []
-        # In a store that only RocketMQ wrote: topics with records but without a directory for their queues.
+        # Topics with records but without a directory for their queues, if the record of a deletion may be missing.
         self.unlisted: set[str] = set()
 
     async def run(
