@@ -68,6 +68,44 @@ def test_a_number_is_found_however_it_is_written(
     check_none_is_missed(f"a = {literal}", [*(stored({"a": value}) for value in values), LAST])
 
 
+bounds = st.integers(-(10**19), 10**19) | st.integers(-130, 130) | st.sampled_from((-0.5, 9.99, 1e17, -1e17, 1e300))
+comparisons = st.sampled_from(("a < {}", "{} < a", "a <= {}", "a >= {}", "{} > a", "a = {}"))
+
+
+@given(
+    st.lists(st.tuples(comparisons, bounds), min_size=1, max_size=3),
+    st.lists(st.tuples(written, st.integers(0, 4), st.integers(-2, 2)), min_size=1, max_size=12),
+)
+def test_a_number_of_a_range_is_found(compared: list[tuple[str, float]], near: list[tuple[str, int, int]]) -> None:
+    constants = [bound if abs(bound) < 2**63 else float(bound) for _, bound in compared]
+    text = " AND ".join(form.format(constant) for (form, _), constant in zip(compared, constants, strict=True))
+    values = [form.format(abs(int(constants[index % len(constants)])) + more) for form, index, more in near]
+    check_none_is_missed(text, [*(stored({"a": value}) for value in values), LAST])
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("a BETWEEN 7 AND 7", 7, 7),
+        ("a BETWEEN 20 AND 39", 20, 39),
+        ("a >= 990 AND a < 1010", 990, 1009),
+        ("a > -5 AND 3 >= a", -4, 3),
+        ("a BETWEEN -120 AND -99", -120, -99),
+        ("a >= 0 AND a <= 0", 0, 0),
+        ("a > 0.5 AND a < 9.5 AND b > c", 1, 9),
+        ("a > 150", 151, 10**6),
+        ("a <= 150", -(10**6), 150),
+    ],
+)
+def test_only_whole_numbers_of_a_range_have_its_needle(text: str, low: int, high: int) -> None:
+    find = compile_needle(parse(text))
+    assert find is not None
+    for number in range(-1100, 1100):
+        for form in ("{}", "0{}", "00{}") if number >= 0 else ("{}",):
+            data = b"a\x01" + form.format(number).encode() + b"\x02"
+            assert (find(data, 0, len(data)) == [0]) is (low <= number <= high), number
+
+
 def test_no_record_of_the_table_is_missed() -> None:
     for case in cases():
         if not case.refused_at:
@@ -93,7 +131,7 @@ def test_the_last_value_of_a_repeated_property_has_a_needle() -> None:
         ("a LIKE '%x'", (rb"a\x01",)),
         ("a STARTSWITH 'x.'", (rb"a\x01x\.",)),
         ("a CONTAINS 'xyz'", (rb"xyz",)),
-        ("a > 5", (rb"a\x01",)),
+        ("a > b", (rb"a\x01",)),
         ("a <> 'x'", (rb"a\x01",)),
         ("a + longer > 5", (rb"longer\x01",)),
         ("a IS NOT NULL", (rb"a\x01",)),
@@ -138,10 +176,21 @@ def test_a_search_never_goes_back_far() -> None:
             parsed = _parser.parse(pattern)
             assert parsed[0][0] is _constants.LITERAL, pattern
             for kind, argument in parts(parsed):
-                if kind in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+                if kind in (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT):
                     assert argument[1] <= 64, pattern
                     seen += 1
     assert seen > 20
+
+
+def test_bytes_made_of_names_are_not_searched_for_numbers() -> None:
+    names = b"a\x01+" * 100_000
+    for text in ("a = 7", "a BETWEEN 1 AND 7", "a < 8", "b = 'x' OR a = 7"):
+        find = compile_needle(parse(text))
+        assert find is not None
+        assert find(names, 0, len(names)) is None
+        assert find(names, 0, 300) == []
+        usual = b"a\x01+7\x02" + bytes(100)
+        assert find(usual * 1000, 0, 1000 * len(usual)) == list(range(0, 1000 * len(usual), len(usual)))
 
 
 def test_too_many_hits_are_none() -> None:

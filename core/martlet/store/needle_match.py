@@ -15,8 +15,8 @@ from martlet.store.page_cache import Page
 
 __all__ = ["candidates"]
 
-# One read searches pages of this many bytes in total, which takes 2 to 3 ms, and at least one page.
-SEARCHED_BYTES_MAX: Final = 4 << 20
+# One read searches pages of this many bytes in total, and at least one. It takes 1 to 3 ms; 10 for bytes made for it.
+SEARCHED_BYTES_MAX: Final = 3 << 20
 # A page is not searched for fewer entries than one for this many bytes: calling the predicate takes less time.
 SPACING_BYTES_MAX: Final = 16 << 10
 PLACES_MAX: Final = 8192  # kept with a page, 36 bytes each
