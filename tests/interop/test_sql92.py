@@ -17,6 +17,7 @@ from .java import Failed, Java, message
 from .martlet_process import Martlet
 from .process import eventually
 from .test_other_clients import Line, Program, deliveries
+from .test_pop import in_pop_mode, popping
 from .test_python_client import patient
 
 Name = Callable[[str], str]
@@ -194,6 +195,18 @@ def test_a_java_lite_consumer_gets_the_matching_messages(java: Java, target: Tar
     java.producer().send(*numbered(topic))
     consumer = java.lite(name("group"), topic, expression=PREFIX + WANTED)
     assert sorted(m.body.decode() for m in consumer.poll_until(len(MATCHING))) == MATCHING
+
+
+def test_java_pops_the_matching_messages(newest: Java, target: Target, name: Name) -> None:
+    topic, group = name("sql_pop"), name("group")
+    in_pop_mode(newest, target, topic, group, queues=2)
+    consumer = popping(newest, group, topic, expression=PREFIX + WANTED)
+    producer = newest.producer()
+    producer.send(*numbered(topic))
+    last = message(topic, "last", properties={"number": "33", "colour": "red"})
+    producer.send(last, last, last, last)  # in both queues, after all others
+    seen = consumer.wait(lambda seen: {m.body for m in seen} >= {b"last", *map(str.encode, MATCHING)})
+    assert {m.body.decode() for m in seen} == {"last", *MATCHING}
 
 
 async def test_python_gets_the_matching_messages_and_their_retries(newest: Java, target: Target, name: Name) -> None:

@@ -1,6 +1,7 @@
 """SQL92 subscriptions of RocketMQ clients: pulls, heartbeats, and where a faulty expression is reported."""
 
 import logging
+from typing import Any
 
 import orjson
 import pytest
@@ -14,6 +15,7 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
+from .pop_talk import ack, committed, let_pass, pop, pop_ext, run
 
 PULL = RequestCode.PULL_MESSAGE
 PATIENCE_S = 120.0
@@ -183,3 +185,25 @@ async def test_records_far_behind_the_tail_are_selected_in_a_thread(open_harness
         while opaque not in client.answers:
             await harness.step()
     assert prices(client.answers.pop(opaque)) == [10, 11, 12]
+
+
+async def test_a_pop_gets_the_matching_messages_and_their_retries(
+    sql: Harness, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    run(sql, nursery)
+    topic = sql.topic("T", 1)
+    await fill_prices(sql, topic, 1, 10, 2, 20, 3)
+    client = sql.client()
+    by_price: dict[str, Any] = {"expType": "SQL92", "exp": "price > 5"}
+    ten, twenty = await pop(client, topic, **by_price)
+    assert [int(message.body) for message in (ten, twenty)] == [10, 20]
+    await ack(client, ten)
+    assert committed(sql, topic) == 3, "the one that was skipped before the next is consumed with it"
+    await let_pass(sql, 31)
+    (again,) = await pop(client, topic, **by_price)
+    assert (int(again.body), again.times) == (20, 1)
+    await ack(client, again)
+    assert await pop(client, topic, **by_price) == []
+    assert committed(sql, topic) == 5
+    answer = await client.ask(RequestCode.POP_MESSAGE, pop_ext(topic, expType="SQL92", exp=FAULTY))
+    assert (answer.code, POINTS in str(answer.remark)) == (ResponseCode.SUBSCRIPTION_PARSE_FAILED, True)
