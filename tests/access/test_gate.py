@@ -19,7 +19,7 @@ from martlet.store.light import light_topics
 from martlet.store.notes import OWN_PREFIX
 from martlet.store.queues import Queue
 from martlet.store.writer import RunItem
-from martlet.tables.topics import BROKER_TOPICS
+from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import drain
 
@@ -199,7 +199,15 @@ async def test_without_an_opinion_of_any_authorizer_the_answer_is_no() -> None:
         assert not gate.allows("manage", "")
 
 
-@pytest.mark.parametrize("topic", sorted(BROKER_TOPICS))
+async def test_events_are_read_by_consumers_and_written_by_the_broker_only() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure(EVENT_TOPIC, 1)
+        gate = broker.gate(ANN)
+        assert gate.consume("__MONITOR_CONSUMER", EVENT_TOPIC).open_topic() is not None
+        assert "only the broker writes it" in refused(lambda: gate.check_publish(EVENT_TOPIC))
+
+
+@pytest.mark.parametrize("topic", sorted(BROKER_TOPICS - {EVENT_TOPIC}))
 async def test_the_topics_of_the_broker_itself_are_closed(topic: str) -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure(topic, 1)

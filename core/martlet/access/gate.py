@@ -46,7 +46,7 @@ from martlet.store.queues import Queue
 from martlet.store.tags import find_tags
 from martlet.store.writer import RunItem, RunResult
 from martlet.tables.groups import Groups
-from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, is_reserved
+from martlet.tables.topics import DLQ_PREFIX, EVENT_TOPIC, RETRY_PREFIX, Topic, Topics, is_reserved
 from martlet.turns import Steps
 
 __all__ = ["Gate"]
@@ -379,7 +379,7 @@ class Gate:
         return grant
 
     def _check_open(self, topic: str) -> None:
-        if is_closed(topic):
+        if is_closed(topic) and topic != EVENT_TOPIC:
             raise Refused(Reason.NO_PERMISSION, f"Reading topic[{topic}] is forbidden; it is internal to the broker")
 
     # sessions

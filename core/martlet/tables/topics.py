@@ -19,6 +19,7 @@ from martlet.turns import Steps
 __all__ = [
     "BROKER_TOPICS",
     "DLQ_PREFIX",
+    "EVENT_TOPIC",
     "INHERIT",
     "READ",
     "RETRY_PREFIX",
@@ -39,6 +40,8 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 TEMPLATE_TOPIC: Final = "TBW102"
 
+# Consumers may read it: RocketMQ's admin tool does in startMonitoring, and fails if it may not.
+EVENT_TOPIC: Final = "OFFSET_MOVED_EVENT"
 # Topics to which only the broker writes (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET, and the timer topic).
 BROKER_TOPICS: Final = frozenset(
     (
@@ -47,7 +50,7 @@ BROKER_TOPICS: Final = frozenset(
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
+        EVENT_TOPIC,
         # RocketMQ lets every client write there, and so send to any topic, and recall any message.
         "rmq_sys_wheel_timer",
     )
@@ -62,7 +65,7 @@ SYSTEM_TOPICS: Final = (
     "RMQ_SYS_TRANS_OP_HALF_TOPIC",
     "TRANS_CHECK_MAX_TIME_TOPIC",
     "SELF_TEST_TOPIC",
-    "OFFSET_MOVED_EVENT",
+    EVENT_TOPIC,
     "CHECKPOINT_TOPIC",
 )
 SYSTEM_PREFIX: Final = "rmq_sys_"
