@@ -4,6 +4,7 @@
 them against the target and compare. What differs from run to run (addresses, ids, times, rates) becomes a word in <>.
 """
 
+import json
 import re
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from .java import Java, Jvm, message
 from .process import eventually
 
 RECORDED = Path(__file__).parent / "admin"
-TOPIC, OTHER, GROUP, BROKER = "AdminTopic", "OtherTopic", "admin_group", "broker-a"
+TOPIC, OTHER, GROUP, CLONE, BROKER = "AdminTopic", "OtherTopic", "admin_group", "cloned_group", "broker-a"
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,22 @@ STATUS = (
 )
 # Both queues' offsets are with the broker: the client sends them every second, after its first ten.
 COMMITTED = rf"{TOPIC} {BROKER} 0 3 3 .*\n{TOPIC} {BROKER} 1 3 3 "
+ALL_CONSUMED = rf"{TOPIC} {BROKER} 0 (\d+) \1 .*\n{TOPIC} {BROKER} 1 (\d+) \2 "
 CONFIG = "autoCreateTopicEnable brokerClusterName brokerId brokerName brokerPermission fileReservedTime flushDiskType"
+
+EXPORTED = "brokerClusterName brokerId brokerName brokerRole fileReservedTime flushDiskType maxMessageSize namesrvSize"
+METRICS = "groupSize normalInTps normalOneDayInNum rocketmqVersion topicSize totalTps"
+LISTS = {
+    "topics.json": [{"topicName": "ListedTopic", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6}],
+    "groups.json": [{"groupName": "listed_group", "retryQueueNums": 2, "retryMaxTimes": 5}],
+}
 
 # {...} are places that the scene knows. Order matters: the steps tell one story.
 BEFORE = (
     Step("updateTopic", f"updateTopic -c DefaultCluster -t {TOPIC} -r 2 -w 2"),
     Step("updateTopic-broker", f"updateTopic -b {{address}} -t {OTHER} -r 4 -w 4"),
     Step("updateSubGroup", f"updateSubGroup -b {{address}} -g {GROUP} -r 2"),
+    Step("updateSubGroup-clone", f"updateSubGroup -b {{address}} -g {CLONE} -r 2"),
 )
 ONLINE = (
     Step("consumerProgress", f"consumerProgress -g {GROUP}", "lines", until=COMMITTED),
@@ -80,6 +90,63 @@ ONLINE = (
     Step("updateKvConfig", "updateKvConfig -s interop -k a -v b"),
     Step("deleteKvConfig", "deleteKvConfig -s interop -k a"),
 )
+# Everything that would change what the steps above say.
+ONLINE_TOO = (
+    Step("getNamesrvConfig", "getNamesrvConfig", "keys", must=("listenPort", "orderMessageEnable")),
+    Step("consumerStatus", f"consumerStatus -g {GROUP}"),
+    Step("producer", "producer -b {address}", "lines", until="interop_producer"),
+    Step(
+        "queryMsgById-consume",
+        f"queryMsgById -t {TOPIC} -i {{offset_id}} -g {GROUP} -d {{client}}",
+        integers=False,
+        since="5",
+    ),
+    Step(
+        "queryMsgByUniqueKey-consume",
+        f"queryMsgByUniqueKey -t {TOPIC} -i {{unique_id}} -g {GROUP} -d {{client}}",
+        integers=False,
+    ),
+    Step("queryMsgById-send", f"queryMsgById -t {OTHER} -i {{other_id}} -s true -u unit", integers=False, since="5"),
+    Step("consumerProgress-again", f"consumerProgress -g {GROUP}", "lines", until=ALL_CONSUMED),
+    Step("cloneGroupOffset", f"cloneGroupOffset -s {GROUP} -d {CLONE} -t {TOPIC}"),
+    Step("cloneGroupOffset-unknown", f"cloneGroupOffset -s {GROUP} -d unknown -t {TOPIC}"),
+    Step("cloneGroupOffset-nobody", f"cloneGroupOffset -s nobody -d {CLONE} -t {TOPIC}"),
+    Step("checkMsgSendRT", f"checkMsgSendRT -t {OTHER} -a 3 -s 10", integers=False),
+    Step("sendMsgStatus", f"sendMsgStatus -b {BROKER} -s 10 -c 2", integers=False),
+    Step("deleteExpiredCommitLog", "deleteExpiredCommitLog -b {address}"),
+    Step("deleteExpiredCommitLog-cluster", "deleteExpiredCommitLog -c DefaultCluster"),
+    Step("updateTopicList", "updateTopicList -b {address} -f {folder}/topics.json", since="5"),
+    Step("updateTopicList-route", "topicRoute -t ListedTopic -l", until="Total", since="5"),
+    Step("updateSubGroupList", "updateSubGroupList -b {address} -f {folder}/groups.json", since="5"),
+    Step("updateSubGroupList-config", "getConsumerConfig -g listed_group", since="5"),
+    Step(
+        "exportConfigs", "exportConfigs -c DefaultCluster -f {folder}", "keys", must=tuple(EXPORTED.split()), since="5"
+    ),
+    Step("exportMetadata", "exportMetadata -c DefaultCluster -f {folder}", "lines", since="5"),
+    Step("exportMetadata-topics", "exportMetadata -c DefaultCluster -f {folder} -t", "lines"),
+    Step("exportMetadata-groups", "exportMetadata -c DefaultCluster -f {folder} -g", "lines", since="5"),
+    Step(
+        "exportMetrics", "exportMetrics -c DefaultCluster -f {folder}", "keys", must=tuple(METRICS.split()), since="5"
+    ),
+    Step("setConsumeMode", f"setConsumeMode -b {{address}} -t {TOPIC} -g {GROUP} -m PULL", since="5"),
+    Step("haStatus", "haStatus -b {address}", integers=False, since="5"),
+    Step("haStatus-cluster", "haStatus -c DefaultCluster", integers=False, since="5"),
+    Step(
+        "updateColdDataFlowCtrGroupConfig",
+        f"updateColdDataFlowCtrGroupConfig -b {{address}} -g {GROUP} -v 100",
+        since="5",
+    ),
+    Step("getColdDataFlowCtrInfo", "getColdDataFlowCtrInfo -b {address}", "keys", must=(GROUP, "globalAcc"), since="5"),
+    Step("removeColdDataFlowCtrGroupConfig", f"removeColdDataFlowCtrGroupConfig -b {{address}} -g {GROUP}", since="5"),
+    Step(
+        "getColdDataFlowCtrInfo-removed", "getColdDataFlowCtrInfo -b {address}", "keys", must=("globalAcc",), since="5"
+    ),
+    Step("resetOffsetByTime-queue", f"resetOffsetByTime -g {GROUP} -t {TOPIC} -s 0 -b {{address}} -q 0", since="5"),
+    Step(
+        "resetOffsetByTime-offset", f"resetOffsetByTime -g {GROUP} -t {TOPIC} -s 0 -b {{address}} -q 0 -o 1", since="5"
+    ),
+    Step("resetOffsetByTime-now", f"resetOffsetByTime -g {GROUP} -t {TOPIC} -s now", "lines", integers=False),
+)
 OFFLINE = (
     Step("consumerConnection-offline", f"consumerConnection -g {GROUP}", until="CODE: 206"),
     Step("skipAccumulatedMessage", f"skipAccumulatedMessage -g {GROUP} -t {TOPIC}", "lines"),
@@ -103,7 +170,7 @@ OFFLINE = (
     Step("topicStatus-deleted", f"topicStatus -t {TOPIC}"),
     Step("consumerProgress-unknown", "consumerProgress -g nobody"),
 )
-STEPS = (*BEFORE, *ONLINE, *OFFLINE)
+STEPS = (*BEFORE, *ONLINE, *ONLINE_TOO, *OFFLINE)
 
 
 def steps(version: str) -> list[Step]:
@@ -111,9 +178,15 @@ def steps(version: str) -> list[Step]:
     return [step for step in STEPS if step.since <= version]
 
 
-def play(java: Java, address: str) -> Iterator[tuple[Step, str]]:
-    """Run every step in order against a young broker named broker-a; yields each with its comparable output."""
-    known = {"address": address}
+def play(java: Java, address: str, folder: Path) -> Iterator[tuple[Step, str]]:
+    """Run every step in order against a young broker named broker-a; yields each with its comparable output.
+
+    *folder* takes the files of commands that read or write some.
+    """
+    known = {"address": address, "folder": str(folder)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in LISTS.items():
+        (folder / file).write_text(json.dumps(content))
 
     def act(several: tuple[Step, ...]) -> Iterator[tuple[Step, str]]:
         for step in several:
@@ -126,10 +199,13 @@ def play(java: Java, address: str) -> Iterator[tuple[Step, str]]:
     for i in range(6):
         said = message(TOPIC, f"body {i}", tags="TagA", keys=f"key-{i}")
         sent += producer.send(said, select=i % 2)
-    known |= {"offset_id": sent[0].offset_msg_id, "unique_id": sent[1].msg_id}
+    other = producer.send(message(OTHER, "resent"))[0].offset_msg_id
+    known |= {"offset_id": sent[0].offset_msg_id, "other_id": other, "unique_id": sent[1].msg_id}
     consumer = java.push(GROUP, TOPIC)
     consumer.wait(6)
     yield from act(ONLINE)
+    [known["client"]] = CLIENT.findall(java.mqadmin("consumerConnection", "-g", GROUP))
+    yield from act(ONLINE_TOO)
     consumer.stop()
     yield from act(OFFLINE)
 
@@ -139,21 +215,25 @@ def _run(java: Java, step: Step, known: dict[str, str]) -> str:
         said = java.mqadmin(*step.words.format(**known).split())
         for path in re.findall(r"Message Body Path:\s+(\S+)", said):
             Path(path).unlink(missing_ok=True)  # the tool writes every body it shows into a shared folder
+        for path in re.findall(r"^export (\S+) success", said, re.MULTILINE):
+            said = said.replace(path, Path(path).name) + Path(path).read_text()
         shown = comparable(step, said)
         return shown if re.search(step.until, shown) else None
 
     return eventually(once)
 
 
+CLIENT = re.compile(r"[\d.]+@c\d+-\d+")
 PLACES = (
-    (re.compile(r"\b[0-9A-F]{32}(?:[0-9A-F]{24})?\b"), "<id>"),
-    (re.compile(r"[\d.]+@c\d+-\d+"), "<client>"),
+    (re.compile(r"\b[0-9A-F]{32}(?:[0-9A-F]{24})?(?![0-9A-F])"), "<id>"),
+    (CLIENT, "<client>"),
     (re.compile(r"/?\d+\.\d+\.\d+\.\d+:\d+"), "<address>"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d+)?"), "<time>"),
     (re.compile(r"\b1[5-9]\d{11}\b"), "<ms>"),
     (re.compile(r"\bV\d+_\d+_\d+\w*"), "<version>"),
     (re.compile(r"\d+\.\d+"), "<n>"),
     (re.compile(r"(OK,) \d+"), r"\1 <n>"),
+    (re.compile(r"^rt=\d+ms"), "rt=<n>ms"),
     # What is in flight depends on when a consumer last pulled.
     (re.compile(r"(Inflight Total:) \d+"), r"\1 <n>"),
     (re.compile(r"^(\S+ +broker-a +\d+ +\d+ +\d+ +\d+) +\d+ +(N/A|<time>)"), r"\1 <n> \2"),
@@ -168,6 +248,8 @@ def _sorted(found: re.Match[str]) -> str:
     return "{" + ", ".join(sorted(found[1].split(", "))) + "}"
 
 
+# `name : value`, `name = value` or `"name": value`, perhaps after an address.
+KEY = re.compile(r'"?(\w+)"?\s*[:=] ?')
 NOISE = re.compile(r"\tat |\t\.\.\. |For more information|See https?:|Message Body Path:")
 # Topics that a broker keeps for itself; which ones depends on its inner life.
 OWN_TOPICS = re.compile(
@@ -190,7 +272,7 @@ def comparable(step: Step, said: str) -> str:
             line = re.sub(r"\b\d+\b", "<n>", line)
         lines.append(" ".join(line.split()))
     if step.how == "keys":
-        lines = sorted({re.split(r"\s*[:=]", line)[0] for line in lines if re.match(r"\w+\s*[:=] ?", line)})
+        lines = sorted({found[1] for found in map(KEY.match, lines) if found})
     elif step.how == "lines":
         lines.sort()
     return "".join(f"{line}\n" for line in lines)
@@ -212,7 +294,7 @@ def record() -> None:
             real = RocketMQ(Path(work))
             jvm = Jvm(version, Path(work) / "java")
             clients = Java(jvm, real.name_server)
-            for step, output in play(clients, real.address):
+            for step, output in play(clients, real.address, Path(work) / "files"):
                 (folder / f"{step.name}.txt").write_text(f"$ mqadmin {step.words}\n{output}")
             jvm.kill()
             real.close()

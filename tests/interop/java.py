@@ -85,7 +85,7 @@ class Jvm:
     def __init__(self, version: str, folder: Path, properties: Mapping[str, str] | None = None) -> None:
         self.version = version
         folder.mkdir(parents=True, exist_ok=True)
-        _write_log_config(folder)
+        write_log_config(folder)
         said = {
             "user.home": str(folder),
             "rocketmq.home.dir": str(folder),
@@ -228,7 +228,7 @@ LOG_CONFIG = """<configuration>
 """
 
 
-def _write_log_config(folder: Path) -> None:
+def write_log_config(folder: Path) -> None:
     (folder / "conf").mkdir(exist_ok=True)
     (folder / "conf" / "logback_tools.xml").write_text(LOG_CONFIG)
 

@@ -40,7 +40,8 @@ final class Producers {
     }
 
     private Object start(JSONObject said) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(said.getString("group"), Settings.hook(said));
+        DefaultMQProducer producer = new DefaultMQProducer(
+            said.getString("group"), Settings.hook(said), said.getBooleanValue("trace"), null);
         Settings.apply(producer, said);
         producer.setSendMsgTimeout(said.containsKey("timeout_ms") ? said.getIntValue("timeout_ms") : Settings.PATIENCE_MS);
         if (said.containsKey("queues")) {

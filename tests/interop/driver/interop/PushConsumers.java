@@ -73,7 +73,8 @@ final class PushConsumers {
 
     private Object start(JSONObject said) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
-            said.getString("group"), Settings.hook(said), new AllocateMessageQueueAveragely());
+            said.getString("group"), Settings.hook(said), new AllocateMessageQueueAveragely(),
+            said.getBooleanValue("trace"), null);
         Settings.apply(consumer, said);
         Settings.setModel(consumer, said.getBooleanValue("broadcasting") ? "BROADCASTING" : "CLUSTERING");
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf("CONSUME_FROM_" + said.getString("from")));
