@@ -296,3 +296,28 @@ def test_every_client_reads_the_records_of_a_batch(
     }
     got = deliveries(program.run(*words[language]))
     assert {line["body"] for line in got} == {f"{i}" * (1 + 4 * i) for i in range(COUNT)}
+
+
+@pytest.mark.parametrize("language", ["cpp", "go", "node"])
+def test_a_reset_reaches_every_running_client(
+    language: str, request: pytest.FixtureRequest, newest: Java, target: Target, name: Name
+) -> None:
+    program: Program = request.getfixturevalue(language)
+    topic, group = name(f"{language}_reset"), name("group")
+    newest.producer(queues=1).send(*(message(topic, f"{i}") for i in range(COUNT)))
+    place = (target.name_server, group, topic, ENDLESS)
+    words = {
+        "cpp": ("consume", *place, "*"),
+        "go": ("consume", *place, "*", "concurrent", "0"),
+        "node": (*place, "0"),
+    }
+    child = program.start(*words[language])
+
+    def delivered(times: int) -> bool | None:
+        got = Counter(line["body"] for line in deliveries(child.lines()))
+        return True if got == {f"{i}": times for i in range(COUNT)} else None
+
+    eventually(lambda: delivered(1))
+    wire.wait_committed(target.address, group, topic, COUNT, queues=1)
+    assert "#offset" in newest.mqadmin("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0")
+    eventually(lambda: delivered(2))

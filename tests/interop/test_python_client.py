@@ -1,8 +1,11 @@
 """The pure-Python client against the target, and beside the Java client in one group."""
 
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,7 +35,8 @@ from martlet_remoting.client import (
 from martlet_remoting.codes import RequestCode
 
 from .conftest import RocketMQ, Target
-from .java import Java
+from .fetch import CLIENT_VERSIONS
+from .java import Java, Jvm
 from .martlet_process import Martlet
 
 Name = Callable[[str], str]
@@ -220,12 +224,12 @@ def forgetful(target_kind: str, tmp_path: Path) -> Iterator[Target]:
     broker.close()
 
 
-async def test_last_skips_what_a_queue_holds_that_has_lost_its_first_message(forgetful: Target, name: Name) -> None:
-    topic = name("old")
+async def lose_the_first(broker: Target, topic: str) -> None:
+    """Create *topic* with one queue and 20 messages, and let the broker delete the first of them."""
     async with (
-        Admin(patient(forgetful)) as admin,
-        Producer(patient(forgetful), "fill", send_timeout_s=PATIENCE_S, compress_over_bytes=1 << 20) as producer,
-        PullConsumer(patient(forgetful), name("last")) as offsets,
+        Admin(patient(broker)) as admin,
+        Producer(patient(broker), "fill", send_timeout_s=PATIENCE_S, compress_over_bytes=1 << 20) as producer,
+        PullConsumer(patient(broker), "offsets") as offsets,
     ):
         await admin.create_topic(topic, queues=1)
         for _ in range(20):
@@ -238,6 +242,16 @@ async def test_last_skips_what_a_queue_holds_that_has_lost_its_first_message(for
             return await offsets.min_offset(queue) > 0
 
         await wait_until(forgotten)
+
+
+async def test_last_skips_what_a_queue_holds_that_has_lost_its_first_message(forgetful: Target, name: Name) -> None:
+    topic = name("old")
+    await lose_the_first(forgetful, topic)
+    async with (
+        producer_of(forgetful, "new") as producer,
+        PullConsumer(patient(forgetful), name("last")) as offsets,
+    ):
+        (queue,) = await offsets.queues(topic)
         first, last = Listener(), Listener()
 
         async def begun() -> bool:
@@ -253,6 +267,43 @@ async def test_last_skips_what_a_queue_holds_that_has_lost_its_first_message(for
             await wait_for(lambda: b"new" in first.bodies)
     assert last.bodies == [b"new"]
     assert 1 < len(first.messages) < 21
+
+
+async def test_a_timestamp_start_skips_what_is_older(forgetful: Target, jvms: Callable[[str], Jvm], name: Name) -> None:
+    topic = name("old")
+    await lose_the_first(forgetful, topic)
+    async with producer_of(forgetful, "new") as producer:
+        older = await producer.send(Message(topic, b"older"))
+        start_s = int(time.time()) + 1  # Java takes whole seconds
+        await wait_until(passed(start_s))
+        await producer.send(Message(topic, b"newer"))
+    moment = time.strftime("%Y%m%d%H%M%S", time.localtime(start_s))
+    listener = Listener()
+    java = Java(jvms(CLIENT_VERSIONS[-1]), forgetful.name_server)
+    try:
+        push = partial(java.push, name("java"), topic, **{"from": "TIMESTAMP", "from_time": moment})
+        consumer = await trio.to_thread.run_sync(push)
+        async with PushConsumer(
+            patient(forgetful),
+            name("python"),
+            listener,
+            {topic: "*"},
+            consume_from=ConsumeFrom.TIMESTAMP,
+            consume_from_ms=start_s * 1000,
+        ):
+            await listener.wait_count(1)
+        seen = await trio.to_thread.run_sync(consumer.wait, 1)
+    finally:
+        await trio.to_thread.run_sync(java.close)
+    assert (listener.bodies, [each.body for each in seen]) == ([b"newer"], [b"newer"])
+    assert seen[0].offset == older.queue_offset + 1
+
+
+def passed(second: int) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return time.time() >= second
+
+    return look
 
 
 async def test_group_goes_on_where_it_left(target: Target, name: Name) -> None:
@@ -388,6 +439,26 @@ async def test_offset_reset_reaches_a_running_consumer(target: Target, name: Nam
             table = await admin.reset_offsets(group, topic, 0)
         assert sorted(table.values()) == [0, 0]
         await listener.wait_count(12)
+
+
+async def test_the_admin_tool_asks_a_running_consumer(target: Target, newest: Java, name: Name) -> None:
+    topic, group = name("asked"), name("asked")
+    await fill(target, topic, 1, queues=1)
+    listener = Listener()
+    settings = replace(patient(target), client_id=f"python-{group}")
+    async with PushConsumer(settings, group, listener, {topic: "*"}, consume_from=ConsumeFrom.FIRST) as consumer:
+        await listener.wait_count(1)
+        place = listener.messages[0].offset_message_id
+        ask = partial(trio.to_thread.run_sync, newest.mqadmin)
+        said = await ask("consumerStatus", "-g", group, "-i", consumer.client_id)
+        assert re.search(r"PROP_CONSUMEORDERLY +: false", said), said
+        assert re.search(rf"^{topic} +\S+ +0 +1 *$", said, re.MULTILINE), said
+        assert re.search(rf"Topic: {topic} +ClassFilter: false +SubExpression: \*", said), said
+        said = await ask("consumerStatus", "-g", group)
+        assert "Rebalance OK" in said
+        said = await ask("queryMsgById", "-t", topic, "-i", place, "-g", group, "-d", consumer.client_id)
+        assert "consumeResult=CR_SUCCESS" in said
+        await listener.wait_count(2)
 
 
 async def test_administration_sees_what_is_there(target: Target, name: Name) -> None:
