@@ -17,7 +17,7 @@ from tests.core.plugin_toys import Full, Hanging, installed
 from trio.testing import MockClock
 
 from martlet.broker import Broker
-from martlet.contracts import Authorizer, Predicate, RecordView, Service
+from martlet.contracts import Authorizer, Condition, Predicate, RecordView, Service
 from martlet.errors import ConfigError, PluginError, Reason, Refused
 from martlet.message import Message
 from martlet.plugins import loader as plugins
@@ -225,6 +225,34 @@ def test_a_filter_that_raises_is_refused_and_named_in_the_log_once(logged: pytes
         compiled("x")
     with pytest.raises(Refused, match="no numbers below 0"):
         compiled("-1")
+
+
+def test_a_condition_stays_one_and_its_search_is_guarded_too(logged: pytest.LogCaptureFixture) -> None:
+    steps = [0]
+
+    def compile_condition(expression: str) -> Condition:
+        def find(data: bytes | bytearray, begin: int, end: int) -> list[int] | None:
+            return [begin + int(expression)]
+
+        return Condition(lambda record: record.queue_id == int(expression), 7, find, steps)
+
+    compiled = guarded_filter("toys", "EQUAL", compile_condition)
+    record = RecordView(encode_record(Message("t", b"x"), 4, 0, 0, 0, bytes(8)))
+    good, bad = compiled("4"), compiled("x")
+    assert isinstance(good, Condition)
+    assert isinstance(bad, Condition)
+    assert (good(record), good.cost, good.steps) == (True, 7, steps)
+    assert good.find is not None
+    assert good.find(b"", 1, 2) == [5]
+    assert bad.find is not None
+    with pytest.raises(Refused, match="plugin 'toys' failed in its filter EQUAL; ValueError"):
+        bad(record)
+    with pytest.raises(Refused, match="plugin 'toys' failed in its filter EQUAL; ValueError"):
+        bad.find(b"", 1, 2)
+    assert len({id(line) for line in logged.records if "failed in its filter EQUAL on 'x'" in line.getMessage()}) == 1
+    plain = guarded_filter("toys", "ALL", lambda expression: Condition(lambda record: True))("x")
+    assert isinstance(plain, Condition)
+    assert plain.find is None
 
 
 def test_two_plugins_cannot_have_one_name() -> None:

@@ -4,11 +4,12 @@ import pytest
 from tests.core.pushing import broker_in_memory, publish, subscribe
 
 from martlet.broker import Broker
-from martlet.contracts import Predicate
+from martlet.contracts import Condition, Predicate
 from martlet.delivery.selection import CACHED_CHARS_MAX, CACHED_MAX, EVERYTHING, Selection, select_tags
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Reason, Refused
-from martlet.store.codec import tags_code
+from martlet.message import Message
+from martlet.store.codec import encode_record, tags_code
 from martlet.store.layout import RecordView
 
 assert tags_code("Aa") == tags_code("BB")  # two tags with one hash
@@ -57,6 +58,22 @@ async def test_a_language_selects_by_its_predicate_alone_and_with_tags() -> None
         assert wanted.both(EVERYTHING) is wanted
         assert EVERYTHING.both(wanted) is wanted
         assert await selected(broker, tagged.both(select_tags(("B",)))) == []
+
+
+async def test_two_conditions_together_cost_both_and_search_for_one() -> None:
+    def find(data: bytes | bytearray, begin: int, end: int) -> list[int] | None:
+        return None
+
+    steps = [0]
+    slow = Selection("slow", None, Condition(lambda record: record.queue_id > 1, 5, steps=steps))
+    quick = Selection("quick", None, Condition(lambda record: record.queue_id < 3, 2, find))
+    plain = Selection("plain", None, lambda record: record.queue_offset == 0)
+    for both in (slow.both(quick), quick.both(slow), slow.both(plain).both(quick)):
+        assert isinstance(both.predicate, Condition)
+        assert (both.predicate.cost, both.predicate.find, both.predicate.steps) == (7, find, steps)
+        views = [RecordView(encode_record(Message("t", b""), queue, 0, 0, 0, bytes(8))) for queue in range(5)]
+        assert [queue for queue, view in enumerate(views) if both.predicate(view)] == [2]
+    assert not isinstance(select_tags(("A",)).both(plain).predicate, Condition)
 
 
 async def test_selections_are_kept_up_to_a_bound_and_long_ones_are_not() -> None:

@@ -140,6 +140,20 @@ def test_no_pattern_searches_a_text_often(pattern: str, text: str, verdict: bool
     assert CountingText.searches <= searches
 
 
+def test_all_patterns_of_an_expression_share_their_steps() -> None:
+    slow = " OR ".join(["a LIKE '%x_b%'"] * 60)
+    condition = plugin().compile(slow)
+    assert condition.steps == [0]
+    for times in (1, 2):
+        assert condition(record(a="x" * 30_000)) is False
+        assert condition.steps is not None
+        assert STEPS_MAX * times <= condition.steps[0] < (STEPS_MAX + 200) * times
+    assert condition(record(a="yxxb")) is True
+    assert condition(record(a="yxxb", b="7")) is True
+    assert condition.cost > 20
+    assert plugin().compile("a = 7").cost == 1
+
+
 async def test_a_selection_is_compiled_once_until_the_filters_change() -> None:
     async with broker_in_memory() as broker:
         with pytest.raises(Refused, match="filter language 'SQL92' is not installed"):

@@ -248,6 +248,10 @@ def test_other_clients_and_the_broker_report_a_faulty_expression(
     newest.queries().create_topic(topic, target.address, queues=1)
     newest.producer().send(message(topic, "x", properties={"number": "7"}))
     run = program.start(*words(language, target, group, topic, 1, PREFIX + FAULTY, 0))
+    if target_kind == "rocketmq" and language == "node":
+        # It sends the expression with each pull, and such a pull selects everything in RocketMQ if it is faulty.
+        assert [line["body"] for line in deliveries(run.finish())] == ["x"]
+        return
     says = POINTS if target_kind == "martlet" else "filter data"
 
     def reported() -> bool | None:
