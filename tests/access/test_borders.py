@@ -35,6 +35,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Delivers messages on behalf of the broker, whose clients may not touch the schedule topic.
     f"{TIMER}deliveries.py": frozenset(("publish_atomic", "store", "topics")),
     f"{TIMER}delivery.py": frozenset(("publish_atomic", "store", "topics")),
+    f"{TIMER}exchange.py": frozenset(("store",)),
     f"{TIMER}reader.py": frozenset(("Store",)),
     f"{TIMER}recall.py": frozenset(("store",)),
     f"{TIMER}levels.py": frozenset(("store", "topics")),

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
+import trio
+
 from martlet.contracts import Dispatcher, Service, Stage, Timers
 from martlet.plugins.hooks import Hooks
 from martlet.state import Projection
@@ -12,6 +14,7 @@ from martlet.store.delays import SCHEDULE_TOPIC, due_dispatcher
 from .config import TimerConfig
 from .deliveries import Deliveries
 from .delivery import Delivery
+from .exchange import Exchange
 from .levels import Holder, parse_levels
 from .listing import Listing
 from .offsets import DelayOffsets
@@ -47,6 +50,7 @@ class TimerPlugin(Hooks):
         self.clock = SmoothClock(broker.clock)
         self.timers = TimerState(journal.topic, broker.store.config.segment_bytes)
         self.delivery = Delivery(broker, journal, self.timers, self.clock, NAME)
+        self.exchange = Exchange(broker, self.timers, self.delivery)
         self.recalls = Recalls(broker, self.timers, self.delivery, self.clock)
         listing = Listing(broker, self.timers, self.delivery)
         return {Timers: Timers(self.recalls.recall, listing.count, listing.pending)}
@@ -76,7 +80,16 @@ class TimerPlugin(Hooks):
                 "timer.levels has a delay of %d s, but store.file_reserved_hours is %d: messages may be removed before"
             )
             log.warning(text, longest_s, hours)
-        return [self.deliveries.run, self.delivery.run]
+        return [self.deliveries.run, self._deliver_timers]
+
+    async def _deliver_timers(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Deliver timers; no client is served before those of RocketMQ are taken over."""
+        await self.exchange.adopt()
+        task_status.started()
+        try:
+            await self.delivery.run()
+        finally:
+            self.exchange.hand_over()
 
     def _level_statistics(self) -> dict[str, object]:
         return {"held": self.holder.held, **self.deliveries.statistics()}

@@ -9,7 +9,7 @@ from martlet.store import Store
 from martlet.store.codec import check_record, decode_record
 from martlet.store.layout import I32, RECORD_BYTES_MIN
 
-__all__ = ["Found", "RecordReader"]
+__all__ = ["RECORD_BYTES_MAX", "Found", "RecordReader"]
 
 # Timers with the same time were often stored one after the other, so a read takes more than one record.
 BLOCK_BYTES: Final = 16_384

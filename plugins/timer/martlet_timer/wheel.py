@@ -19,6 +19,7 @@ from martlet.tables.topics import BROKER_TOPICS
 
 __all__ = [
     "OUT_MS",
+    "PRECISION_MS",
     "REAL_QUEUE",
     "REAL_TOPIC",
     "RECALLED_KEY",
