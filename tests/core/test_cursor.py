@@ -513,3 +513,43 @@ async def test_a_cursor_that_leaves_during_a_sweeps_turns_gets_nothing_twice(cha
         send(broker, "a", "two")
         await settle(broker)
         assert waiting.take() == ([] if change == "close" else ["two"])
+
+
+async def test_a_collect_of_exactly_a_run_leaves_nothing_pending() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        client = Client(feed, "a")
+        for number in range(3):
+            send(broker, "a", str(number))
+        await settle(broker)
+        ((run, _),) = client.cursor.collect(1 << 20, 3)
+        assert run.count == 3
+        client.wakes = 0
+        assert client.cursor.collect(1 << 20) == []
+        assert (client.wakes, client.cursor.position) == (0, broker.store.readable)
+
+
+async def test_a_cursor_that_was_full_gets_new_messages_after_those_that_it_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cursor_module, "MESSAGES_A_SLICE", 1)
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed = feed_of(broker)
+        client = Client(feed, "a", pending_bytes_max=2000)
+        for number in range(30):
+            send(broker, "a", f"{number:0100d}")
+            await settle(broker)
+        assert place(client) is Place.FULL
+        client.take()
+        for _ in range(1000):
+            await trio.lowlevel.checkpoint()
+            if place(client) is Place.SWEPT:
+                break
+        assert place(client) is Place.SWEPT
+        send(broker, "a", f"{30:0100d}")
+        broker.store.commit()
+        broker.store.flusher.flush_now()
+        for _ in range(40):
+            client.take()
+            await settle(broker)
+        assert [int(body) for body in client.bodies] == list(range(31))
