@@ -11,6 +11,7 @@ from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handler import TABLE
 
 from .conftest import NO_HEADER, Harness, long_ext, pull_ext, send_ext
+from .pop_talk import pop_ext
 
 Asked = tuple[str, str]
 
@@ -29,6 +30,7 @@ PLACE: Mapping[str, object] = {
     "commitOffset": "1",
     "timestamp": "1",
 }
+HANDLE: Mapping[str, object] = {**PLACE, "extraInfo": "0 1 1 0 0 b 0 0", "offset": "0"}
 KEY: Mapping[str, object] = {"topic": "T", "key": "k", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "9"}
 BACK: Mapping[str, object] = {"offset": "0", "group": "G", "delayLevel": "0"}
 HEARTBEAT = {
@@ -62,6 +64,18 @@ REQUESTS: Mapping[int, tuple[Mapping[str, object], object, list[Asked]]] = {
     RequestCode.SEND_REPLY_MESSAGE_V2: (send_ext("T"), b"x", [PUBLISH]),
     RequestCode.PULL_MESSAGE: (pull_ext("T", 0), b"", [GROUP, TOPIC]),
     RequestCode.LITE_PULL_MESSAGE: (pull_ext("T", 0), b"", [GROUP, TOPIC]),
+    RequestCode.POP_MESSAGE: (pop_ext("T"), b"", [GROUP, TOPIC]),
+    RequestCode.NOTIFICATION: (pop_ext("T"), b"", [GROUP, TOPIC]),
+    RequestCode.PEEK_MESSAGE: (pop_ext("T"), b"", [GROUP, TOPIC]),
+    RequestCode.POLLING_INFO: (pop_ext("T"), b"", [GROUP, TOPIC]),
+    RequestCode.ACK_MESSAGE: (HANDLE, b"", [GROUP, TOPIC]),
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: ({**HANDLE, "invisibleTime": "1"}, b"", [GROUP, TOPIC]),
+    RequestCode.BATCH_ACK_MESSAGE: ({}, {"acks": [{"c": "G", "t": "T", "q": 0, "b": "AQ=="}]}, [GROUP, TOPIC]),
+    RequestCode.RECALL_MESSAGE: ({"topic": "T", "recallHandle": "x"}, b"", [PUBLISH]),
+    RequestCode.GET_TIMER_METRICS: ({}, b"", [BROKER]),
+    # Refused without the plugin that holds transactions, before anybody is asked.
+    RequestCode.END_TRANSACTION: ({}, b"", []),
+    RequestCode.RESUME_CHECK_HALF_MESSAGE: ({}, b"", []),
     RequestCode.CONSUMER_SEND_MSG_BACK: (BACK, b"", [GROUP, TOPIC]),
     RequestCode.QUERY_MESSAGE: (KEY, b"", [TOPIC]),
     RequestCode.VIEW_MESSAGE_BY_ID: ({"offset": "0"}, b"", [TOPIC]),

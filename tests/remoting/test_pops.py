@@ -140,8 +140,22 @@ async def test_a_message_that_fails_too_often_is_a_dead_letter(
     assert times == [0, 1, 2]
     assert await pop(client, topic) == []
     assert committed(harness, topic) == 2
-    letters = await pop(client, "%DLQ%G", consumerGroup="H") if harness.broker.topics.get("%DLQ%G") else []
+    letters = await pop(client, "%DLQ%G", consumerGroup="H")
     assert [(letter.body, letter.times) for letter in letters] == [(b"bad", 1)]
+
+
+async def test_the_number_of_retries_can_be_changed(
+    harness: Harness, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    run(harness, nursery)
+    topic = harness.topic("T", 1)
+    await fill(harness, topic, b"bad")
+    client = harness.client()
+    assert bodies(await pop(client, topic, invisibleTime="5000")) == [b"bad"]
+    harness.broker.groups.update(Group("G", retry_max_times=0))
+    await let_pass(harness, 6)
+    assert await pop(client, topic) == []
+    assert bodies(await pop(client, "%DLQ%G", consumerGroup="H")) == [b"bad"]
 
 
 # waiting
@@ -417,6 +431,19 @@ async def test_waiting_pops_of_a_group_that_may_read_no_more_are_answered(harnes
     harness.broker.groups.update(Group("G"))
     await fill(harness, topic, b"a")
     assert bodies(await pop(client, topic)) == [b"a"]
+
+
+async def test_permissions_are_checked_again_before_a_waiting_pop_is_answered(harness: Harness) -> None:
+    topic = harness.topic("T", 1)
+    client = harness.client()
+    opaque = client.send(POP, waiting_ext(topic))
+    await harness.step()
+    harness.broker.authorizers = (lambda identity, action, topic: action != "read",)
+    await fill(harness, topic, b"secret")
+    answer = client.answers.pop(opaque)
+    assert (answer.code, answer.body) == (16, b"")
+    harness.broker.authorizers = ()
+    assert bodies(await pop(client, topic)) == [b"secret"]
 
 
 async def test_a_deleted_group_is_forgotten(harness: Harness) -> None:

@@ -62,13 +62,13 @@ class Leases:
 
     __slots__ = (
         "_dead",
-        "_deliveries_max",
         "_held",
         "_order",
         "_slots",
         "_timed",
         "_timers",
         "_waiting",
+        "deliveries_max",
         "low",
         "newest_returned",
         "next",
@@ -79,7 +79,7 @@ class Leases:
         self.low = first
         self.next = first
         self.window = window
-        self._deliveries_max = deliveries_max
+        self.deliveries_max = deliveries_max
         self._slots: dict[int, _Lease] = {}
         # Every unsettled offset, and some settled ones above the lowest, ascending.
         self._order: deque[int] = deque()
@@ -385,7 +385,7 @@ class Leases:
             del self._held[holder]
 
     def _return(self, lease: _Lease, offset: int, at: float) -> None:
-        if self._deliveries_max and lease.deliveries >= self._deliveries_max:
+        if self.deliveries_max and lease.deliveries >= self.deliveries_max:
             lease.dead = True
             self._dead[offset] = None
         elif at == -math.inf:

@@ -268,9 +268,7 @@ class Share:
             offset = self.start(queue) if new else queue.first_offset
         # A power cut can lose messages whose offsets were committed; later messages get these offsets again.
         offset = min(offset, queue.next_offset)
-        retries = self._retries_max()
-        # The first delivery is not a retry.
-        leases = Leases(offset, window=owner.config.lease_window, deliveries_max=retries + 1 if retries >= 0 else 0)
+        leases = Leases(offset, window=owner.config.lease_window, deliveries_max=self._deliveries_max())
         if known is not None:
             self._restore(leases, known, offset)
         else:
@@ -291,11 +289,19 @@ class Share:
         leases.lapse(now)
         self._owner.alarm(-math.inf)
 
-    def _retries_max(self) -> int:
+    def _deliveries_max(self) -> int:
+        """Return how often a message is delivered, 0 for no limit; the first delivery is not a retry."""
         if self.policy is not None:
-            return self.policy.retries_max
-        group = self._owner.groups.get(self.group)
-        return group.retry_max_times if group is not None else 16
+            retries = self.policy.retries_max
+        else:
+            group = self._owner.groups.get(self.group)
+            retries = group.retry_max_times if group is not None else 16
+        return retries + 1 if retries >= 0 else 0
+
+    def apply_retries(self) -> None:
+        """Use the group's present number of retries for messages that return from now on."""
+        for lane in self._lanes.values():
+            lane.leases.deliveries_max = self._deliveries_max()
 
     def arrived_at(self, queue: Queue) -> None:
         """Read *queue* again: records that may match became readable."""

@@ -217,6 +217,7 @@ class Shares:
         deleted = self.groups.get(group) is None and not self.groups.topics_of(group)
         for key, share in list(self._shares.items()):
             if share.group == group and share.policy is None:
+                share.apply_retries()
                 self._look(share)
                 if deleted and not len(share):
                     del self._shares[key]
