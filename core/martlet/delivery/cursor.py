@@ -15,7 +15,7 @@ it is swept again once there is room. It holds positions, never a backlog.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, unique
 from heapq import heappop, heappush
 from itertools import islice
@@ -28,11 +28,11 @@ from martlet.delivery.subscriptions import readable
 from martlet.delivery.tail_reader import (
     READ_AGAIN_S,
     RECEIVERS_A_SLICE,
-    RECEIVERS_COUNTED,
     Found,
     Run,
     TailReader,
     Tails,
+    in_slices,
     make_run,
     merge,
 )
@@ -523,9 +523,23 @@ class Feed:
         return self._giving is not None
 
     def _give(self, found: list[Found]) -> Steps[None]:
-        """Route *found*; a run ends where the route changes, or where a cursor that joined the sweep later begins."""
+        """Route *found*."""
         self.viewed += len(found)
-        starts, pace = self._starts, Pace(RECEIVERS_A_SLICE)
+        pace = Pace(RECEIVERS_A_SLICE)
+        for grants, part in self._by_route(found):
+            run = make_run(part)
+            for receivers in in_slices(grants):
+                for cursor, values in receivers:
+                    if cursor.start <= run.position:
+                        cursor.swept(run, values)
+                if pace.is_over(len(receivers)):
+                    yield
+        if found:
+            self.swept_to = found[-1][0] + 1
+
+    def _by_route(self, found: list[Found]) -> Iterator[tuple[Grants[Cursor], list[Found]]]:
+        """Split *found* where the route changes, and where a cursor that joined the sweep later begins."""
+        starts = self._starts
         first, current = 0, None
         for index, each in enumerate(found):
             route = self._sweep.route(each[4])
@@ -534,24 +548,11 @@ class Feed:
                 heappop(starts)
                 begins = True
             if route is not current or begins:
-                if current is not None:
-                    yield from self._give_run(current.grants, found[first:index], pace)
+                if current is not None and current.grants:
+                    yield current.grants, found[first:index]
                 first, current = index, route
-        if current is not None:
-            yield from self._give_run(current.grants, found[first:], pace)
-        if found:
-            self.swept_to = found[-1][0] + 1
-
-    def _give_run(self, grants: Mapping[Cursor, tuple[Hashable, ...]], found: list[Found], pace: Pace) -> Steps[None]:
-        if not grants:
-            return
-        run, rest = make_run(found), iter(grants.items())
-        while part := list(islice(rest, RECEIVERS_COUNTED)):
-            for cursor, values in part:
-                if cursor.start <= run.position:
-                    cursor.swept(run, values)
-            if pace.is_over(len(part)):
-                yield
+        if current is not None and current.grants:
+            yield current.grants, found[first:]
 
     def _is_at_tail(self) -> bool:
         return all(

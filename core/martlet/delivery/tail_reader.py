@@ -12,10 +12,10 @@ of exactly these messages, they are sent as they were received.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from operator import itemgetter
-from typing import Any, Final, Protocol, TypeAlias, final
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
 
 import trio
 
@@ -26,7 +26,7 @@ from martlet.message import TAGS, Placed
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.layout import ENTRY, I32, RecordView, record_views
 from martlet.tables.topics import Topic, Topics
-from martlet.turns import Pace, Steps
+from martlet.turns import Steps
 
 __all__ = [
     "Found",
@@ -37,6 +37,7 @@ __all__ = [
     "TailReader",
     "Tails",
     "codes_between",
+    "in_slices",
     "make_run",
     "merge",
     "unwatch",
@@ -54,6 +55,8 @@ RECEIVERS_COUNTED: Final = 1024
 READ_AGAIN_S: Final = 5.0
 TAGS_NAME: Final = TAGS.encode()
 POSITION_OF: Final = itemgetter(0)
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Receiver(Protocol):
@@ -152,6 +155,8 @@ class Run:
 
 # A frame that was handed on: (buffer, start, end).
 Handed: TypeAlias = tuple[bytes, int, int]
+# Receivers, and for each the values of its matching filters.
+Matched: TypeAlias = Mapping[Any, tuple[Hashable, ...]]
 # (position, bytes with the record, start and end of the record there, name, its queue)
 Found: TypeAlias = tuple[int, bytes, int, int, str, Queue]
 
@@ -337,39 +342,35 @@ class TailReader:
             pass
 
     def _route_all(self, found: list[Found], readable: int) -> Steps[None]:
-        pace = Pace(RECEIVERS_A_SLICE)
+        left = RECEIVERS_A_SLICE
         for interest in list(self._interests):
-            yield from self._route(interest, found, pace)
+            for grants, part in _by_route(interest, found):
+                run = make_run(part)
+                if self._handed:
+                    self._use_handed(run, part)
+                for receivers in in_slices(grants):
+                    for receiver, values in receivers:
+                        try:
+                            receiver.matched(run, values)
+                        except Exception:
+                            self._log_failed(run)
+                    left -= len(receivers)
+                    if left <= 0:
+                        yield
+                        left = RECEIVERS_A_SLICE
         self._forget_handed()
         if not self._touched:
             self.position = max(self.position, readable)
 
-    def _route(self, interest: Interest, found: list[Found], pace: Pace) -> Steps[None]:
-        first, current = 0, None
-        for index, each in enumerate(found):
-            route = interest.route(each[4])
-            if route is not current:
-                if current is not None and current.grants:
-                    yield from self._deliver(current, found[first:index], pace)
-                first, current = index, route
-        if current is not None and current.grants:
-            yield from self._deliver(current, found[first:], pace)
+    def _log_failed(self, run: Run) -> None:
+        log.exception("a receiver of topic[%s] failed and misses %d messages", self.topic.name, run.count)
 
-    def _deliver(self, route: Route, found: list[Found], pace: Pace) -> Steps[None]:
-        run = make_run(found)
+    def _use_handed(self, run: Run, found: list[Found]) -> None:
+        """Use frames that were handed on for *run*, which consists of *found*."""
         for encoding, table in self._handed.items():
             frames = _handed_frames(table, found)
             if frames is not None:
                 run.keep(encoding, frames)
-        rest = iter(route.grants.items())
-        while part := list(islice(rest, RECEIVERS_COUNTED)):
-            for receiver, grants in part:
-                try:
-                    receiver.matched(run, grants)
-                except Exception:
-                    log.exception("a receiver of topic[%s] failed and misses %d messages", self.topic.name, run.count)
-            if pace.is_over(len(part)):
-                yield
 
     def _forget_handed(self) -> None:
         """Drop handed-on frames that were routed."""
@@ -385,6 +386,34 @@ class TailReader:
                 else:
                     del self._handed[encoding]
             self._handed_bytes = size
+
+
+def _by_route(
+    interest: Interest, found: list[Found]
+) -> Iterator[tuple[Mapping[Any, tuple[Hashable, ...]], list[Found]]]:
+    """Split *found* where the route changes; yield the receivers of each part and the part, if it has receivers."""
+    first, current = 0, None
+    for index, each in enumerate(found):
+        route = interest.route(each[4])
+        if route is not current:
+            if current is not None and current.grants:
+                yield current.grants, found[first:index]
+            first, current = index, route
+    if current is not None and current.grants:
+        yield current.grants, found[first:]
+
+
+def in_slices(grants: Mapping[K, tuple[Hashable, ...]]) -> Iterable[Collection[tuple[K, tuple[Hashable, ...]]]]:
+    """Return the items of *grants*, at most `RECEIVERS_COUNTED` of them together."""
+    if isinstance(grants, dict) and len(grants) <= RECEIVERS_COUNTED:
+        return (grants.items(),)
+    return _cut(grants)
+
+
+def _cut(grants: Mapping[K, tuple[Hashable, ...]]) -> Iterator[list[tuple[K, tuple[Hashable, ...]]]]:
+    rest = iter(grants.items())
+    while part := list(islice(rest, RECEIVERS_COUNTED)):
+        yield part
 
 
 def codes_between(store: Store, queue: Queue, start: int, end: int) -> set[int] | None:
