@@ -58,6 +58,11 @@ def test_requests_get_their_replies(name_server: str) -> None:
     assert run("client_request_reply.py", name_server) == ["apple: 0.45", "pear: 0.60", "plum: unknown"]
 
 
+def test_only_a_committed_message_is_received(name_server: str) -> None:
+    lines = run("client_transactions.py", name_server)
+    assert lines == ["empty: rollback", "full: commit", "received payment from full"]
+
+
 def test_popped_jobs_are_done_once_and_retried(name_server: str) -> None:
     lines = run("client_pop.py", name_server)
     assert sorted(lines) == [

@@ -94,6 +94,11 @@ CLIENT_CHAPTERS: Final = (
         ("Producer", "Message", "SendResult", "SendStatus", "Reply", "Selector", "select_by_hash", "MessageQueue"),
     ),
     Chapter(
+        "Sending in transactions",
+        CLIENT,
+        ("TransactionProducer", "TransactionState", "TransactionResult", "Execute", "Check"),
+    ),
+    Chapter(
         "Consuming",
         CLIENT,
         (

@@ -42,6 +42,7 @@ from .puller import PullConsumer
 from .pulling import Expression, Pulled, PullStatus, Sql
 from .request_reply import Reply
 from .routes import Route, TopicQueues
+from .transactions import Check, Execute, TransactionProducer, TransactionResult, TransactionState
 
 __all__ = [
     "Admin",
@@ -53,6 +54,7 @@ __all__ = [
     "BrokerError",
     "ByConfig",
     "ByMachineRoom",
+    "Check",
     "ClientClosed",
     "ClientError",
     "Cluster",
@@ -60,6 +62,7 @@ __all__ = [
     "ConsistentHash",
     "ConsumeFrom",
     "DamagedMessage",
+    "Execute",
     "Expression",
     "Listener",
     "MachineRoomNearby",
@@ -94,5 +97,8 @@ __all__ = [
     "SigningKey",
     "Sql",
     "TopicQueues",
+    "TransactionProducer",
+    "TransactionResult",
+    "TransactionState",
     "select_by_hash",
 ]

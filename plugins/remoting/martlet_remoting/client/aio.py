@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar, Unpack, final
+from typing import Any, Self, TypeVar, Unpack, final
 
 import trio
 
 from martlet_remoting.packets import MessageQueue
 
-from . import admin, consumer, popping, producer, puller
+from . import admin, consumer, popping, producer, puller, transactions
 from .admin import Cluster, Member, QueueLag, QueueStats
 from .blocking_bridge import Bridged
 from .consumer import PushConsumerOptions
@@ -27,8 +27,9 @@ from .producer import ProducerOptions, Selector
 from .pulling import Expression, Pulled
 from .request_reply import Reply
 from .routes import Route
+from .transactions import Check, Execute, TransactionResult, TransactionState
 
-__all__ = ["Admin", "PopConsumer", "Producer", "PullConsumer", "PushConsumer"]
+__all__ = ["Admin", "PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Client)
@@ -72,7 +73,6 @@ class _Held(Bridged[C]):
         return await asyncio.wrap_future(self._portal.call(function))
 
 
-@final
 class Producer(_Held[producer.Producer]):
     """As `martlet_remoting.client.Producer`."""
 
@@ -139,6 +139,51 @@ class Producer(_Held[producer.Producer]):
     async def send_batch(self, messages: Sequence[Message], *, timeout_s: float | None = None) -> SendResult:
         """Return where *messages* were stored: all of them in one queue, in order, or none."""
         return await self._call(partial(self._client.send_batch, messages, timeout_s=timeout_s))
+
+
+@final
+class TransactionProducer(Producer):
+    """As `martlet_remoting.client.TransactionProducer`.
+
+    Coroutine functions run in the asyncio loop, plain ones in a thread.
+    """
+
+    def __init__(
+        self,
+        name_server: str | Settings,
+        group: str,
+        check: Check,
+        *,
+        checks_max: int = 16,
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        bridged = self._bridged(check)
+        client = transactions.TransactionProducer(name_server, group, bridged, checks_max=checks_max, **options)
+        super(Producer, self).__init__(client)
+        self._transactions = client
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        return await super().__aenter__()
+
+    def _bridged(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return *function* for trio's thread; a coroutine function runs in the asyncio loop, and trio waits."""
+        if not inspect.iscoroutinefunction(function):
+            return function
+
+        async def call(*arguments: object) -> TransactionState:
+            assert self._loop is not None
+            return await _wait(asyncio.run_coroutine_threadsafe(function(*arguments), self._loop))
+
+        return call
+
+    async def send_in_transaction(
+        self, message: Message, execute: Execute, *, timeout_s: float | None = None
+    ) -> TransactionResult:
+        """Store *message* so that nobody receives it, call *execute*, and commit the message or roll it back."""
+        call = self._transactions.send_in_transaction
+        return await self._call(partial(call, message, self._bridged(execute), timeout_s=timeout_s))
 
 
 @final

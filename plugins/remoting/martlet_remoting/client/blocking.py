@@ -11,7 +11,7 @@ from typing import Self, TypeVar, Unpack, final
 
 from martlet_remoting.packets import MessageQueue
 
-from . import admin, consumer, popping, producer, puller
+from . import admin, consumer, popping, producer, puller, transactions
 from .admin import Cluster, Member, QueueLag, QueueStats
 from .blocking_bridge import Bridged
 from .consumer import PushConsumerOptions
@@ -23,8 +23,9 @@ from .producer import ProducerOptions, Selector
 from .pulling import Expression, Pulled
 from .request_reply import Reply
 from .routes import Route
+from .transactions import Check, Execute, TransactionResult
 
-__all__ = ["Admin", "PopConsumer", "Producer", "PullConsumer", "PushConsumer"]
+__all__ = ["Admin", "PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Client)
@@ -50,7 +51,6 @@ class _Held(Bridged[C]):
         return self._portal.call(function).result()
 
 
-@final
 class Producer(_Held[producer.Producer]):
     """As `martlet_remoting.client.Producer`."""
 
@@ -117,6 +117,30 @@ class Producer(_Held[producer.Producer]):
     def send_batch(self, messages: Sequence[Message], *, timeout_s: float | None = None) -> SendResult:
         """Return where *messages* were stored: all of them in one queue, in order, or none."""
         return self._call(partial(self._client.send_batch, messages, timeout_s=timeout_s))
+
+
+@final
+class TransactionProducer(Producer):
+    """As `martlet_remoting.client.TransactionProducer`; *check* and local transactions are called in its threads."""
+
+    def __init__(
+        self,
+        name_server: str | Settings,
+        group: str,
+        check: Check,
+        *,
+        checks_max: int = 16,
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        client = transactions.TransactionProducer(name_server, group, check, checks_max=checks_max, **options)
+        super(Producer, self).__init__(client)
+        self._transactions = client
+
+    def send_in_transaction(
+        self, message: Message, execute: Execute, *, timeout_s: float | None = None
+    ) -> TransactionResult:
+        """Store *message* so that nobody receives it, call *execute*, and commit the message or roll it back."""
+        return self._call(partial(self._transactions.send_in_transaction, message, execute, timeout_s=timeout_s))
 
 
 @final

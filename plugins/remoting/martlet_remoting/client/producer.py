@@ -1,7 +1,7 @@
 """Sends messages: acknowledged, oneway, or in batches."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias, TypedDict, final
+from typing import Final, TypeAlias, TypedDict
 from zlib import crc32
 
 import trio
@@ -62,7 +62,6 @@ class ProducerOptions(TypedDict, total=False):
     default_queues: int
 
 
-@final
 class Producer(Client):
     """Sends messages.
 
