@@ -207,6 +207,14 @@ class Gate:
         self._check_message(half.topic, half.record.properties)
         return self._transactions().end(half, commit=commit)
 
+    def force_transaction(self, half: HalfMessage, *, commit: bool) -> int:
+        """End the transaction of *half* for an administrator, like `Transactions.end`.
+
+        Requires ``manage`` on the topic that its producer sent it to.
+        """
+        self.check("manage", half.topic)
+        return self._transactions().end(half, commit=commit)
+
     def resume_transaction(self, half: HalfMessage) -> int:
         """Check the transaction of *half* again from the first time, like `Transactions.resume`.
 

@@ -218,6 +218,9 @@ class RequestCode:
     POLLING_INFO: Final = 200055
     POP_ROLLBACK: Final = 200056
     BATCH_ACK_MESSAGE: Final = 200151
+    # Martlet's own, for its commands.
+    LIST_TRANSACTIONS: Final = 31001
+    END_TRANSACTION_AS_ADMIN: Final = 31002
 
 
 @final

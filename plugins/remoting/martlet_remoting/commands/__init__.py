@@ -2,7 +2,7 @@
 
 from martlet.contracts import Command
 
-from . import bench, dead_letters, groups, messages, nameserver, ping, send, stats, timers, topics
+from . import bench, dead_letters, groups, messages, nameserver, ping, send, stats, timers, topics, transactions
 
 __all__ = ["COMMANDS"]
 
@@ -16,6 +16,7 @@ COMMANDS: tuple[Command, ...] = (
     messages.SHOW,
     dead_letters.COMMAND,
     timers.COMMAND,
+    transactions.COMMAND,
     stats.COMMAND,
     bench.COMMAND,
 )

@@ -3,12 +3,17 @@
 Clients send END_TRANSACTION oneway, so the codes are seen only by those that ask for an answer.
 """
 
+from collections.abc import Sequence
 from typing import Final
+
+import orjson
 
 from martlet.access import Gate
 from martlet.broker import Broker
-from martlet.contracts import HalfMessage, Transactions
+from martlet.contracts import HalfMessage, PendingTransaction, Transactions
 from martlet.errors import Reason, Refused
+from martlet.message import decode_properties
+from martlet.store.codec import decode_records
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Answer, Context, Declined, Handle, Later, reply
 from martlet_remoting.packets import Command
@@ -18,6 +23,11 @@ __all__ = ["TABLE"]
 # The values of commitOrRollback; any other leaves the transaction pending (MessageSysFlag).
 COMMIT: Final = 0x8
 ROLLBACK: Final = 0xC
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+# Transactions in an answer, and the size of the records that are read for it; records found by one id.
+LISTED_MAX: Final = 500
+LISTED_BYTES: Final = 4 * 1024 * 1024
+FOUND_MAX: Final = 64
 MESSAGE_ID_CHARS: Final = (32, 56)  # address with port, and position, for IPv4 and IPv6
 POSITION_CHARS: Final = 16
 
@@ -62,8 +72,9 @@ def _as_rocketmq(refused: Refused) -> Refused | Declined:
 def _end(context: Context, command: Command, transactions: Transactions, half: HalfMessage) -> bytes:
     _check(command, transactions, half)
     gate = context.gate(command)
+    end_it = gate.force_transaction if command.code == RequestCode.END_TRANSACTION_AS_ADMIN else gate.end_transaction
     try:
-        end = gate.end_transaction(half, commit=command.integer("commitOrRollback") == COMMIT)
+        end = end_it(half, commit=command.integer("commitOrRollback") == COMMIT)
     except Refused as refused:
         raise _as_rocketmq(refused) from refused
     context.peer.hold_until(end)
@@ -113,7 +124,59 @@ def _position(message_id: str) -> int:
     raise Declined(ResponseCode.SYSTEM_ERROR, text)
 
 
+def list_transactions(context: Context, command: Command) -> Later:
+    """List pending transactions from a half message on, or those with a transaction id."""
+    gate = context.gate(command)
+    gate.check("manage", "")
+    transactions = _transactions(context.state.broker)
+    key = command.text("transactionId", "")
+    if key:
+        return Later(_find_by_id(context, command, gate, transactions, key))
+    offset, count = command.integer("offset", 0), command.integer("count", LISTED_MAX)
+    return Later(_list(command, transactions, max(offset, 0), min(max(count, 1), LISTED_MAX)))
+
+
+async def _list(command: Command, transactions: Transactions, offset: int, count: int) -> bytes:
+    return _listed(command, await transactions.pending(offset, count, LISTED_BYTES))
+
+
+async def _find_by_id(context: Context, command: Command, gate: Gate, transactions: Transactions, key: str) -> bytes:
+    steps = gate.query_keys(HALF_TOPIC, key.encode(), FOUND_MAX, 0, 1 << 62, LISTED_BYTES)
+    found = await context.state.broker.turns.finish(steps)
+    listed: list[PendingTransaction] = []
+    for half in decode_records(b"".join(found.records)):
+        if half.property("UNIQ_KEY") == key:
+            nearest = await transactions.pending(half.queue_offset, 1, LISTED_BYTES)
+            listed += [each for each in nearest if each.half.record.position == half.position]
+    return _listed(command, listed)
+
+
+def _listed(command: Command, found: Sequence[PendingTransaction]) -> bytes:
+    return reply(command, body=orjson.dumps({"transactions": [_fields(each) for each in found]}))
+
+
+def _fields(transaction: PendingTransaction) -> dict[str, object]:
+    half, record = transaction.half, transaction.half.record
+    unique = record.property("UNIQ_KEY")
+    return {
+        "transactionId": unique,
+        "msgId": unique,
+        "producerGroup": half.group,
+        "topic": half.topic,
+        "queueId": half.queue_id,
+        "tranStateTableOffset": record.queue_offset,
+        "commitLogOffset": record.position,
+        "bornTimestamp": record.born_ms,
+        "storeTimestamp": record.store_ms,
+        "checks": transaction.checks,
+        "bodyBytes": len(record.body),
+        "properties": decode_properties(record.properties),
+    }
+
+
 TABLE: Final[dict[int, Handle]] = {
     RequestCode.END_TRANSACTION: end_transaction,
+    RequestCode.END_TRANSACTION_AS_ADMIN: end_transaction,
+    RequestCode.LIST_TRANSACTIONS: list_transactions,
     RequestCode.RESUME_CHECK_HALF_MESSAGE: resume_check,
 }

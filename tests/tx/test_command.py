@@ -1,0 +1,82 @@
+"""`martlet tx` against a broker in another process: what it lists, shows and ends."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from martlet_remoting.client import Message, TransactionResult, TransactionState
+from martlet_remoting.client.blocking import PullConsumer, TransactionProducer
+
+LIMIT_S = 300
+
+
+@pytest.fixture
+def name_server(tmp_path: Path) -> Iterator[str]:
+    words = [sys.executable, "-m", "martlet", "run", "--data", str(tmp_path / "store")]
+    for setting in "remoting.listen=127.0.0.1:0", "nameserver.listen=127.0.0.1:0", "store.flush=async":
+        words += ["--set", setting]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            yield next(word.partition("=")[2] for word in line.split() if word.startswith("nameserver="))
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def tx(name_server: str, *words: str, code: int = 0) -> str:
+    command = [sys.executable, "-m", "martlet", "tx", *words, "-n", name_server]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout if not code else done.stderr
+
+
+def prepare(name_server: str, *bodies: bytes) -> list[TransactionResult]:
+    """Begin transactions of which nobody knows the end."""
+    with TransactionProducer(
+        name_server, "sellers", lambda message: TransactionState.UNKNOWN, send_timeout_s=LIMIT_S
+    ) as producer:
+        return [
+            producer.send_in_transaction(
+                Message("orders", body, tags="t"), lambda message, key: TransactionState.UNKNOWN
+            )
+            for body in bodies
+        ]
+
+
+def read(name_server: str) -> list[bytes]:
+    with PullConsumer(name_server, "readers") as consumer:
+        return sorted(message.body for queue in consumer.queues("orders") for message in consumer.read(queue))
+
+
+def test_pending_transactions_are_listed_shown_and_ended(name_server: str) -> None:
+    assert json.loads(tx(name_server, "list", "--json")) == []
+    first, second, third = (each.sent.transaction_id for each in prepare(name_server, b"first", b"second", b"third"))
+    rows = json.loads(tx(name_server, "list", "--json"))
+    assert [(row["id"], row["number"], row["group"], row["topic"]) for row in rows] == [
+        (key, number, "sellers", "orders") for number, key in enumerate((first, second, third))
+    ]
+    assert [row["id"] for row in json.loads(tx(name_server, "list", "--count", "2", "--json"))] == [first, second]
+    assert second in tx(name_server, "list")
+    shown = json.loads(tx(name_server, "show", second, "--json"))
+    assert (shown["transactionId"], shown["bodyBytes"], shown["properties"]["TAGS"]) == (second, 6, "t")
+    assert shown == json.loads(tx(name_server, "show", "1", "--json"))
+    assert tx(name_server, "commit", second) == f"committed transaction {second} to topic orders\n"
+    assert json.loads(tx(name_server, "rollback", "0", "--json")) == {"transactionId": first, "state": "rolled back"}
+    assert [row["id"] for row in json.loads(tx(name_server, "list", "--json"))] == [third]
+    assert read(name_server) == [b"second"]
+
+
+def test_what_is_not_pending_is_not_found(name_server: str) -> None:
+    (result,) = prepare(name_server, b"x")
+    key = result.sent.transaction_id
+    tx(name_server, "rollback", key)
+    for wanted in key, "0", "7", "nonsense", "9" * 30:
+        assert "is not pending; `martlet tx list` lists those that are" in tx(name_server, "show", wanted, code=1)
+        assert "is not pending" in tx(name_server, "commit", wanted, code=1)
+    assert read(name_server) == []
