@@ -80,7 +80,9 @@ async def set_stages(broker: Broker) -> None:
     """Install the stages of the plugins that are on by default; older checkouts have none."""
     if not hasattr(broker, "set_stages"):
         return
-    found = await load(PluginsConfig().enabled, {}).call("martlet_stages", broker=broker)
+    plugins = load(PluginsConfig().enabled, {})
+    await plugins.call("martlet_capabilities", broker=broker)  # comes first at a start
+    found = await plugins.call("martlet_stages", broker=broker)
     broker.set_stages([(plugin, stage) for plugin, stages in found for stage in stages])
 
 
