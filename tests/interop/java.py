@@ -261,6 +261,9 @@ class Java:
     def producer(self, group: str = "interop_producer", **more: Any) -> "Producer":
         return Producer(self._start("producer", group=group, **more))
 
+    def transactions(self, group: str, **more: Any) -> "TransactionProducer":
+        return TransactionProducer(self._start("transactions", group=group, **more))
+
     def push(self, group: str, topics: str | Sequence[str], **more: Any) -> "PushConsumer":
         """Start a push consumer.
 
@@ -361,6 +364,30 @@ class Producer(Client):
 
 def _sent(answers: Iterable[Mapping[str, Any]]) -> list[Sent]:
     return [Sent(error=Failed(a["error"])) if "error" in a else Sent(**a) for a in answers]
+
+
+class TransactionProducer(Client):
+    """Answers with what the properties of a message say: ``local`` at once, ``check`` when it is asked."""
+
+    def send(self, *messages: Mapping[str, Any]) -> list[Sent]:
+        """Send each message in a transaction.
+
+        Raises:
+          Failed: any of them was refused.
+        """
+        results = _sent(self._started.call("send", messages=list(messages)))
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        return results
+
+    @property
+    def checks(self) -> list[Received]:
+        """Return every check that came up to now."""
+        return self._started.jvm.events(self.name)
+
+    def wait_checks(self, enough: Callable[[list[Received]], bool]) -> list[Received]:
+        return self._started.jvm.wait_events(self.name, enough)
 
 
 class PushConsumer(Client):

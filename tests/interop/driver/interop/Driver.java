@@ -36,6 +36,7 @@ public final class Driver {
         System.setOut(System.err);
         Map<String, Command> commands = new LinkedHashMap<>();
         new Producers().register(commands);
+        new Transactions().register(commands);
         new PushConsumers().register(commands);
         new LitePulls().register(commands);
         new Queries().register(commands);
