@@ -24,10 +24,12 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{REMOTING}context.py": frozenset(("groups", "store", "topics")),
     # Tells name servers about the topics of this broker, and creates the standard ones.
     f"{REMOTING}registrar.py": frozenset(("topics",)),
-    # Held by `context.py`'s shared state: members of groups, rates, and pulls that wait.
+    # Held by `context.py`'s shared state: members of groups, rates, request modes, and pulls and pops that wait.
     f"{REMOTING}members.py": frozenset(("Groups",)),
     f"{REMOTING}rates.py": frozenset(("Store", "Topics")),
     f"{REMOTING}long_poll.py": frozenset(("Store", "Topics")),
+    f"{REMOTING}pops.py": frozenset(("groups", "topics")),
+    f"{REMOTING}request_modes.py": frozenset(("Groups", "Topics")),
     # Keeps state, and appends again what retention is about to remove.
     "examples/martlet-latest/martlet_latest/__init__.py": frozenset(("publish", "store")),
     # Creates its topic, and the feed that all gates follow, on behalf of the broker.

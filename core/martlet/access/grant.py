@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, final
 
 from martlet.errors import Reason, Refused
-from martlet.store import Queue, Store, StoreConfig, StoreStatistics, Usage
+from martlet.store import Queue, ReadResult, Store, StoreConfig, StoreStatistics, Usage
 from martlet.store.layout import RecordView
 from martlet.store.notes import OWN_PREFIX
 from martlet.store.segments import Segment
@@ -280,6 +280,20 @@ class ConsumeGrant:
         """Return the offset after the newest readable message; 0 for a queue that was never used."""
         queue = self._store.find_queue(self.topic, queue_id)
         return self._store.end_offset(queue) if queue is not None else 0
+
+    async def read(self, queue_id: int, offset: int, count_max: int, budget_bytes: int) -> ReadResult:
+        """Read up to *count_max* messages of about *budget_bytes* together, in a worker thread if not in memory.
+
+        Raises:
+          Refused: the queue was never used (Reason.NOT_FOUND).
+          StoreError: the records could not be read.
+        """
+        store = self._store
+        queue = store.find_queue(self.topic, queue_id)
+        if queue is None:
+            raise Refused(Reason.NOT_FOUND, f"queue {queue_id} of topic {self.topic!r} has no messages yet; send one")
+        near = store.read_near(queue, offset, count_max, budget_bytes)
+        return near if near is not None else await store.read_far(queue, offset, count_max, budget_bytes)
 
     def offset(self, queue_id: int) -> int:
         """Return the group's committed offset in that queue, -1 if there is none."""

@@ -14,7 +14,7 @@ from martlet.contracts import Buffer
 from martlet.delivery.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
 from martlet.delivery.subscriptions import Delivery, Start, from_earliest
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
-from martlet.store import Queue, ReadResult
+from martlet.store import Queue
 from martlet.store.layout import RecordView, with_reconsume_times
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet.turns import Steps
@@ -352,9 +352,10 @@ async def _peek(
     body: list[Buffer] = []
     for queue in queues:
         offset = _next_offset(context, grant, queue)
-        rest += max(grant.end_offset(queue.queue_id) - offset, 0)
-        if count_max > 0 and left_bytes > 0:
-            result = await _read(state.broker, queue, offset, count_max, left_bytes)
+        behind = max(grant.end_offset(queue.queue_id) - offset, 0)
+        rest += behind
+        if behind and count_max > 0 and left_bytes > 0:
+            result = await grant.read(queue.queue_id, offset, count_max, left_bytes)
             body += result.pieces
             count_max -= result.count
             left_bytes -= result.size
@@ -362,11 +363,6 @@ async def _peek(
     code = ResponseCode.SUCCESS if found else ResponseCode.PULL_NOT_FOUND
     ext = {**NOTHING, "restNum": rest}
     return encode_response(command.opaque, code, ext, b"".join(body), "FOUND" if found else NO_MESSAGE)
-
-
-async def _read(broker: Broker, queue: Queue, offset: int, count_max: int, budget_bytes: int) -> ReadResult:
-    result = broker.store.read_near(queue, offset, count_max, budget_bytes)
-    return result if result is not None else await broker.store.read_far(queue, offset, count_max, budget_bytes)
 
 
 def _next_offset(context: Context, grant: ConsumeGrant, queue: Queue) -> int:
