@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 import trio
 
-from martlet_remoting.client import Admin, ConsumeFrom, PullConsumer, ReceivedMessage, blocking
+from martlet_remoting.client import (
+    Admin,
+    ConsumeFrom,
+    Message,
+    PullConsumer,
+    ReceivedMessage,
+    TransactionProducer,
+    TransactionState,
+    blocking,
+)
 from martlet_remoting.codes import RequestCode
 
 Run = Callable[..., tuple[int, str, str]]
@@ -109,6 +118,28 @@ def test_one_dead_letter_is_resent_to_another_topic(to: Run, broker: str) -> Non
     assert (message.topic, message.body) == ("Elsewhere", b"bill 1")
     assert "RETRY_TOPIC" not in message.properties
     assert listed(to, "payers")["not resent"] == 2, "where resend goes on did not move"
+
+
+def test_a_resent_message_is_neither_delayed_nor_half_again(to: Run, broker: str) -> None:
+    to("topic", "create", "Payments", "--queues", "1")
+
+    async def send() -> None:
+        async with TransactionProducer(broker, "payers", lambda message: TransactionState.UNKNOWN) as producer:
+            await producer.send(Message("Payments", b"paid", delay_ms=1))
+            paid = Message("Payments", b"paid")
+            await producer.send_in_transaction(paid, lambda message, transaction_id: TransactionState.COMMIT)
+
+    trio.run(send)
+    end = time.monotonic() + 60
+    while len(read(broker, "Payments")) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    dead_letter(broker, "bookkeeping", "Payments")
+    assert to("dlq", "resend", "bookkeeping", "--topic", "Again")[0] == 0
+    resent = read(broker, "Again")
+    assert [(message.body, message.sys_flag) for message in resent] == [(b"paid", 0)] * 2
+    names = {name for message in resent for name in message.properties}
+    assert not [name for name in names if name.startswith(("TIMER_", "TRAN_", "REAL_", "__", "PGROUP"))]
 
 
 def test_a_consumer_of_the_group_gets_what_was_resent(to: Run, broker: str) -> None:

@@ -38,8 +38,13 @@ PREFIX: Final = "%DLQ%"
 PRODUCER_GROUP: Final = "martlet_resend"
 RETRIES: Final = 2
 BEGIN: Final = Where("begin")
-# Properties that record earlier deliveries; a resent message starts without them.
-DROPPED: Final = ("DELAY", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID")
+# Properties of earlier deliveries, of a delay and of a transaction that are over; a resent message starts without them.
+DROPPED: Final = (
+    *("DELAY", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"),
+    *("TRAN_MSG", "PGROUP", "__transactionId__", "CHECK_IMMUNITY_TIME_IN_SECONDS", "REAL_TOPIC", "REAL_QID"),
+)
+DROPPED_PREFIXES: Final = ("TIMER_", "TRANSACTION_", "TRAN_PREPARED_")
+TRANSACTION_BITS: Final = 0xC  # of sysFlag
 
 EPILOG = """\
 examples:
@@ -176,7 +181,11 @@ async def _begin(arguments: Any, consumer: PullConsumer, queue: MessageQueue) ->
 def _header(message: ReceivedMessage, arguments: Any, now_ms: int) -> SendHeader:
     """Return the header for resending *message*: same id, keys and properties, and the full number of retries."""
     origin = _origin(message)
-    properties = {name: text for name, text in message.properties.items() if name not in DROPPED}
+    properties = {
+        name: text
+        for name, text in message.properties.items()
+        if name not in DROPPED and not name.startswith(DROPPED_PREFIXES)
+    }
     topic = arguments.topic
     if topic is None and "RETRY_TOPIC" in properties:
         topic = RETRY_PREFIX + arguments.group
@@ -186,7 +195,8 @@ def _header(message: ReceivedMessage, arguments: Any, now_ms: int) -> SendHeader
         topic = topic or origin
     if not topic:
         raise ClientError(f"message {message.message_id!r} has no property with its original topic; give --topic")
-    sys_flag = message.sys_flag & ~(COMPRESSED | COMPRESSION_BITS)  # the body was expanded on receipt
+    # The body was expanded on receipt.
+    sys_flag = message.sys_flag & ~(COMPRESSED | COMPRESSION_BITS | TRANSACTION_BITS)
     return SendHeader(PRODUCER_GROUP, topic, TEMPLATE_TOPIC, 1, -1, sys_flag, now_ms, message.flag, encoded(properties))
 
 
