@@ -80,6 +80,8 @@ WORDS = [
     ("dlq", "list"),
     ("dlq", "show", "spies"),
     ("dlq", "resend", "spies"),
+    ("timer", "count"),
+    ("tx", "list"),
     ("stats", "server."),
     ("bench", "--messages", "10"),
     ("group", "delete", "spies", "--yes"),

@@ -73,9 +73,11 @@ REQUESTS: Mapping[int, tuple[Mapping[str, object], object, list[Asked]]] = {
     RequestCode.BATCH_ACK_MESSAGE: ({}, {"acks": [{"c": "G", "t": "T", "q": 0, "b": "AQ=="}]}, [GROUP, TOPIC]),
     RequestCode.RECALL_MESSAGE: ({"topic": "T", "recallHandle": "x"}, b"", [PUBLISH]),
     RequestCode.GET_TIMER_METRICS: ({}, b"", [BROKER]),
+    RequestCode.LIST_TRANSACTIONS: ({}, b"", [MANAGE_BROKER]),
     # Refused without the plugin that holds transactions, before anybody is asked.
     RequestCode.END_TRANSACTION: ({}, b"", []),
     RequestCode.RESUME_CHECK_HALF_MESSAGE: ({}, b"", []),
+    RequestCode.END_TRANSACTION_AS_ADMIN: ({}, b"", []),
     RequestCode.CONSUMER_SEND_MSG_BACK: (BACK, b"", [GROUP, TOPIC]),
     RequestCode.QUERY_MESSAGE: (KEY, b"", [TOPIC]),
     RequestCode.VIEW_MESSAGE_BY_ID: ({"offset": "0"}, b"", [TOPIC]),

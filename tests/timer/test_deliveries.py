@@ -44,6 +44,19 @@ async def test_a_delivered_record_is_what_rocketmq_delivers(autojump_clock: Mock
         assert START_MS + 7_200_000 <= record.store_ms <= START_MS + 7_200_020
 
 
+async def test_a_delay_begins_when_its_message_is_stored(autojump_clock: MockClock) -> None:
+    """Records of one commit share the time of its first one, but a delayed message has its own."""
+    async with delays() as running:
+        for level in (0, 1):
+            running.send(f"{level}", level)
+            running.clock.shift_ms += 5
+        await running.wait_for(2)
+        plain, late = running.records()
+        (held,) = running.records(SCHEDULE_TOPIC)
+        assert held.store_ms - plain.store_ms == 5
+        assert late.store_ms - held.store_ms >= 1000
+
+
 async def test_many_messages_of_a_level_arrive_once_in_order_and_in_time(autojump_clock: MockClock) -> None:
     async with delays() as running:
         for number in range(1000):

@@ -10,10 +10,10 @@ from trio.testing import MockClock
 
 from martlet.errors import Reason, Refused
 from martlet.message import Message, decode_properties
+from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet_timer.config import TimerConfig
-from martlet_timer.wheel import WHEEL_TOPIC
 
 
 async def test_a_message_arrives_at_its_millisecond(autojump_clock: MockClock) -> None:
@@ -127,7 +127,7 @@ async def test_a_wrong_time_is_refused(autojump_clock: MockClock, properties: di
             made.publish(properties=properties)
         assert refused.value.reason == Reason.ILLEGAL
         assert reason in str(refused.value)
-        assert made.records(WHEEL_TOPIC) == made.records() == []
+        assert made.records(TIMER_TOPIC) == made.records() == []
 
 
 async def test_a_timer_is_refused_if_the_message_would_be(autojump_clock: MockClock) -> None:
@@ -144,7 +144,7 @@ async def test_the_broker_may_choose_the_queue(autojump_clock: MockClock) -> Non
         for _ in range(40):
             made.publish(queue_id=-1, TIMER_DELAY_MS=5)
         await until(lambda: len(made.records()) == 40)
-        queues = [decode_properties(record.properties)["REAL_QID"] for record in made.records(WHEEL_TOPIC)]
+        queues = [decode_properties(record.properties)["REAL_QID"] for record in made.records(TIMER_TOPIC)]
         assert {record.queue_id for record in made.records()} == {0, 1}
         assert sorted(str(record.queue_id) for record in made.records()) == sorted(queues)
 
@@ -155,7 +155,7 @@ async def test_half_messages_are_not_timers(autojump_clock: MockClock) -> None:
         for transaction in (0x4, 0xC):
             message = Message("T", b"x", b"TIMER_DELAY_MS\x015\x02", sys_flag=transaction)
             assert stage.change(message).topic == "T"
-        assert stage.change(Message("T", b"x", b"TIMER_DELAY_MS\x015\x02", 0, sys_flag=0x8)).topic == WHEEL_TOPIC
+        assert stage.change(Message("T", b"x", b"TIMER_DELAY_MS\x015\x02", 0, sys_flag=0x8)).topic == TIMER_TOPIC
 
 
 async def test_thousands_of_timers_arrive_in_order_and_in_time(autojump_clock: MockClock) -> None:

@@ -6,10 +6,10 @@ from tests.timer.timer_talk import Timed, timed
 from trio.testing import MockClock
 
 from martlet.message import Message
+from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet_timer.exchange import PATH, mark
-from martlet_timer.wheel import WHEEL_TOPIC
 from martlet_timer.wheel_files import CHECK, SLOT, UNIT
 
 
@@ -17,7 +17,7 @@ def store(made: Timed, body: bytes, out_ms: int, key: str = "", **more: object) 
     """Store a record of the timer topic as RocketMQ does."""
     properties = {"UNIQ_KEY": key or body.decode(), "TIMER_OUT_MS": out_ms, "REAL_TOPIC": "T", "REAL_QID": 0, **more}
     encoded = "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
-    made.broker.store.append(Message(WHEEL_TOPIC, body, encoded, 0), 0)
+    made.broker.store.append(Message(TIMER_TOPIC, body, encoded, 0), 0)
     made.broker.store.commit()
 
 

@@ -10,11 +10,11 @@ from trio.testing import MockClock
 
 from martlet.errors import Refused
 from martlet.message import decode_properties
+from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet.turns import finish_now
 from martlet_timer.config import TimerConfig
-from martlet_timer.wheel import WHEEL_TOPIC
 
 SMALL: dict[str, Any] = {"segment_bytes": 8192, "page_bytes": 1024, "cache_bytes": 16_384}
 FULL: dict[str, Any] = {"disk_used_ratio_max": 0.8, "disk_clean_ratio": 0.85}
@@ -38,7 +38,7 @@ async def test_a_timer_of_a_year_survives_the_removal_of_its_segment(autojump_cl
         disk.used_ratio = 0.1
         assert store.first_position > 8192
         assert made.statistics["pending"] == 1
-        (moved,) = (record for record in made.records(WHEEL_TOPIC) if record.body == b"year")
+        (moved,) = (record for record in made.records(TIMER_TOPIC) if record.body == b"year")
         assert moved.position >= store.first_position
         assert int(decode_properties(moved.properties)["TIMER_ROLL_TIMES"]) >= 1
     clock.skew_ms += 365 * DAY_MS
@@ -105,7 +105,7 @@ async def test_a_timer_in_delivery_is_not_moved(autojump_clock: MockClock) -> No
         assert schedule.is_taken(timer[1])
         schedule.give_back([timer])
         finish_now(made.plugin.timers.roll(0, made.broker.store.appended))
-        assert len(made.records(WHEEL_TOPIC)) == 1
+        assert len(made.records(TIMER_TOPIC)) == 1
         await trio.sleep(0.1)
-        assert len(made.records(WHEEL_TOPIC)) == 2
+        assert len(made.records(TIMER_TOPIC)) == 2
         assert made.statistics["pending"] == 1

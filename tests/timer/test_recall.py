@@ -10,9 +10,10 @@ from trio.testing import MockClock
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
 from martlet.message import decode_properties
+from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
-from martlet_timer.wheel import WHEEL_TOPIC, key_of, out_of
+from martlet_timer.wheel import key_of, out_of
 
 DUE_MS = START_MS + 5000
 OUT_MS = out_of(DUE_MS)
@@ -33,7 +34,7 @@ async def test_a_recalled_message_is_not_delivered(autojump_clock: MockClock) ->
         await trio.sleep(5)
         assert made.bodies() == [b"0", b"2"]
         assert made.statistics["recalled"] == 1
-        record = made.records(WHEEL_TOPIC)[-1]
+        record = made.records(TIMER_TOPIC)[-1]
         # What RocketMQ reads if it opens this store.
         assert record.body == b"0"
         assert decode_properties(record.properties) == {

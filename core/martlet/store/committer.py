@@ -98,6 +98,11 @@ class Committer:
                 self.on_commit_wanted()
         return self.now_ms
 
+    def renew_clock(self) -> None:
+        """Give the next records their own store time, not that of the first one since the last commit."""
+        if self.now_ms:
+            self.now_ms = self._clock.now_ms()
+
     def commit_soon(self) -> None:
         """Request a commit."""
         if self.on_commit_wanted is not None:

@@ -461,6 +461,13 @@ class Store:
         """Functions that the next commit calls once each, to append its last records."""
         return self.committer.before_commit
 
+    def renew_clock(self) -> None:
+        """Give the next records their own store time.
+
+        Others have that of the first record since the last commit, which is some milliseconds old on a busy machine.
+        """
+        self.committer.renew_clock()
+
     def commit_soon(self) -> None:
         """Request a commit by the server at the end of this round of the event loop; appends do this themselves."""
         self.committer.commit_soon()

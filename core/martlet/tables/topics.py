@@ -25,6 +25,7 @@ __all__ = [
     "RETRY_PREFIX",
     "SYSTEM_TOPICS",
     "TEMPLATE_TOPIC",
+    "TIMER_TOPIC",
     "WRITE",
     "Topic",
     "Topics",
@@ -42,6 +43,8 @@ TEMPLATE_TOPIC: Final = "TBW102"
 
 # Consumers may read it: RocketMQ's admin tool does in startMonitoring, and fails if it may not.
 EVENT_TOPIC: Final = "OFFSET_MOVED_EVENT"
+# RocketMQ lets every client write there, and so send to any topic, and recall any message.
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 # Topics to which only the broker writes (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET, and the timer topic).
 BROKER_TOPICS: Final = frozenset(
     (
@@ -51,8 +54,7 @@ BROKER_TOPICS: Final = frozenset(
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "SELF_TEST_TOPIC",
         EVENT_TOPIC,
-        # RocketMQ lets every client write there, and so send to any topic, and recall any message.
-        "rmq_sys_wheel_timer",
+        TIMER_TOPIC,
     )
 )
 # Names that clients can neither change nor delete (TopicValidator).

@@ -20,7 +20,7 @@ from martlet.plugins.loader import guarded_filter
 from martlet.settings import DeliveryConfig
 from martlet.store import Store, StoreConfig
 from martlet.tables.groups import Group
-from martlet.tables.topics import BROKER_TOPICS
+from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC
 from martlet.testing.peers import RecordingPeer, serving
 from martlet_line.config import LineConfig
 from martlet_line.connection import LineConnection
@@ -227,7 +227,7 @@ async def test_a_group_is_asked_about_by_its_retry_topic(tmp_path: Path) -> None
         assert await talk.line() == "END 1 '' may not read consumer group[H]"
 
 
-@pytest.mark.parametrize("topic", sorted(BROKER_TOPICS))
+@pytest.mark.parametrize("topic", sorted(BROKER_TOPICS - {EVENT_TOPIC}))
 async def test_what_only_the_broker_writes_is_not_to_be_had(tmp_path: Path, topic: str) -> None:
     async with room(tmp_path) as made:
         talk = made.connect()

@@ -313,6 +313,7 @@ class Deliveries:
           Refused: the store accepts no writes at the moment.
         """
         note = self._offsets.journal, self._offsets.note(made.offsets)
+        self._store.renew_clock()  # an older time would look like an early delivery
         try:
             self._broker.publish_atomic(made.messages, [note], passed=self._plugin)
         except Refused as refused:

@@ -208,6 +208,7 @@ class Delivery:
           StoreFailed: the disk failed.
         """
         store = self._store
+        store.renew_clock()  # an older time would look like an early delivery
         self._broker.publish_atomic(messages, [(self._journal, gone(timers))], passed=self._plugin)
         end = store.appended
         try:

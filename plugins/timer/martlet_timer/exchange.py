@@ -23,6 +23,7 @@ from martlet.message import find_property
 from martlet.store.codec import decode_records, tags_code
 from martlet.store.layout import I32
 from martlet.tables.saved import Table
+from martlet.tables.topics import TIMER_TOPIC
 from martlet.turns import Pace, Steps
 
 from .delivery import Delivery
@@ -30,7 +31,7 @@ from .pending import HOUR_MS, Frozen
 from .reader import RECORD_BYTES_MAX
 from .schedule import Timer
 from .timers import TimerState
-from .wheel import OUT_MS, PRECISION_MS, RECALLED_KEY, WHEEL_TOPIC, due_of
+from .wheel import OUT_MS, PRECISION_MS, RECALLED_KEY, due_of
 from .wheel_files import CHECK, Unit, write_wheel
 
 if TYPE_CHECKING:
@@ -99,13 +100,13 @@ class Exchange:
 
     def hand_over(self) -> None:
         """Have RocketMQ's files written with the tables; call this at shutdown."""
-        if not self._foreign and self._broker.store.queue(WHEEL_TOPIC, 0).next_offset:
+        if not self._foreign and self._broker.store.queue(TIMER_TOPIC, 0).next_offset:
             self._table.change()
 
     def _render(self, position: int) -> Steps[list[bytes]]:
         """Write wheel and log of the timers that are pending now, and return the content of the checkpoint."""
         store, frozen, now_ms = self._broker.store, self._timers.pending.freeze(), self._broker.clock.now_ms()
-        queue = store.queue(WHEEL_TOPIC, 0)
+        queue = store.queue(TIMER_TOPIC, 0)
         end = store.end_offset(queue)
 
         def render() -> Steps[list[bytes]]:
@@ -139,14 +140,14 @@ class Exchange:
     async def _position_of(self, offset: int) -> int:
         """Return the log position of message *offset* of the timer topic; the end of the log after the last one."""
         store = self._broker.store
-        queue = store.queue(WHEEL_TOPIC, 0)
+        queue = store.queue(TIMER_TOPIC, 0)
         offset = max(offset, queue.first_offset)
         if offset >= store.end_offset(queue):
             return store.appended
         result = await store.read_far(queue, offset, 1, 1)
         records = decode_records(b"".join(result.pieces))
         if not records:
-            raise Refused(Reason.UNAVAILABLE, f"message {offset} of {WHEEL_TOPIC} cannot be read")
+            raise Refused(Reason.UNAVAILABLE, f"message {offset} of {TIMER_TOPIC} cannot be read")
         return records[0].position
 
     def _over(self, read_ms: int, wheel_end: int) -> Steps[set[Timer]]:
@@ -178,7 +179,7 @@ class Exchange:
     async def _recalled(self) -> set[Timer]:
         """Return the timers that were recalled before their recalls."""
         store, found = self._broker.store, set[Timer]()
-        queue = store.queue(WHEEL_TOPIC, 0)
+        queue = store.queue(TIMER_TOPIC, 0)
         codes, offset = frozenset((tags_code(RECALL_TAG),)), queue.first_offset
         while offset < store.end_offset(queue):
             result = await store.read_far(queue, offset, READ_AT_ONCE, READ_BYTES, codes)

@@ -10,6 +10,7 @@ from martlet.contracts import Dispatcher, Service, Stage, Timers
 from martlet.plugins.hooks import Hooks
 from martlet.state import Projection
 from martlet.store.delays import SCHEDULE_TOPIC, due_dispatcher
+from martlet.tables.topics import TIMER_TOPIC
 
 from .config import TimerConfig
 from .deliveries import Deliveries
@@ -22,7 +23,7 @@ from .recall import Recalls
 from .smooth_clock import SmoothClock
 from .steady import SteadyClock
 from .timers import TimerState
-from .wheel import WHEEL_TOPIC, Wheel
+from .wheel import Wheel
 
 if TYPE_CHECKING:
     from martlet.broker import Broker
@@ -66,7 +67,7 @@ class TimerPlugin(Hooks):
         topic = broker.topics.ensure(SCHEDULE_TOPIC, levels)
         if topic.write_queues < levels:
             broker.topics.update(SCHEDULE_TOPIC, read_queues=levels, write_queues=levels)
-        broker.topics.ensure(WHEEL_TOPIC, 1)
+        broker.topics.ensure(TIMER_TOPIC, 1)
         broker.stats.add("timers", self._timer_statistics)
         self._offsets = DelayOffsets(broker)
         return [self._offsets, self.timers]

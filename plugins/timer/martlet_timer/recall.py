@@ -14,12 +14,13 @@ import trio
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Record, encode_properties, find_property
+from martlet.tables.topics import TIMER_TOPIC
 
 from .delivery import Delivery
 from .schedule import Timer
 from .smooth_clock import SmoothClock
 from .timers import TimerState
-from .wheel import OUT_MS, REAL_TOPIC, RECALLED_KEY, UNIQUE_KEY, WHEEL_TOPIC, delete_key, due_of, key_of
+from .wheel import OUT_MS, REAL_TOPIC, RECALLED_KEY, UNIQUE_KEY, delete_key, due_of, key_of
 
 __all__ = ["Recalls"]
 
@@ -95,7 +96,7 @@ class Recalls:
             "REAL_QID": "0",
         }
         host, now_ms = self._broker.store.store_host, self._broker.clock.now_ms()
-        return Message(WHEEL_TOPIC, b"0", encode_properties(properties), 0, born_ms=now_ms, born_host=host)
+        return Message(TIMER_TOPIC, b"0", encode_properties(properties), 0, born_ms=now_ms, born_host=host)
 
 
 def _is(record: Record, topic: str, unique: str) -> bool:

@@ -36,10 +36,11 @@ class SteadyClock:
 
     def now_ms(self) -> float:
         """Return the time, to be compared with what `stored_ms` returns."""
-        now = trio.current_time()
         if self._began < 0:
-            self._began, self._started_ms = now, float(self._clock.now_ms())
-        return self._started_ms + (now - self._began) * 1000
+            # The wall clock first: a pause between the two makes this clock late, so that nothing is early.
+            self._started_ms = float(self._clock.now_ms())
+            self._began = trio.current_time()
+        return self._started_ms + (trio.current_time() - self._began) * 1000
 
     def observe(self, position: int) -> None:
         """Compare this clock with the wall clock; records from *position* on are stored by the present wall clock."""

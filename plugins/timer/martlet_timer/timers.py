@@ -17,11 +17,12 @@ from martlet.errors import StoreError
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
 from martlet.store.layout import RecordView
+from martlet.tables.topics import TIMER_TOPIC
 from martlet.turns import Pace, Steps
 
 from .pending import Column, Frozen, Pending
 from .schedule import Schedule, Timer
-from .wheel import WHEEL_TOPIC, key_of, read_timer
+from .wheel import key_of, read_timer
 
 __all__ = ["TimerState", "gone"]
 
@@ -63,7 +64,7 @@ class TimerState:
 
     def __init__(self, journal_topic: str, granule_bytes: int) -> None:
         self.name = "timers"
-        self.topics = frozenset((WHEEL_TOPIC, journal_topic))
+        self.topics = frozenset((TIMER_TOPIC, journal_topic))
         self._granule_bytes = granule_bytes
         self.pending = Pending(granule_bytes)
         self.schedule = Schedule(self.pending)
@@ -77,7 +78,7 @@ class TimerState:
     def apply(self, records: Sequence[RecordView]) -> None:
         pending, schedule = self.pending, self.schedule
         for record in records:
-            if record.topic != WHEEL_TOPIC:
+            if record.topic != TIMER_TOPIC:
                 for note in read_notes(bytes(record.body)):
                     for due_ms, position in _read_gone(note):
                         pending.remove(due_ms, position)
@@ -108,7 +109,7 @@ class TimerState:
         self.schedule = Schedule(self.pending)
 
     def forget(self, topic: str) -> None:
-        if topic == WHEEL_TOPIC:
+        if topic == TIMER_TOPIC:
             self._begin()
 
     def floor(self) -> int:

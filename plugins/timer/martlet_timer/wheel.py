@@ -1,7 +1,7 @@
 """Timed messages as records of RocketMQ's timer topic, so that either broker can deliver them.
 
 A client asks for a time with one of three properties (`HookUtils.transformTimerMessage`). The message is stored in the
-topic `WHEEL_TOPIC` with its own topic and queue in properties, and with TIMER_OUT_MS. RocketMQ delivers when the second
+topic `TIMER_TOPIC` with its own topic and queue in properties, and with TIMER_OUT_MS. RocketMQ delivers when the second
 of TIMER_OUT_MS is over, and so puts there the full second before the time. Martlet puts there the time minus 1 ms: for
 RocketMQ that is in the same second, and Martlet delivers at the millisecond. Only a time 1 ms after a full second is
 delivered 1 ms late, as TIMER_OUT_MS would otherwise look like one of RocketMQ, which means the end of its second.
@@ -15,7 +15,7 @@ from martlet.contracts import Stage
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
 from martlet.store.layout import PREPARED, RecordView
-from martlet.tables.topics import BROKER_TOPICS
+from martlet.tables.topics import BROKER_TOPICS, TIMER_TOPIC
 
 __all__ = [
     "OUT_MS",
@@ -24,7 +24,6 @@ __all__ = [
     "REAL_TOPIC",
     "RECALLED_KEY",
     "UNIQUE_KEY",
-    "WHEEL_TOPIC",
     "Wheel",
     "delete_key",
     "delivery_of",
@@ -35,7 +34,6 @@ __all__ = [
     "read_timer",
 ]
 
-WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
 
 DELIVER_MS: Final = b"TIMER_DELIVER_MS"
 DELAY_MS: Final = b"TIMER_DELAY_MS"
@@ -81,7 +79,7 @@ def key_of(topic: str, unique: str) -> int:
 
 
 def read_timer(record: RecordView) -> tuple[int, str, str] | None:
-    """Return due time, topic and unique key of a record in `WHEEL_TOPIC`; None if it is not a timer."""
+    """Return due time, topic and unique key of a record in `TIMER_TOPIC`; None if it is not a timer."""
     properties = record.properties
     out, topic = find_property(properties, OUT_MS), find_property(properties, REAL_TOPIC)
     if not topic or not out.isdigit() or len(out) > DIGITS_MAX or find_property(properties, RECALLED_KEY):
@@ -92,7 +90,7 @@ def read_timer(record: RecordView) -> tuple[int, str, str] | None:
 
 @final
 class Wheel:
-    """The stage that holds timed messages: it turns them into records of `WHEEL_TOPIC`.
+    """The stage that holds timed messages: it turns them into records of `TIMER_TOPIC`.
 
     Args:
       now_ms: the time.
@@ -109,7 +107,7 @@ class Wheel:
         return Stage(self.hold, (*(key.decode() for key in TIME_KEYS), RECALLED_KEY.decode()))
 
     def hold(self, message: Message) -> Message:
-        """Return *message*, which becomes a record of `WHEEL_TOPIC` if it asks for a time in the future.
+        """Return *message*, which becomes a record of `TIMER_TOPIC` if it asks for a time in the future.
 
         Raises:
           Refused: it asks for no valid time, or for one too far in the future.
@@ -149,7 +147,7 @@ class Wheel:
             text = f"message properties are {len(properties)} bytes with those of its timer"
             raise Refused(Reason.ILLEGAL, f"{text}; the maximum is {PROPERTIES_BYTES_MAX - ROOM_BYTES}")
         message.properties = properties
-        message.topic, message.queue_id = WHEEL_TOPIC, 0
+        message.topic, message.queue_id = TIMER_TOPIC, 0
         return message
 
 
@@ -192,4 +190,4 @@ def moved(record: Record, due_ms: int) -> Message:
         properties = longer
     if due_of(int(find_property(properties, OUT_MS))) != due_ms:
         properties = put_property(properties, OUT_MS, b"%d" % out_of(due_ms))
-    return _copy_of(record, WHEEL_TOPIC, 0, properties)
+    return _copy_of(record, TIMER_TOPIC, 0, properties)

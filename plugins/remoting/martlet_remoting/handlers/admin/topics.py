@@ -7,8 +7,9 @@ import orjson
 
 from martlet.access import TopicAdminGrant
 from martlet.broker import Broker
+from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
-from martlet.tables.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, Topic, check_name
+from martlet.tables.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC, Topic, check_name
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, integer, items, read_body
 from martlet_remoting.codes import RequestCode, ResponseCode
@@ -44,7 +45,8 @@ SUPPORTED: Final[Mapping[str, str]] = {"queue.type": "SimpleCQ", "cleanup.policy
 
 def system_topics(broker: Broker) -> list[str]:
     """Return the topics that clients can neither change nor delete."""
-    return list(dict.fromkeys([*SYSTEM_TOPICS, *(topic.name for topic in standard_topics(broker))]))
+    held = [TIMER_TOPIC] if broker.capability(Timers) is not None else []
+    return list(dict.fromkeys([*SYSTEM_TOPICS, *held, *(topic.name for topic in standard_topics(broker))]))
 
 
 def is_system(broker: Broker, name: str) -> bool:
