@@ -21,7 +21,7 @@ from martlet.store.delays import SCHEDULE_TOPIC
 from martlet.store.layout import RecordView, record_views
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadResult
-from martlet.tables.topics import BROKER_TOPICS, WRITE
+from martlet.tables.topics import BROKER_TOPICS, RETRY_PREFIX, WRITE
 
 from .lateness import Lateness
 from .levels import REAL_QUEUE, REAL_TOPIC
@@ -275,6 +275,8 @@ class Deliveries:
         message = _message_of(record)
         name = find_property(message.properties, REAL_TOPIC).decode("utf-8", "replace")
         topic = self._broker.topics.get(name)
+        if topic is None and name.startswith(RETRY_PREFIX):
+            topic = self._broker.topics.ensure(name, 1)  # made by the send, and not saved before a crash
         why = ""
         if not name or name in BROKER_TOPICS:
             why = f"its property REAL_TOPIC is {name!r}"
