@@ -148,7 +148,7 @@ class Broker:
         for message in messages:
             try:
                 each = self._staged(message) if wanted else message
-                run.append(self.store.run_item(each, self.queue_for(each)))
+                run.append(self.store.run_item(each, self._queue_for(each)))
                 results.append(None)
             except Refused as refused:
                 results.append(refused)
@@ -222,7 +222,7 @@ class Broker:
         """
         if self.stages.may_want_any(messages):
             messages = [self._staged(message, passed) for message in messages]
-        queue_ids = [self.queue_for(message) for message in messages]
+        queue_ids = [self._queue_for(message) for message in messages]
         notes: dict[Journal, list[bytes]] = {}
         for journal, note in acknowledgements:
             notes.setdefault(journal, []).append(note)
@@ -243,12 +243,23 @@ class Broker:
             journal = self._journals[name] = Journal(self.store, name)
         return journal
 
-    def queue_for(self, message: Message) -> int:
-        """Return the queue in which `publish` would store *message*; for stages that store it elsewhere meanwhile.
+    def queue_for_later(self, message: Message) -> int:
+        """Return the queue for a *message* that a stage stores in another topic until it is due; choose one if needed.
+
+        A topic whose file is not written yet is recreated from its records after a crash. *message* is no record of
+        its topic, so if there is none, a note in the log takes its place.
 
         Raises:
           Refused: as for `publish`.
+          StoreFailed: the disk failed.
         """
+        topic = self._open_topic(message)
+        queue_id = self._choose_queue(topic, message.queue_id)
+        if not any(queue.next_offset or queue.noted for queue in topic.queues.values()):
+            self.store.notes.note_offsets([topic.queue(queue_id)])
+        return queue_id
+
+    def _queue_for(self, message: Message) -> int:
         return self._choose_queue(self._open_topic(message), message.queue_id)
 
     def _choose_queue(self, topic: Topic, queue_id: int) -> int:

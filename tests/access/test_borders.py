@@ -40,7 +40,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{TIMER}exchange.py": frozenset(("store",)),
     f"{TIMER}reader.py": frozenset(("Store",)),
     f"{TIMER}recall.py": frozenset(("store",)),
-    f"{TIMER}levels.py": frozenset(("store", "topics")),
+    f"{TIMER}levels.py": frozenset(("store",)),
     f"{TIMER}offsets.py": frozenset(("store",)),
     f"{TIMER}plugin.py": frozenset(("store", "topics")),
     # Keeps half messages, which no client reads or writes, and publishes what `Gate.end_transaction` has allowed.

@@ -184,6 +184,29 @@ async def test_a_deletion_that_was_confirmed_survives_a_kill(autojump_clock: Moc
         assert broker.topics.get("t") is None
 
 
+@pytest.mark.parametrize("cut", [Cut.KILLED, Cut.LOST])
+async def test_a_topic_whose_only_message_waits_elsewhere_survives_a_crash(cut: Cut) -> None:
+    """A stage stores the message in another topic, and the crash comes before the table is written."""
+    disk = FakeDisk()
+    async with broker_in_memory(disk, flush="sync") as broker:
+        for name in "T", "%RETRY%G", "Gone":
+            broker.topics.ensure(name, 4)
+            for _ in range(2):
+                assert broker.queue_for_later(Message(name, b"x", queue_id=3)) == 3
+        end = broker.publish(Message("T", b"x", queue_id=1)).end
+        notes = broker.store.appended
+        assert broker.queue_for_later(Message("T", b"x", queue_id=2)) == 2
+        assert broker.store.appended == notes, "a topic that the log names already is not named again"
+        broker.topics.delete("Gone")
+        await broker.store.wait_flushed(end)
+        await broker.store.wait_deleted()
+        disk = disk.after_power_cut(cut, random.Random(1))
+    async with broker_in_memory(disk, flush="sync") as broker:
+        persistence.load(broker)
+        names = {topic.name: topic.write_queues for topic in broker.topics}
+        assert names == {"T": 8, "%RETRY%G": 4}
+
+
 async def test_a_topic_stays_in_its_file_until_the_log_says_that_it_was_deleted(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

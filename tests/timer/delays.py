@@ -105,5 +105,5 @@ async def delays(
     ) as running:
         running.broker.topics.ensure("t", queues)
         for service in plugin.martlet_services(running.broker):
-            running.nursery.start_soon(service)
+            await running.nursery.start(service)
         yield Delays(running, plugin, clock)

@@ -180,15 +180,6 @@ async def test_pending_messages_and_what_became_due_meanwhile_arrive_after_a_res
 # what cannot be delivered
 
 
-async def test_a_retry_arrives_although_its_topic_was_not_saved_before_a_crash(autojump_clock: MockClock) -> None:
-    async with delays() as running:
-        running.broker.topics.ensure("%RETRY%g", 1)
-        running.send("x", topic="%RETRY%g")
-        running.broker.topics.delete("%RETRY%g")
-        await running.wait_for(1, topic="%RETRY%g")
-        assert running.bodies("%RETRY%g") == ["x"]
-
-
 async def test_a_message_of_a_deleted_topic_is_logged_and_counted(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

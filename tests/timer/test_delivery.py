@@ -314,4 +314,4 @@ async def test_a_record_that_the_disk_fails_to_read_is_tried_again(
         await trio.sleep(61)
         assert made.bodies() == [b"first"]
         assert made.statistics["unreadable"] == 0
-        assert caplog.text.count("cannot be read at position 0, trying again in a minute; Input/output error") == 2
+        assert caplog.text.count("cannot be read at position 116, trying again in a minute; Input/output error") == 2

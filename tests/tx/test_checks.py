@@ -243,7 +243,7 @@ async def test_the_checks_of_a_pending_transaction_can_be_counted_again(
         found.held.resume(await found.find(placed))
 
 
-# what RocketMQ left, and what it is told
+# the offsets of CID_RMQ_SYS_TRANS, by which RocketMQ continues
 
 
 async def test_rocketmq_is_told_the_oldest_pending_one_and_an_op_record_before_all_that_matter(

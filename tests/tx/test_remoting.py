@@ -209,7 +209,7 @@ async def query(client: Caller, topic: str, key: str) -> list[Record]:
         ("", "is not an offset message id"),
         ("U1", "is not an offset message id"),
         ("7F00000100002A9F" + "F" * 16, "Find prepared transaction message failed"),
-        ("7F00000100002A9F" + "0" * 16, "has ended"),
+        ("{sent}", "has ended"),
         ("G" * 32, "is not an offset message id"),
     ],
 )
@@ -218,7 +218,8 @@ async def test_only_a_pending_or_parked_transaction_is_resumed(tmp_path: Path, m
         client = await running.connect()
         sent = await prepare(client)
         assert (await client.ask(END, end_ext(sent, ROLLBACK))).code == 0
-        answer = await client.ask(RESUME, {"topic": "T", "msgId": message_id})
+        sent_id = sent.ext["msgId"]
+        answer = await client.ask(RESUME, {"topic": "T", "msgId": message_id.format(sent=sent_id)})
         assert answer.code == 1
         assert text in str(answer.remark)
 

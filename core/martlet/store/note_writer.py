@@ -45,7 +45,7 @@ class NoteWriter:
         self._writer.append_together((note, note), NOTES_TOPIC)
 
     def note_offsets(self, queues: list[Queue]) -> None:
-        """Write the next offsets of *queues*, whose records are about to be removed.
+        """Write the next offsets of *queues*, which no record tells, or no longer.
 
         Raises:
           Refused: the disk is full.

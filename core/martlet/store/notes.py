@@ -1,9 +1,9 @@
 """Internal records of the store: facts on queues that the other records in the log do not tell.
 
 A *deletion* invalidates all earlier records of a topic. An *offset note* gives the next offsets of queues whose records
-retention removes. Both are records of `NOTES_TOPIC`, a name that no client can use, with the transaction state
-ROLLBACK, which neither Martlet nor RocketMQ puts into a consume queue or the key index. A scan of the log applies them
-in log order, so deletions hold in every rebuild, wherever it begins.
+retention removes, or which have none yet. Both are records of `NOTES_TOPIC`, a name that no client can use, with the
+transaction state ROLLBACK, which neither Martlet nor RocketMQ puts into a consume queue or the key index. A scan of the
+log applies them in log order, so deletions hold in every rebuild, wherever it begins.
 """
 
 from collections.abc import Iterable, Iterator

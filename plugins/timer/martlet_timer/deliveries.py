@@ -21,7 +21,7 @@ from martlet.store.delays import SCHEDULE_TOPIC
 from martlet.store.layout import RecordView, record_views
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadResult
-from martlet.tables.topics import BROKER_TOPICS, RETRY_PREFIX, WRITE
+from martlet.tables.topics import BROKER_TOPICS, WRITE
 
 from .lateness import Lateness
 from .levels import REAL_QUEUE, REAL_TOPIC
@@ -122,13 +122,14 @@ class Deliveries:
         self.expired = 0
         self.failed_rounds = 0
 
-    async def run(self) -> None:
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver until cancelled."""
         store = self._store
+        if not self._stored:
+            self._stored = self._known_offsets()
+        task_status.started()
         await self._offsets.adopt()
         self._started_ms, self._started_at = self._clock.now_ms(), store.readable
-        if not self._stored:
-            self._stored = dict(self._offsets.by_level)
         self._return_to_log()
         store.queues.on_new.append(self._found_queue)
         store.on_flushed.append(self._flushed)
@@ -146,6 +147,12 @@ class Deliveries:
                 if level.queue is not None and level.queue.watchers is not None:
                     level.queue.watchers.remove(self._became_readable)
                     level.queue = None
+
+    def _known_offsets(self) -> dict[int, int]:
+        """Return the offsets from before the start; those beyond the end of a queue would skip what is sent now."""
+        queues = self._store.queues.topics.get(SCHEDULE_TOPIC, {})
+        ends = {queue_id + 1: self._store.end_offset(queue) for queue_id, queue in queues.items()}
+        return {level: min(offset, ends.get(level, 0)) for level, offset in self._offsets.by_level.items()}
 
     # waiting
 
@@ -275,8 +282,6 @@ class Deliveries:
         message = _message_of(record)
         name = find_property(message.properties, REAL_TOPIC).decode("utf-8", "replace")
         topic = self._broker.topics.get(name)
-        if topic is None and name.startswith(RETRY_PREFIX):
-            topic = self._broker.topics.ensure(name, 1)  # made by the send, and not saved before a crash
         why = ""
         if not name or name in BROKER_TOPICS:
             why = f"its property REAL_TOPIC is {name!r}"

@@ -74,19 +74,15 @@ class Holder:
         A level above the table counts as the highest one, and 0 or a negative one as none.
 
         Raises:
-          Refused: the level is not a number (Reason.MALFORMED).
+          Refused: the level is not a number (Reason.MALFORMED), or the message cannot be stored in its topic.
         """
         kind = message.sys_flag & TRANSACTION_MASK
         if message.topic in BROKER_TOPICS or kind not in (0, COMMITTED):
             return message
         level = min(self._level(message.properties), self._levels)
-        topic = self._broker.topics.get(message.topic)
-        if level <= 0 or topic is None or not topic.write_queues:
-            return message  # it is published as it is, or refused
-        queue_id = message.queue_id
-        if queue_id < 0:
-            queue_id = self._broker.ids.below(topic.write_queues)
-        topic.check_queue(queue_id)
+        if level <= 0:
+            return message
+        queue_id = self._broker.queue_for_later(message)
         properties = message.properties
         for key in TIMER_KEYS:
             properties = remove_property(properties, key)

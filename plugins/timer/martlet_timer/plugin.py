@@ -60,7 +60,7 @@ class TimerPlugin(Hooks):
         self._clock = SteadyClock(broker.clock)
         self.holder = Holder(broker, len(self.delays_ms), self._clock)
         # A level wins: messages with one have lost their time.
-        return [self.holder.stage, Wheel(self.clock.now_ms, self._horizon_ms, broker.queue_for).stage()]
+        return [self.holder.stage, Wheel(self.clock.now_ms, self._horizon_ms, broker.queue_for_later).stage()]
 
     def martlet_projections(self, broker: "Broker") -> Sequence[Projection]:
         levels = len(self.delays_ms)

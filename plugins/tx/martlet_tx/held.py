@@ -19,7 +19,7 @@ from martlet.store import Queue
 from martlet.store.codec import decode_record
 from martlet.store.layout import PREPARED, TRANSACTION_MASK, Buffer, RecordView, record_views
 from martlet.store.reading import ReadResult
-from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, WRITE, Topic
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from martlet.turns import Steps
 
 from .config import TxConfig
@@ -100,7 +100,7 @@ class HeldTransactions(Transactions):
             text = "message has the property TRAN_MSG, but no PGROUP; name the group of its producer"
             raise Refused(Reason.ILLEGAL, text)
         self._check_room()
-        half = half_message(message, self._real_queue(message))
+        half = half_message(message, self._broker.queue_for_later(message))
         size = len(half.body) + len(half.properties) + COMMIT_BYTES
         limit = min(self._store.config.group_bytes_max, self._store.config.segment_bytes)
         if size > limit:
@@ -113,23 +113,6 @@ class HeldTransactions(Transactions):
         if pending >= self._config.pending_max:
             text = f"{pending} transactions are pending; tx.pending_max is {self._config.pending_max}"
             raise Refused(Reason.BUSY, f"[OVERLOAD]system busy, {text}")
-
-    def _real_queue(self, message: Message) -> int:
-        """Return the queue that *message* goes to at its commit; raise `Refused` if it could not be stored."""
-        topic = self._writable(message.topic)
-        if message.queue_id < 0:
-            return self._broker.ids.below(topic.write_queues)
-        topic.check_queue(message.queue_id)
-        return message.queue_id
-
-    def _writable(self, name: str) -> Topic:
-        topic = self._broker.topics.get(name)
-        if topic is None:
-            raise Refused(Reason.NO_TOPIC, f"topic[{name}] not exist, apply first please!")
-        if not topic.perm & WRITE or not topic.write_queues:
-            text = f"topic[{name}] is not writable; its perm is {topic.perm} with {topic.write_queues} write queues"
-            raise Refused(Reason.NO_PERMISSION, text)
-        return topic
 
     # ---- finding half messages
 
