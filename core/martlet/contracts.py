@@ -8,6 +8,7 @@ does to the broker is atomic. The server owns the socket and gives the handler a
 """
 
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -139,47 +140,47 @@ class PendingTransaction:
     checks: int
 
 
-class Transactions:
+class Transactions(ABC):
     """A capability: half messages are held until their transaction ends. Offer one with the stage that holds them.
 
     Protocols end transactions through `Gate.end_transaction`.
     """
 
+    @abstractmethod
     def find_nowait(self, offset: int, position: int) -> HalfMessage | None:
         """Return the half message at *offset* of its queue and *position* of the log; None if `find` must look."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def find(self, position: int) -> HalfMessage:
         """Return the half message at *position* of the log, or the one that was parked there.
 
         Raises:
           Refused: none is there (Reason.NOT_FOUND).
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def is_late(self, half: HalfMessage) -> bool:
         """Return whether the immunity that the message asked for is over: now only the answer to a check counts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, half: HalfMessage, *, commit: bool) -> int:
         """Commit the transaction of *half*, or roll it back; return the log position for `Peer.hold_until`.
 
         Raises:
           Refused: the transaction has ended (Reason.NOT_FOUND), or the message cannot be stored in its topic.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def resume(self, half: HalfMessage) -> int:
         """Check the transaction of *half*, pending or parked, again from the first time; return as `end` does.
 
         Raises:
           Refused: the transaction has ended (Reason.NOT_FOUND), or there are too many pending ones (Reason.BUSY).
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def pending(self, offset: int, count: int, bytes_max: int) -> list[PendingTransaction]:
         """Return up to *count* pending transactions in order, from half message *offset* on."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -398,6 +398,8 @@ async def test_the_broker_is_ready_once_its_services_are(slow: type[Slow], nurse
 class Unsigned(Hooks):
     """Has a service without a signature, as compiled methods are."""
 
+    calls = 0
+
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         return [self]
 
@@ -406,12 +408,16 @@ class Unsigned(Hooks):
         raise ValueError("no signature found")
 
     async def __call__(self) -> None:
+        Unsigned.calls += 1
         await trio.sleep_forever()
 
 
 async def test_a_service_without_a_signature_is_ready_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call returns once all services are ready, although this one runs for ever."""
     monkeypatch.setattr(plugins, "load_class", lambda name, entry: Unsigned)
+    monkeypatch.setattr(Unsigned, "calls", 0)
     await running("full")
+    assert Unsigned.calls == 1
 
 
 async def test_a_service_that_fails_before_it_is_ready_ends_the_start(

@@ -182,6 +182,7 @@ def test_cluster_rt_measures_sends_again_and_again(target: Target, tmp_path: Pat
         tool.process.wait_until(lambda: True if len(line.findall(tool.process.output())) >= 2 else None, "clusterRT")
     finally:
         tool.process.kill()
+    assert len(line.findall(tool.process.output())) >= 2
 
 
 @pytest.mark.parametrize("version", fetch.CLIENT_VERSIONS)
@@ -190,10 +191,10 @@ def test_the_monitor_follows_what_happens(newest: Java, target: Target, tmp_path
     online = r"OFFSET_MOVED_EVENT +\*"
     try:
 
-        def look() -> bool | None:
+        def look() -> str | None:
             said = newest.mqadmin("consumerConnection", "-g", "__MONITOR_CONSUMER")
-            return True if re.search(online, said) and "@MonitorService_" in said else None
+            return said if re.search(online, said) else None
 
-        tool.process.wait_until(look, "startMonitoring")
+        assert "@MonitorService_" in tool.process.wait_until(look, "startMonitoring")
     finally:
         tool.process.kill()

@@ -190,10 +190,10 @@ async def test_system_topics_are_named(harness: Harness) -> None:
 async def test_unknown_topic_and_group(harness: Harness) -> None:
     client = harness.client()
     harness.broker.groups.auto_create = False
-    await refused(client, RequestCode.GET_TOPIC_CONFIG, ResponseCode.TOPIC_NOT_EXIST, topic="nope")
-    await refused(client, RequestCode.GET_TOPIC_STATS_INFO, ResponseCode.TOPIC_NOT_EXIST, topic="nope")
+    for code in RequestCode.GET_TOPIC_CONFIG, RequestCode.GET_TOPIC_STATS_INFO:
+        assert "nope" in await refused(client, code, ResponseCode.TOPIC_NOT_EXIST, topic="nope")
     code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
-    await refused(client, code, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, group="nope")
+    assert "nope" in await refused(client, code, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, group="nope")
 
 
 # groups

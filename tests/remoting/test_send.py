@@ -1,5 +1,6 @@
 import random
 from collections.abc import Mapping
+from unittest.mock import create_autospec
 
 import pytest
 import trio
@@ -204,7 +205,7 @@ async def test_delays_and_transactions_pass_where_a_plugin_understands_them(harn
         return message
 
     harness.broker.set_stages([("anything", Stage(stage))])
-    harness.broker.capabilities = {Timers: Timers(), Transactions: Transactions()}
+    harness.broker.capabilities = {Timers: Timers(), Transactions: create_autospec(Transactions, instance=True)}
     topic = harness.topic("T")
     client = harness.client()
     assert (await client.ask(V2, send_ext(topic, 0, "DELAY\x013\x02"), b"x")).code == 0
@@ -216,7 +217,7 @@ async def test_delays_and_transactions_are_refused_once_their_plugin_has_gone(ha
     harness.broker.set_stages(
         [*harness.broker.stages.pairs, *((name, Stage(lambda message: message)) for name in ("timer", "tx"))]
     )
-    harness.broker.capabilities = {Timers: Timers(), Transactions: Transactions()}
+    harness.broker.capabilities = {Timers: Timers(), Transactions: create_autospec(Transactions, instance=True)}
     topic, client, end = harness.topic("T"), harness.client(), harness.store.appended
     harness.broker.capabilities = {}
     assert (await client.ask(V2, send_ext(topic, 0, "DELAY\x013\x02"), b"x")).code == ResponseCode.MESSAGE_ILLEGAL

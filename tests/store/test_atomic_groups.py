@@ -271,9 +271,9 @@ async def test_readers_see_all_of_a_group_or_none_however_full_a_segment_is(flus
         put(store, "h", 10, 10)
         flush(store)
         whole = ["g:0", "g:1", "g:2"], ["b:0", "b:1", "b:2", "b:3"], ["h:0", "h:1"]
-        for now in seen:
+        for labels in seen:
             for group in whole:
-                assert len(set(group) & set(now)) in (0, len(group)), f"{now} with {filled} bytes before"
+                assert len(set(group) & set(labels)) in (0, len(group)), f"{labels} with {filled} bytes before"
         assert seen[-1] == ["first:0", *whole[0], *whole[1], *whole[2]]
         store.crash()
 

@@ -158,7 +158,7 @@ ENTRY_BYTES: Final = 20
 POSITION_SIZE: Final = Struct(">qi")
 CODE: Final = Struct(">q")
 CODE_AT: Final = 12
-# RocketMQ's placeholder for offsets without a message (ConsumeQueue.fillPreBlank).
+# The size in an entry of RocketMQ for an offset that has no message (ConsumeQueue.fillPreBlank).
 BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
 

@@ -140,6 +140,20 @@ def _steps(predicate: Predicate | None) -> tuple[list[int] | None, int]:
     return steps, steps[0] + STEPS_MAX if steps is not None else 0
 
 
+def _limits(predicate: Predicate | None, max_messages: int, *, by_codes: bool) -> tuple[Find | None, int, int]:
+    """Return how to search raw bytes, and how many records a read may test and entries it may scan."""
+    condition = predicate if isinstance(predicate, Condition) else None
+    find = condition.find if condition is not None else None
+    tests = max(TESTED_MAX, max_messages)
+    if condition is not None:
+        tests = max(tests // condition.cost, 1)
+    if by_codes:
+        return find, tests, max(SCAN_ENTRIES, max_messages)
+    if predicate is None:
+        return find, tests, max_messages
+    return find, tests, tests if find is None else SCAN_ENTRIES
+
+
 @final
 class Reader:
     """Collects records from the log by entries; thread-safe."""
@@ -174,14 +188,7 @@ class Reader:
           BlockDamaged: the first entry is in a damaged block.
         """
         result = ReadResult(ReadStatus.NO_MATCH, offset, queue.first_offset, end)
-        condition = predicate if isinstance(predicate, Condition) else None
-        find = condition.find if condition is not None else None
-        tests = max(TESTED_MAX, max_messages)
-        if condition is not None:
-            tests = max(tests // condition.cost, 1)
-        scan = max_messages if codes is None else max(SCAN_ENTRIES, max_messages)
-        if codes is None and predicate is not None:
-            scan = tests if find is None else SCAN_ENTRIES
+        find, tests, scan = _limits(predicate, max_messages, by_codes=codes is not None)
         stop = min(end, offset + scan)
         window = max_messages  # if most messages are wanted, the first entries fill the result
         while offset < stop:
@@ -253,20 +260,19 @@ class Reader:
 
         `NOT_AT_HAND` means that reading the first record would wait for the disk.
         """
-        pieces = result.pieces
-        before, skipped = result.count, 0
-        count, total = before, result.size
+        pieces, before = result.pieces, result.count
+        count, skipped, left = before, 0, budget_bytes - result.size
         low, high, is_checked, view = 0, 0, False, memoryview(b"")
         page: Page | None = None
         run, run_end, full = -1, -1, -1
         steps, steps_max = _steps(predicate)
         for position, size, _ in ENTRY.iter_unpack(data):
+            if count and (size > left or count >= max_messages):
+                full = indexes[count - before + skipped]
+                break
             end = position + size
             if not low <= position < end <= high:
                 index = indexes[count - before + skipped]
-                if count and (count >= max_messages or total + size > budget_bytes):
-                    full = index
-                    break
                 if run >= 0:
                     pieces.append(view[run - low : run_end - low])
                     run = run_end = -1
@@ -283,21 +289,15 @@ class Reader:
                     continue
                 low, high, view = page.base, page.end, page.view
                 is_checked = page.trusted and predicate is None
-            total += size
-            if count and (total > budget_bytes or count >= max_messages):
-                total -= size
-                full = indexes[count - before + skipped]
-                break
             if not is_checked and page is not None:
                 index = indexes[count - before + skipped]
                 if steps is not None and steps[0] >= steps_max:
-                    total -= size
                     full = index
                     break
                 if not self._is_wanted(page, position, end, queue, offset + index, predicate):
-                    total -= size
                     skipped += 1
                     continue
+            left -= size
             count += 1
             if position == run_end:
                 run_end = end
@@ -308,7 +308,7 @@ class Reader:
         if run >= 0:
             pieces.append(view[run - low : run_end - low])
         if count > before:
-            result.count, result.size, result.status = count, total, ReadStatus.FOUND
+            result.count, result.size, result.status = count, budget_bytes - left, ReadStatus.FOUND
         return full
 
     def _is_wanted(

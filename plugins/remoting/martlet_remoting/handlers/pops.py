@@ -20,7 +20,7 @@ from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet.turns import Steps
 from martlet_remoting.codec import encode_pop_prefix, encode_response
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Later, refuse, reply
+from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Later, in_own_slice, refuse, reply
 from martlet_remoting.handlers.offsets import begins_near
 from martlet_remoting.headers import PopHeader, decode_pop_header
 from martlet_remoting.packets import Command
@@ -48,15 +48,9 @@ def pop_message(context: Context, command: Command) -> Steps[None] | None:
         return None
     header = decode_pop_header(command)
     if len(header.expression) > CACHED_CHARS_MAX:
-        return _pop_in_turn(context, command, header)
+        return in_own_slice(_pop, context, command, header)
     _pop(context, command, header)
     return None
-
-
-def _pop_in_turn(context: Context, command: Command, header: PopHeader) -> Steps[None]:
-    """Run `_pop` in its own slice: compiling a long expression takes milliseconds."""
-    yield
-    _pop(context, command, header)
 
 
 def _pop(context: Context, command: Command, header: PopHeader) -> None:

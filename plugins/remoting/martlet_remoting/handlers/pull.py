@@ -18,7 +18,7 @@ from martlet.turns import Steps
 from martlet_remoting.codec import encode_pull_prefix
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, refuse, supports_delays
+from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, in_own_slice, refuse, supports_delays
 from martlet_remoting.counters import RequestCounters
 from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, decode_pull_header
 from martlet_remoting.long_poll import ParkedPulls, Pull
@@ -60,15 +60,9 @@ def pull_message(context: Context, command: Command) -> Steps[None] | None:
         return None
     header = decode_pull_header(command)
     if len(header.expression) > CACHED_CHARS_MAX and header.sys_flag & PULL_SUBSCRIPTION:
-        return _pull_in_turn(context, command, header)
+        return in_own_slice(_pull, context, command, header)  # a read can contain several
     _pull(context, command, header)
     return None
-
-
-def _pull_in_turn(context: Context, command: Command, header: PullHeader) -> Steps[None]:
-    """Run `_pull` in its own slice: compiling a long expression takes milliseconds, and a read can contain several."""
-    yield
-    _pull(context, command, header)
 
 
 def _pull(context: Context, command: Command, header: PullHeader) -> None:
