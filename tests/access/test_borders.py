@@ -35,13 +35,13 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Creates its topic, and the feed that all gates follow, on behalf of the broker.
     "examples/martlet-topics/martlet_topics/plugin.py": frozenset(("cursors", "topics")),
     # Delivers messages on behalf of the broker, whose clients may not touch the schedule topic.
-    f"{TIMER}deliveries.py": frozenset(("publish_atomic", "store", "topics")),
-    f"{TIMER}delivery.py": frozenset(("publish_atomic", "store", "topics")),
-    f"{TIMER}exchange.py": frozenset(("store",)),
-    f"{TIMER}reader.py": frozenset(("Store",)),
-    f"{TIMER}recall.py": frozenset(("store",)),
-    f"{TIMER}levels.py": frozenset(("store",)),
-    f"{TIMER}offsets.py": frozenset(("store",)),
+    f"{TIMER}levels/delivery.py": frozenset(("publish_atomic", "store", "topics")),
+    f"{TIMER}timers/delivery.py": frozenset(("publish_atomic", "store", "topics")),
+    f"{TIMER}timers/exchange.py": frozenset(("store",)),
+    f"{TIMER}timers/reader.py": frozenset(("Store",)),
+    f"{TIMER}timers/recall.py": frozenset(("store",)),
+    f"{TIMER}levels/stage.py": frozenset(("store",)),
+    f"{TIMER}levels/offsets.py": frozenset(("store",)),
     f"{TIMER}plugin.py": frozenset(("store", "topics")),
     # Keeps half messages, which no client reads or writes, and publishes what `Gate.end_transaction` has allowed.
     f"{TX}held.py": frozenset(("publish", "publish_atomic", "store", "topics")),

@@ -6,7 +6,7 @@ from tests.timer.timer_talk import timed
 from trio.testing import MockClock
 
 from martlet.testing.clock import START_MS, TrioClock
-from martlet_timer.smooth_clock import CONFIRM_MS
+from martlet_timer.timers.damped_clock import CONFIRM_MS
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS

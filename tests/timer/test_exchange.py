@@ -9,8 +9,8 @@ from martlet.message import Message
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
-from martlet_timer.exchange import PATH, mark
-from martlet_timer.wheel_files import CHECK, SLOT, UNIT
+from martlet_timer.timers.exchange import PATH, mark
+from martlet_timer.timers.wheel_files import CHECK, SLOT, UNIT
 
 
 def store(made: Timed, body: bytes, out_ms: int, key: str = "", **more: object) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from martlet.errors import ConfigError
 from martlet_timer.config import TimerConfig
-from martlet_timer.levels import parse_levels
+from martlet_timer.levels.stage import parse_levels
 from martlet_timer.plugin import TimerPlugin
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from martlet.errors import StoreError
 from martlet.turns import finish_now
-from martlet_timer.pending import CHUNK_ROWS, HOUR_MS, Pending
+from martlet_timer.timers.pending import CHUNK_ROWS, HOUR_MS, Pending
 
 GRANULE = 1000
 BASE_MS = 473_000 * HOUR_MS

@@ -13,7 +13,7 @@ from martlet.message import decode_properties
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
-from martlet_timer.wheel import key_of, out_of
+from martlet_timer.timers.records import key_of, out_of
 
 DUE_MS = START_MS + 5000
 OUT_MS = out_of(DUE_MS)

@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from martlet.turns import finish_now
-from martlet_timer.pending import HOUR_MS, Pending
-from martlet_timer.schedule import Schedule
+from martlet_timer.timers.pending import HOUR_MS, Pending
+from martlet_timer.timers.schedule import Schedule
 
 START_MS = 473_000 * HOUR_MS + 1234
 

@@ -21,8 +21,8 @@ from martlet.testing.stores import ManualClock
 from martlet.turns import finish_now
 from martlet_timer.config import TimerConfig
 from martlet_timer.plugin import TimerPlugin
-from martlet_timer.smooth_clock import SmoothClock
-from martlet_timer.wheel import out_of
+from martlet_timer.timers.damped_clock import DampedClock
+from martlet_timer.timers.records import out_of
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "80"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
@@ -123,7 +123,7 @@ async def flush(made: Timed) -> None:
 
 async def deliver(made: Timed, count: int = 5) -> bool:
     """Do one turn of the service, for *count* timers; return whether any was due."""
-    delivery = made.plugin.delivery
+    delivery = made.plugin.timer_delivery
     finish_now(made.plugin.timers.schedule.prepare(made.clock.now_ms()))
     timers = made.plugin.timers.schedule.take(made.clock.now_ms(), count)
     if timers:
@@ -138,7 +138,7 @@ async def start(disk: FakeDisk, clock: ManualClock, flush: str) -> Timed:
         broker.projections._driven.clear()  # the others take most of the time of a start
         for projection in install(broker, plugin, ("T", "other")):
             broker.projections.add("timer", projection)
-        plugin.clock = SmoothClock(clock, clock.now_ms)
+        plugin.timer_clock = DampedClock(clock, clock.now_ms)
 
     broker = await opened(disk, clock, flush, install=add, **CONFIG)
     return Timed(broker, plugin, clock)

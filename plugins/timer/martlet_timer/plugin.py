@@ -13,17 +13,17 @@ from martlet.store.delays import SCHEDULE_TOPIC, due_dispatcher
 from martlet.tables.topics import TIMER_TOPIC
 
 from .config import TimerConfig
-from .deliveries import Deliveries
-from .delivery import Delivery
-from .exchange import Exchange
-from .levels import Holder, parse_levels
-from .listing import Listing
-from .offsets import DelayOffsets
-from .recall import Recalls
-from .smooth_clock import SmoothClock
-from .steady import SteadyClock
-from .timers import TimerState
-from .wheel import Wheel
+from .levels.delay_clock import DelayClock
+from .levels.delivery import LevelDelivery
+from .levels.offsets import LevelOffsets
+from .levels.stage import LevelStage, parse_levels
+from .timers.damped_clock import DampedClock
+from .timers.delivery import TimerDelivery
+from .timers.exchange import Exchange
+from .timers.listing import Listing
+from .timers.recall import Recalls
+from .timers.stage import TimerStage
+from .timers.state import TimerState
 
 if TYPE_CHECKING:
     from martlet.broker import Broker
@@ -48,19 +48,22 @@ class TimerPlugin(Hooks):
 
     def martlet_capabilities(self, broker: "Broker") -> Mapping[type, object]:
         journal = broker.journal("timers")
-        self.clock = SmoothClock(broker.clock)
+        self.timer_clock = DampedClock(broker.clock)
         self.timers = TimerState(journal.topic, broker.store.config.segment_bytes)
-        self.delivery = Delivery(broker, journal, self.timers, self.clock, NAME)
-        self.exchange = Exchange(broker, self.timers, self.delivery)
-        self.recalls = Recalls(broker, self.timers, self.delivery, self.clock)
-        listing = Listing(broker, self.timers, self.delivery)
+        self.timer_delivery = TimerDelivery(broker, journal, self.timers, self.timer_clock, NAME)
+        self.exchange = Exchange(broker, self.timers, self.timer_delivery)
+        self.recalls = Recalls(broker, self.timers, self.timer_delivery, self.timer_clock)
+        listing = Listing(broker, self.timers, self.timer_delivery)
         return {Timers: Timers(self.recalls.recall, listing.count, listing.pending)}
 
     def martlet_stages(self, broker: "Broker") -> Sequence[Stage]:
-        self._clock = SteadyClock(broker.clock)
-        self.holder = Holder(broker, len(self.delays_ms), self._clock)
+        self.delay_clock = DelayClock(broker.clock)
+        self.level_stage = LevelStage(broker, len(self.delays_ms), self.delay_clock)
         # A level wins: messages with one have lost their time.
-        return [self.holder.stage, Wheel(self.clock.now_ms, self._horizon_ms, broker.queue_for_later).stage()]
+        return [
+            self.level_stage.stage,
+            TimerStage(self.timer_clock.now_ms, self._horizon_ms, broker.queue_for_later).stage(),
+        ]
 
     def martlet_projections(self, broker: "Broker") -> Sequence[Projection]:
         levels = len(self.delays_ms)
@@ -69,11 +72,11 @@ class TimerPlugin(Hooks):
             broker.topics.update(SCHEDULE_TOPIC, read_queues=levels, write_queues=levels)
         broker.topics.ensure(TIMER_TOPIC, 1)
         broker.stats.add("timers", self._timer_statistics)
-        self._offsets = DelayOffsets(broker)
-        return [self._offsets, self.timers]
+        self.level_offsets = LevelOffsets(broker)
+        return [self.level_offsets, self.timers]
 
     def martlet_services(self, broker: "Broker") -> Sequence[Service]:
-        self.deliveries = Deliveries(broker, NAME, self.delays_ms, self._offsets, self._clock)
+        self.level_delivery = LevelDelivery(broker, NAME, self.delays_ms, self.level_offsets, self.delay_clock)
         broker.stats.add("delay_levels", self._level_statistics)
         longest_s, hours = max(self.delays_ms) // 1000, broker.store.config.file_reserved_hours
         if longest_s >= hours * 3600:
@@ -81,19 +84,19 @@ class TimerPlugin(Hooks):
                 "timer.levels has a delay of %d s, but store.file_reserved_hours is %d: messages may be removed before"
             )
             log.warning(text, longest_s, hours)
-        return [self.deliveries.run, self._deliver_timers]
+        return [self.level_delivery.run, self._deliver_timers]
 
     async def _deliver_timers(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver timers; no client is served before those of RocketMQ are taken over."""
         await self.exchange.adopt()
         task_status.started()
         try:
-            await self.delivery.run()
+            await self.timer_delivery.run()
         finally:
             self.exchange.hand_over()
 
     def _level_statistics(self) -> dict[str, object]:
-        return {"held": self.holder.held, **self.deliveries.statistics()}
+        return {"held": self.level_stage.held, **self.level_delivery.statistics()}
 
     def _timer_statistics(self) -> dict[str, object]:
-        return {**self.delivery.statistics(), "recalled": self.recalls.recalled}
+        return {**self.timer_delivery.statistics(), "recalled": self.recalls.recalled}

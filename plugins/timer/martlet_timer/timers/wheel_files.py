@@ -16,7 +16,7 @@ from typing import Final
 from martlet.store.files import Disk
 from martlet.turns import Pace, Steps
 
-from .wheel import PRECISION_MS
+from .records import PRECISION_MS
 
 __all__ = ["CHECK", "Unit", "write_wheel"]
 

@@ -13,7 +13,7 @@ import trio
 
 from martlet.clock import Clock
 
-__all__ = ["SmoothClock"]
+__all__ = ["DampedClock"]
 
 # A greater change is a jump, apart from this part of the time since the last look: NTP slews by at most 0.05 %.
 STEP_MS: Final = 250
@@ -27,7 +27,7 @@ def _monotonic_ms() -> int:
 
 
 @final
-class SmoothClock:
+class DampedClock:
     """Follows *wall*; sees a jump only when it is read."""
 
     __slots__ = ("_elapsed_ms", "_jump_ms", "_jumped_at_ms", "_looked_at_ms", "_offset_ms", "_wall", "jumps")

@@ -109,13 +109,13 @@ async def test_messages_that_cannot_be_stored_are_refused_when_they_are_sent(aut
 async def test_half_messages_and_those_of_the_broker_are_not_held(autojump_clock: MockClock) -> None:
     async with delays() as running:
         half = Message("t", b"half", b"DELAY\x011\x02", 0, sys_flag=0x4)
-        assert running.plugin.holder.hold(half).topic == "t"
+        assert running.plugin.level_stage.hold(half).topic == "t"
         running.broker.topics.ensure("RMQ_SYS_TRANS_HALF_TOPIC", 1)
         running.send("half", topic="RMQ_SYS_TRANS_HALF_TOPIC")
         await trio.sleep(0.01)
         assert running.bodies("RMQ_SYS_TRANS_HALF_TOPIC") == ["half"]
         committed = Message("t", b"committed", b"DELAY\x011\x02", 0, sys_flag=0x8)
-        assert running.plugin.holder.hold(committed).topic == SCHEDULE_TOPIC
+        assert running.plugin.level_stage.hold(committed).topic == SCHEDULE_TOPIC
 
 
 # the wall clock

@@ -26,7 +26,7 @@ from martlet.turns import Steps, finish_now
 if TYPE_CHECKING:
     from martlet.broker import Broker
 
-__all__ = ["DelayOffsets"]
+__all__ = ["LevelOffsets"]
 
 log = logging.getLogger("martlet.timer")
 
@@ -37,7 +37,7 @@ RETRY_S: Final = 5.0
 
 
 @final
-class DelayOffsets:
+class LevelOffsets:
     """The offset of the next message to deliver, by level; a projection (martlet.state.Projection) of the notes."""
 
     def __init__(self, broker: "Broker") -> None:

@@ -17,14 +17,14 @@ from martlet.message import Message, Record
 from martlet.state.journal import Journal
 from martlet.turns import Steps
 
+from .damped_clock import DampedClock
 from .pending import Pending
 from .reader import Found, RecordReader
+from .records import delivery_of, moved
 from .schedule import Schedule, Timer
-from .smooth_clock import SmoothClock
-from .timers import TimerState, gone
-from .wheel import delivery_of, moved
+from .state import TimerState, gone
 
-__all__ = ["Delivery"]
+__all__ = ["TimerDelivery"]
 
 log = logging.getLogger("martlet.timer")
 
@@ -48,10 +48,10 @@ Due = tuple[Timer, Record]
 
 
 @final
-class Delivery:
+class TimerDelivery:
     """The service that delivers *timers* of *broker*; ``plugin`` is the name under which the plugin is loaded."""
 
-    def __init__(self, broker: Broker, journal: Journal, timers: TimerState, clock: SmoothClock, plugin: str) -> None:
+    def __init__(self, broker: Broker, journal: Journal, timers: TimerState, clock: DampedClock, plugin: str) -> None:
         self._broker = broker
         self._store = broker.store
         self._journal = journal

@@ -3,7 +3,7 @@
 import pytest
 
 from martlet.testing.stores import ManualClock
-from martlet_timer.smooth_clock import CONFIRM_MS, STEP_MS, SmoothClock
+from martlet_timer.timers.damped_clock import CONFIRM_MS, STEP_MS, DampedClock
 
 HOUR_MS = 3_600_000
 
@@ -14,7 +14,7 @@ class Times:
     def __init__(self) -> None:
         self.wall = ManualClock()
         self.elapsed_ms = 5000
-        self.smooth = SmoothClock(self.wall, lambda: self.elapsed_ms)
+        self.smooth = DampedClock(self.wall, lambda: self.elapsed_ms)
         self.start_ms = self.smooth.now_ms()
         assert self.start_ms == self.wall.ms
 

@@ -22,16 +22,16 @@ from martlet.store.layout import RecordView, record_views
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadResult
 from martlet.tables.topics import BROKER_TOPICS, WRITE
+from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC
 
+from .delay_clock import DelayClock
 from .lateness import Lateness
-from .levels import REAL_QUEUE, REAL_TOPIC
-from .offsets import DelayOffsets
-from .steady import SteadyClock
+from .offsets import LevelOffsets
 
 if TYPE_CHECKING:
     from martlet.broker import Broker
 
-__all__ = ["Deliveries"]
+__all__ = ["LevelDelivery"]
 
 log = logging.getLogger("martlet.timer")
 
@@ -92,11 +92,11 @@ class Round:
 
 
 @final
-class Deliveries:
+class LevelDelivery:
     """The service that delivers; ``plugin`` is the name under which the timer's stages are known."""
 
     def __init__(
-        self, broker: "Broker", plugin: str, delays_ms: Sequence[int], offsets: DelayOffsets, clock: SteadyClock
+        self, broker: "Broker", plugin: str, delays_ms: Sequence[int], offsets: LevelOffsets, clock: DelayClock
     ) -> None:
         self._broker = broker
         self._store = broker.store

@@ -15,12 +15,13 @@ from martlet.broker import Broker
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Record, encode_properties, find_property
 from martlet.tables.topics import TIMER_TOPIC
+from martlet_timer.properties import REAL_TOPIC, UNIQUE_KEY
 
-from .delivery import Delivery
+from .damped_clock import DampedClock
+from .delivery import TimerDelivery
+from .records import OUT_MS, RECALLED_KEY, delete_key, due_of, key_of
 from .schedule import Timer
-from .smooth_clock import SmoothClock
-from .timers import TimerState
-from .wheel import OUT_MS, REAL_TOPIC, RECALLED_KEY, UNIQUE_KEY, delete_key, due_of, key_of
+from .state import TimerState
 
 __all__ = ["Recalls"]
 
@@ -34,7 +35,7 @@ READ_BYTES: Final = 1 << 20
 class Recalls:
     """Recalls *timers* of *broker*."""
 
-    def __init__(self, broker: Broker, timers: TimerState, delivery: Delivery, clock: SmoothClock) -> None:
+    def __init__(self, broker: Broker, timers: TimerState, delivery: TimerDelivery, clock: DampedClock) -> None:
         self._broker = broker
         self._timers = timers
         self._delivery = delivery

@@ -26,12 +26,12 @@ from martlet.tables.saved import Table
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.turns import Pace, Steps
 
-from .delivery import Delivery
+from .delivery import TimerDelivery
 from .pending import HOUR_MS, Frozen
 from .reader import RECORD_BYTES_MAX
+from .records import OUT_MS, PRECISION_MS, RECALLED_KEY, due_of
 from .schedule import Timer
-from .timers import TimerState
-from .wheel import OUT_MS, PRECISION_MS, RECALLED_KEY, due_of
+from .state import TimerState
 from .wheel_files import CHECK, Unit, write_wheel
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def mark(check: bytes) -> bytes:
 class Exchange:
     """Adopts the state of RocketMQ's timers, if it has used the store since the last start."""
 
-    def __init__(self, broker: "Broker", timers: TimerState, delivery: Delivery) -> None:
+    def __init__(self, broker: "Broker", timers: TimerState, delivery: TimerDelivery) -> None:
         self._broker = broker
         self._timers = timers
         self._delivery = delivery

@@ -21,8 +21,8 @@ from martlet.tables.topics import TIMER_TOPIC
 from martlet.turns import Pace, Steps
 
 from .pending import Column, Frozen, Pending
+from .records import key_of, read_timer
 from .schedule import Schedule, Timer
-from .wheel import key_of, read_timer
 
 __all__ = ["TimerState", "gone"]
 
@@ -68,7 +68,7 @@ class TimerState:
         self._granule_bytes = granule_bytes
         self.pending = Pending(granule_bytes)
         self.schedule = Schedule(self.pending)
-        # Appends the records of timers again; set by `Delivery`.
+        # Appends the records of timers again; set by `TimerDelivery`.
         self.append_again: Callable[[list[Timer]], Steps[None]] | None = None
         # Called when timers were added or removed.
         self.changed: Callable[[], None] | None = None

@@ -9,17 +9,15 @@ from martlet.message import Message, find_property, put_property, remove_propert
 from martlet.store.delays import SCHEDULE_TOPIC
 from martlet.store.layout import TRANSACTION_MASK
 from martlet.tables.topics import BROKER_TOPICS
+from martlet_timer.properties import LEVEL, REAL_QUEUE, REAL_TOPIC, TIME_KEYS
 
-from .steady import SteadyClock
+from .delay_clock import DelayClock
 
 if TYPE_CHECKING:
     from martlet.broker import Broker
 
-__all__ = ["LEVELS_MAX", "REAL_QUEUE", "REAL_TOPIC", "Holder", "parse_levels"]
+__all__ = ["LEVELS_MAX", "LevelStage", "parse_levels"]
 
-REAL_TOPIC: Final = b"REAL_TOPIC"
-REAL_QUEUE: Final = b"REAL_QID"
-TIMER_KEYS: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
 # Each level is a queue, which is looked at in each round of deliveries.
 LEVELS_MAX: Final = 256
 UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -52,13 +50,13 @@ def _delay_ms(word: str) -> int:
 
 
 @final
-class Holder:
+class LevelStage:
     """Moves each message with a delay level to the queue of its level in the schedule topic.
 
     As RocketMQ HookUtils.handleScheduleMessage. Properties keep the topic and the queue that the message is for.
     """
 
-    def __init__(self, broker: "Broker", levels: int, clock: SteadyClock) -> None:
+    def __init__(self, broker: "Broker", levels: int, clock: DelayClock) -> None:
         self._broker = broker
         self._levels = levels
         self._clock = clock
@@ -66,7 +64,7 @@ class Holder:
 
     @property
     def stage(self) -> Stage:
-        return Stage(self.hold, properties=("DELAY",))
+        return Stage(self.hold, properties=(LEVEL.decode(),))
 
     def hold(self, message: Message) -> Message:
         """Return *message*, changed so that it is stored in the schedule topic if it has a level.
@@ -84,9 +82,9 @@ class Holder:
             return message
         queue_id = self._broker.queue_for_later(message)
         properties = message.properties
-        for key in TIMER_KEYS:
+        for key in TIME_KEYS:
             properties = remove_property(properties, key)
-        properties = put_property(properties, b"DELAY", b"%d" % level)
+        properties = put_property(properties, LEVEL, b"%d" % level)
         properties = put_property(properties, REAL_TOPIC, message.topic.encode())
         message.properties = put_property(properties, REAL_QUEUE, b"%d" % queue_id)
         message.topic, message.queue_id = SCHEDULE_TOPIC, level - 1
@@ -96,7 +94,7 @@ class Holder:
         return message
 
     def _level(self, properties: bytes) -> int:
-        text = find_property(properties, b"DELAY")
+        text = find_property(properties, LEVEL)
         level = int(text) if _INTEGER.fullmatch(text) else INTEGER_MAX + 1
         if not -INTEGER_MAX - 1 <= level <= INTEGER_MAX:
             shown = text[:32].decode("utf-8", "replace")

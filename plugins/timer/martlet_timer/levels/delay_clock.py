@@ -11,7 +11,7 @@ import trio
 
 from martlet.clock import Clock
 
-__all__ = ["SteadyClock"]
+__all__ = ["DelayClock"]
 
 # Smaller differences come from reading two clocks one after the other, and from rounding to milliseconds.
 JUMP_MS: Final = 2.0
@@ -21,7 +21,7 @@ JUMPS_MAX: Final = 256
 
 
 @final
-class SteadyClock:
+class DelayClock:
     """Milliseconds since 1970 by the wall clock at the start of the event loop, and by a steady clock from then on."""
 
     __slots__ = ("_began", "_clock", "_shifts", "_started_ms", "jumps")

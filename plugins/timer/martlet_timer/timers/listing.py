@@ -6,10 +6,11 @@ from typing import Final, final
 from martlet.broker import Broker
 from martlet.contracts import PendingTimer
 from martlet.message import Record, find_property
+from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
 
-from .delivery import Delivery
-from .timers import TimerState
-from .wheel import OUT_MS, REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
+from .delivery import TimerDelivery
+from .records import OUT_MS
+from .state import TimerState
 
 __all__ = ["Listing"]
 
@@ -21,7 +22,7 @@ READ_BYTES: Final = 1 << 20
 class Listing:
     """Counts and lists the pending timers of *broker*."""
 
-    def __init__(self, broker: Broker, timers: TimerState, delivery: Delivery) -> None:
+    def __init__(self, broker: Broker, timers: TimerState, delivery: TimerDelivery) -> None:
         self._turns = broker.turns
         self._timers = timers
         self._reader = delivery.reader

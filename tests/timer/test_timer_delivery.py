@@ -306,7 +306,7 @@ async def test_a_record_that_the_disk_fails_to_read_is_tried_again(
             failures -= 1
             raise OSError(5, "Input/output error")
 
-        made.plugin.delivery.reader._read = fail
+        made.plugin.timer_delivery.reader._read = fail
         await trio.sleep(1.1)
         assert made.statistics["unreadable"] == 1
         await trio.sleep(59.8)
