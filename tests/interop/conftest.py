@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -161,12 +161,13 @@ def real_broker(tmp_path: Path, names: rocketmq.NameServer, data: Path) -> Itera
     places = {"storePathRootDir": str(data), "storePathCommitLog": str(data / "commitlog")}
     with ExitStack() as running:
 
-        def start(*, record_crcs: bool = False, light: bool = False) -> rocketmq.Broker:
+        def start(
+            *, record_crcs: bool = False, light: bool = False, settings: Mapping[str, str] | None = None
+        ) -> rocketmq.Broker:
             crcs, lights = str(record_crcs).lower(), str(light).lower()
-            settings = {**places, "enabledAppendPropCRC": crcs, "forceVerifyPropCRC": crcs}
-            settings |= {"enableLmq": lights, "enableMultiDispatch": lights}
-            settings["fileReservedTime"] = RESERVED_HOURS
-            broker = rocketmq.Broker(tmp_path / "real", names.address, settings)
+            said = {**places, "enabledAppendPropCRC": crcs, "forceVerifyPropCRC": crcs}
+            said |= {"enableLmq": lights, "enableMultiDispatch": lights, "fileReservedTime": RESERVED_HOURS}
+            broker = rocketmq.Broker(tmp_path / "real", names.address, said | dict(settings or {}))
             running.callback(broker.kill)
             return broker
 
@@ -178,11 +179,13 @@ def martlet(tmp_path: Path, data: Path) -> Iterator[OurBroker]:
     """Starts a Martlet on the data; it ends with the test at the latest."""
     with ExitStack() as running:
 
-        def start(*, record_crcs: bool = False, light: bool = False) -> Martlet:
-            settings = {"broker.name": "broker-a", "store.segment_bytes": str(64 << 20)}
-            settings["store.record_crcs"] = str(record_crcs).lower()
-            settings["remoting.light_queues"] = str(light).lower()
-            broker = Martlet(tmp_path / "ours", settings, data=data)
+        def start(
+            *, record_crcs: bool = False, light: bool = False, settings: Mapping[str, str] | None = None
+        ) -> Martlet:
+            said = {"broker.name": "broker-a", "store.segment_bytes": str(64 << 20)}
+            said["store.record_crcs"] = str(record_crcs).lower()
+            said["remoting.light_queues"] = str(light).lower()
+            broker = Martlet(tmp_path / "ours", said | dict(settings or {}), data=data)
             running.callback(broker.close)
             return broker
 
