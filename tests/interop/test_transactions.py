@@ -8,17 +8,31 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trio
+from tests.client.listening import PATIENCE_S, wait_for
 
-from . import fetch
+from martlet_remoting.client import (
+    Message,
+    ReceivedMessage,
+    Settings,
+    TransactionProducer,
+    TransactionState,
+)
+
+from . import fetch, rocketmq
 from .conftest import RocketMQ, Target
-from .java import Java, Jvm, Received, message
+from .java import Java, Jvm, Received, found, message
 from .martlet_process import Martlet
+from .process import eventually
+from .test_other_clients import Program
 
 Name = Callable[[str], str]
 OUTCOMES = ("commit", "rollback", "unknown")
 # A check comes within seconds instead of after half a minute.
 OURS = {"tx.check_interval_ms": "1000", "tx.immunity_ms": "3000", "tx.checks_max": "250"}
 REAL = {"transactionCheckInterval": "1000", "transactionTimeOut": "3000", "transactionCheckMax": "250"}
+# If RocketMQ checks a transaction before it has written its op record, it ends twice.
+REAL |= {"transactionOpBatchInterval": "50"}
 
 
 @pytest.fixture
@@ -96,3 +110,125 @@ def test_a_broker_that_is_killed_forgets_no_transaction(quick: Target, jvm: Jvm,
     consumer.wait_bodies([b"commit then commit 0", b"unknown then commit 0"])
     assert set(bodies(consumer.seen)) == {b"commit then commit 0", b"unknown then commit 0"}
     clients.close()
+
+
+# other clients; the Node client and the C interface of the C++ client have no transactions
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Iterator[Program]:
+    program = Program([str(fetch.go_program())], tmp_path)
+    yield program
+    program.close()
+
+
+def test_transactions_of_the_go_client_end_as_its_producer_or_the_check_says(
+    go: Program, quick: Target, jvm: Jvm, name: Name
+) -> None:
+    topic = name("Tx")
+    outcomes = [f"{local}:{check}" for local in OUTCOMES for check in OUTCOMES]
+    committed = {outcome.encode() for outcome in outcomes if outcome.startswith(("commit", "unknown:commit"))}
+    clients = Java(jvm, quick.name_server)
+    consumer = clients.push(name("readers"), topic)
+    run = go.start("transact", quick.name_server, name("sellers"), topic, *outcomes)
+
+    def checks() -> Counter[str]:
+        return Counter(line["body"] for line in run.lines() if line.get("event") == "check")
+
+    consumer.wait_bodies(committed)
+    eventually(lambda: True if checks()["unknown:unknown"] >= 2 and checks()["unknown:rollback"] else None)
+    repeated = Counter(outcomes[line["number"]].encode() for line in run.lines() if line.get("event") == "again")
+    assert set(checks()) == {f"unknown:{check}" for check in OUTCOMES} | {body.decode() for body in repeated}
+    assert Counter(committed) <= bodies(consumer.seen) <= Counter(committed) + repeated
+    clients.close()
+
+
+# our client, and a broker of each kind behind one name server
+
+STATES = {
+    "commit": TransactionState.COMMIT,
+    "rollback": TransactionState.ROLLBACK,
+    "unknown": TransactionState.UNKNOWN,
+}
+
+
+async def sell(name_server: str, group: str, topic: str, enough: Callable[[set[str]], bool]) -> set[str]:
+    """Send transactions of each kind to each of two brokers, and answer checks until *enough* were asked about.
+
+    Returns the bodies that a broker asked about.
+    """
+    asked: set[str] = set()
+
+    def check(message: ReceivedMessage) -> TransactionState:
+        asked.add(message.body.decode())
+        return STATES[message.properties["check"]]
+
+    def execute(message: Message, key: str) -> TransactionState:
+        return STATES[message.properties["local"]]
+
+    settings = Settings(name_server, request_timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+    async with TransactionProducer(settings, group, check, send_timeout_s=PATIENCE_S) as producer:
+        for kind in (f"{local} then {check}" for local in OUTCOMES for check in OUTCOMES):
+            brokers = set()
+            for number in range(2):
+                local, _, later = kind.split()
+                properties = {"local": local, "check": later}
+                made = Message(topic, f"{kind} {number}".encode(), properties=properties)
+                result = await producer.send_in_transaction(made, execute)
+                assert result.confirmed == (local != "unknown")
+                brokers.add(result.sent.queue.broker_name)
+            assert brokers == {"ours", "theirs"}
+        await wait_for(lambda: enough(asked))
+    return asked
+
+
+def test_our_producer_and_a_stock_one_share_a_group_on_brokers_of_both_kinds(
+    tmp_path: Path, names: rocketmq.NameServer, jvm: Jvm, name: Name
+) -> None:
+    topic, group = "Shared", name("sellers")
+    theirs = rocketmq.Broker(tmp_path / "theirs", names.address, {**REAL, "brokerName": "theirs"})
+    ours = Martlet(tmp_path / "ours", {**OURS, "broker.name": "ours", "remoting.nameservers": f'["{names.address}"]'})
+    clients = Java(jvm, names.address)
+    try:
+        both_share(clients, topic, group, [ours.address, theirs.address], name("readers"))
+    finally:
+        clients.close()
+        ours.close()
+        theirs.kill()
+
+
+def both_share(clients: Java, topic: str, group: str, brokers: list[str], readers: str) -> None:
+    def known() -> bool | None:
+        return True if set(rocketmq.brokers_known(clients.name_server)) == {"ours", "theirs"} else None
+
+    eventually(known)
+    for address in brokers:
+        clients.queries().create_topic(topic, address, queues=1)
+    plain = clients.producer()
+    eventually(lambda: True if len(found(lambda: plain.queues(topic)) or []) == 2 else None)
+    kinds = [(local, check) for local in OUTCOMES for check in OUTCOMES]
+    stock = clients.transactions(group)
+    stock.send(*(transaction(topic, local, check, number) for local, check in kinds for number in (2, 3)))
+    consumer = clients.push(readers, topic)
+    expected = {
+        f"{local} then {check} {number}".encode()
+        for local, check in kinds
+        for number in range(4)
+        if local == "commit" or (local, check) == ("unknown", "commit")
+    }
+    unknown = {f"unknown then {check} {number}" for check in OUTCOMES for number in range(4)}
+
+    def all_asked(asked: set[str]) -> set[str]:
+        return asked | {body.decode() for body in bodies(stock.checks)}
+
+    asked = trio.run(
+        sell,
+        clients.name_server,
+        group,
+        topic,
+        lambda asked: all_asked(asked) == unknown and expected <= set(bodies(consumer.seen)),
+    )
+    assert all_asked(asked) == unknown
+    assert set(bodies(consumer.seen)) == expected
+    # RocketMQ stores a message twice if it checks again before it has written that the transaction ended.
+    assert set(bodies([each for each in consumer.seen if each.broker == "ours"]).values()) == {1}

@@ -5,6 +5,10 @@
 //	client consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION concurrent|orderly|broadcasting FAILURES
 //	                                                     a JSON line a delivery, ends after COUNT accepted messages;
 //	                                                     EXPRESSION is tags, or SQL92:...
+//	client transact NAME_SERVER GROUP TOPIC LOCAL:CHECK...
+//	                                                     sends a transactional message for each word, whose listener
+//	                                                     answers LOCAL at once and CHECK to each check; a JSON line a
+//	                                                     send and one with "event": "check" for each check; never ends
 package main
 
 import (
@@ -171,6 +175,54 @@ func consume(nameServer, group, topic string, count int, expression, how string,
 	check(client.Shutdown())
 }
 
+// seller answers what the properties of a message say.
+type seller struct{}
+
+func state(said string) primitive.LocalTransactionState {
+	switch said {
+	case "commit":
+		return primitive.CommitMessageState
+	case "rollback":
+		return primitive.RollbackMessageState
+	default:
+		return primitive.UnknowState
+	}
+}
+
+func (seller) ExecuteLocalTransaction(message *primitive.Message) primitive.LocalTransactionState {
+	return state(message.GetProperty("local"))
+}
+
+func (seller) CheckLocalTransaction(message *primitive.MessageExt) primitive.LocalTransactionState {
+	say(map[string]interface{}{"event": "check", "body": string(message.Body)})
+	return state(message.GetProperty("check"))
+}
+
+func transact(nameServer, group, topic string, outcomes []string) {
+	client, err := rocketmq.NewTransactionProducer(
+		seller{},
+		producer.WithNsResolver(primitive.NewPassthroughResolver([]string{nameServer})),
+		producer.WithGroupName(group),
+		producer.WithRetry(0),
+	)
+	check(err)
+	check(client.Start())
+	for number, outcome := range outcomes {
+		local, later, _ := strings.Cut(outcome, ":")
+		again("transaction", number, func() error {
+			made := primitive.NewMessage(topic, []byte(outcome))
+			made.WithProperty("local", local)
+			made.WithProperty("check", later)
+			sent, err := client.SendMessageInTransaction(context.Background(), made)
+			if err == nil {
+				result("transaction", number, sent.SendResult)
+			}
+			return err
+		})
+	}
+	select {}
+}
+
 func number(text string) int {
 	value, err := strconv.Atoi(text)
 	check(err)
@@ -189,5 +241,7 @@ func main() {
 		produce(words[1], words[2], number(words[3]))
 	case "consume":
 		consume(words[1], words[2], words[3], number(words[4]), words[5], words[6], int32(number(words[7])))
+	case "transact":
+		transact(words[1], words[2], words[3], words[4:])
 	}
 }
