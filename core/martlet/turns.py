@@ -11,17 +11,23 @@ the lock: file access, fdatasync, and slices with `finish_off_loop`, which relea
 """
 
 import time
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Final, TypeAlias, TypeVar, final
 
 import trio
 
-__all__ = ["Pace", "Steps", "Turns", "begin", "finish_now", "finish_off_loop"]
+__all__ = ["Pace", "Steps", "Turns", "Wait", "WaitingSteps", "begin", "finish_now", "finish_off_loop"]
 
 T = TypeVar("T")
 
 # Yields at the end of each slice, and returns the result of the work.
 Steps: TypeAlias = Generator[None, None, T]
+
+# Called and awaited between two slices: something slow that must not block the event loop, such as a read from disk.
+Wait: TypeAlias = Callable[[], Awaitable[None]]
+
+# `Steps` that may also yield what to wait for before the next slice. Only `Turns.finish` runs them.
+WaitingSteps: TypeAlias = Generator[Wait | None, None, T]
 
 # Steps in one slice, for steps of a few microseconds each, such as entries of a table: about a millisecond.
 STEPS_AT_ONCE: Final = 256
@@ -58,14 +64,16 @@ class Turns:
         self._lock = trio.Lock()
         self.slices = 0
 
-    async def finish(self, steps: Steps[T]) -> T:
+    async def finish(self, steps: WaitingSteps[T]) -> T:
         """Run *steps* to the end and return the result; other work runs between slices. Cancellation closes *steps*."""
         try:
             while True:
                 # Acquiring the lock is a checkpoint even when nobody else wants it.
                 async with self._lock:
                     self.slices += 1
-                    next(steps)
+                    wait = next(steps)
+                if wait is not None:
+                    await wait()
         except StopIteration as done:
             result: T = done.value
             return result

@@ -2,9 +2,9 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
 
 import pytest
+from tests.cold_disk import cold_disk
 from tests.core.pushing import broker_in_memory, publish
 
 from martlet.access import (
@@ -29,9 +29,6 @@ from martlet.store.layout import RecordView
 from martlet.store.notes import OWN_PREFIX
 from martlet.tables.groups import Group, Groups
 from martlet.tables.topics import BROKER_TOPICS, Topics
-from martlet.testing.disk import FakeDisk
-
-T = TypeVar("T")
 
 GRANTS: dict[type, Callable[[Gate], object]] = {
     TopicGrant: lambda gate: gate.query("T"),
@@ -203,37 +200,9 @@ async def test_a_record_of_a_deleted_topic_is_shown_no_more() -> None:
         assert await gate.record_at(placed.position) is None
 
 
-class ColdDisk:
-    """A disk of which nothing is in the page cache; notes the reads that keep the event loop waiting."""
-
-    def __init__(self) -> None:
-        self._disk = FakeDisk()
-        self._is_off_loop = False
-        self.on_loop = 0
-        self.off = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._disk, name)
-
-    def read_now(self, fd: int, size: int, position: int) -> None:
-        return None
-
-    def read(self, fd: int, size: int, position: int) -> bytes:
-        self.on_loop += not self._is_off_loop
-        return self._disk.read(fd, size, position)
-
-    async def off_loop(self, work: Callable[[], T]) -> T:
-        self._is_off_loop = True
-        self.off += 1
-        try:
-            return work()
-        finally:
-            self._is_off_loop = False
-
-
 async def test_the_event_loop_does_not_wait_for_a_record_on_the_disk() -> None:
-    disk = ColdDisk()
-    async with broker_in_memory(cast(FakeDisk, disk)) as broker:
+    disk, fake = cold_disk()
+    async with broker_in_memory(fake) as broker:
         broker.topics.ensure("T", 1)
         placed = [broker.publish(Message("T", bytes(1000), b"", 0)) for _ in range(40)]
         broker.store.commit()

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from martlet.turns import Pace, Steps, Turns, finish_now
+from martlet.turns import Pace, Steps, Turns, WaitingSteps, finish_now
 
 
 def work(name: str, slices: int, done: list[str]) -> Steps[str]:
@@ -59,6 +59,44 @@ async def test_cancelled_work_is_closed_and_blocks_nobody() -> None:
         await turns.finish(work("b", 5, done))
     assert await turns.finish(work("c", 1, done)) == "c"
     assert turns.statistics()["waiting"] == 0
+
+
+async def test_work_may_wait_between_two_slices_while_others_go_on() -> None:
+    turns, done, ready = Turns(), list[str](), trio.Event()
+
+    def waiting() -> WaitingSteps[str]:
+        done.append("before")
+        yield ready.wait
+        done.append("after")
+        return "waited"
+
+    async def run() -> None:
+        done.append(await turns.finish(waiting()))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await turns.finish(work("other", 2, [])) == "other"
+        assert done == ["before"]
+        ready.set()
+    assert done == ["before", "after", "waited"]
+
+
+async def test_an_error_while_work_waits_closes_it_and_reaches_the_waiter() -> None:
+    closed: list[bool] = []
+
+    async def fails() -> None:
+        raise OSError("no disk")
+
+    def waiting() -> WaitingSteps[None]:
+        try:
+            yield fails
+        finally:
+            closed.append(True)
+
+    with pytest.raises(OSError, match="no disk"):
+        await Turns().finish(waiting())
+    assert closed == [True]
 
 
 async def test_an_error_in_a_slice_reaches_the_waiter() -> None:

@@ -1,19 +1,22 @@
 """Timers outlive the retention of their records: a year-long one is appended again whenever its segment goes."""
 
+from errno import EIO
+from itertools import chain
 from random import Random
 from typing import Any
 
 import pytest
 import trio
+from tests.cold_disk import cold_disk
 from tests.timer.timer_talk import DAY_MS, timed
 from trio.testing import MockClock
 
-from martlet.errors import Refused
+from martlet.errors import Refused, StoreError
 from martlet.message import decode_properties
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
-from martlet.turns import finish_now
+from martlet.turns import Turns, finish_now
 from martlet_timer.config import TimerConfig
 
 SMALL: dict[str, Any] = {"segment_bytes": 8192, "page_bytes": 1024, "cache_bytes": 16_384}
@@ -62,11 +65,53 @@ async def test_many_timers_are_moved_in_groups_and_each_once(autojump_clock: Moc
         made.broker.store.commit()
         await trio.sleep(1)
         assert made.plugin.timers.floor() <= end
-        assert all(position >= end for _, position in finish_now(made.plugin.timers.pending.in_range(0, 1 << 40)))
+        assert all(position >= end for _, position in chain(*made.plugin.timers.pending.in_range(0, 1 << 40)))
         assert made.statistics["pending"] == 500
         await trio.sleep(3605)
         assert sorted(int(body) for body in made.bodies()) == [*range(500)]
         assert max(made.late_ms()) <= 2
+
+
+async def test_records_on_the_disk_are_read_by_a_thread(autojump_clock: MockClock) -> None:
+    disk, fake = cold_disk()
+    async with timed(fake, topics=("T", "other"), **SMALL) as made:
+        for number in range(20):
+            made.publish(body=b"%d" % number, TIMER_DELAY_MS=3_600_000)
+        for _ in range(30):
+            made.publish("other", b"x" * 900)
+        await trio.sleep(1)
+        end, disk.on_loop = made.broker.store.appended, 0
+        await made.broker.turns.finish(made.plugin.timers.roll(0, end))
+        made.broker.store.commit()
+        await trio.sleep(1)
+        assert made.plugin.timers.floor() > 8192
+        assert made.statistics["pending"] == 20
+        assert disk.on_loop == 0
+
+
+async def test_a_record_that_the_disk_fails_to_read_keeps_its_segment_and_no_other_timer_back(
+    autojump_clock: MockClock,
+) -> None:
+    _, disk = cold_disk()
+    async with timed(disk, topics=("T", "other"), **SMALL) as made:
+        made.publish(body=b"first", TIMER_DELAY_MS=3_600_000)
+        for _ in range(10):
+            made.publish("other", b"x" * 900)
+        second = made.publish(body=b"second", TIMER_DELAY_MS=3_600_001)
+        for _ in range(30):
+            made.publish("other", b"x" * 900)
+        await trio.sleep(1)
+        disk.fail_next("read", EIO)
+        with pytest.raises(StoreError, match="records of 1 timers cannot be read; check the disk"):
+            await made.broker.turns.finish(made.plugin.timers.roll(0, second.position + 1))
+        made.broker.store.commit()
+        await trio.sleep(1)
+        assert made.plugin.timers.floor() == 0
+        left = chain(*made.plugin.timers.pending.in_range(0, second.position + 1))
+        assert [position for _, position in left] == [made.records(TIMER_TOPIC)[0].position]
+        await made.broker.turns.finish(made.plugin.timers.roll(0, second.position + 1))
+        await trio.sleep(3600)
+        assert made.bodies() == [b"first", b"second"]
 
 
 async def test_timers_that_are_too_large_for_one_group_are_moved_one_by_one(autojump_clock: MockClock) -> None:
@@ -101,10 +146,10 @@ async def test_a_timer_in_delivery_is_not_moved(autojump_clock: MockClock) -> No
         finish_now(schedule.prepare(made.clock.now_ms()))
         (timer,) = schedule.take(made.clock.now_ms(), 10)
         with pytest.raises(Refused, match="has been in delivery for 10000 turns"):
-            finish_now(made.plugin.timers.roll(0, made.broker.store.appended))
+            await Turns().finish(made.plugin.timers.roll(0, made.broker.store.appended))
         assert schedule.is_taken(timer[1])
         schedule.give_back([timer])
-        finish_now(made.plugin.timers.roll(0, made.broker.store.appended))
+        await Turns().finish(made.plugin.timers.roll(0, made.broker.store.appended))
         assert len(made.records(TIMER_TOPIC)) == 1
         await trio.sleep(0.1)
         assert len(made.records(TIMER_TOPIC)) == 2

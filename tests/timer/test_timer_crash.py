@@ -83,7 +83,7 @@ class Workload:
         store = made.broker.store
         if action == "roll":
             await flush(made)
-            finish_now(made.plugin.timers.roll(0, store.appended))
+            await made.broker.turns.finish(made.plugin.timers.roll(0, store.appended))
         store.commit()
         if action == "roll":
             return
@@ -103,7 +103,7 @@ class Workload:
         self.seen.update((record.body, record.position) for record in made.records())
         await flush(made)
         end = store.segments.items[-2].end
-        finish_now(made.plugin.timers.roll(0, end))
+        await made.broker.turns.finish(made.plugin.timers.roll(0, end))
         store.commit()
         await flush(made)
         made.broker.projections.released = end

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from martlet.store.layout import RecordView
-from martlet.turns import Steps
+from martlet.turns import Steps, WaitingSteps
 
 __all__ = ["NOTHING", "Projection"]
 
@@ -61,8 +61,10 @@ class Projection(Protocol):
         """Return the position of the oldest record that the state still needs; `NOTHING` if it needs none."""
         ...
 
-    def roll(self, start: int, end: int) -> Steps[None]:
+    def roll(self, start: int, end: int) -> WaitingSteps[None]:
         """Append again what is still needed of the records from *start* to *end*, before they are removed. In slices.
+
+        These records are the oldest of the log, and rarely in memory: yield a call that reads them in a worker thread.
 
         The records are removed once the appended ones are durable, regardless of what `floor` then returns.
         """

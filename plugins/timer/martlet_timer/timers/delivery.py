@@ -6,16 +6,17 @@ schedule until the note is applied, so no two of these happen to one timer.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final, final
 
 import trio
 
 from martlet.broker import Broker
-from martlet.errors import MartletError, Reason, Refused, StoreFailed
+from martlet.errors import MartletError, Reason, Refused, StoreError, StoreFailed
 from martlet.message import Message, Record
 from martlet.state.journal import Journal
-from martlet.turns import Steps
+from martlet.turns import WaitingSteps
 
 from .damped_clock import DampedClock
 from .pending import Pending
@@ -294,45 +295,51 @@ class TimerDelivery:
 
     # ---- retention
 
-    def append_again(self, timers: list[Timer]) -> Steps[None]:
-        """Append the records of *timers* again, before retention removes the present ones.
+    def append_again(self, parts: Iterable[list[Timer]]) -> WaitingSteps[None]:
+        """Append the records of timers again, before retention removes the present ones.
 
         Raises:
           Refused: the store refuses writes.
           StoreFailed: the disk failed.
+          StoreError: some records could not be read; all others were appended again.
         """
         self._retry_unreadable()
-        batch: list[Due] = []
-        batch_bytes = 0
+        for timers in parts:
+            for first in range(0, len(timers), BATCH_TIMERS):
+                yield from self._append_batch_again(timers[first : first + BATCH_TIMERS])
+            yield None
+        if self._unreadable:
+            raise StoreError(f"records of {len(self._unreadable)} timers cannot be read; check the disk")
+
+    def _append_batch_again(self, timers: list[Timer]) -> WaitingSteps[None]:
+        left: dict[int, Timer] = {}
         try:
             for timer in timers:
                 yield from self._wait_free(timer)
-                if not self._schedule.hold(timer):
-                    continue
-                (record,) = self.reader.read_now([timer[1]], BATCH_BYTES)
-                if not isinstance(record, Record):
-                    self._drop_damaged([timer])
-                    continue
-                batch.append((timer, record))
-                batch_bytes += record.size
-                if len(batch) == BATCH_TIMERS or batch_bytes >= BATCH_BYTES:
-                    self._move(batch)
-                    batch_bytes = 0
-                yield
-            self._move(batch)
+                if self._schedule.hold(timer):
+                    left[timer[1]] = timer
+            held = list(left.values())
+            while held:
+                found: list[Found] = []
+                yield partial(self._read_into, found, [position for _, position in held])
+                self._move(self._check_found(held, found, left), left)
+                held = held[len(found) :]
         finally:
-            self._schedule.give_back([timer for timer, _ in batch])
+            self._schedule.give_back(list(left.values()))
 
-    def _wait_free(self, timer: Timer) -> Steps[None]:
+    async def _read_into(self, found: list[Found], positions: list[int]) -> None:
+        found += await self.reader.read(positions, BATCH_BYTES)
+
+    def _wait_free(self, timer: Timer) -> WaitingSteps[None]:
         """Wait while *timer* is being delivered or recalled."""
         for _ in range(FREE_TURNS):
             if not self._schedule.is_taken(timer[1]) or not self._pending.has(*timer):
                 return
-            yield
+            yield None
         raise Refused(Reason.BUSY, f"timer due at {timer[0]} ms has been in delivery for {FREE_TURNS} turns")
 
-    def _move(self, batch: list[Due]) -> None:
-        """Append the records of *batch* again, and remove those that were stored from it."""
+    def _move(self, batch: list[Due], left: dict[int, Timer]) -> None:
+        """Append the records of *batch* again, and remove what was stored from *left*."""
         count = len(batch)
         while batch:
             part = batch[:count]
@@ -343,7 +350,9 @@ class TimerDelivery:
                     raise
                 count //= 2  # together they are too large for a group
                 continue
-            del batch[:count]
+            for (_, position), _ in part:
+                left.pop(position)
+            batch = batch[count:]
 
     def statistics(self) -> dict[str, object]:
         """Return counters; ``behind_ms`` is how long the next timer has been due."""

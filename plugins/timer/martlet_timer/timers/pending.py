@@ -268,21 +268,26 @@ class Pending:
         """Return a position at or below that of the oldest record that is needed; None without timers."""
         return min(self._counts) * self._granule_bytes if self._counts else None
 
-    def in_range(self, start: int, end: int) -> Steps[list[tuple[int, int]]]:
-        """Return time and position of the timers with records from *start* to *end*."""
+    def in_range(self, start: int, end: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield time and position of the timers with records from *start* to *end*, a few hundred at a time or none.
+
+        Timers may be added and removed meanwhile: some of the yielded ones may be gone.
+        """
         found: list[tuple[int, int]] = []
         pace = Pace()
         for hour, timers in list(self._hours.items()):
             for chunk in timers.chunks[max(timers.index_of(start), 0) : timers.index_of(end) + 1]:
                 low, high = bisect_left(chunk.positions, start), bisect_left(chunk.positions, end)
-                for row in range(low, high):
-                    if chunk.dues[row] != DEAD:
-                        found.append((hour * HOUR_MS + chunk.dues[row], chunk.positions[row]))
+                for due, position in zip(chunk.dues[low:high], chunk.positions[low:high], strict=True):
+                    if due != DEAD:
+                        found.append((hour * HOUR_MS + due, position))
                     if pace.is_over():
-                        yield
+                        yield found
+                        found = []
             if pace.is_over():
-                yield
-        return found
+                yield found
+                found = []
+        yield found
 
     # ---- snapshots
 

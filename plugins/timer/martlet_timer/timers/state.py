@@ -18,7 +18,7 @@ from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
 from martlet.store.layout import RecordView
 from martlet.tables.topics import TIMER_TOPIC
-from martlet.turns import Pace, Steps
+from martlet.turns import Pace, Steps, WaitingSteps
 
 from .pending import Column, Frozen, Pending
 from .records import key_of, read_timer
@@ -69,7 +69,7 @@ class TimerState:
         self.pending = Pending(granule_bytes)
         self.schedule = Schedule(self.pending)
         # Appends the records of timers again; set by `TimerDelivery`.
-        self.append_again: Callable[[list[Timer]], Steps[None]] | None = None
+        self.append_again: Callable[[Iterable[list[Timer]]], WaitingSteps[None]] | None = None
         # Called when timers were added or removed.
         self.changed: Callable[[], None] | None = None
         # Records in the timer topic that are neither timers nor recalls, at the time of a recall.
@@ -116,10 +116,9 @@ class TimerState:
         floor = self.pending.floor()
         return NOTHING if floor is None else floor
 
-    def roll(self, start: int, end: int) -> Steps[None]:
-        timers = yield from self.pending.in_range(start, end)
-        if timers and self.append_again is not None:
-            yield from self.append_again(timers)
+    def roll(self, start: int, end: int) -> WaitingSteps[None]:
+        if self.append_again is not None:
+            yield from self.append_again(self.pending.in_range(start, end))
 
 
 def _rows(frozen: Iterator[Frozen]) -> Iterator[object]:
