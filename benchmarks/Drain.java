@@ -5,7 +5,10 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 
-/** A stock push consumer works off a backlog; prints the messages a second between its first and its last message. */
+/**
+ * A stock push consumer works off a backlog; prints the messages a second between its first and its last message.
+ * With a group as the fourth word it pops, if the broker's request mode for the group says so.
+ */
 public class Drain {
     public static void main(String[] words) throws Exception {
         String nameServer = words[0];
@@ -15,7 +18,8 @@ public class Drain {
         AtomicLong began = new AtomicLong();
         AtomicLong ended = new AtomicLong();
         CountDownLatch done = new CountDownLatch(1);
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("drain-" + System.nanoTime());
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(words.length > 3 ? words[3] : "drain-" + System.nanoTime());
+        consumer.setClientRebalance(words.length <= 3);
         consumer.setNamesrvAddr(nameServer);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setPullBatchSize(32);

@@ -174,7 +174,7 @@ class RocketMQ:
             f"bindAddress=127.0.0.1\nlistenPort={self.port}\nhaListenPort={self.port + 1}\n"
             f"namesrvAddr={self.name_server}\n"
             f"storePathRootDir={store}\nstorePathCommitLog={store}/commitlog\nautoCreateTopicEnable=true\n"
-            "diskMaxUsedSpaceRatio=95\n"
+            "diskMaxUsedSpaceRatio=95\nenablePropertyFilter=true\n"
         )
 
     def start(self) -> None:

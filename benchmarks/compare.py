@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from brokers import HERE, WORK, Broker, Martlet, Process, RocketMQ, driver, java, python_with
@@ -201,22 +202,76 @@ def pull_series(table: Table, runs: int) -> None:
         java_consumer(table, brokers, 2_000_000)
 
 
-def java_consumer(table: Table, brokers: list[Broker], count: int) -> None:
+def java_consumer(table: Table, brokers: list[Broker], count: int, group: str = "") -> None:
+    """Let a stock push consumer drain the topic Backlog; as *group*, which pops, if it is given."""
     rates, costs = [], []
     for broker in brokers:
         with alone(broker, brokers):
             before = broker.process.cpu_s()
+            words = (broker.name_server, "Backlog", str(count), *([group] if group else []))
             done = subprocess.run(
-                java(str(HERE / "Drain.java"), broker.name_server, "Backlog", str(count), heap="1g"),
-                capture_output=True,
-                text=True,
-                check=True,
+                java(str(HERE / "Drain.java"), *words, heap="1g"), capture_output=True, text=True, check=True
             )
             rates.append(float(re.findall(r"drained ([\d.]+)", done.stdout)[0]))
             costs.append((broker.process.cpu_s() - before) * 1e6 / count)
-    load = f"a stock Java push consumer through a backlog of {count:,}"
+    how = ", popping," if group else ""
+    load = f"a stock Java push consumer{how} through a backlog of {count:,}"
     table.add(load, "messages/s", *rates)
     table.add(load, "broker us/message", *costs)
+
+
+def transaction_series(table: Table, runs: int) -> None:
+    with all_brokers("async") as brokers:
+        for broker in brokers:
+            drive(broker, "create", topic="Transactions", queues=8)
+        words = ("-t", "Transactions", "-w", "32", "-s", "1024", "-ri", "2000")
+        load = "RocketMQ's TransactionProducer, 32 threads, all committed"
+        java_rows(table, runs, brokers, "TransactionProducer", load, words, r"Send TPS: +(\d+)")
+
+
+def pop_series(table: Table, runs: int) -> None:
+    count = 200_000
+    with all_brokers("async") as brokers:
+        for broker in brokers:
+            drive(broker, "create", topic="Backlog", queues=16)
+            drive(broker, "send", conns=4, window=16, count=count * (runs + 1), topic="Backlog", secs=180)
+        for window in (1, 16):
+            title = f"pop a backlog and acknowledge each message, {window} pops outstanding"
+            work = partial(pop_once, count=count, window=window)
+            measure(table, runs, title, {"rate": "messages/s", "us_each": "broker us/message"}, brokers, work)
+        for broker in brokers:
+            drive(broker, "popmode", topic="Backlog", group="bench-java")
+        java_consumer(table, brokers, count, "bench-java")
+
+
+def pop_once(broker: Broker, *, count: int, window: int) -> dict[str, float]:
+    done = drive(broker, "pop", window=window, count=count, topic="Backlog", group=f"pop-{window}", secs=120)
+    done["us_each"] = done["cpu_s"] * 1e6 / done["acked"]
+    return done
+
+
+def sql92_series(table: Table, runs: int) -> None:
+    with all_brokers("async") as brokers:
+        for broker in brokers:
+            drive(broker, "create", topic="Spread", queues=16)
+            drive(broker, "send", conns=4, window=16, count=1_000_000, topic="Spread", body=128, spread=100, secs=180)
+        for sql in ("a = 7", "a = '7'", "a + 1 = 8"):
+            work = partial(drive, command="pull", window=1, count=2_000_000, topic="Spread", sql=sql, secs=60)
+            figures = {"scan_rate": "entries/s", "us_p99": "p99 us"}
+            measure(table, runs, f"1 M of which 1 % have {sql}", figures, brokers, work)
+
+
+def delay_series(table: Table, runs: int) -> None:
+    for flush in ("async", "sync"):
+        with all_brokers(flush) as brokers:
+            warm_up(brokers)
+            title = f"delay level 1, 2,000/s, {flush} flush: send to receive less 1 s"
+            measure(table, runs, title, {"ms_p50": "p50 ms", "ms_p99": "p99 ms"}, brokers, delayed)
+
+
+def delayed(broker: Broker) -> dict[str, float]:
+    done = drive(broker, "tail", rate=2000, secs=8, topic="Delayed", queues=4, level=1)
+    return {name: done[f"us_{name[3:]}"] / 1000 - 1000 for name in ("ms_p50", "ms_p99")}
 
 
 def benchmark(
@@ -364,7 +419,11 @@ SERIES = {
     "sync": sync_series,
     "rate": rate_series,
     "pull": pull_series,
+    "pop": pop_series,
+    "sql92": sql92_series,
+    "delay": delay_series,
     "producer": producer_series,
+    "transactions": transaction_series,
     "topics": topics_series,
     "memory": memory_series,
     "start": start_series,
@@ -381,6 +440,7 @@ def main() -> None:
     if unknown:
         parser.error(f"series {min(unknown)!r} is unknown; known: {' '.join(SERIES)}")
     WORK.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that the brokers are ended as well
     table = Table()
     for name in words.series or SERIES:
         SERIES[name](table, words.runs)

@@ -20,19 +20,23 @@ import (
 )
 
 var (
-	addr      = flag.String("addr", "127.0.0.1:10911", "the broker, HOST:PORT")
-	command   = flag.String("cmd", "send", "create, send, rate, pull, tail, idle or first")
-	conns     = flag.Int("conns", 1, "connections")
-	window    = flag.Int("window", 16, "requests under way a connection")
-	count     = flag.Int("count", 100000, "messages in all")
-	seconds   = flag.Float64("secs", 30, "stop after so long whatever was done")
-	bodyBytes = flag.Int("body", 1024, "body bytes")
-	topic     = flag.String("topic", "BenchTopic", "topic; with -topics above 1 a number is put behind it")
-	topics    = flag.Int("topics", 1, "topics")
-	queues    = flag.Int("queues", 16, "queues a topic")
-	perSecond = flag.Float64("rate", 2000, "rate: messages a second")
-	most      = flag.Int("most", 32, "pull: messages a pull")
-	tags      = flag.String("tags", "*", "pull: tag expression")
+	addr       = flag.String("addr", "127.0.0.1:10911", "the broker, HOST:PORT")
+	command    = flag.String("cmd", "send", "create, send, rate, pull, pop, popmode, tail, idle or first")
+	conns      = flag.Int("conns", 1, "connections")
+	window     = flag.Int("window", 16, "requests under way a connection")
+	count      = flag.Int("count", 100000, "messages in all")
+	seconds    = flag.Float64("secs", 30, "stop after so long whatever was done")
+	bodyBytes  = flag.Int("body", 1024, "body bytes")
+	topic      = flag.String("topic", "BenchTopic", "topic; with -topics above 1 a number is put behind it")
+	group      = flag.String("group", "bench-pop", "pop, popmode: consumer group")
+	topics     = flag.Int("topics", 1, "topics")
+	queues     = flag.Int("queues", 16, "queues a topic")
+	perSecond  = flag.Float64("rate", 2000, "rate: messages a second")
+	most       = flag.Int("most", 32, "pull: messages a pull")
+	tags       = flag.String("tags", "*", "pull: tag expression")
+	sql        = flag.String("sql", "", "pull: SQL92 expression instead of tags")
+	spread     = flag.Int("spread", 0, "sends: messages have the property a, 0 to this number less one in turn")
+	delayLevel = flag.Int("level", 0, "sends: delay level")
 )
 
 type result map[string]any
@@ -84,11 +88,22 @@ func create(out result) {
 	out["created"] = *topics
 }
 
+// sendTemplates has a template for each queue of each topic, and for each value of the property a.
 func sendTemplates() []*template {
 	var all []*template
-	for i := 0; i < *topics; i++ {
-		for q := 0; q < min(*queues, 16); q++ {
-			all = append(all, sendTemplate(topicName(i), q, *bodyBytes))
+	level := ""
+	if *delayLevel > 0 {
+		level = fmt.Sprintf("\x02DELAY\x01%d", *delayLevel)
+	}
+	for a := 0; a < max(*spread, 1); a++ {
+		more := level
+		if *spread > 0 {
+			more += fmt.Sprintf("\x02a\x01%d", a)
+		}
+		for i := 0; i < *topics; i++ {
+			for q := 0; q < min(*queues, 16); q++ {
+				all = append(all, sendTemplate(topicName(i), q, *bodyBytes, more))
+			}
 		}
 	}
 	return all
@@ -100,6 +115,8 @@ func min(a, b int) int {
 	}
 	return b
 }
+
+func max(a, b int) int { return -min(-a, -b) }
 
 var uniq = uint64(time.Now().UnixNano())
 
@@ -260,7 +277,7 @@ func pullOn(conn int, got, pulls, scanned, volume *int64, deadline time.Time) []
 	offsets := make([]uint64, *queues)
 	began := make([]time.Time, *queues)
 	for _, q := range mine {
-		templates[q] = pullTemplate(*topic, q, *most, *tags, 0)
+		templates[q] = pullTemplate(*topic, q, *most, 0)
 	}
 	var latencies []uint32
 	var out, buffer []byte
@@ -327,7 +344,7 @@ func tail(out result) {
 		c := dial()
 		go func(c net.Conn, q int) {
 			reader := bufio.NewReaderSize(c, 1<<16)
-			t := pullTemplate(*topic, q, *most, "*", 15000)
+			t := pullTemplate(*topic, q, *most, 15000)
 			a, err := ask(c, 30, []field{{"topic", *topic}, {"queueId", fmt.Sprint(q)}}, nil)
 			if err != nil {
 				fail(err)
@@ -414,7 +431,7 @@ func idle(out result) {
 // first tries until one send is acknowledged, and says how long after its own start that was.
 func first(out result) {
 	start := time.Now()
-	t := sendTemplate(*topic, 0, *bodyBytes)
+	t := sendTemplate(*topic, 0, *bodyBytes, "")
 	for time.Since(start).Seconds() < *seconds {
 		c, err := net.DialTimeout("tcp", *addr, time.Second)
 		if err == nil {
@@ -434,7 +451,7 @@ func first(out result) {
 
 func main() {
 	flag.Parse()
-	work := map[string]func(result){"create": create, "send": send, "rate": rate, "pull": pull, "tail": tail, "idle": idle, "first": first}[*command]
+	work := map[string]func(result){"create": create, "send": send, "rate": rate, "pull": pull, "pop": pop, "popmode": popMode, "tail": tail, "idle": idle, "first": first}[*command]
 	if work == nil {
 		fail(fmt.Errorf("command %q is unknown; see -help", *command))
 	}

@@ -16,6 +16,9 @@ import (
 
 const (
 	pullMessage    = 11
+	setRequestMode = 401
+	popMessage     = 200050
+	ackMessage     = 200051
 	heartBeat      = 34
 	createTopic    = 17
 	sendMessageV2  = 310
@@ -110,22 +113,26 @@ func (t *template) putOffset(out []byte, start int, offset uint64) []byte {
 	return out
 }
 
-func sendTemplate(topic string, queue, bodyBytes int) *template {
-	properties := "UNIQ_KEY\x01" + strings.Repeat("K", keyDigits) + "\x02WAIT\x01true\x02TAGS\x01TagA"
+func sendTemplate(topic string, queue, bodyBytes int, more string) *template {
+	properties := "UNIQ_KEY\x01" + strings.Repeat("K", keyDigits) + "\x02WAIT\x01true\x02TAGS\x01TagA" + more
 	fields := []field{{"a", "bench"}, {"b", topic}, {"c", "TBW102"}, {"d", "16"}, {"e", strconv.Itoa(queue)}, {"f", "0"},
 		{"g", strings.Repeat("8", bornDigits)}, {"h", "0"}, {"i", properties}, {"j", "0"}, {"k", "false"}, {"m", "false"}}
 	return newTemplate(sendMessageV2, fields, bytes.Repeat([]byte("m"), bodyBytes))
 }
 
-func pullTemplate(topic string, queue, most int, tags string, suspendMs int) *template {
+func pullTemplate(topic string, queue, most, suspendMs int) *template {
+	kind, expression := "TAG", *tags
+	if *sql != "" {
+		kind, expression = "SQL92", *sql
+	}
 	flags := pullSubscribed
 	if suspendMs > 0 {
 		flags |= pullSuspend
 	}
 	fields := []field{{"consumerGroup", "bench"}, {"topic", topic}, {"queueId", strconv.Itoa(queue)},
 		{"queueOffset", strings.Repeat("7", offsetDigits)}, {"maxMsgNums", strconv.Itoa(most)}, {"sysFlag", strconv.Itoa(flags)},
-		{"commitOffset", "0"}, {"suspendTimeoutMillis", strconv.Itoa(suspendMs)}, {"subscription", tags}, {"subVersion", "0"},
-		{"expressionType", "TAG"}}
+		{"commitOffset", "0"}, {"suspendTimeoutMillis", strconv.Itoa(suspendMs)}, {"subscription", expression}, {"subVersion", "0"},
+		{"expressionType", kind}}
 	return newTemplate(pullMessage, fields, nil)
 }
 
