@@ -154,4 +154,4 @@ async def test_reasons_why_nothing_was_recalled_are_told(harness: Harness) -> No
         harness.broker.capabilities = capabilities
         answer = await client.ask(RECALL, ext)
         assert answer.code == ResponseCode.NO_PERMISSION
-        assert "no plugin that holds timed messages, such as 'timer'" in (answer.remark or "")
+        assert "add the plugin timer to plugins.enabled" in (answer.remark or "")

@@ -94,7 +94,8 @@ async def test_a_delayed_message_is_refused_once_the_plugin_that_holds_them_was_
         answer = await client.ask(SEND, send_ext("T", 0, DELAYED), b"second")
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
         assert answer.remark == (
-            "message has the property DELAY, and this broker does not support delayed messages; send it without delay"
+            "message has the property DELAY, and this broker does not support delayed messages; "
+            "add the plugin timer to plugins.enabled"
         )
         assert (stored(made, HELD), stored(made, "T")) == (1, 0)
         assert (await client.ask(SEND, send_ext("T"), b"third")).code == 0

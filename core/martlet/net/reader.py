@@ -23,7 +23,6 @@ from martlet.net.peer import CLOSING, LOST, ServerPeer
 from martlet.net.read_turns import ReadTurns
 from martlet.net.rounds import Rounds
 from martlet.net.transports import SocketTransport, TlsTransport
-from martlet.net.websocket import HTTP_GET, WebSocketTransport
 from martlet.settings import ServerConfig
 
 __all__ = ["Authenticate", "Reader"]
@@ -31,6 +30,7 @@ __all__ = ["Authenticate", "Reader"]
 log = logging.getLogger("martlet.server")
 
 RECEIVE_BYTES: Final = 262144
+HTTP_GET: Final = 0x47  # the G of GET, with which a WebSocket handshake begins
 TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (RFC 8446 5.1)
 
 
@@ -157,6 +157,8 @@ class Reader:
         elif peer.protocol.tls_required:
             raise RemoteProtocolError("client speaks plain text; this port requires TLS")
         if websocket is not None and data[0] == HTTP_GET:
+            from martlet.net.websocket import WebSocketTransport  # `Server.bind` has imported it
+
             peer.transport = WebSocketTransport(peer.transport, websocket, data)
             return
         await self._take(peer, data)

@@ -28,14 +28,13 @@ from martlet.contracts import Buffer, WebSocket
 from martlet.errors import RemoteProtocolError
 from martlet.net.transports import Transport
 
-__all__ = ["HTTP_GET", "WebSocketTransport"]
+__all__ = ["WebSocketTransport"]
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 # Encodes frames. `Connection` cannot be used for that: after it has received a close frame it sends no more data,
 # although earlier requests must still be answered.
 FRAMES: Final = FrameProtocol(client=False, extensions=[])
-HTTP_GET: Final = 0x47  # the G of GET
 HEAD_END: Final = b"\r\n\r\n"
 HEAD_BYTES_MAX: Final = 16384  # of the HTTP request; h11's own limit
 PAYLOAD_BYTES: Final = 262144  # largest payload of a frame that we send

@@ -33,7 +33,7 @@ def refuse_unheld(broker: "Broker") -> Stage:
             if delayed or timers:
                 name = timers[0] if timers else "DELAY"
                 text = f"message has the property {name}, and this broker does not support delayed messages"
-                raise Refused(Reason.ILLEGAL, f"{text}; send it without delay")
+                raise Refused(Reason.ILLEGAL, f"{text}; add the plugin timer to plugins.enabled")
         half = find_property(message.properties, b"TRAN_MSG").lower() == b"true"
         if half and not (delayed and message.reconsume_times > 0) and not supports_transactions(broker):
             raise no_transactions(broker)

@@ -37,8 +37,8 @@ def recall_message(context: Context, command: Command) -> Later:
 async def _recall(context: Context, command: Command, gate: Gate, handle: RecallHandle, group: str) -> bytes:
     timers = context.state.broker.capability(Timers)
     if timers is None or timers.recall is None:
-        text = "recall failed, operation is forbidden; this broker has no plugin that holds timed messages"
-        raise Refused(Reason.NO_PERMISSION, f"{text}, such as 'timer'")
+        text = "recall failed, operation is forbidden; add the plugin timer to plugins.enabled"
+        raise Refused(Reason.NO_PERMISSION, text)
     try:
         end = await timers.recall(handle.topic, handle.out_ms, handle.unique, group)
     except Refused as refused:

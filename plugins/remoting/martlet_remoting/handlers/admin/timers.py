@@ -28,7 +28,7 @@ async def _answer(context: Context, command: Command, from_ms: int, count: int) 
     broker = context.state.broker
     timers = broker.capability(Timers)
     if timers is None or timers.count is None or timers.pending is None:
-        text = "this broker has no plugin that holds timed messages, such as 'timer'; add it to plugins.enabled"
+        text = "this broker has no plugin that holds timed messages; add the plugin timer to plugins.enabled"
         raise Refused(Reason.NOT_SUPPORTED, text)
     now_ms = broker.clock.now_ms()
     *within, total = await timers.count([now_ms + 1000 * seconds for seconds in WITHIN_S])
