@@ -12,6 +12,7 @@ import pytest
 from . import fetch, rocketmq
 from .java import Java, Jvm
 from .martlet_process import Martlet
+from .other_clients import Program
 from .store_exchange import OurBroker, RealBroker
 
 HERE = Path(__file__).parent
@@ -126,6 +127,30 @@ def newest(jvms: Callable[[str], Jvm], target: Target) -> Iterator[Java]:
     clients = Java(jvms(fetch.CLIENT_VERSIONS[-1]), target.name_server)
     yield clients
     clients.close()
+
+
+@pytest.fixture
+def cpp(tmp_path: Path) -> Iterator[Program]:
+    """The program over the C++ client."""
+    program = Program([str(fetch.cpp_python()), str(HERE / "cpp" / "client.py")], tmp_path)
+    yield program
+    program.close()
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Iterator[Program]:
+    """The program over the Go client."""
+    program = Program([str(fetch.go_program())], tmp_path)
+    yield program
+    program.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Program]:
+    """The program over the Node client."""
+    program = Program(fetch.node_program("node", HERE / "node" / "client.js"), tmp_path)
+    yield program
+    program.close()
 
 
 _unique = itertools.count(1)

@@ -1,104 +1,20 @@
 """Clients in other languages: the C++, the Go and the Node client, each in a process of its own."""
 
-import json
-import os
-import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from . import fetch, wire
+from . import wire
 from .conftest import Target
 from .java import Java, LitePull, Received, message
+from .other_clients import Line, Program, deliveries
 from .process import eventually
 
 Name = Callable[[str], str]
-Line = dict[str, Any]
 
 COUNT = 8
-LIMIT_S = 300
 ENDLESS = f"{10**9}"
-
-
-class Run:
-    """One run of a program; what it says goes to a file, so that nothing of it is lost between two looks."""
-
-    def __init__(self, words: Sequence[str], home: Path, number: int) -> None:
-        self.said = home / f"said-{number}"
-        self.complaints = home / f"complaints-{number}"
-        with self.said.open("wb") as output, self.complaints.open("wb") as errors:
-            self.child = subprocess.Popen(
-                words,
-                env={**os.environ, "HOME": str(home)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-            )
-
-    def lines(self) -> list[Line]:
-        """Return the whole lines up to now."""
-        whole = self.said.read_text().rpartition("\n")[0]
-        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
-
-    def wait_lines(self, count: int) -> None:
-        eventually(lambda: True if len(self.lines()) >= count or self.child.poll() is not None else None)
-
-    def finish(self) -> list[Line]:
-        """Return what the program said once it ended."""
-        try:
-            self.child.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.close()
-        lines = self.lines()
-        failure = f"ended with {self.child.returncode} after {lines}: {self.complaints.read_text()[-2000:]}"
-        assert self.child.returncode == 0, failure
-        return lines
-
-    def close(self) -> None:
-        self.child.kill()
-        self.child.wait()
-
-
-class Program:
-    """A client in another language: its command, and where it may leave its logs."""
-
-    def __init__(self, words: Sequence[str], home: Path) -> None:
-        self.words = list(words)
-        self.home = home
-        self.runs: list[Run] = []
-
-    def start(self, *words: str) -> Run:
-        self.runs.append(Run([*self.words, *words], self.home, len(self.runs)))
-        return self.runs[-1]
-
-    def run(self, *words: str) -> list[Line]:
-        return self.start(*words).finish()
-
-    def close(self) -> None:
-        """End what a failed test left running."""
-        for run in self.runs:
-            run.close()
-
-
-def deliveries(lines: list[Line]) -> list[Line]:
-    return [line for line in lines if "event" not in line]
-
-
-@pytest.fixture
-def cpp(tmp_path: Path) -> Iterator[Program]:
-    program = Program([str(fetch.cpp_python()), str(Path(__file__).parent / "cpp" / "client.py")], tmp_path)
-    yield program
-    program.close()
-
-
-@pytest.fixture
-def go(tmp_path: Path) -> Iterator[Program]:
-    program = Program([str(fetch.go_program())], tmp_path)
-    yield program
-    program.close()
 
 
 def reader(java: Java, topic: str) -> LitePull:
@@ -243,13 +159,6 @@ def test_the_cpp_client_is_given_a_failed_message_again(cpp: Program, newest: Ja
     assert [line["reconsume_times"] for line in said if line.get("event") == "failure"] == [0, 1]
     [accepted] = deliveries(said)
     assert (accepted["body"], accepted["reconsume_times"]) == ("again", 2)
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Program]:
-    program = Program(fetch.node_program("node", Path(__file__).parent / "node" / "client.js"), tmp_path)
-    yield program
-    program.close()
 
 
 def test_the_node_client_is_given_a_failed_message_again(

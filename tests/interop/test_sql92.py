@@ -15,8 +15,8 @@ from . import fetch, wire
 from .conftest import RocketMQ, Target
 from .java import Failed, Java, message
 from .martlet_process import Martlet
+from .other_clients import Line, Program, deliveries
 from .process import eventually
-from .test_other_clients import Line, Program, deliveries
 from .test_pop import in_pop_mode, popping
 from .test_python_client import patient
 
@@ -130,13 +130,6 @@ def test_martlet_agrees_with_the_table(tmp_path: Path) -> None:
 def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     monkeypatch.setenv("INTEROP_LOG_LEVEL", "warn")
     program = Program([str(fetch.go_program())], tmp_path)
-    yield program
-    program.close()
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Program]:
-    program = Program(fetch.node_program("node", Path(__file__).parent / "node" / "client.js"), tmp_path)
     yield program
     program.close()
 

@@ -23,8 +23,8 @@ from . import fetch, rocketmq
 from .conftest import RocketMQ, Target
 from .java import Java, Jvm, Received, found, message
 from .martlet_process import Martlet
+from .other_clients import Program
 from .process import eventually
-from .test_other_clients import Program
 
 Name = Callable[[str], str]
 OUTCOMES = ("commit", "rollback", "unknown")
@@ -113,13 +113,6 @@ def test_a_broker_that_is_killed_forgets_no_transaction(quick: Target, jvm: Jvm,
 
 
 # other clients; the Node client and the C interface of the C++ client have no transactions
-
-
-@pytest.fixture
-def go(tmp_path: Path) -> Iterator[Program]:
-    program = Program([str(fetch.go_program())], tmp_path)
-    yield program
-    program.close()
 
 
 def test_transactions_of_the_go_client_end_as_its_producer_or_the_check_says(

@@ -3,15 +3,18 @@
     client.py produce NAME_SERVER TOPIC COUNT     sends in every way the client has, prints a JSON line a message
     client.py consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION [orderly|broadcasting|FAILURES]
                                                       prints a JSON line a delivery, ends after COUNT messages; the
-                                                      first FAILURES deliveries of each fail
+                                                      first FAILURES deliveries of each fail (-1: all of them)
+    client.py send NAME_SERVER orderly|sync MESSAGES  sends messages given as a JSON list, prints a JSON line a result
 
 The client is a C library behind ctypes that can take its process down: nothing here shares one with the tests.
 """
 
+import base64
 import json
 import os
 import sys
 import threading
+import zlib
 from typing import Any
 
 from rocketmq.client import Message, MessageModel, Producer, PushConsumer, RecvMessage  # type: ignore[import-not-found]
@@ -56,12 +59,40 @@ def produce(name_server: str, topic: str, count: str) -> None:
     producer.shutdown()
 
 
+def given(said: dict[str, Any]) -> Any:
+    """Return the message that a test describes."""
+    made = Message(said["topic"])
+    made.set_body(base64.b64decode(said["body"]))
+    if "tags" in said:
+        made.set_tags(said["tags"])
+    if "keys" in said:
+        made.set_keys(said["keys"])
+    if "delay_level" in said:
+        made.set_delay_time_level(said["delay_level"])
+    for key, value in said.get("properties", {}).items():
+        made.set_property(key, value)
+    return made
+
+
+def send(name_server: str, how: str, messages: str) -> None:
+    producer = Producer("cpp_sender", timeout=120_000)
+    producer.set_namesrv_addr(name_server)
+    producer.start()
+    for said in json.loads(messages):
+        if how == "orderly":
+            result = producer.send_orderly(given(said), zlib.crc32(said["sharding_key"].encode()) & 0x7FFFFFFF)
+        else:
+            result = producer.send_sync(given(said))
+        say(status=result.status.name, msg_id=result.msg_id, offset=result.offset)
+    producer.shutdown()
+
+
 def failing(deliver: Any, failures: int) -> Any:
     """A callback that fails at first; the wheel's own counts a message as consumed even if its callback raises."""
 
     def on_message(_: Any, raw: Any) -> int:
         received = RecvMessage(raw)
-        if received.reconsume_times < failures:
+        if failures < 0 or received.reconsume_times < failures:
             say(event="failure", reconsume_times=received.reconsume_times)
             return 1  # RECONSUME_LATER
         deliver(received)
@@ -90,13 +121,15 @@ def consume(name_server: str, group: str, topic: str, count: str, expression: st
                 body_bytes=len(received.body),
                 body=text(received.body)[:40],
                 reconsume_times=received.reconsume_times,
+                born_ms=received.born_timestamp,
+                stored_ms=received.store_timestamp,
             )
             seen.add((received.queue_id, received.queue_offset))
             if len(seen) == int(count):
                 done.set()
 
     consumer.subscribe(topic, deliver, expression)
-    if how.isdecimal():
+    if how.removeprefix("-").isdecimal():
         consumer._register_callback(failing(deliver, int(how)))
     consumer.start()
     say(event="started")
@@ -106,6 +139,8 @@ def consume(name_server: str, group: str, topic: str, count: str, expression: st
 
 if sys.argv[1] == "produce":
     produce(*sys.argv[2:])
+elif sys.argv[1] == "send":
+    send(*sys.argv[2:])
 else:
     consume(*sys.argv[2:])
 sys.stdout.flush()

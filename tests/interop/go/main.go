@@ -4,7 +4,11 @@
 //	                                                     and one with "event": "again" for each send that it repeats
 //	client consume NAME_SERVER GROUP TOPIC COUNT EXPRESSION concurrent|orderly|broadcasting FAILURES
 //	                                                     a JSON line a delivery, ends after COUNT accepted messages;
-//	                                                     EXPRESSION is tags, or SQL92:...
+//	                                                     EXPRESSION is tags, or SQL92:...; in place of "concurrent",
+//	                                                     "replying" answers each message, "traced" leaves a trace;
+//	                                                     FAILURES -1: all deliveries fail, with one retry
+//	client send NAME_SERVER sync|traced|request MESSAGES sends messages given as a JSON list, a JSON line a result;
+//	                                                     "traced" does not end by itself
 //	client transact NAME_SERVER GROUP TOPIC LOCAL:CHECK...
 //	                                                     sends a transactional message for each word, whose listener
 //	                                                     answers LOCAL at once and CHECK to each check; a JSON line a
@@ -19,6 +23,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/apache/rocketmq-client-go/v2"
 	"github.com/apache/rocketmq-client-go/v2/consumer"
@@ -26,6 +31,9 @@ import (
 	"github.com/apache/rocketmq-client-go/v2/producer"
 	"github.com/apache/rocketmq-client-go/v2/rlog"
 )
+
+// How long a request waits for its reply.
+const patience = 2 * time.Minute
 
 var output sync.Mutex
 
@@ -126,6 +134,85 @@ func produce(nameServer, topic string, count int) {
 	check(client.Shutdown())
 }
 
+// given is a message as the tests describe it.
+type given struct {
+	Topic       string            `json:"topic"`
+	Body        []byte            `json:"body"`
+	Tags        string            `json:"tags"`
+	Keys        string            `json:"keys"`
+	DelayLevel  int               `json:"delay_level"`
+	ShardingKey string            `json:"sharding_key"`
+	Properties  map[string]string `json:"properties"`
+}
+
+func (g given) message() *primitive.Message {
+	made := primitive.NewMessage(g.Topic, g.Body)
+	made.WithProperties(g.Properties)
+	if g.Tags != "" {
+		made.WithTag(g.Tags)
+	}
+	if g.Keys != "" {
+		made.WithKeys([]string{g.Keys})
+	}
+	if g.DelayLevel != 0 {
+		made.WithDelayTimeLevel(g.DelayLevel)
+	}
+	if g.ShardingKey != "" {
+		made.WithShardingKey(g.ShardingKey)
+	}
+	return made
+}
+
+func traceTo(nameServer string) *primitive.TraceConfig {
+	return &primitive.TraceConfig{Access: primitive.Local, Resolver: primitive.NewPassthroughResolver([]string{nameServer})}
+}
+
+func send(nameServer, how, messages string) {
+	var all []given
+	check(json.Unmarshal([]byte(messages), &all))
+	options := []producer.Option{
+		producer.WithNsResolver(primitive.NewPassthroughResolver([]string{nameServer})),
+		producer.WithGroupName("go_sender"),
+		producer.WithQueueSelector(producer.NewHashQueueSelector()),
+		producer.WithRetry(0),
+	}
+	if how == "traced" {
+		options = append(options, producer.WithTrace(traceTo(nameServer)))
+	}
+	client, err := rocketmq.NewProducer(options...)
+	check(err)
+	check(client.Start())
+	for number, each := range all {
+		again(how, number, func() error {
+			if how == "request" {
+				reply, err := client.Request(context.Background(), patience, each.message())
+				if err == nil {
+					say(map[string]interface{}{"how": how, "number": number, "body": string(reply.Body)})
+				}
+				return err
+			}
+			sent, err := client.SendSync(context.Background(), each.message())
+			if err == nil {
+				result(how, number, sent)
+			}
+			return err
+		})
+	}
+	if how == "traced" {
+		select {} // a shutdown would not wait for the trace; whoever started this ends it
+	}
+	check(client.Shutdown())
+}
+
+// reply answers a message. CreateReplyMessage of this client parses the body as properties, so it is set afterwards.
+func reply(replier rocketmq.Producer, got *primitive.MessageExt) {
+	made, err := consumer.CreateReplyMessage(got, nil)
+	check(err)
+	made.Body = append([]byte("re: "), got.Body...)
+	_, err = replier.SendSync(context.Background(), made)
+	check(err)
+}
+
 func consume(nameServer, group, topic string, count int, expression, how string, failures int32) {
 	options := []consumer.Option{
 		consumer.WithNsResolver(primitive.NewPassthroughResolver([]string{nameServer})),
@@ -135,6 +222,20 @@ func consume(nameServer, group, topic string, count int, expression, how string,
 	}
 	if how == "broadcasting" {
 		options = append(options, consumer.WithConsumerModel(consumer.BroadCasting))
+	}
+	if how == "traced" {
+		options = append(options, consumer.WithTrace(traceTo(nameServer)))
+	}
+	if failures < 0 {
+		options = append(options, consumer.WithMaxReconsumeTimes(1))
+	}
+	replier, err := rocketmq.NewProducer(
+		producer.WithNsResolver(primitive.NewPassthroughResolver([]string{nameServer})),
+		producer.WithGroupName(group+"_replier"),
+	)
+	check(err)
+	if how == "replying" {
+		check(replier.Start())
 	}
 	client, err := rocketmq.NewPushConsumer(options...)
 	check(err)
@@ -150,8 +251,12 @@ func consume(nameServer, group, topic string, count int, expression, how string,
 				"topic": got.Topic, "queue": got.Queue.QueueId, "offset": got.QueueOffset, "tags": got.GetTags(),
 				"keys": got.GetKeys(), "number": got.GetProperty("number"), "body_bytes": len(got.Body), "body": body,
 				"reconsume_times": got.ReconsumeTimes, "msg_id": got.MsgId,
+				"born_ms": got.BornTimestamp, "stored_ms": got.StoreTimestamp,
 			})
-			if got.ReconsumeTimes < failures {
+			if how == "replying" {
+				reply(replier, got)
+			}
+			if failures < 0 || got.ReconsumeTimes < failures {
 				return consumer.ConsumeRetryLater, nil
 			}
 			output.Lock()
@@ -239,6 +344,8 @@ func main() {
 	switch words[0] {
 	case "produce":
 		produce(words[1], words[2], number(words[3]))
+	case "send":
+		send(words[1], words[2], words[3])
 	case "consume":
 		consume(words[1], words[2], words[3], number(words[4]), words[5], words[6], int32(number(words[7])))
 	case "transact":
