@@ -13,6 +13,7 @@ from martlet.store.delays import SCHEDULE_TOPIC, due_dispatcher
 from martlet.tables.topics import TIMER_TOPIC
 
 from .config import TimerConfig
+from .elapsed_time import ElapsedTime, watch
 from .levels.delay_clock import DelayClock
 from .levels.delivery import LevelDelivery
 from .levels.offsets import LevelOffsets
@@ -42,13 +43,14 @@ class TimerPlugin(Hooks):
         super().__init__(config)
         self.delays_ms = parse_levels(config.levels)
         self._horizon_ms = config.delay_max_s * 1000
+        self.elapsed = ElapsedTime()
 
     def martlet_dispatchers(self) -> Mapping[str, Dispatcher]:
         return {SCHEDULE_TOPIC: due_dispatcher(self.delays_ms)}
 
     def martlet_capabilities(self, broker: "Broker") -> Mapping[type, object]:
         journal = broker.journal("timers")
-        self.timer_clock = DampedClock(broker.clock)
+        self.timer_clock = DampedClock(broker.clock, self.elapsed.ms)
         self.timers = TimerState(journal.topic, broker.store.config.segment_bytes)
         self.timer_delivery = TimerDelivery(broker, journal, self.timers, self.timer_clock, NAME)
         self.exchange = Exchange(broker, self.timers, self.timer_delivery)
@@ -57,7 +59,7 @@ class TimerPlugin(Hooks):
         return {Timers: Timers(self.recalls.recall, listing.count, listing.pending)}
 
     def martlet_stages(self, broker: "Broker") -> Sequence[Stage]:
-        self.delay_clock = DelayClock(broker.clock)
+        self.delay_clock = DelayClock(broker.clock, self.elapsed.ms)
         self.level_stage = LevelStage(broker, len(self.delays_ms), self.delay_clock)
         # A level wins: messages with one have lost their time.
         return [
@@ -84,7 +86,7 @@ class TimerPlugin(Hooks):
                 "timer.levels has a delay of %d s, but store.file_reserved_hours is %d: messages may be removed before"
             )
             log.warning(text, longest_s, hours)
-        return [self.level_delivery.run, self._deliver_timers]
+        return [self.level_delivery.run, self._deliver_timers, self._watch_clocks]
 
     async def _deliver_timers(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver timers; no client is served before those of RocketMQ are taken over."""
@@ -94,6 +96,12 @@ class TimerPlugin(Hooks):
             await self.timer_delivery.run()
         finally:
             self.exchange.hand_over()
+
+    async def _watch_clocks(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch, self.timer_clock.now_ms, self.timer_delivery.wake)
+            nursery.start_soon(watch, self.delay_clock.now_ms, self.level_delivery.wake)
 
     def _level_statistics(self) -> dict[str, object]:
         return {"held": self.level_stage.held, **self.level_delivery.statistics()}

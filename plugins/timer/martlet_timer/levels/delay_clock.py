@@ -5,9 +5,8 @@ NTP sets that clock while the message waits, its delay must stay the same. So ju
 which each was noticed: records from there on have the new time. A restart begins with the wall clock as it is.
 """
 
+from collections.abc import Callable
 from typing import Final, final
-
-import trio
 
 from martlet.clock import Clock
 
@@ -22,12 +21,13 @@ JUMPS_MAX: Final = 256
 
 @final
 class DelayClock:
-    """Milliseconds since 1970 by the wall clock at the start of the event loop, and by a steady clock from then on."""
+    """Milliseconds since 1970 by the wall clock at the start of the event loop, and by *elapsed_ms* from then on."""
 
-    __slots__ = ("_began", "_clock", "_shifts", "_started_ms", "jumps")
+    __slots__ = ("_began", "_clock", "_elapsed_ms", "_shifts", "_started_ms", "jumps")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, elapsed_ms: Callable[[], float]) -> None:
         self._clock = clock
+        self._elapsed_ms = elapsed_ms
         self._began = -1.0  # unknown until the event loop asks for the time
         self._started_ms = 0.0
         # From each of these positions on, the wall clock was ahead of this clock by so many milliseconds.
@@ -39,8 +39,8 @@ class DelayClock:
         if self._began < 0:
             # The wall clock first: a pause between the two makes this clock late, so that nothing is early.
             self._started_ms = float(self._clock.now_ms())
-            self._began = trio.current_time()
-        return self._started_ms + (trio.current_time() - self._began) * 1000
+            self._began = self._elapsed_ms()
+        return self._started_ms + self._elapsed_ms() - self._began
 
     def observe(self, position: int) -> None:
         """Compare this clock with the wall clock; records from *position* on are stored by the present wall clock."""

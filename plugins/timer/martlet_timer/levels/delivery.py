@@ -168,6 +168,10 @@ class LevelDelivery:
             level.due_ms = UNKNOWN
             self._wake.set()
 
+    def wake(self) -> None:
+        """Look at the clock again: it jumped."""
+        self._wake.set()
+
     def _flushed(self) -> None:
         if self._unsettled:
             self._settle()

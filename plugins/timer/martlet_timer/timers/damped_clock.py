@@ -1,15 +1,14 @@
 """The wall clock without its short jumps.
 
 Timers are due at times of the wall clock, which can jump: someone sets it, or a bad time server does and corrects
-itself a moment later. So when the wall clock jumps, this clock continues at the speed of the monotonic one, and follows
-only after the wall clock has kept its new time for a minute. Nothing is delivered early, late or twice because of a
-jump that is undone in time. Smaller changes, with which NTP adjusts a clock, are followed at once.
+itself a moment later. So when the wall clock jumps, this clock continues at the speed of elapsed time, and follows only
+after the wall clock has kept its new time for ten seconds. Nothing is delivered early, late or twice because of a jump
+that is undone in time. Smaller changes, with which NTP adjusts a clock, are followed at once, and so is the time for
+which the machine was suspended: elapsed time contains it.
 """
 
 from collections.abc import Callable
 from typing import Final, final
-
-import trio
 
 from martlet.clock import Clock
 
@@ -19,11 +18,7 @@ __all__ = ["DampedClock"]
 STEP_MS: Final = 250
 SLEWED_PART: Final = 1000
 # How long a jump must last to be followed.
-CONFIRM_MS: Final = 60_000
-
-
-def _monotonic_ms() -> int:
-    return int(trio.current_time() * 1000)
+CONFIRM_MS: Final = 10_000
 
 
 @final
@@ -32,12 +27,12 @@ class DampedClock:
 
     __slots__ = ("_elapsed_ms", "_jump_ms", "_jumped_at_ms", "_looked_at_ms", "_offset_ms", "_wall", "jumps")
 
-    def __init__(self, wall: Clock, elapsed_ms: Callable[[], int] = _monotonic_ms) -> None:
+    def __init__(self, wall: Clock, elapsed_ms: Callable[[], float]) -> None:
         self._wall = wall
         self._elapsed_ms = elapsed_ms
-        # This clock's time minus the monotonic one.
+        # This clock's time minus the elapsed one.
         self._offset_ms: int | None = None
-        # How far the wall clock is ahead of this clock since `_jumped_at_ms`, in monotonic time; 0 for no jump.
+        # How far the wall clock is ahead of this clock since `_jumped_at_ms`, in elapsed time; 0 for no jump.
         self._jump_ms = 0
         self._jumped_at_ms = 0
         self._looked_at_ms = 0
@@ -45,7 +40,7 @@ class DampedClock:
 
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
-        elapsed_ms, wall_ms = self._elapsed_ms(), self._wall.now_ms()
+        elapsed_ms, wall_ms = int(self._elapsed_ms()), self._wall.now_ms()
         if self._offset_ms is None:
             self._offset_ms, self._looked_at_ms = wall_ms - elapsed_ms, elapsed_ms
         step_ms = STEP_MS + (elapsed_ms - self._looked_at_ms) // SLEWED_PART

@@ -34,7 +34,7 @@ BATCH_TIMERS: Final = 128
 BATCH_BYTES: Final = 256 * 1024
 # Delivered, but not yet durable and applied.
 TAKEN_MAX: Final = 4096
-# If nothing is due, the clock is read this often, to find out that it was set.
+# If nothing is due, the clock is read this often, because NTP may make it run faster than trio's.
 CLOCK_S: Final = 600.0
 # After the store refused a delivery because the disk is full.
 RETRY_S: Final = 1.0
@@ -109,6 +109,10 @@ class TimerDelivery:
         wake_ms = self._schedule.wake_ms()
         if wake_ms is not None and wake_ms < self._wakes_ms:
             self._woken.set()
+
+    def wake(self) -> None:
+        """Look at the clock again: it jumped."""
+        self._woken.set()
 
     async def _wait(self) -> None:
         """Wait until the next timer comes near or is due."""
