@@ -73,7 +73,7 @@ class Broker:
         self.clock = clock
         self.ids = ids
         self.stats = stats
-        self.turns = Turns()  # runs all long work of this broker in slices
+        self.turns = Turns(store.disk.off_loop)  # runs all long work of this broker in slices
         self.stages = Stages()
         self.routers: tuple[tuple[str, Router], ...] = ()
         self._filters: dict[str, Compile] = {}

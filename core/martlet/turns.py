@@ -7,27 +7,66 @@ requests for statistics delay a turn no more than one.
 
 A worker thread does not help if the work computes in Python or in orjson. orjson.loads holds the interpreter's lock
 to its end: 15 MB of empty arrays in a thread blocked the loop for 1.7 s. Use threads for work that releases
-the lock: file access, fdatasync, and slices with `finish_off_loop`, which releases it between slices.
+the lock: file access (`off_loop` in the middle of a slice), fdatasync, and slices with `finish_off_loop`, which
+releases it between slices.
 """
 
 import time
 from collections.abc import Awaitable, Callable, Generator
-from typing import Final, TypeAlias, TypeVar, final
+from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
 import trio
 
-__all__ = ["Pace", "Steps", "Turns", "Wait", "WaitingSteps", "begin", "finish_now", "finish_off_loop"]
+__all__ = [
+    "Blocking",
+    "Pace",
+    "Steps",
+    "Turns",
+    "Wait",
+    "WaitingSteps",
+    "begin",
+    "finish_now",
+    "finish_off_loop",
+    "off_loop",
+    "resume",
+]
 
 T = TypeVar("T")
 
-# Yields at the end of each slice, and returns the result of the work.
-Steps: TypeAlias = Generator[None, None, T]
 
-# Called and awaited between two slices: something slow that must not block the event loop, such as a read from disk.
+@final
+class Blocking(Generic[T]):
+    """Work that may wait for the disk. A slice that yields it continues after it was called; see `off_loop`."""
+
+    __slots__ = ("_error", "_results", "_work")
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._results: list[T] = []
+        self._error: Exception | None = None
+
+    def __call__(self) -> None:
+        try:
+            self._results.append(self._work())
+        except Exception as error:
+            self._error = error
+
+    def result(self) -> T:
+        """Return what the work returned, or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+# Yields None at the end of a slice, or `Blocking` work to do before the next one, and returns the result. It is `Any`
+# because mypy allows a bare ``yield`` only for None and Any.
+Steps: TypeAlias = Generator[Any, None, T]
+
+# Called and awaited between two slices, for example until a condition holds.
 Wait: TypeAlias = Callable[[], Awaitable[None]]
 
 # `Steps` that may also yield what to wait for before the next slice. Only `Turns.finish` runs them.
-WaitingSteps: TypeAlias = Generator[Wait | None, None, T]
+WaitingSteps: TypeAlias = Generator[Blocking[Any] | Wait | None, None, T]
 
 # Steps in one slice, for steps of a few microseconds each, such as entries of a table: about a millisecond.
 STEPS_AT_ONCE: Final = 256
@@ -60,7 +99,8 @@ class Pace:
 class Turns:
     """The queue in which long work waits for its next slice; first come, first served."""
 
-    def __init__(self) -> None:
+    def __init__(self, off_loop: Callable[[Blocking[Any]], Awaitable[None]] = trio.to_thread.run_sync) -> None:
+        self._off_loop = off_loop
         self._lock = trio.Lock()
         self.slices = 0
 
@@ -71,9 +111,11 @@ class Turns:
                 # Acquiring the lock is a checkpoint even when nobody else wants it.
                 async with self._lock:
                     self.slices += 1
-                    wait = next(steps)
-                if wait is not None:
-                    await wait()
+                    yielded = next(steps)
+                if isinstance(yielded, Blocking):
+                    await self._off_loop(yielded)
+                elif yielded is not None:
+                    await yielded()
         except StopIteration as done:
             result: T = done.value
             return result
@@ -88,10 +130,30 @@ class Turns:
 def begin(steps: Steps[T]) -> Steps[T]:
     """Run the first slice of *steps* now and return the rest."""
     try:
-        next(steps)
+        first = next(steps)
     except StopIteration as done:
         return _finished(done.value)
-    return steps
+    return resume(first, steps)
+
+
+def resume(yielded: Blocking[Any] | None, steps: Steps[T]) -> Steps[T]:
+    """Return the rest of *steps*, whose last slice ended with *yielded*."""
+    return steps if yielded is None else _after(yielded, steps)
+
+
+def _after(blocking: Blocking[Any], steps: Steps[T]) -> Steps[T]:
+    yield blocking
+    return (yield from steps)
+
+
+def off_loop(work: Callable[[], T]) -> Steps[T]:
+    """Run *work*, which may wait for the disk, in a worker thread, and return its result.
+
+    Call it with ``yield from``. `finish_now` and `finish_off_loop` run *work* in their own thread.
+    """
+    blocking = Blocking(work)
+    yield blocking
+    return blocking.result()
 
 
 def _finished(result: T) -> Steps[T]:
@@ -106,10 +168,12 @@ def finish_off_loop(steps: Steps[T]) -> T:
     """
     while True:
         try:
-            next(steps)
+            blocking = next(steps)
         except StopIteration as done:
             result: T = done.value
             return result
+        if blocking is not None:
+            blocking()
         time.sleep(0)
 
 
@@ -117,7 +181,9 @@ def finish_now(steps: Steps[T]) -> T:
     """Run *steps* to the end without a pause and return the result; for shutdown and code without an event loop."""
     while True:
         try:
-            next(steps)
+            blocking = next(steps)
         except StopIteration as done:
             result: T = done.value
             return result
+        if blocking is not None:
+            blocking()

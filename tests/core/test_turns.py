@@ -1,10 +1,12 @@
 """Long work in slices: one a turn of the loop, first come first served, closed when it is cancelled."""
 
+from collections.abc import Callable
+
 import pytest
 import trio
 import trio.testing
 
-from martlet.turns import Pace, Steps, Turns, WaitingSteps, finish_now
+from martlet.turns import Pace, Steps, Turns, WaitingSteps, begin, finish_now, finish_off_loop, off_loop
 
 
 def work(name: str, slices: int, done: list[str]) -> Steps[str]:
@@ -119,3 +121,61 @@ def test_a_slice_is_over_after_so_many_steps() -> None:
     assert [pace.is_over() for _ in range(7)] == [False, False, True, False, False, True, False]
     assert pace.is_over(5), "steps may come in bulk"
     assert [pace.is_over() for _ in range(3)] == [False, False, True]
+
+
+def ask_disk(log: list[str], error: Exception | None = None) -> Steps[str]:
+    """Wait for the disk, then for another turn."""
+
+    def read() -> str:
+        log.append("read")
+        if error is not None:
+            raise error
+        return "data"
+
+    log.append("began")
+    data = yield from off_loop(read)
+    log.append("continued")
+    yield
+    return data
+
+
+async def test_blocking_work_is_done_off_the_loop_while_others_have_turns() -> None:
+    log, may_read = list[str](), trio.Event()
+
+    async def thread(work: Callable[[], None]) -> None:
+        await may_read.wait()
+        work()
+
+    turns, results = Turns(thread), list[str]()
+
+    async def run() -> None:
+        results.append(await turns.finish(ask_disk(log)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await turns.finish(work("other", 3, [])) == "other"
+        assert log == ["began"]
+        may_read.set()
+    assert (log, results) == (["began", "read", "continued"], ["data"])
+
+
+async def test_an_error_of_blocking_work_is_raised_where_it_was_wanted() -> None:
+    def careful() -> Steps[str]:
+        try:
+            return (yield from ask_disk([], OSError("broken")))
+        except OSError as error:
+            return str(error)
+
+    assert await Turns().finish(careful()) == "broken"
+    assert finish_now(careful()) == finish_off_loop(careful()) == "broken"
+    with pytest.raises(OSError, match="no"):
+        await Turns().finish(ask_disk([], OSError("no")))
+
+
+async def test_steps_whose_first_slice_was_run_go_on_with_its_blocking_work() -> None:
+    log = list[str]()
+    rest = begin(ask_disk(log))
+    assert log == ["began"]
+    assert await Turns().finish(rest) == "data"
+    assert finish_now(begin(work("a", 0, []))) == "a"

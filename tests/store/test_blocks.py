@@ -70,7 +70,7 @@ async def test_a_record_is_found_by_its_position_though_its_entry_is_in_a_damage
 ) -> None:
     disk = await filled()
     store = await open_on(disk)
-    positions = [store.position_at(store.queue("T", 0), offset) for offset in range(COUNT)]
+    positions = [finish_now(store.position_at(store.queue("T", 0), offset)) for offset in range(COUNT)]
     store.crash()
     damage(disk, 3)
     store = await open_on(disk)
@@ -104,9 +104,9 @@ async def test_a_far_read_has_a_damaged_block_repaired(autojump_clock: MockClock
         # The first block alone: the next is another read's.
         assert all(bodies(result.pieces) == WANTED[: result.count] and result.count for result in results)
         with pytest.raises(NotReady, match="consume queue 'Other/0' is damaged and being rebuilt") as refused:
-            store.store_ms_at(store.queue("Other", 0), 0)
+            finish_now(store.store_ms_at(store.queue("Other", 0), 0))
         await refused.value.wait()
-        assert store.store_ms_at(store.queue("Other", 0), 0) >= 0
+        assert finish_now(store.store_ms_at(store.queue("Other", 0), 0)) >= 0
         nursery.cancel_scope.cancel()
     store.crash()
 

@@ -2,15 +2,20 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pytest
 import trio
 import trio.testing
+from tests.cold_disk import cold_disk
 from tests.store.conftest import OpenStore
+from trio.testing import MockClock
 
-from martlet.store import Disk, RealDisk
-from martlet.testing.stores import drain, message, small_config
+from martlet.store import Disk, RealDisk, Store
+from martlet.store.layout import ENTRY_BYTES
+from martlet.testing.stores import ManualClock, drain, message, small_config
+from martlet.turns import Turns
 
 QUEUES = 200
 T = TypeVar("T")
@@ -112,3 +117,30 @@ async def test_a_store_that_closes_waits_for_the_thread_that_writes(open_store: 
     await store.checkpoint()
     store = await open_store(config)
     assert [len(drain(store, store.queue("T", number))) for number in range(8)] == [5] * 8
+
+
+async def test_reads_and_lookups_wait_for_the_disk_off_the_event_loop(autojump_clock: MockClock) -> None:
+    (cold, disk), clock = cold_disk(), ManualClock()
+    config = small_config(flush="async", segment_bytes=1 << 20, cache_bytes=0, queue_file_entries=10_000)
+    store = await Store.open(Path("/data"), config, clock, disk)
+    for number in range(2500):
+        store.append(message(b"%d" % number, keys=f"K{number}", unique=f"U{number}"), 0)
+        clock.ms += 10
+        store.commit()
+    await store.close()
+    store = await Store.open(Path("/data"), config, clock, disk)
+    queue, turns = store.queue("T", 0), Turns(cold.off_loop)
+    cold.on_loop = cold.off = 0
+    assert store.read_near(queue, 1200, 1, 1000) is None
+    assert (await store.read_far(queue, 1200, 1, 1000)).count == 1
+    position = await turns.finish(store.position_at(queue, 5))
+    assert await turns.finish(store.store_ms_at(queue, 2499)) == clock.ms - 10
+    earliest_ms = await turns.finish(store.earliest_store_ms())
+    assert await turns.finish(store.earliest_store_ms(queue)) == earliest_ms
+    assert await turns.finish(store.offset_by_time(queue, earliest_ms + 7000)) == 700
+    assert len(await turns.finish(store.lookup.entries(queue, 1900, 10))) == 10 * ENTRY_BYTES
+    assert len((await turns.finish(store.query_keys("T", b"K3", 1, 0, 1 << 62))).records) == 1
+    assert await store.record_far(position) is not None
+    assert cold.on_loop == 0, "the event loop waited for the disk"
+    assert cold.off > 15
+    store.crash()

@@ -9,7 +9,6 @@ from typing import Final, final
 
 from martlet.errors import Reason, Refused
 from martlet.store import Queue, ReadResult, Store, StoreConfig, StoreStatistics, Usage
-from martlet.store.layout import RecordView
 from martlet.store.notes import OWN_PREFIX
 from martlet.store.segments import Segment
 from martlet.tables.groups import Group, Groups
@@ -71,15 +70,15 @@ class TopicFigures(_Grant):
         queue = self._queue(queue_id)
         return self._store.end_offset(queue) if queue is not None else 0
 
-    def store_ms_at(self, queue_id: int, offset: int) -> int:
+    def store_ms_at(self, queue_id: int, offset: int) -> Steps[int]:
         """Return when message *offset* was stored; -1 if it is not readable or damaged. Raises `NotReady`."""
         queue = self._queue(queue_id)
-        return self._store.store_ms_at(queue, offset) if queue is not None else -1
+        return -1 if queue is None else (yield from self._store.store_ms_at(queue, offset))
 
-    def earliest_store_ms(self, queue_id: int) -> int:
+    def earliest_store_ms(self, queue_id: int) -> Steps[int]:
         """Return when the oldest message was stored; -1 for an empty queue. Raises `NotReady`."""
         queue = self._queue(queue_id)
-        return self._store.earliest_store_ms(queue) if queue is not None else -1
+        return -1 if queue is None else (yield from self._store.earliest_store_ms(queue))
 
     def offset_by_time(self, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> Steps[int]:
         """Like `Store.offset_by_time`; 0 for a queue that was never used. Raises `NotReady`."""
@@ -91,10 +90,10 @@ class TopicFigures(_Grant):
         queue = self._queue(queue_id)
         return self._store.queues.position_at(queue, offset) if queue is not None else -1
 
-    def bytes_since(self, queue_id: int, offset: int) -> int:
+    def bytes_since(self, queue_id: int, offset: int) -> Steps[int]:
         """Return how much the log has grown since message *offset*; -1 if that is not readable. Raises `NotReady`."""
         queue = self._queue(queue_id)
-        position = self._store.position_at(queue, offset) if queue is not None else -1
+        position = -1 if queue is None else (yield from self._store.position_at(queue, offset))
         return self._store.readable - position if position >= 0 else -1
 
     def _queue(self, queue_id: int) -> Queue | None:
@@ -107,10 +106,13 @@ class TopicGrant(TopicFigures):
 
     __slots__ = ()
 
-    def entries(self, queue_id: int, offset: int, count: int) -> bytes:
-        """Return up to *count* consume queue entries from *offset* on; stops at the end of a file."""
+    def entries(self, queue_id: int, offset: int, count: int) -> Steps[bytes]:
+        """Return up to *count* consume queue entries from *offset* on; stops at the end of a block.
+
+        Raises `NotReady`.
+        """
         queue = self._queue(queue_id)
-        return self._store.queues.entries(queue, offset, count) if queue is not None else b""
+        return b"" if queue is None else (yield from self._store.lookup.entries(queue, offset, count))
 
     def groups(self) -> list[str]:
         """Return the groups with committed offsets in the topic."""
@@ -418,10 +420,9 @@ class BrokerGrant:
         """Return how full the store's disk is."""
         return self._store.disk.usage(self._store.directory)
 
-    def earliest_store_ms(self) -> int:
+    def earliest_store_ms(self) -> Steps[int]:
         """Return when the log's first record was stored; -1 if there is none or it is damaged."""
-        data = self._store.record_at(self._store.first_position)
-        return RecordView(data).store_ms if data is not None else -1
+        return self._store.earliest_store_ms()
 
 
 @final

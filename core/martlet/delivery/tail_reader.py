@@ -436,7 +436,7 @@ def merge(store: Store, results: dict[Queue, ReadResult], offsets: dict[Queue, i
         found += _records(queue, result)
         offsets[queue] = max(offsets[queue], result.next_offset)
         if result.next_offset < store.end_offset(queue):
-            following = store.queues.position_at(queue, result.next_offset)  # -1 for a hole
+            following = store.queues.position_now(queue, result.next_offset)  # -1 for a hole, or if it is on disk
             last = found[-1][0] if len(found) > before else 0
             limit = min(limit, following - 1 if following >= 0 else last)
     if len(results) > 1:

@@ -213,11 +213,10 @@ class Projections:
             return -1
         for _ in range(REPAIRS):
             try:
-                entry = self._store.queues.load_entries(queue, offset, 1)
+                entry = await self._turns.finish(self._store.queues.entries_in_steps(queue, offset, 1))
             except BlockDamaged:
                 await self._store.repairs.repair(queue)
                 continue
-            await trio.lowlevel.checkpoint()
             return int(ENTRY.unpack(entry)[0]) if entry else -1
         raise StoreError(f"consume queue {queue.topic}/{queue.queue_id} is damaged again after each rebuild")
 

@@ -10,8 +10,9 @@ import logging
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from datetime import datetime
+from functools import partial
 from operator import mul
 from struct import Struct
 from typing import Final, final
@@ -24,7 +25,7 @@ from martlet.store.files import Files
 from martlet.store.keyless import is_keyless, record_end
 from martlet.store.queues import Queue
 from martlet.store.segments import Segments
-from martlet.turns import Steps
+from martlet.turns import Blocking, Steps, off_loop
 
 __all__ = ["IndexFile", "KeyIndex"]
 
@@ -444,7 +445,7 @@ class KeyIndex:
         count_max: int,
         begin_ms: int,
         end_ms: int,
-        store_ms_of: Callable[[int], int],
+        store_ms_of: Callable[[int], Steps[int]],
     ) -> Steps[list[int]]:
         """Return up to *count_max* log positions, newest first, of messages in the time range that may have *key*.
 
@@ -464,13 +465,13 @@ class KeyIndex:
             if item.begin_ms > end_ms or item.end_ms < begin_ms or item not in self.items:
                 continue
             for entry in self._chain(item, code):
-                if entry is None:
-                    yield
+                if entry is None or isinstance(entry, Blocking):
+                    yield entry
                     if item not in self.items:  # it was removed meanwhile
                         break
                     continue
                 position, seconds = entry
-                stored_ms = store_ms_of(position)
+                stored_ms = yield from store_ms_of(position)
                 if stored_ms >= 0 and item.seconds_at(stored_ms) != seconds:
                     self.damaged = True
                     return []
@@ -482,16 +483,16 @@ class KeyIndex:
                         return list(found)
         return list(found)
 
-    def _chain(self, item: IndexFile, code: int) -> Iterator[tuple[int, int] | None]:
-        """Yield position and seconds of each entry with the hash *code*; yield None at the end of a slice."""
+    def _chain(self, item: IndexFile, code: int) -> Generator[tuple[int, int] | Blocking[bytes] | None, None, None]:
+        """Yield position and seconds of each entry with the hash *code*; at the end of a slice yield as `Steps` do."""
         slot = code % self.slots
-        number = self._newest(item, slot)
+        number = yield from self._newest(item, slot)
         for walked in range(1, CHAIN_MAX + 1):
             if walked % WALKED_AT_ONCE == 0:
                 yield None
             if not number:
                 return
-            entry = self._item(item, number) if 0 < number < item.count else b""
+            entry = (yield from self._item(item, number)) if 0 < number < item.count else b""
             key, position, seconds, before = ITEM.unpack(entry) if len(entry) == ITEM_BYTES else (-1, 0, 0, 0)
             if key < 0 or key % self.slots != slot or not 0 <= before < number:
                 self.damaged = item in self.items  # else retention removed it meanwhile
@@ -500,22 +501,25 @@ class KeyIndex:
                 yield position, seconds
             number = before
 
-    def _newest(self, item: IndexFile, slot: int) -> int:
+    def _newest(self, item: IndexFile, slot: int) -> Steps[int]:
         """Return the number of the newest entry in *slot*: 0 for none, `item.count` (not an entry) if it is lost."""
         if item is self.active:
             return self._slots[slot]
-        data = self._read(item, SLOT_BYTES, HEADER.size + slot * SLOT_BYTES)
+        data = yield from self._read(item, SLOT_BYTES, HEADER.size + slot * SLOT_BYTES)
         return SLOT.unpack(data)[0] if len(data) == SLOT_BYTES else item.count
 
-    def _item(self, item: IndexFile, number: int) -> bytes:
+    def _item(self, item: IndexFile, number: int) -> Steps[bytes]:
         if item is self.active and number >= self._saved:
             at = (number - self._saved) * ITEM_BYTES
             return bytes(self._entries[at : at + ITEM_BYTES])
-        return self._read(item, ITEM_BYTES, self._item_at(number))
+        return (yield from self._read(item, ITEM_BYTES, self._item_at(number)))
 
-    def _read(self, item: IndexFile, size: int, at: int) -> bytes:
+    def _read(self, item: IndexFile, size: int, at: int) -> Steps[bytes]:
         try:
-            return self.files.read(item.path, size, at)
+            data = self.files.read_now(item.path, size, at)
+            if data is None:
+                data = yield from off_loop(partial(self.files.read, item.path, size, at))
+            return bytes(data)
         except FileNotFoundError:
             return b""
 

@@ -579,24 +579,28 @@ class Store:
         """
         return await self.lookup.record_far(position)
 
-    def position_at(self, queue: Queue, offset: int) -> int:
+    def position_at(self, queue: Queue, offset: int) -> Steps[int]:
         """Return the log position of message *offset*; -1 if it is not readable or lost.
+
+        Waits for the disk in a worker thread.
 
         Raises:
           NotReady: its entry is in a damaged block that is being rebuilt.
         """
         return self.lookup.position_at(queue, offset)
 
-    def store_ms_at(self, queue: Queue, offset: int) -> int:
+    def store_ms_at(self, queue: Queue, offset: int) -> Steps[int]:
         """Return the store time of message *offset*; -1 if it is not readable or damaged.
+
+        Waits for the disk in a worker thread.
 
         Raises:
           NotReady: as for `position_at`.
         """
         return self.lookup.store_ms_at(queue, offset)
 
-    def earliest_store_ms(self, queue: Queue) -> int:
-        """Return the store time of the oldest message of *queue*; -1 if it is empty.
+    def earliest_store_ms(self, queue: Queue | None = None) -> Steps[int]:
+        """Return the store time of the oldest message of *queue*, or of the whole log; -1 if it is empty or damaged.
 
         Raises:
           NotReady: as for `position_at`.

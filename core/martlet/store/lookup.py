@@ -10,13 +10,13 @@ from martlet.store.indexer import Indexer
 from martlet.store.layout import FRONT_BYTES, MAGICS, RECORD_BYTES_MIN, RecordView
 from martlet.store.notes import OWN_PREFIX
 from martlet.store.page_cache import LogWriter, PageCache
-from martlet.store.queues import BlockDamaged, Queue, Queues
+from martlet.store.queues import BlockDamaged, Queue, Queues, position_in
 from martlet.store.readable import ReadableEnd
 from martlet.store.readers import Readers
 from martlet.store.repairs import Repairs
 from martlet.store.scan import STORE_MS_END
 from martlet.store.segments import Segments
-from martlet.turns import Pace, Steps
+from martlet.turns import Pace, Steps, off_loop
 
 __all__ = ["Found", "Lookup"]
 
@@ -107,11 +107,18 @@ class Lookup:
         if queue is None or not queue.first_offset <= record.queue_offset < queue.next_offset:
             return None
         try:
-            entry = self._queues.checked_position(queue, record.queue_offset)
+            entry = await self._entry_far(queue, record.queue_offset)
         except BlockDamaged:
             await self._repairs.repair(queue)
-            entry = self._queues.position_at(queue, record.queue_offset)
-        return data if entry == position else None
+            entry = self._queues.entries(queue, record.queue_offset, 1)
+        return data if position_in(entry) == position else None
+
+    async def _entry_far(self, queue: Queue, offset: int) -> bytes:
+        """Return an entry, waiting for the disk in a worker thread. Raises `BlockDamaged`."""
+        entry = self._queues.entries_now(queue, offset, 1)
+        if entry is None:
+            entry = await self._disk.off_loop(partial(self._queues.saved_entries, queue, offset, 1))
+        return entry
 
     def _is_near(self, position: int) -> bool:
         """Return whether the record at *position* is in memory or in the page cache, or does not exist."""
@@ -128,47 +135,68 @@ class Lookup:
         """Return whether a readable record may begin at *position*."""
         return self._segments.start <= position and position + RECORD_BYTES_MIN <= self._readable.position
 
-    def position_at(self, queue: Queue, offset: int) -> int:
+    def position_at(self, queue: Queue, offset: int) -> Steps[int]:
         """Return the log position of message *offset*; -1 if it is not readable or lost.
+
+        Waits for the disk in a worker thread.
 
         Raises:
           NotReady: its entry is in a damaged block that is being rebuilt.
         """
         if not queue.first_offset <= offset < self._readers.end_offset(queue):
             return -1
+        return position_in((yield from self.entries(queue, offset, 1)))
+
+    def entries(self, queue: Queue, offset: int, count: int) -> Steps[bytes]:
+        """Return up to *count* entries from *offset* on; fewer at a block's end. Waits for the disk in a thread.
+
+        Raises:
+          NotReady: they are in a damaged block that is being rebuilt.
+        """
         try:
-            return self._queues.checked_position(queue, offset)
+            return (yield from self._queues.entries_in_steps(queue, offset, count))
         except BlockDamaged:
             self._repairs.want(queue)
             text = f"consume queue '{queue.topic}/{queue.queue_id}' is damaged and being rebuilt; try again in a moment"
             raise NotReady(text, partial(self._repairs.repair, queue)) from None
 
-    def store_ms_at(self, queue: Queue, offset: int) -> int:
+    def store_ms_at(self, queue: Queue, offset: int) -> Steps[int]:
         """Return the store time of message *offset*; -1 if it is not readable or damaged.
 
+        Waits for the disk in a worker thread.
+
         Raises:
           NotReady: as for `position_at`.
         """
-        position = self.position_at(queue, offset)
+        position = yield from self.position_at(queue, offset)
         if position < 0:
             return -1
-        front = self._front_at(position)
+        front = yield from self._front_at(position)
         return RecordView(front).store_ms if len(front) == FRONT_BYTES else -1
 
-    def _front_at(self, position: int) -> bytes:
+    def _front_at(self, position: int) -> Steps[bytes]:
         """Return the first bytes of a readable record; load no page, which could evict one that consumers read."""
         page = self._pages.find(position)
-        if page is None or position + FRONT_BYTES > page.end:
-            return self._segments.read(position, FRONT_BYTES)
-        return bytes(page.view[position - page.base : position - page.base + FRONT_BYTES])
+        if page is not None and position + FRONT_BYTES <= page.end:
+            return bytes(page.view[position - page.base : position - page.base + FRONT_BYTES])
+        front = self._segments.read_now(position, FRONT_BYTES)
+        if front is None:
+            front = yield from off_loop(partial(self._segments.read, position, FRONT_BYTES))
+        return bytes(front)
 
-    def earliest_store_ms(self, queue: Queue) -> int:
-        """Return the store time of the oldest message of *queue*; -1 if it is empty.
+    def earliest_store_ms(self, queue: Queue | None = None) -> Steps[int]:
+        """Return the store time of the oldest message of *queue*, or of the whole log; -1 if it is empty or damaged.
 
         Raises:
           NotReady: as for `position_at`.
         """
-        return self.store_ms_at(queue, queue.first_offset)
+        if queue is not None:
+            return (yield from self.store_ms_at(queue, queue.first_offset))
+        position = self._segments.start
+        if position + FRONT_BYTES > self._readable.position:
+            return -1
+        record = RecordView((yield from self._front_at(position)))
+        return record.store_ms if len(record.buffer) == FRONT_BYTES and record.magic in MAGICS else -1
 
     def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> Steps[int]:
         """Return the first offset stored at or after *timestamp_ms*, else the end; *upper*: the last at or before it.
@@ -191,7 +219,7 @@ class Lookup:
     def _store_ms_near(self, queue: Queue, offset: int, end: int, pace: Pace) -> Steps[int]:
         """Return the store time of *offset* or of the next intact message; later than every time if there is none."""
         for at in range(offset, min(end, offset + 64)):
-            stored = self.store_ms_at(queue, at)
+            stored = yield from self.store_ms_at(queue, at)
             if pace.is_over():
                 yield
             if stored >= 0:
@@ -217,10 +245,13 @@ class Lookup:
         size = unpaused = 0
         found = yield from keys.find(queue, key, max_count, begin_ms, end_ms, self._indexed_ms_at)
         for position in found:
-            data = self.record_at(position)
-            if data is None and not self._explains(position):
+            if self._is_near(position):
+                data = self.record_at(position)
+            else:
+                data = yield from off_loop(partial(self.record_at, position))
+            if data is None and not (yield from self._explains(position)):
                 keys.damaged = True
-            if data is not None and self._is_kept(RecordView(data), queue):
+            if data is not None and (yield from self._is_kept(RecordView(data), queue)):
                 size += len(data)
                 if records and size > bytes_max:
                     break
@@ -239,30 +270,30 @@ class Lookup:
         text = "the key index is being checked or rebuilt; try again in a few seconds"
         raise NotReady(text, self._indexer.wait_complete)
 
-    def _indexed_ms_at(self, position: int) -> int:
+    def _indexed_ms_at(self, position: int) -> Steps[int]:
         """Return the store time of the record at *position* as in the key index; -1 if unknown."""
         if not self._segments.start <= position < self._readable.position:
             return -1
-        front = self._front_at(position)
+        front = yield from self._front_at(position)
         record = RecordView(front)
         if len(front) < FRONT_BYTES or record.position != position or record.magic not in MAGICS:
             return -1
         # The index ignores impossible times (scan.py).
         return record.store_ms if record.store_ms < STORE_MS_END else -1
 
-    def _explains(self, position: int) -> bool:
+    def _explains(self, position: int) -> Steps[bool]:
         """Return whether the log explains why readers get no record at *position*; else the entry for it is damaged."""
         if not self._segments.start <= position < self._tail.position:
             return 0 <= position < self._segments.start  # removed by retention
         if position >= self._readable.position:
             return True
-        front = self._front_at(position)
+        front = yield from self._front_at(position)
         if len(front) < FRONT_BYTES:
             return False
         record = RecordView(front)
         return record.position == position and record.magic in MAGICS  # it is damaged after its header
 
-    def _is_kept(self, record: RecordView, like: Queue) -> bool:
+    def _is_kept(self, record: RecordView, like: Queue) -> Steps[bool]:
         """Return whether the queue's entry names *record*; after a deletion there is none, or one of another record."""
         if record.topic_bytes != like.topic_bytes:
             return False
@@ -271,8 +302,8 @@ class Lookup:
         if queue is None or not queue.first_offset <= offset < queue.next_offset:
             return False
         try:
-            position = self._queues.checked_position(queue, offset)
+            entry = yield from self._queues.entries_in_steps(queue, offset, 1)
         except BlockDamaged:
             self._repairs.want(queue)
             return True
-        return position == record.position
+        return position_in(entry) == record.position

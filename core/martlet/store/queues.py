@@ -13,6 +13,7 @@ import logging
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from math import gcd
 from threading import Lock
 from typing import Final, TypeAlias, final
@@ -31,8 +32,9 @@ from martlet.store.layout import (
 from martlet.store.light import is_light
 from martlet.store.segments import NAME_DIGITS, numbered_names
 from martlet.store.tags import Dispatcher
+from martlet.turns import Steps, off_loop
 
-__all__ = ["BlockDamaged", "Queue", "QueueFiles", "Queues", "Unsaved", "queue_ids"]
+__all__ = ["BlockDamaged", "Queue", "QueueFiles", "Queues", "Unsaved", "position_in", "queue_ids"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -225,6 +227,8 @@ class Queue:
         return self.tail_offset + low
 
 
+# Reads entries of a queue from its files: `QueueFiles.read`, or `read_now`, which returns None if that would wait.
+ReadEntries: TypeAlias = Callable[[Queue, int, int], bytes | None]
 # A queue and the entries to write to its files next.
 Unsaved: TypeAlias = tuple[Queue, bytes]
 
@@ -269,14 +273,25 @@ class QueueFiles:
 
     def read(self, queue: Queue, offset: int, count: int) -> bytes:
         """Return entries from *offset* on, at most *count* and from one file; empty if there are none."""
-        at = offset * ENTRY_BYTES
-        within = at % self.file_bytes
-        size = min(count * ENTRY_BYTES, self.file_bytes - within)
         try:
-            data = self.files.read(self.path_of(queue, at - within), size, within)
+            data = self.files.read(*self._place(queue, offset, count))
         except FileNotFoundError:
             return b""
         return data[: len(data) - len(data) % ENTRY_BYTES]
+
+    def read_now(self, queue: Queue, offset: int, count: int) -> bytes | None:
+        """Like `read`, but return None if that would wait for the disk."""
+        try:
+            data = self.files.read_now(*self._place(queue, offset, count))
+        except FileNotFoundError:
+            return b""
+        return bytes(data[: len(data) - len(data) % ENTRY_BYTES]) if data is not None else None
+
+    def _place(self, queue: Queue, offset: int, count: int) -> tuple[str, int, int]:
+        """Return path, size and position of up to *count* entries in the file of *offset*."""
+        at = offset * ENTRY_BYTES
+        within = at % self.file_bytes
+        return self.path_of(queue, at - within), min(count * ENTRY_BYTES, self.file_bytes - within), within
 
     def write(self, queue: Queue, offset: int, entries: memoryview) -> set[str]:
         """Write *entries* from *offset* on and return the paths to sync.
@@ -487,14 +502,34 @@ class Queues:
             return bytes(queue.tail[at : at + count * ENTRY_BYTES])
         return self.saved_entries(queue, offset, min(count, queue.tail_offset - offset))
 
+    def entries_now(self, queue: Queue, offset: int, count: int) -> bytes | None:
+        """Like `load_entries`, but return None if that would wait for the disk."""
+        if offset >= queue.tail_offset:
+            return self.load_entries(queue, offset, count)
+        return self._saved(queue, offset, min(count, queue.tail_offset - offset), self.files.read_now)
+
+    def entries_in_steps(self, queue: Queue, offset: int, count: int) -> Steps[bytes]:
+        """Like `load_entries`, but wait for the disk in a worker thread."""
+        data = self.entries_now(queue, offset, count)
+        if data is None:
+            data = yield from off_loop(partial(self.saved_entries, queue, offset, count))
+        return data
+
     def saved_entries(self, queue: Queue, offset: int, count: int) -> bytes:
         """Like `load_entries`, but only reads files; threads may call it."""
+        data = self._saved(queue, offset, count, self.files.read)
+        assert data is not None
+        return data
+
+    def _saved(self, queue: Queue, offset: int, count: int, read: ReadEntries) -> bytes | None:
         block_entries = self.files.block_entries
         block = offset // block_entries
         at = (offset - block * block_entries) * ENTRY_BYTES
         data = self._cached(queue, block)
         if data is None or at >= len(data):
-            data = self.load_block(queue, block)
+            data = self._checked_block(queue, block, read)
+            if data is None:
+                return None
             with self._lock:
                 self._cache[queue, block] = data
                 while len(self._cache) > BLOCKS_CACHED:
@@ -514,6 +549,11 @@ class Queues:
         Raises:
           BlockDamaged: it differs from what was written.
         """
+        data = self._checked_block(queue, block, self.files.read)
+        assert data is not None
+        return data
+
+    def _checked_block(self, queue: Queue, block: int, read: ReadEntries) -> bytes | None:
         saved, running = queue.mark
         entries = self.files.block_entries
         count = min(entries, saved - block * entries)
@@ -521,7 +561,9 @@ class Queues:
         rebuilt = self.rebuilt.get((queue, block), b"") if self.rebuilt else b""
         if rebuilt and len(rebuilt) == count * ENTRY_BYTES:
             return rebuilt
-        data = self.files.read(queue, block * entries, count) if count > 0 else b""
+        data = read(queue, block * entries, count) if count > 0 else b""
+        if data is None:
+            return None
         if crc != UNKNOWN and (len(data) != count * ENTRY_BYTES or crc32(data) != crc):
             if (block + 1) * entries <= queue.first_offset:
                 return b""  # retention removed it in the meantime
@@ -539,7 +581,16 @@ class Queues:
 
     def position_at(self, queue: Queue, offset: int) -> int:
         """Return the log position of message *offset*; -1 if there is none."""
-        return _position(self.entries(queue, offset, 1))
+        return position_in(self.entries(queue, offset, 1))
+
+    def position_now(self, queue: Queue, offset: int) -> int:
+        """Like `position_at`, but return -1 if that would wait for the disk."""
+        try:
+            return position_in(self.entries_now(queue, offset, 1) or b"")
+        except BlockDamaged:
+            if self.on_damage is not None:
+                self.on_damage(queue)
+            return -1
 
     # ---- saving
 
@@ -645,7 +696,7 @@ class Queues:
 
     def checked_position(self, queue: Queue, offset: int) -> int:
         """Like `position_at`, but raises `BlockDamaged`."""
-        return _position(self.load_entries(queue, offset, 1))
+        return position_in(self.load_entries(queue, offset, 1))
 
     def _real_from(self, queue: Queue, offset: int, end: int) -> int:
         while offset < end and self.checked_position(queue, offset) < 0:
@@ -673,7 +724,7 @@ class Queues:
         self.forget_blocks(*queues)
 
 
-def _position(entry: bytes) -> int:
+def position_in(entry: bytes) -> int:
     if len(entry) < ENTRY_BYTES:
         return -1
     position, size = POSITION_SIZE.unpack_from(entry)

@@ -153,8 +153,8 @@ class Readers:
     ) -> ReadResult | None:
         """Like `read`, but return None if the first record is neither in memory nor in the page cache (see `read_far`).
 
-        It also returns None if the entry is in a damaged block or cannot be read, and before the queue's first offset
-        if `cold` has older records.
+        The same holds for its queue entry. It also returns None if the entry is in a damaged block or cannot be read,
+        and before the queue's first offset if `cold` has older records.
         """
         if self._cold_for(queue, offset) is not None:
             return None
@@ -162,7 +162,7 @@ class Readers:
         outside = bounds(queue, offset, end)
         if outside is not None:
             return outside
-        entries, load = self._queues.load_entries, self._pages.load_now
+        entries, load = self._queues.entries_now, self._pages.load_now
         read = self._collector.read
         try:
             return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load, wait=False)

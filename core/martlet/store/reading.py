@@ -44,7 +44,7 @@ NARROWED_MIN: Final = 16
 STEPS_MAX: Final = 16_384
 NOT_AT_HAND: Final = -2
 
-Entries = Callable[[Queue, int, int], bytes]
+Entries = Callable[[Queue, int, int], bytes | None]
 Load = Callable[[int], Page | None]
 
 
@@ -181,8 +181,9 @@ class Reader:
     ) -> ReadResult | None:
         """Read *queue* from *offset*, which is below *end*; *entries* returns bytes of entries, *load* returns pages.
 
-        The read ends at a record that *load* does not have, or at a damaged block of entries. If that is the first
-        record, it is read from the disk anyway; without *wait* the result is None.
+        The read ends at entries or a record that *entries* or *load* does not have, or at a damaged block of entries.
+        If that is the first record, it is read from the disk anyway; without *wait*, or if its entry is missing, the
+        result is None.
 
         Raises:
           BlockDamaged: the first entry is in a damaged block.
@@ -198,6 +199,10 @@ class Reader:
                 if offset == result.next_offset:
                     raise
                 break  # a read that begins there requests the repair
+            if data is None:
+                if offset == result.next_offset:
+                    return None
+                break
             if not data:
                 if not result.count:
                     result.status, offset = self._after_hole(queue, offset, stop)

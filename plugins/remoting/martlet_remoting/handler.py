@@ -12,7 +12,7 @@ import trio
 
 from martlet.contracts import Buffer, Peer
 from martlet.errors import MartletError, NotReady, Refused
-from martlet.turns import Steps
+from martlet.turns import Steps, resume
 
 from .codec import FrameBuffer
 from .codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
@@ -119,7 +119,7 @@ class RemotingHandler:
         beside = isinstance(answer, Beside)
         steps = answer.steps if isinstance(answer, Beside) else answer
         try:
-            next(steps)
+            steps = resume(next(steps), steps)
         except StopIteration as done:
             if done.value is not None and not command.flag & FLAG_ONEWAY:
                 self.context.send(done.value)

@@ -34,7 +34,7 @@ def _queue(context: Context, command: Command) -> tuple[TopicGrant, int]:
     return context.gate(command).query(command.text("topic")), command.integer("queueId")
 
 
-def query_consumer_offset(context: Context, command: Command) -> bytes:
+def query_consumer_offset(context: Context, command: Command) -> bytes | Steps[bytes]:
     """Answer the group's committed offset; for a new group, 0 if little was written since offset 0."""
     group, topic, queue_id = command.text("consumerGroup"), command.text("topic"), command.integer("queueId")
     grant = context.gate(command).consume(group, topic)
@@ -43,17 +43,22 @@ def query_consumer_offset(context: Context, command: Command) -> bytes:
         offset = grant.offset(queue_id)
     if offset >= 0:
         return reply(command, {"offset": offset})
+    return _first_offset(command, grant, queue_id)
+
+
+def _first_offset(command: Command, grant: ConsumeGrant, queue_id: int) -> Steps[bytes]:
     zero_allowed = command.text("setZeroIfNotFound", "").lower() != "false"
-    if zero_allowed and begins_near(grant, queue_id):
+    if zero_allowed and (yield from begins_near(grant, queue_id)):
         return reply(command, {"offset": 0})
     text = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
-    raise Declined(ResponseCode.QUERY_NOT_FOUND, f"{text}; group [{group}] committed nothing for {topic}/{queue_id}")
+    what = f"group [{grant.group}] committed nothing for {grant.topic}/{queue_id}"
+    raise Declined(ResponseCode.QUERY_NOT_FOUND, f"{text}; {what}")
 
 
-def begins_near(grant: ConsumeGrant, queue_id: int) -> bool:
+def begins_near(grant: ConsumeGrant, queue_id: int) -> Steps[bool]:
     """Return whether offset 0 of the queue still exists and little was written since."""
     figures = grant.figures()
-    return figures.first_offset(queue_id) == 0 and figures.bytes_since(queue_id, 0) <= NEAR_BYTES
+    return figures.first_offset(queue_id) == 0 and (yield from figures.bytes_since(queue_id, 0)) <= NEAR_BYTES
 
 
 def update_consumer_offset(context: Context, command: Command) -> bytes:
@@ -114,10 +119,10 @@ def search_offset(context: Context, command: Command) -> Steps[bytes]:
     return reply(command, {"offset": offset})
 
 
-def get_earliest_store_time(context: Context, command: Command) -> bytes:
+def get_earliest_store_time(context: Context, command: Command) -> Steps[bytes]:
     """Answer when the oldest message left was stored; -1 if there is none."""
     grant, queue_id = _queue(context, command)
-    return reply(command, {"timestamp": grant.earliest_store_ms(queue_id)})
+    return reply(command, {"timestamp": (yield from grant.earliest_store_ms(queue_id))})
 
 
 TABLE: Final[dict[int, Handle]] = {

@@ -20,7 +20,7 @@ from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet.turns import Steps
 from martlet_remoting.codec import encode_pop_prefix, encode_response
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Later, in_own_slice, refuse, reply
+from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Later, refuse, reply
 from martlet_remoting.handlers.offsets import begins_near
 from martlet_remoting.headers import PopHeader, decode_pop_header
 from martlet_remoting.packets import Command
@@ -48,12 +48,19 @@ def pop_message(context: Context, command: Command) -> Steps[None] | None:
         return None
     header = decode_pop_header(command)
     if len(header.expression) > CACHED_CHARS_MAX:
-        return in_own_slice(_pop, context, command, header)
-    _pop(context, command, header)
-    return None
+        return _pop_later(context, command, header)
+    return _pop(context, command, header)
 
 
-def _pop(context: Context, command: Command, header: PopHeader) -> None:
+def _pop_later(context: Context, command: Command, header: PopHeader) -> Steps[None]:
+    """Compile a long expression in a slice of its own."""
+    yield
+    rest = _pop(context, command, header)
+    if rest is not None:
+        yield from rest
+
+
+def _pop(context: Context, command: Command, header: PopHeader) -> Steps[None] | None:
     _check_age(context, header)
     if not 0 < header.count_max <= COUNT_MAX:
         text = f"pop message's num {header.count_max} is not between 1 and {COUNT_MAX}; ask for fewer, more often"
@@ -67,7 +74,14 @@ def _pop(context: Context, command: Command, header: PopHeader) -> None:
     pop.invisible_ms = header.invisible_ms
     pop.selection = _selection(context.state.broker, header)
     is_new = header.init_mode == NEWEST and context.state.pops.find(header.group, header.topic) is None
-    _run(context, pop, _from_newest(grant, topic) if is_new else from_earliest)
+    if is_new:
+        return _run_from_newest(context, pop, grant, topic)
+    _run(context, pop, from_earliest)
+    return None
+
+
+def _run_from_newest(context: Context, pop: Pop, grant: ConsumeGrant, topic: Topic) -> Steps[None]:
+    _run(context, pop, (yield from _from_newest(grant, topic)))
 
 
 def notification(context: Context, command: Command) -> None:
@@ -165,12 +179,12 @@ def _selection(broker: Broker, header: PopHeader) -> Selection:
     return EVERYTHING if is_retry else selection
 
 
-def _from_newest(grant: ConsumeGrant, topic: Topic) -> Start:
+def _from_newest(grant: ConsumeGrant, topic: Topic) -> Steps[Start]:
     """Return where a new group begins that wants only new messages: with the last message, or 0 on a young queue."""
-    offsets = {
-        queue_id: 0 if begins_near(grant, queue_id) else max(grant.end_offset(queue_id) - 1, 0)
-        for queue_id in range(topic.read_queues)
-    }
+    offsets: dict[int, int] = {}
+    for queue_id in range(topic.read_queues):
+        is_near = yield from begins_near(grant, queue_id)
+        offsets[queue_id] = 0 if is_near else max(grant.end_offset(queue_id) - 1, 0)
     return lambda queue: max(offsets.get(queue.queue_id, 0), queue.first_offset)
 
 

@@ -5,7 +5,7 @@ from typing import final
 
 from martlet.contracts import Buffer, Peer
 from martlet.errors import Refused
-from martlet.turns import Steps
+from martlet.turns import Steps, resume
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from martlet_remoting.packets import Command, Frame
 
@@ -33,7 +33,7 @@ class NameServerHandler:
             return self._finish_saved(event)
         steps = answer(self._server, self._peer, event)
         try:
-            next(steps)
+            steps = resume(next(steps), steps)
         except StopIteration as done:
             self._send(event, done.value)
             return None

@@ -112,7 +112,7 @@ class Exchange:
         def render() -> Steps[list[bytes]]:
             yield
             try:
-                last = store.lookup.position_at(queue, end - 1)
+                last = yield from store.lookup.position_at(queue, end - 1)
                 units = self._units(frozen)
                 check = yield from write_wheel(
                     store.disk, store.directory, units, (last, self._size_at(last)), end, now_ms

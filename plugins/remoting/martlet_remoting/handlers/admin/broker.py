@@ -10,6 +10,7 @@ from martlet.errors import ConfigError, Reason, Refused
 from martlet.net.addresses import split_address
 from martlet.stats import Stats
 from martlet.store import StoreConfig
+from martlet.turns import Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Handle, reply, supports_transactions
 from martlet_remoting.counters import RequestCounters
@@ -154,11 +155,12 @@ def _switch(switches: dict[str, bool], grant: BrokerAdminGrant, changes: Mapping
 # state
 
 
-def runtime_info(context: Context, command: Command) -> bytes:
+def runtime_info(context: Context, command: Command) -> Steps[bytes]:
     """Answer the state of the broker; every value is text (RocketMQ KVTable)."""
     state, grant = context.state, context.gate(command).query_broker()
     now_ms = state.broker.clock.now_ms()
-    table = {**_store_info(state.counters, grant), **_rate_info(state.rates), **_broker_info(state.counters, now_ms)}
+    stored = _store_info(state.counters, grant, (yield from grant.earliest_store_ms()))
+    table = {**stored, **_rate_info(state.rates), **_broker_info(state.counters, now_ms)}
     if command.ext.get("counters") == "all":
         table |= _counters(state.broker.stats)
     return reply(command, body=dumps({"table": {name: table[name] for name in sorted(table)}}))
@@ -173,7 +175,7 @@ def _counters(stats: Stats) -> dict[str, str]:
     return found
 
 
-def _store_info(counters: RequestCounters, grant: BrokerGrant) -> dict[str, str]:
+def _store_info(counters: RequestCounters, grant: BrokerGrant, earliest_ms: int) -> dict[str, str]:
     statistics, usage = grant.statistics(), grant.disk_usage()
     count, size = statistics.appended_messages, statistics.readable - counters.started_position
     ratio = str(round(usage.ratio, 4))
@@ -186,7 +188,7 @@ def _store_info(counters: RequestCounters, grant: BrokerGrant) -> dict[str, str]
         "consumeQueueDiskRatio": ratio,
         "dispatchBehindBytes": "0",
         "dispatchMaxBuffer": "0",
-        "earliestMessageTimeStamp": str(grant.earliest_store_ms()),
+        "earliestMessageTimeStamp": str(earliest_ms),
         "pageCacheLockTimeMills": "0",
         "putMessageAverageSize": str(size / count if count else 0.0),
         "putMessageDistributeTime": PUT_TIMES.format(count),

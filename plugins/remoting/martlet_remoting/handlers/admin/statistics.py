@@ -35,7 +35,7 @@ def topic_stats(context: Context, command: Command) -> Steps[Frame]:
     for queue_id in range(max(topic.read_queues, topic.write_queues)):
         end = grant.end_offset(queue_id)
         table[message_queue(state.broker, topic.name, queue_id)] = {
-            "lastUpdateTimestamp": _stored_ms(grant, queue_id, end - 1),
+            "lastUpdateTimestamp": (yield from _stored_ms(grant, queue_id, end - 1)),
             "maxOffset": end,
             "minOffset": grant.first_offset(queue_id),
         }
@@ -45,9 +45,9 @@ def topic_stats(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table, "topicPutTps": tps})))
 
 
-def _stored_ms(figures: TopicFigures, queue_id: int, offset: int) -> int:
+def _stored_ms(figures: TopicFigures, queue_id: int, offset: int) -> Steps[int]:
     """Return when the message at *offset* was stored, in ms; 0 if there is none."""
-    return max(figures.store_ms_at(queue_id, offset), 0)
+    return max((yield from figures.store_ms_at(queue_id, offset)), 0)
 
 
 def _topics_of(members: Members, grant: GroupGrant, wanted: list[str]) -> list[Topic]:
@@ -70,7 +70,7 @@ def consume_stats(
         table[message_queue(broker, topic.name, queue_id)] = {
             "brokerOffset": figures.end_offset(queue_id),
             "consumerOffset": committed,
-            "lastTimestamp": _stored_ms(figures, queue_id, committed - 1),
+            "lastTimestamp": (yield from _stored_ms(figures, queue_id, committed - 1)),
             # Only clients know how far they have pulled; the committed offset is a lower bound.
             "pullOffset": committed,
         }
@@ -141,14 +141,15 @@ def time_span(context: Context, command: Command) -> Steps[Frame]:
     pace = Pace(QUEUES_AT_ONCE)
     for queue_id in range(topic.write_queues):
         end = grant.end_offset(queue_id)
-        first_ms = grant.earliest_store_ms(queue_id)
+        first_ms = yield from grant.earliest_store_ms(queue_id)
         committed = grant.committed(group).get(queue_id, -1)
-        next_ms = _stored_ms(grant, queue_id, committed) if 0 <= committed < end else 0
+        next_ms = (yield from _stored_ms(grant, queue_id, committed)) if 0 <= committed < end else 0
+        consumed_ms = (yield from _stored_ms(grant, queue_id, committed - 1)) if committed > 0 else first_ms
         spans.append(
             {
-                "consumeTimeStamp": _stored_ms(grant, queue_id, committed - 1) if committed > 0 else first_ms,
+                "consumeTimeStamp": consumed_ms,
                 "delayTime": max(state.broker.clock.now_ms() - next_ms, 0) if next_ms else 0,
-                "maxTimeStamp": _stored_ms(grant, queue_id, end - 1) or -1,
+                "maxTimeStamp": (yield from _stored_ms(grant, queue_id, end - 1)) or -1,
                 "messageQueue": {"brokerName": state.broker.config.name, "queueId": queue_id, "topic": topic.name},
                 "minTimeStamp": first_ms,
             }
@@ -217,7 +218,7 @@ def correction_offsets(context: Context, command: Command) -> Steps[bytes]:
     return reply(command, body=dumps({"correctionOffsets": slowest}))
 
 
-def consume_queue(context: Context, command: Command) -> bytes:
+def consume_queue(context: Context, command: Command) -> Steps[bytes]:
     """Answer entries of a consume queue, and whether each matches a live group's subscription."""
     state = context.state
     topic, queue_id, index = command.text("topic"), command.integer("queueId"), command.integer("index")
@@ -230,7 +231,7 @@ def consume_queue(context: Context, command: Command) -> bytes:
     entries: list[dict[str, object]] = []
     first, end = grant.first_offset(queue_id), grant.end_offset(queue_id)
     offset, stop = max(index, first), min(index + count, end)
-    while offset < stop and (data := grant.entries(queue_id, offset, stop - offset)):
+    while offset < stop and (data := (yield from grant.entries(queue_id, offset, stop - offset))):
         for position, size, code in ENTRY.iter_unpack(data):
             if size > 0 and size != BLANK_SIZE:
                 wanted = held is not None and _wants(held, code)
