@@ -14,9 +14,9 @@ from tests.core.pushing import broker_in_memory
 from martlet.broker import Broker
 from martlet.contracts import Identity
 from martlet.delivery import cursor as cursor_module
-from martlet.delivery.cursor import Cursor, Feed, Place
+from martlet.delivery.cursor import Cursor, Feed, Permit, Place
 from martlet.delivery.fanout import Encoding, parts
-from martlet.delivery.tail_reader import RECEIVERS_A_SLICE
+from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.testing.disk import FakeDisk
@@ -26,13 +26,18 @@ class Client:
     """A receiver that collects when the test says so."""
 
     def __init__(
-        self, feed: Feed, *filters: str, position: int | None = None, pending_bytes_max: int = 1 << 20
+        self,
+        feed: Feed,
+        *filters: str,
+        position: int | None = None,
+        pending_bytes_max: int = 1 << 20,
+        permit: Permit | None = None,
     ) -> None:
         self.wakes = 0
         self.bodies: list[str] = []
         self.positions: list[int] = []
         wanted = {each: number for number, each in enumerate(filters)}
-        self.cursor: Cursor = feed.open(self._woken, wanted, position, pending_bytes_max)
+        self.cursor: Cursor = feed.open(self._woken, wanted, position, pending_bytes_max, permit)
 
     def _woken(self) -> None:
         self.wakes += 1
@@ -468,14 +473,64 @@ async def test_a_message_for_very_many_cursors_takes_several_turns() -> None:
         assert again.take() == ["one", "two"]
 
 
-async def test_a_change_of_rules_waits_for_no_turn() -> None:
+class NamePermit:
+    """Allows all names except ``denied``; counts the questions."""
+
+    generation = 0
+    denied = ""
+    asked = 0
+
+    def check(self, topic_filter: str) -> None:
+        """Every filter is allowed."""
+
+    def allows(self, name: str) -> bool:
+        self.asked += 1
+        return name != self.denied
+
+
+@pytest.mark.parametrize("place_of", [Place.TAIL, Place.SWEPT])
+async def test_permissions_of_very_many_cursors_are_checked_in_several_turns(place_of: Place) -> None:
     async with broker_in_memory() as broker:
-        feed = feed_of(broker)
-        clients = [Client(feed, "#") for _ in range(2 * RECEIVERS_A_SLICE)]
-        send(broker, "a", "one")
-        broker.store.commit()
-        broker.cursors.forget_routes()
+        feed, permit = feed_of(broker), NamePermit()
+        broker.cursors.asks = lambda: True
+        permit.denied = "secret"
+        start = None
+        if place_of is Place.SWEPT:
+            start = send(broker, "secret", "hidden")
+            send(broker, "a", "one")
+            await settle(broker)
+        clients = [Client(feed, "#", position=start, permit=permit) for _ in range(2 * RECEIVERS_A_SLICE)]
+        if place_of is Place.TAIL:
+            send(broker, "secret", "hidden")
+            send(broker, "a", "one")
+            broker.store.commit()
+        most = before = permit.asked
+        while permit.asked < 2 * len(clients):
+            await trio.lowlevel.checkpoint()
+            most, before = max(most, permit.asked - before), permit.asked
+        assert most <= RECEIVERS_A_SLICE + RECEIVERS_COUNTED
+        await settle(broker)
         assert having(clients, "one") == len(clients)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_what_is_being_delivered_when_the_rules_change_continues_by_the_new_ones(asks: bool) -> None:
+    async with broker_in_memory() as broker:
+        feed, permit = feed_of(broker), NamePermit()
+        broker.cursors.asks = lambda: asks
+        clients = [Client(feed, "#", permit=permit) for _ in range(2 * RECEIVERS_A_SLICE)]
+        few = Client(feed, "b", permit=permit)
+        send(broker, "a", "one")
+        send(broker, "b", "two")
+        broker.store.commit()
+        assert having(clients, "one") == RECEIVERS_A_SLICE
+        permit.denied = "a"
+        broker.cursors.forget_routes()
+        assert having(clients, "one") == RECEIVERS_A_SLICE, "a change of rules delivers nothing in its own turn"
+        await settle(broker)
+        assert few.take() == ["two"]
+        assert having(clients, "one", "two") == (RECEIVERS_A_SLICE if asks else len(clients))
+        assert having(clients, "two") == (RECEIVERS_A_SLICE if asks else 0)
 
 
 async def test_a_sweep_of_very_many_cursors_takes_several_turns() -> None:

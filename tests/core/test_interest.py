@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.delivery.interest import FilterTrie
+from martlet.delivery.interest import FilterTrie, in_pieces
 from martlet.errors import Reason, Refused
 
 LEVELS = st.sampled_from(["", "a", "b", "$s", "c"])
@@ -178,7 +178,30 @@ def test_a_route_to_very_many_leaves_out_those_without_permission() -> None:
     trie: FilterTrie[int] = FilterTrie()
     for subscriber in range(3000):
         trie.add("#", subscriber)
-    trie.permitted = lambda name, grants: {s: v for s, v in grants.items() if name != "odd" or s % 2}
-    assert len(trie.route("odd").grants) == 1500
+    asked: list[tuple[str, int]] = []
+
+    def permits(name: str, subscriber: int) -> bool:
+        asked.append((name, subscriber))
+        return name != "odd" or subscriber % 2 == 1
+
+    trie.permits = permits
     assert trie.route("even") is trie.route("other")
-    assert len(trie.route("even").grants) == 3000
+    trie.forget_routes()
+    trie.asks = lambda: True
+    odd, even = trie.route("odd").grants, trie.route("even").grants
+    assert bool(odd)
+    assert not asked, "the route of a name is computed without asking about its subscribers"
+    assert (len(odd), len(even), odd[7], 8 in odd, 8 in even) == (1500, 3000, (None,), False, True)
+    asked.clear()
+    pieces = in_pieces(odd, 1000)
+    assert next(iter(pieces)) == (1000, [(subscriber, (None,)) for subscriber in range(1, 1000, 2)])
+    assert len(asked) == 1000
+
+
+def test_a_route_to_few_leaves_out_those_without_permission() -> None:
+    trie: FilterTrie[int] = FilterTrie()
+    for subscriber in range(10):
+        trie.add("#", subscriber)
+    trie.asks, trie.permits = lambda: True, lambda name, subscriber: name != "odd" or subscriber % 2 == 1
+    assert list(trie.route("odd").grants) == list(trie.match("odd")) == [1, 3, 5, 7, 9]
+    assert trie.route("even") is trie.route("other")

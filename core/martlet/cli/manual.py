@@ -198,7 +198,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("Snapshots of that state", "martlet.state", ("Pages", "pack_rows", "unpack_rows")),
     Chapter("Tables beside the log", "martlet.tables.saved", ("Table", "Tables: add")),
     Chapter("Journals", "martlet.state.journal", ("Journal: note", "read_notes", "NEXT_COMMIT")),
-    Chapter("Long work", "martlet.turns", ("Turns: finish", "Steps", "Pace", "finish_now")),
+    Chapter("Long work", "martlet.turns", ("Turns: finish", "Steps", "Pace", "off_loop", "finish_now")),
     Chapter(
         "Messages",
         "martlet.message",

@@ -23,16 +23,16 @@ from typing import Final, Protocol, final
 
 import trio
 
-from martlet.delivery.interest import FilterTrie, Grants
+from martlet.delivery.interest import FilterTrie, Grants, Route, in_pieces
 from martlet.delivery.subscriptions import readable
 from martlet.delivery.tail_reader import (
     READ_AGAIN_S,
     RECEIVERS_A_SLICE,
+    RECEIVERS_COUNTED,
     Found,
     Run,
     TailReader,
     Tails,
-    in_slices,
     make_run,
     merge,
 )
@@ -263,7 +263,9 @@ class Feed:
         self._readers: list[TailReader] = []  # empty while there are no cursors
         self._tail: FilterTrie[Cursor] = make_trie()
         self._sweep: FilterTrie[Cursor] = make_trie()
-        self._tail.permitted = self._sweep.permitted = self._permitted
+        for trie in (self._tail, self._sweep):
+            trie.permits = _may_read
+            trie.asks = lambda: owner.asks()  # the owner gets it later
         self._behind: dict[Cursor, None] = {}
         self._swept: dict[Cursor, None] = {}
         self._cursors: dict[Cursor, None] = {}
@@ -271,6 +273,7 @@ class Feed:
         self._starts: list[int] = []  # a heap of the positions at which cursors join the sweep
         self._codes: frozenset[int] | None = None
         self._codes_known = False
+        self._rules = 0  # counts the changes of rules
         self._giving: Steps[None] | None = None  # routes the records that the sweep read, if it takes several turns
 
     def __len__(self) -> int:
@@ -325,18 +328,11 @@ class Feed:
         """All open cursors."""
         return self._cursors
 
-    def _permitted(self, name: str, grants: Grants[Cursor]) -> Grants[Cursor]:
-        if not self._owner.asks():
-            return grants
-        return {cursor: values for cursor, values in grants.items() if cursor.may_read(name)}
-
     def forget_routes(self) -> None:
-        """Drop all cached routes, because the rules have changed."""
-        # What was routed by the old rules must be pending before the cursors ask again.
+        """Drop all cached routes, because the rules have changed; what is being routed continues by the new ones."""
         for reader in self._readers:
-            reader.route_rest()
-        while self._give_some():
-            pass
+            reader.rules_changed()
+        self._rules += 1
         self._tail.forget_routes()
         self._sweep.forget_routes()
 
@@ -525,34 +521,47 @@ class Feed:
     def _give(self, found: list[Found]) -> Steps[None]:
         """Route *found*."""
         self.viewed += len(found)
-        pace = Pace(RECEIVERS_A_SLICE)
-        for grants, part in self._by_route(found):
-            run = make_run(part)
-            for receivers in in_slices(grants):
-                for cursor, values in receivers:
-                    if cursor.start <= run.position:
-                        cursor.swept(run, values)
-                if pace.is_over(len(receivers)):
-                    yield
+        pace, at = Pace(RECEIVERS_A_SLICE), 0
+        while at < len(found):
+            at = yield from self._give_from(found, at, pace)
         if found:
             self.swept_to = found[-1][0] + 1
 
-    def _by_route(self, found: list[Found]) -> Iterator[tuple[Grants[Cursor], list[Found]]]:
-        """Split *found* where the route changes, and where a cursor that joined the sweep later begins."""
+    def _give_from(self, found: list[Found], first: int, pace: Pace) -> Steps[int]:
+        """Route the records from index *first* on; return where to continue, because the rules have changed."""
+        rules = self._rules
+        for grants, start, end in self._by_route(found, first):
+            run = make_run(found[start:end])
+            for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
+                for cursor, values in receivers:
+                    if cursor.start <= run.position:
+                        cursor.swept(run, values)
+                if pace.is_over(count):
+                    yield
+            if self._rules != rules:
+                return end
+        return len(found)
+
+    def _by_route(self, found: list[Found], first: int) -> Iterator[tuple[Grants[Cursor], int, int]]:
+        """Split *found* where the route changes, and where a cursor that joined the sweep later begins.
+
+        Yields like `tail_reader._by_route`.
+        """
         starts = self._starts
-        first, current = 0, None
-        for index, each in enumerate(found):
-            route = self._sweep.route(each[4])
+        current: Route[Cursor] | None = None
+        for index in range(first, len(found)):
+            position, name = found[index][0], found[index][4]
+            route = self._sweep.route(name)
             begins = False
-            while starts and starts[0] <= each[0]:
+            while starts and starts[0] <= position:
                 heappop(starts)
                 begins = True
             if route is not current or begins:
                 if current is not None and current.grants:
-                    yield current.grants, found[first:index]
+                    yield current.grants, first, index
                 first, current = index, route
         if current is not None and current.grants:
-            yield current.grants, found[first:]
+            yield current.grants, first, len(found)
 
     def _is_at_tail(self) -> bool:
         return all(
@@ -567,6 +576,10 @@ class Feed:
             self._take_out(cursor)
             self._join(cursor)
             cursor.wake()
+
+
+def _may_read(name: str, cursor: Cursor) -> bool:
+    return cursor.may_read(name)
 
 
 @final

@@ -12,17 +12,20 @@ compares one number.
 Precedents: NATS ``server/sublist.go``, mosquitto ``subs.c``. MQTT 3.1.1 section 4.7 has the rules of the wildcards.
 """
 
-from collections.abc import Callable, Hashable, ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, Generic, TypeAlias, TypeVar, final
 
 from martlet.errors import Reason, Refused
 
-__all__ = ["FilterTrie", "Grants", "Route"]
+__all__ = ["FilterTrie", "Grants", "Route", "in_pieces"]
 
 T = TypeVar("T", bound=Hashable)
 
 Grants: TypeAlias = Mapping[T, tuple[Hashable, ...]]  # subscribers, with the values of their matching filters
 Table: TypeAlias = dict[T, Hashable]  # the subscribers of one filter, with their values
+# Some grants, and how many subscribers were looked at to find them.
+Piece: TypeAlias = tuple[int, Collection[tuple[T, tuple[Hashable, ...]]]]
 
 # The subscribers of a name with more of them are not combined into one table: for 100,000 that takes 50 ms, and copying
 # the tables of its filters 1 ms.
@@ -98,6 +101,55 @@ class _CombinedItems(ItemsView[T, tuple[Hashable, ...]]):
 
 
 @final
+class _Permitted(Mapping[T, tuple[Hashable, ...]], Generic[T]):
+    """The grants of very many subscribers of a name; `pieces` leaves out those that may not receive its messages.
+
+    Asking for permission takes 0.3 us, so a piece is only filtered when it is used.
+    """
+
+    __slots__ = ("_all", "_name", "_permits")
+
+    def __init__(self, name: str, grants: Grants[T], permits: Callable[[str, T], bool]) -> None:
+        self._name = name
+        self._all = grants
+        self._permits = permits
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[T]:
+        return (subscriber for subscriber in self._all if self._permits(self._name, subscriber))
+
+    def __getitem__(self, subscriber: T) -> tuple[Hashable, ...]:
+        values = self._all[subscriber]
+        if not self._permits(self._name, subscriber):
+            raise KeyError(subscriber)
+        return values
+
+    def pieces(self, size: int) -> Iterator[Piece[T]]:
+        """Yield the subscribers in pieces of *size*."""
+        name, permits = self._name, self._permits
+        for count, piece in _cut(self._all, size):
+            yield count, [pair for pair in piece if permits(name, pair[0])]
+
+
+def in_pieces(grants: Grants[T], size: int) -> Iterable[Piece[T]]:
+    """Yield *grants* in pieces: how many subscribers were looked at, *size* at most, and the permitted ones."""
+    if isinstance(grants, dict) and len(grants) <= size:
+        return ((len(grants), grants.items()),)
+    return grants.pieces(size) if isinstance(grants, _Permitted) else _cut(grants, size)
+
+
+def _cut(grants: Grants[T], size: int) -> Iterator[Piece[T]]:
+    rest = iter(grants.items())
+    while piece := list(islice(rest, size)):
+        yield len(piece), piece
+
+
+@final
 class _Node(Generic[T]):
     """One level: *here* is the table of the filter that ends at it, *rest* that of the one with a final wildcard."""
 
@@ -163,8 +215,9 @@ class FilterTrie(Generic[T]):
         self._stamps: dict[str | None, _Stamp] = {}
         self._equal: dict[Hashable, Route[T]] = {}
         self.found = 0  # routes that were not cached
-        # Removes subscribers without permission for a name from its new route.
-        self.permitted: Callable[[str, Grants[T]], Grants[T]] | None = None
+        # Whether a subscriber may receive messages of a name. It is asked while ``asks`` returns True.
+        self.permits: Callable[[str, T], bool] = lambda name, subscriber: True
+        self.asks: Callable[[], bool] = lambda: False
 
     def __len__(self) -> int:
         """The number of filters."""
@@ -310,19 +363,27 @@ class FilterTrie(Generic[T]):
         """Return a new route, or an equal one."""
         tables = self._tables(name)
         # Equal routes share a table for each filter, or have equal grants. Any change of filters empties `_equal`.
-        key: Hashable = tuple(map(id, tables))
-        is_large = sum(map(len, tables)) > COMBINED_MAX
-        route = self._equal.get(key) if is_large else None
-        combined = route.grants if route is not None else _combine(tables)
-        grants = combined if self.permitted is None else self.permitted(name, combined)
-        if not is_large or grants is not combined:
-            key = frozenset(grants.items())
-        route = self._equal.get(key)
-        if route is None:
-            if len(self._equal) >= self._names_max:
-                self._equal.clear()
-            route = self._equal[key] = Route(grants)
+        if sum(map(len, tables)) <= COMBINED_MAX:
+            grants = self._permitted(name, tables)
+            return self._equal.get(frozenset(grants.items())) or self._keep(frozenset(grants.items()), grants)
+        key = tuple(map(id, tables))
+        route = self._equal.get(key) or self._keep(key, _Combined(tables))
+        return Route(_Permitted(name, route.grants, self.permits)) if self.asks() else route
+
+    def _keep(self, key: Hashable, grants: Grants[T]) -> Route[T]:
+        """Return a new route that equal ones share."""
+        if len(self._equal) >= self._names_max:
+            self._equal.clear()
+        route = self._equal[key] = Route(grants)
         return route
+
+    def _permitted(self, name: str, tables: Sequence[Table[T]]) -> Grants[T]:
+        """Return the subscribers in *tables* that may receive messages of *name*."""
+        grants = _combine(tables)
+        if not self.asks():
+            return grants
+        permits = self.permits
+        return {subscriber: values for subscriber, values in grants.items() if permits(name, subscriber)}
 
     def _stamps_of(self, name: str) -> tuple[_Stamp, ...]:
         """Return the stamps of all proper prefixes of *name*, creating missing ones."""
@@ -341,8 +402,7 @@ class FilterTrie(Generic[T]):
 
     def match(self, name: str) -> Grants[T]:
         """Return the subscribers of *name* with the values of their matching filters, without using the cache."""
-        grants = _combine(self._tables(name))
-        return grants if self.permitted is None else self.permitted(name, grants)
+        return self._permitted(name, self._tables(name))
 
     def _tables(self, name: str) -> list[Table[T]]:
         """Return the tables of the filters that match *name*."""

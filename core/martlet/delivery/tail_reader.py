@@ -12,21 +12,22 @@ of exactly these messages, they are sent as they were received.
 """
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from operator import itemgetter
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
+from typing import Any, Final, Protocol, TypeAlias, final
 
 import trio
 
 from martlet.delivery.fanout import Encoding
+from martlet.delivery.interest import in_pieces
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes
 from martlet.errors import Refused, StoreError
 from martlet.message import TAGS, Placed
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.layout import ENTRY, I32, RecordView, record_views
 from martlet.tables.topics import Topic, Topics
-from martlet.turns import Steps
+from martlet.turns import Pace, Steps
 
 __all__ = [
     "Found",
@@ -37,7 +38,6 @@ __all__ = [
     "TailReader",
     "Tails",
     "codes_between",
-    "in_slices",
     "make_run",
     "merge",
     "unwatch",
@@ -55,8 +55,6 @@ RECEIVERS_COUNTED: Final = 1024
 READ_AGAIN_S: Final = 5.0
 TAGS_NAME: Final = TAGS.encode()
 POSITION_OF: Final = itemgetter(0)
-
-K = TypeVar("K", bound=Hashable)
 
 
 class Receiver(Protocol):
@@ -184,6 +182,7 @@ class TailReader:
         self._handed: dict[str, dict[int, Handed]] = {}
         self._handed_bytes = 0
         self._routing: Steps[None] | None = None  # of records that were read, if it takes several turns
+        self._rules = 0  # counts the changes of rules for routes
         self.follow(topic)
 
     def follow(self, topic: Topic) -> None:
@@ -336,31 +335,39 @@ class TailReader:
             self._routing = None
         return self._routing is not None
 
-    def route_rest(self) -> None:
-        """Route all records that were read: the rules for routes are about to change."""
-        while self._route_some():
-            pass
+    def rules_changed(self) -> None:
+        """Find the routes of all further records again, also of those that were read."""
+        self._rules += 1
 
     def _route_all(self, found: list[Found], readable: int) -> Steps[None]:
-        left = RECEIVERS_A_SLICE
+        pace = Pace(RECEIVERS_A_SLICE)
         for interest in list(self._interests):
-            for grants, part in _by_route(interest, found):
-                run = make_run(part)
-                if self._handed:
-                    self._use_handed(run, part)
-                for receivers in in_slices(grants):
-                    for receiver, values in receivers:
-                        try:
-                            receiver.matched(run, values)
-                        except Exception:
-                            self._log_failed(run)
-                    left -= len(receivers)
-                    if left <= 0:
-                        yield
-                        left = RECEIVERS_A_SLICE
+            at = 0
+            while at < len(found):
+                at = yield from self._route_by(interest, found, at, pace)
         self._forget_handed()
         if not self._touched:
             self.position = max(self.position, readable)
+
+    def _route_by(self, interest: Interest, found: list[Found], first: int, pace: Pace) -> Steps[int]:
+        """Route the records from index *first* on; return where to continue, because the rules have changed."""
+        rules = self._rules
+        for grants, start, end in _by_route(interest, found, first):
+            part = found[start:end]
+            run = make_run(part)
+            if self._handed:
+                self._use_handed(run, part)
+            for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
+                for receiver, values in receivers:
+                    try:
+                        receiver.matched(run, values)
+                    except Exception:
+                        self._log_failed(run)
+                if pace.is_over(count):
+                    yield
+            if self._rules != rules:
+                return end
+        return len(found)
 
     def _log_failed(self, run: Run) -> None:
         log.exception("a receiver of topic[%s] failed and misses %d messages", self.topic.name, run.count)
@@ -389,31 +396,21 @@ class TailReader:
 
 
 def _by_route(
-    interest: Interest, found: list[Found]
-) -> Iterator[tuple[Mapping[Any, tuple[Hashable, ...]], list[Found]]]:
-    """Split *found* where the route changes; yield the receivers of each part and the part, if it has receivers."""
-    first, current = 0, None
-    for index, each in enumerate(found):
-        route = interest.route(each[4])
+    interest: Interest, found: list[Found], first: int
+) -> Iterator[tuple[Mapping[Any, tuple[Hashable, ...]], int, int]]:
+    """Split *found* from index *first* on where the route changes; yield the receivers, begin and end of each part.
+
+    Parts without receivers are left out.
+    """
+    current: Route | None = None
+    for index in range(first, len(found)):
+        route = interest.route(found[index][4])
         if route is not current:
             if current is not None and current.grants:
-                yield current.grants, found[first:index]
+                yield current.grants, first, index
             first, current = index, route
     if current is not None and current.grants:
-        yield current.grants, found[first:]
-
-
-def in_slices(grants: Mapping[K, tuple[Hashable, ...]]) -> Iterable[Collection[tuple[K, tuple[Hashable, ...]]]]:
-    """Return the items of *grants*, at most `RECEIVERS_COUNTED` of them together."""
-    if isinstance(grants, dict) and len(grants) <= RECEIVERS_COUNTED:
-        return (grants.items(),)
-    return _cut(grants)
-
-
-def _cut(grants: Mapping[K, tuple[Hashable, ...]]) -> Iterator[list[tuple[K, tuple[Hashable, ...]]]]:
-    rest = iter(grants.items())
-    while part := list(islice(rest, RECEIVERS_COUNTED)):
-        yield part
+        yield current.grants, first, len(found)
 
 
 def codes_between(store: Store, queue: Queue, start: int, end: int) -> set[int] | None:
