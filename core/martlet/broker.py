@@ -132,9 +132,9 @@ class Broker:
           Refused: there is no such topic or queue, the topic is not writable, the message is too large, or the store is
             read-only or busy.
         """
-        stages = self.stages
+        stages = self.stages.after(passed) if passed else self.stages
         if stages.pairs and (wanted or stages.every_message) and stages.may_want(message):
-            message = self._staged(message, passed)
+            message = self._staged(message, stages)
         topic, queue_id = self._open_topic(message), message.queue_id
         if not 0 <= queue_id < topic.write_queues:
             queue_id = self._choose_queue(topic, queue_id)
@@ -147,7 +147,7 @@ class Broker:
         wanted = self.stages.may_want_any(messages)
         for message in messages:
             try:
-                each = self._staged(message) if wanted else message
+                each = self._staged(message, self.stages) if wanted else message
                 run.append(self.store.run_item(each, self._queue_for(each)))
                 results.append(None)
             except Refused as refused:
@@ -165,7 +165,7 @@ class Broker:
         if not messages:
             return []
         if self.stages.may_want_any(messages):
-            messages = [self._staged(message) for message in messages]
+            messages = [self._staged(message, self.stages) for message in messages]
         topic = self._open_topic(messages[0])
         name, limit = messages[0].topic, self.config.message_bytes_max
         for message in messages:
@@ -185,11 +185,12 @@ class Broker:
             return None
         return found.queue(queue_id) if 0 <= queue_id < max(found.write_queues, found.read_queues) else None
 
-    def publish_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
+    def publish_run(self, run: Sequence[RunItem | Message], *, atomic: bool = False) -> RunResult:
         """Store the messages of *run* in queues from `find_queue`, without an object per message.
 
-        No stage may want one of them: the caller checks that with `Stages.words` and `Stages.sys_flag`. A refused
-        message does not affect the others. Hold the answers until `RunResult.end`.
+        No stage may want one of these: the caller checks that with `Stages.words` and `Stages.sys_flag`. Those that a
+        stage may want are in the run as a `Message`, which passes the stages. A refused message does not affect the
+        others. Hold the answers until `RunResult.end`.
 
         Raises:
           LocalProtocolError: a stage wants every message.
@@ -200,11 +201,26 @@ class Broker:
             text = "a stage wants every message, which a run does not bring it; publish the messages one by one"
             raise LocalProtocolError(text)
         limit = self.config.message_bytes_max
-        for item in run:
+        items: list[RunItem] = []
+        refused: dict[int, Refused] = {}
+        for place, item in enumerate(run):
+            if isinstance(item, Message):
+                try:
+                    message = self._staged(item, self.stages)
+                    items.append(self.store.run_item(message, self._queue_for(message)))
+                except Refused as error:
+                    if atomic:
+                        raise
+                    refused[place] = error
+                continue
             if len(item[1]) > limit:
                 text = f"message body is {len(item[1])} bytes; broker.message_bytes_max is {limit}"
                 raise Refused(Reason.ILLEGAL, text)
-        return self.store.append_run(run, atomic=atomic)
+            items.append(item)
+        result = self.store.append_run(items, atomic=atomic)
+        if refused:
+            result.add_refused(refused)
+        return result
 
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = (), passed: str = ""
@@ -220,8 +236,9 @@ class Broker:
         Raises:
           Refused: as for `publish`, or they are too many or too large together; none was stored.
         """
-        if self.stages.may_want_any(messages):
-            messages = [self._staged(message, passed) for message in messages]
+        stages = self.stages.after(passed) if passed else self.stages
+        if stages.may_want_any(messages):
+            messages = [self._staged(message, stages) for message in messages]
         queue_ids = [self._queue_for(message) for message in messages]
         notes: dict[Journal, list[bytes]] = {}
         for journal, note in acknowledgements:
@@ -287,12 +304,10 @@ class Broker:
             raise Refused(Reason.ILLEGAL, text)
         return topic
 
-    def _staged(self, message: Message, passed: str = "") -> Message:
-        stages = self.stages
-        for place in range(self._first_stage(passed) if passed else 0, len(stages.pairs)):
+    def _staged(self, message: Message, stages: Stages) -> Message:
+        for place, (plugin, stage) in enumerate(stages.pairs):
             if not stages.wants(place, message):
                 continue
-            plugin, stage = stages.pairs[place]
             try:
                 message = stage.change(message)
             except Refused:
@@ -319,13 +334,6 @@ class Broker:
                 raise Refused(Reason.UNAVAILABLE, text) from error
         message.properties = with_light_topics(message.properties, topics)
         return message
-
-    def _first_stage(self, passed: str) -> int:
-        """Return the index of the first stage for a message that has passed those of plugin *passed*."""
-        first = self.stages.start_after(passed)
-        if first < 0:
-            raise LocalProtocolError(f"plugin {passed!r} has no stage that a message could have passed")
-        return first
 
     def call_when_saved(self, tell: Callable[[str], None]) -> None:
         """Call *tell* once the current topics and groups are on disk; immediately in a broker that does not save them.

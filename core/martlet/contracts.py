@@ -171,6 +171,13 @@ class Transactions(ABC):
         """
 
     @abstractmethod
+    def end_together(self, ends: Sequence[tuple[HalfMessage, bool]]) -> list[int]:
+        """End several transactions, which costs much less than `end` for each; the flag says whether to commit.
+
+        Returns the places of those that it left for `end`, which may refuse them.
+        """
+
+    @abstractmethod
     def resume(self, half: HalfMessage) -> int:
         """Check the transaction of *half*, pending or parked, again from the first time; return as `end` does.
 

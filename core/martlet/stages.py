@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import final
 
 from martlet.contracts import Stage
+from martlet.errors import LocalProtocolError
 from martlet.message import Message, find_property
 
 __all__ = ["Stages"]
@@ -21,10 +22,11 @@ class Stages:
     stage wants a message whose properties contain none of these strings and whose sysFlag has none of these bits.
     """
 
-    __slots__ = ("_names", "_needles", "every_message", "pairs", "sys_flag", "words")
+    __slots__ = ("_after", "_names", "_needles", "every_message", "pairs", "sys_flag", "words")
 
     def __init__(self, pairs: Sequence[tuple[str, Stage]] = ()) -> None:
         self.pairs = tuple(pairs)
+        self._after: dict[str, Stages] = {}
         self.every_message = any(not stage.properties and not stage.sys_flag for _, stage in pairs)
         self._names = [tuple(name.encode() for name in stage.properties) for _, stage in pairs]
         names = {name for _, stage in pairs for name in stage.properties}
@@ -67,7 +69,16 @@ class Stages:
             return True
         return bool(message.sys_flag & stage.sys_flag) or any(find_property(message.properties, name) for name in names)
 
-    def start_after(self, plugin: str) -> int:
-        """Return the index of the first stage after all stages of *plugin*; -1 if it has none."""
-        places = [place for place, (name, _) in enumerate(self.pairs) if name == plugin]
-        return places[-1] + 1 if places else -1
+    def after(self, plugin: str) -> "Stages":
+        """Return the stages after all those of *plugin*.
+
+        Raises:
+          LocalProtocolError: the plugin has no stage.
+        """
+        found = self._after.get(plugin)
+        if found is None:
+            places = [place for place, (name, _) in enumerate(self.pairs) if name == plugin]
+            if not places:
+                raise LocalProtocolError(f"plugin {plugin!r} has no stage that a message could have passed")
+            found = self._after[plugin] = Stages(self.pairs[places[-1] + 1 :])
+        return found

@@ -18,7 +18,7 @@ from martlet_tx.formats import HALF_TOPIC, PARK_TOPIC
 
 SIZES: Final[dict[str, Any]] = {"segment_bytes": 8192, "page_bytes": 512, "cache_bytes": 8192}
 CONFIG: Final = TxConfig(immunity_ms=6000, checks_max=2)
-STEPS: Final = ("prepare", "commit", "rollback", "check", "resume", "roll", "write", "flush", "save")
+STEPS: Final = ("prepare", "commit", "rollback", "together", "check", "resume", "roll", "write", "flush", "save")
 
 
 class Work:
@@ -51,6 +51,8 @@ class Work:
             halves = await self.halves(HALF_TOPIC)
             if halves:
                 self.end(choose(halves), name)
+        elif name == "together":
+            self.end_together(await self.halves(HALF_TOPIC))
         elif name == "check":
             self.clock.ms += 30_000
             await self.flushing(found.checks.round)
@@ -109,6 +111,18 @@ class Work:
             found.held.end(half, commit=how == "commit")
             assert key not in self.ended, f"transaction {key} ended twice"
             self.ended[key] = how
+
+    def end_together(self, halves: list[HalfMessage]) -> None:
+        """Commit and roll back, by turns, all transactions that have not ended."""
+        found = self.found
+        assert found is not None
+        ends = [(half, number % 2 == 0) for number, half in enumerate(halves)]
+        left = found.held.end_together(ends)
+        for place, (half, commit) in enumerate(ends):
+            if place not in left:
+                key = half.record.property("UNIQ_KEY")
+                assert key not in self.ended, f"transaction {key} ended twice"
+                self.ended[key] = "commit" if commit else "rollback"
 
     # ---- what must hold after a crash
 

@@ -296,7 +296,7 @@ async def test_a_copy_by_rocketmq_continues_its_count_and_ends_with_its_first_ha
         found.broker.publish(Message(HALF_TOPIC, record.body, properties, 0), passed="tx")
     await found.settle()
     assert (found.pending(), found.state.halves.checks(2)) == ([2, 3], 2)
-    found.broker.publish(op_message(first.queue_offset, 1, b"\x7f\0\0\1\0\0\0\1"), passed="tx")
+    found.broker.publish(op_message([first.queue_offset], 1, b"\x7f\0\0\1\0\0\0\1"), passed="tx")
     await found.settle()
     assert found.pending() == [3]
 

@@ -75,7 +75,7 @@ class Behind(Protocol):
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None: ...
 
-    def publish_run(self, run: Sequence[RunItem], *, atomic: bool = ...) -> RunResult: ...
+    def publish_run(self, run: Sequence[RunItem | Message], *, atomic: bool = ...) -> RunResult: ...
 
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ...
@@ -165,12 +165,13 @@ class Gate:
         """
         return self._behind.find_queue(topic, queue_id) if topic in self.publishable else None
 
-    def publish_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
+    def publish_run(self, run: Sequence[RunItem | Message], *, atomic: bool = False) -> RunResult:
         """Store the messages of *run* in queues from `find_queue`, like `Broker.publish_run`."""
-        if not self.publishable.keys() >= {item[0].topic for item in run}:
-            for item in run:
-                if item[0].topic not in self.publishable:
-                    self._check_message(item[0].topic, item[2])
+        topics = [item.topic if isinstance(item, Message) else item[0].topic for item in run]
+        if not self.publishable.keys() >= set(topics):
+            for topic, item in zip(topics, run, strict=True):
+                if topic not in self.publishable:
+                    self._check_message(topic, item.properties if isinstance(item, Message) else item[2])
         return self._behind.publish_run(run, atomic=atomic)
 
     def publish_atomic(
@@ -206,6 +207,22 @@ class Gate:
         """
         self._check_message(half.topic, half.record.properties)
         return self._transactions().end(half, commit=commit)
+
+    def end_transactions(self, ends: Sequence[tuple[HalfMessage, bool]]) -> list[int]:
+        """End several transactions, like `Transactions.end_together`; requires the same as `end_transaction`.
+
+        Returns the places of those that it left for `end_transaction`, which may refuse them.
+        """
+        if self.publishable.keys() >= {half.topic for half, _ in ends}:
+            return self._transactions().end_together(ends)
+        left, places = [], []
+        for place, (half, _) in enumerate(ends):
+            try:
+                self._check_message(half.topic, half.record.properties)
+                places.append(place)
+            except Refused:
+                left.append(place)
+        return left + [places[each] for each in self._transactions().end_together([ends[place] for place in places])]
 
     def force_transaction(self, half: HalfMessage, *, commit: bool) -> int:
         """End the transaction of *half* for an administrator, like `Transactions.end`.

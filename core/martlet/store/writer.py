@@ -4,7 +4,7 @@ One loop, `Writer._put_run`, handles the messages of a socket read (`append_run`
 same for one usual message without the setup of a run. Rare cases are handled by `_put_odd`, one record at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias, final
 
 from martlet.checksum import crc32
@@ -70,6 +70,14 @@ class RunResult:
         self.refused: dict[int, Refused] = {}
         self.end = 0
         self.store_ms = 0
+
+    def add_refused(self, refused: Mapping[int, Refused]) -> None:
+        """Add messages that were refused before they reached the store, by their index in the whole run."""
+        for place in sorted(refused):
+            for places in self.positions, self.ends, self.offsets:
+                places.insert(place, -1)
+        stored = [place for place in range(len(self.positions)) if place not in refused]
+        self.refused = {**{stored[place]: error for place, error in self.refused.items()}, **refused}
 
     def outcome(self, place: int, queue_id: int) -> Placed | Refused:
         """Return where message *place* of the run, for queue *queue_id*, was stored, or why it was refused."""
@@ -139,7 +147,7 @@ class Writer:
             or not queue.plain
             or self._record_crcs
             or self._admission.refusal
-            or sys_flag & TRANSACTION_MASK
+            or sys_flag & PREPARED  # a rollback has this bit too
             or len(born_host) != 8
             or len(host) != 8
             or body_bytes > self.config.message_bytes_max
@@ -349,7 +357,7 @@ class Writer:
                     end > room
                     or not queue.plain
                     or len(born_host) != 8
-                    or sys_flag & TRANSACTION_MASK
+                    or sys_flag & PREPARED
                     or body_bytes > body_bytes_max
                     or properties_bytes > PROPERTIES_BYTES_MAX
                     or (odd_properties and (0 in properties or properties.find(MULTI) >= 0))

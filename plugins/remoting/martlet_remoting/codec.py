@@ -20,8 +20,8 @@ from msgspec import ValidationError
 from martlet.errors import LocalProtocolError, RemoteProtocolError
 
 from .codes import ANSWER_LANGUAGE, FLAG_RESPONSE, LANGUAGE_NAMES, LANGUAGE_NUMBERS, VERSION, RequestCode
-from .fields import REMARK_MAX, decode_envelope, send_head
-from .headers import Send
+from .fields import REMARK_MAX, decode_envelope, end_head, send_head
+from .headers import End, Send, SendRun
 from .packets import NO_EXT, Command, ext_text
 
 __all__ = [
@@ -60,6 +60,7 @@ GIVE_BACK_BYTES: Final = 262_144
 PIECE_BYTES: Final = 65_536
 # The beginning of a SEND_MESSAGE_V2 header in the JSON of all known clients; other forms are handled one by one.
 SEND_BEGINNING: Final = b'{"code":310,'
+END_BEGINNING: Final = b'{"code":37,'
 SENDS_MIN: Final = 4  # fewer are not worth a run: its setup costs 5 us and it saves 1.5 us per send
 RUN_BYTES_MIN: Final = 512
 SENDS_MAX: Final = 64  # in one run
@@ -179,35 +180,40 @@ class FrameBuffer:
         length: int = _LENGTH.unpack_from(self._data, self._position)[0]
         return available >= SENDS_MIN * length
 
-    def next_sends(self) -> list[Send]:
-        """Return the next SEND_MESSAGE_V2 requests up to the first that is incomplete, large or not in JSON.
+    def next_run(self) -> SendRun:
+        """Return the next sends and ends of transactions, up to the first that is incomplete, large or not in JSON.
 
         Empty if `may_hold_run` returns false. The requests stay in the buffer until `skip_to` or `next_command`
         takes them out.
         """
         sends: list[Send] = []
+        ends: list[End] = []
         if not self.may_hold_run():
-            return sends
+            return SendRun(sends, ends)
         data, start = self._data, self._position
         available, header_bytes_max = len(data), self.header_bytes_max
         frame_bytes_max = min(self.frame_bytes_max, SEND_BYTES_MAX)
-        while available - start >= PREFIX_BYTES and len(sends) < SENDS_MAX:
+        while available - start >= PREFIX_BYTES and len(sends) + len(ends) < SENDS_MAX:
             # The first byte of the header's length is the encoding, which is 0 for JSON.
             length, header_bytes = _LENGTHS.unpack_from(data, start)
             header_start, end = start + PREFIX_BYTES, start + 4 + length
             body_start = header_start + header_bytes
-            if (
-                end > available
-                or length > frame_bytes_max
-                or body_start >= end
-                or header_bytes > header_bytes_max
-                or not data.startswith(SEND_BEGINNING, header_start)
-                or (head := send_head(data[header_start:body_start])) is None
-            ):
+            if end > available or length > frame_bytes_max or body_start > end or header_bytes > header_bytes_max:
                 break
-            sends.append((head, data[body_start:end], end))
+            if data.startswith(SEND_BEGINNING, header_start):
+                head = send_head(data[header_start:body_start])
+                if head is None or body_start == end:
+                    break
+                sends.append((head, data[body_start:end], end))
+            elif data.startswith(END_BEGINNING, header_start):
+                end_of = end_head(data[header_start:body_start])
+                if end_of is None:
+                    break
+                ends.append((end_of, end))
+            else:
+                break
             start = end
-        return sends
+        return SendRun(sends, ends)
 
     def skip_to(self, end: int) -> None:
         """Take out the requests before *end*."""

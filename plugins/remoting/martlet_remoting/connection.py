@@ -70,7 +70,7 @@ class RemotingConnection:
         self._frames.receive_data(data)
 
     def events(self) -> Iterator[Command | SendRun]:
-        """Yield every complete command; if `sends_in_runs` is set, consecutive sends as one `SendRun`.
+        """Yield every complete command; if `sends_in_runs` is set, consecutive sends and ends of transactions as a run.
 
         Raises:
           RemoteProtocolError: the bytes are not a valid command; the text says which other protocol they may be.
@@ -89,17 +89,15 @@ class RemotingConnection:
     def _runs(self) -> Iterator[Command | SendRun]:
         frames = self._frames
         while True:
-            sends = frames.next_sends()
-            while sends:
-                run = SendRun(sends)
+            run = frames.next_run()
+            while run.sends or run.ends:
                 yield run
-                taken = run.taken
-                if taken:
-                    frames.skip_to(sends[taken - 1][2])
+                if taken_to := run.taken_to():
+                    frames.skip_to(taken_to)
                 # The handler did not take the next send: yield it as a command, then continue with the others.
-                if taken < len(sends) and (command := frames.next_command()) is not None:
+                if run.taken < len(run.sends) and (command := frames.next_command()) is not None:
                     yield command
-                sends = sends[taken + 1 :]
+                run = run.rest()
             if (command := frames.next_command()) is None:
                 return
             yield command

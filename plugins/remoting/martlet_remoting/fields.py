@@ -18,6 +18,8 @@ from .packets import Command
 __all__ = [
     "REMARK_MAX",
     "AckFields",
+    "EndFields",
+    "EndHead",
     "Envelope",
     "PopFields",
     "PullFields",
@@ -25,6 +27,7 @@ __all__ = [
     "SendHead",
     "ack_fields",
     "decode_envelope",
+    "end_head",
     "pop_fields",
     "pull_fields",
     "send_fields",
@@ -67,6 +70,28 @@ class SendHead(Struct, gc=False):
 
     code: I32
     extFields: SendFields
+    opaque: I32 = 0
+    flag: I32 = 0
+    version: I32 = 0
+    language: str | int | None = None
+    remark: Annotated[str, Meta(max_length=REMARK_MAX)] | None = None
+
+
+class EndFields(Struct, gc=False):
+    """The fields of END_TRANSACTION (RocketMQ EndTransactionRequestHeader) that are needed to end a transaction."""
+
+    producerGroup: str
+    tranStateTableOffset: I64
+    commitLogOffset: I64
+    commitOrRollback: I64
+    fromTransactionCheck: str = "false"
+
+
+class EndHead(Struct, gc=False):
+    """The complete header of an END_TRANSACTION, an `Envelope` and its fields, decoded in one step."""
+
+    code: I32
+    extFields: EndFields
     opaque: I32 = 0
     flag: I32 = 0
     version: I32 = 0
@@ -143,6 +168,17 @@ def send_head(header: bytes) -> SendHead | None:
     """Decode the JSON header of a send; return None if it does not match the record."""
     try:
         return _decode_send_head(header)
+    except (ValueError, RecursionError):
+        return None
+
+
+_decode_end_head: Final = Decoder(EndHead, strict=False).decode
+
+
+def end_head(header: bytes) -> EndHead | None:
+    """Decode the JSON header of an END_TRANSACTION; return None if it does not match the record."""
+    try:
+        return _decode_end_head(header)
     except (ValueError, RecursionError):
         return None
 

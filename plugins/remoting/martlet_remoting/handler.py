@@ -85,6 +85,8 @@ class RemotingHandler:
         context = self.context
         if isinstance(event, SendRun):
             event.taken = send.send_run(context, event.sends)
+            if event.ends:
+                self._end_run(event)
             return None
         flag = event.flag
         if flag & FLAG_RESPONSE:
@@ -111,6 +113,17 @@ class RemotingHandler:
             else:
                 context.send(answer)
         return None
+
+    def _end_run(self, run: SendRun) -> None:
+        """End transactions together, then the unusual ones one by one; no client waits for their answers."""
+        for command in transactions.end_run(self.context, [head for head, _ in run.taken_ends()]):
+            finish = self.handle(command)
+            if finish is not None:
+                self.context.peer.start(self._finish_beside, finish)
+
+    @staticmethod
+    async def _finish_beside(work: Awaitable[None]) -> None:
+        await work
 
     def _begin(self, command: Command, answer: Beside | Later | Steps[Frame | None]) -> Awaitable[None] | None:
         """Run the first slice, which completes most requests; return an awaitable that runs the rest."""

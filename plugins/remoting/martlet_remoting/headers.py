@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, final
 from martlet.errors import Reason, Refused
 
 from .codes import RequestCode
-from .fields import SendHead, pop_fields, pull_fields
+from .fields import EndHead, SendHead, pop_fields, pull_fields
 from .packets import Command
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "PULL_LITE",
     "PULL_SUBSCRIPTION",
     "PULL_SUSPEND",
+    "End",
     "PopHeader",
     "PullHeader",
     "Send",
@@ -38,23 +39,42 @@ _LONG_NAMES: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY
 # The values with which Java, Go and C++ clients write true.
 _TRUE: Final = (True, "true", "True")
 
-# A send of a run: its header, its body, and the end of its frame in the receive buffer.
+# A send of a run: its header, its body, and the end of its frame in the receive buffer. An end of a transaction.
 Send: TypeAlias = tuple[SendHead, bytes, int]
+End: TypeAlias = tuple[EndHead, int]
 
 
 @final
 class SendRun:
-    """Consecutive SEND_MESSAGE_V2 requests of one read.
+    """Consecutive requests of one read that store messages: SEND_MESSAGE_V2 and END_TRANSACTION.
 
-    The handler sets `taken` to the number of sends that it has handled, from the first one on. The next one then
-    follows as a `Command`.
+    The handler sets `taken` to the number of sends that it has handled, from the first one on, and handles all
+    `taken_ends`. The next send then follows as a `Command`.
     """
 
-    __slots__ = ("sends", "taken")
+    __slots__ = ("ends", "sends", "taken")
 
-    def __init__(self, sends: list[Send]) -> None:
+    def __init__(self, sends: list[Send], ends: list[End]) -> None:
         self.sends = sends
+        self.ends = ends
         self.taken = 0
+
+    def taken_ends(self) -> list[End]:
+        """Return the ends of transactions before the first send that was not taken."""
+        if self.taken == len(self.sends):
+            return self.ends
+        limit = self.sends[self.taken][2]
+        return [end for end in self.ends if end[1] < limit]
+
+    def taken_to(self) -> int:
+        """Return where the last frame ends that was taken; 0 if none was."""
+        ends = self.taken_ends()
+        last = self.sends[self.taken - 1][2] if self.taken else 0
+        return max(last, ends[-1][1]) if ends else last
+
+    def rest(self) -> "SendRun":
+        """Return the requests after the first send that was not taken."""
+        return SendRun(self.sends[self.taken + 1 :], self.ends[len(self.taken_ends()) :])
 
 
 @final

@@ -4,6 +4,7 @@ Sources: broker TransactionalMessageBridge, EndTransactionProcessor, Transaction
 DefaultTransactionalMessageCheckListener of RocketMQ 5.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from martlet.contracts import HalfMessage
@@ -101,9 +102,10 @@ def final_message(half: HalfMessage) -> Message:
     )
 
 
-def op_message(offset: int, now_ms: int, host: bytes) -> Message:
-    """Return the op record that ends the transaction of the half message at *offset*."""
-    return Message(OP_TOPIC, b"%d" % offset, ENDED, 0, born_ms=now_ms, born_host=host)
+def op_message(offsets: Sequence[int], now_ms: int, host: bytes) -> Message:
+    """Return the op record that ends the transactions of the half messages at *offsets*."""
+    body = ",".join(map(str, offsets)).encode()
+    return Message(OP_TOPIC, body, ENDED, 0, born_ms=now_ms, born_host=host)
 
 
 def half_offsets(properties: bytes, body: bytes) -> list[int]:

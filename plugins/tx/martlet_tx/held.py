@@ -7,18 +7,19 @@ then ``ending`` has it, so that a second request is refused.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, final
 
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage, PendingTransaction, Transactions
-from martlet.errors import CorruptRecord, Reason, Refused
+from martlet.errors import CorruptRecord, Reason, Refused, StoreFailed
 from martlet.message import Message, find_property
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
 from martlet.store.codec import decode_record
 from martlet.store.layout import PREPARED, TRANSACTION_MASK, Buffer, RecordView, record_views
 from martlet.store.reading import ReadResult
+from martlet.store.writer import RunItem
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from martlet.turns import Steps
 
@@ -50,6 +51,8 @@ READ_MESSAGES: Final = 256
 READ_BYTES: Final = 256 * 1024
 # A commit stores the message and an op record together, which need this much more room than the half message.
 COMMIT_BYTES: Final = 1024
+# Transactions that end together are one atomic group of about this size.
+TOGETHER_BYTES: Final = 256 * 1024
 HOUR_MS: Final = 3_600_000
 
 
@@ -117,7 +120,11 @@ class HeldTransactions(Transactions):
     # ---- finding half messages
 
     def find_nowait(self, offset: int, position: int) -> HalfMessage | None:
-        result = self._store.read_near(self.half_queue, offset, 1, 1) if offset >= 0 else None
+        queue = self.half_queue
+        view = self._store.readers.view_now(queue, offset)
+        if view is not None:
+            return _decode(view.buffer, view.start, check_body=False) if view.position == position else None
+        result = self._store.read_near(queue, offset, 1, 1) if offset >= 0 else None
         if result is None or not result.pieces:
             return None
         data = b"".join(result.pieces)
@@ -185,6 +192,58 @@ class HeldTransactions(Transactions):
             self.rolled_back += 1
         return end
 
+    def end_together(self, ends: Sequence[tuple[HalfMessage, bool]]) -> list[int]:
+        left: list[int] = []
+        items: list[RunItem] = []
+        places: dict[int, int] = {}  # by the offset of the half message
+        size = 0
+        for place, (half, commit) in enumerate(ends):
+            record = half.record
+            if record.topic != HALF_TOPIC or record.queue_offset in places or not self.is_pending(record.queue_offset):
+                left.append(place)
+                continue
+            if commit:
+                item = self._final_item(half)
+                if item is None:
+                    left.append(place)
+                    continue
+                items.append(item)
+                size += record.size
+            places[record.queue_offset] = place
+            if size > TOGETHER_BYTES:
+                left += self._append_ends(items, places)
+                items, places, size = [], {}, 0
+        return left + self._append_ends(items, places) if places else left
+
+    def _final_item(self, half: HalfMessage) -> RunItem | None:
+        """Return the message that a commit of *half* stores, for a run; None if `end` must look."""
+        record, broker = half.record, self._broker
+        later = broker.stages.after(NAME)
+        queue = broker.find_queue(half.topic, half.queue_id)
+        if (
+            queue is None
+            or record.sys_flag & later.sys_flag
+            or later.may_want_properties(record.properties)
+            or len(record.body) > broker.config.message_bytes_max
+        ):
+            return None
+        return self._store.writer.item(final_message(half), queue)
+
+    def _append_ends(self, items: list[RunItem], places: Mapping[int, int]) -> list[int]:
+        """Store *items* with one op record for all half messages of *places*, all or none.
+
+        Returns the places of those that are left for `end`: all if the store refuses them.
+        """
+        op = op_message(list(places), self._broker.clock.now_ms(), self._store.store_host)
+        try:
+            result = self._broker.publish_run([*items, self._store.writer.item(op, self.op_queue)], atomic=True)
+        except (Refused, StoreFailed):
+            return list(places.values())
+        self.state.ending.update(dict.fromkeys(places, result.offsets[-1]))
+        self.committed += len(items)
+        self.rolled_back += len(places) - len(items)
+        return []
+
     def _check_pending(self, half: HalfMessage) -> None:
         record = half.record
         if record.topic != HALF_TOPIC:
@@ -203,7 +262,7 @@ class HeldTransactions(Transactions):
     def _end_with(self, half: HalfMessage, messages: list[Message], notes: Sequence[bytes] = ()) -> int:
         """Store *messages* and *notes* with the op record that ends the transaction of *half*, all or none."""
         offset = half.record.queue_offset
-        op = op_message(offset, self._broker.clock.now_ms(), self._store.store_host)
+        op = op_message([offset], self._broker.clock.now_ms(), self._store.store_host)
         noted = [(self._journal, note) for note in notes]
         placed = self._broker.publish_atomic([*messages, op], noted, passed=NAME)
         self.state.ending[offset] = placed[-1].queue_offset
@@ -221,7 +280,7 @@ class HeldTransactions(Transactions):
 
     def drop(self, offset: int) -> None:
         """End the transaction of a half message that is lost: removed by retention, or damaged."""
-        op = op_message(offset, self._broker.clock.now_ms(), self._store.store_host)
+        op = op_message([offset], self._broker.clock.now_ms(), self._store.store_host)
         self.state.ending[offset] = self._broker.publish(op, passed=NAME).queue_offset
 
     def resume(self, half: HalfMessage) -> int:
@@ -315,9 +374,9 @@ def _plain(message: Message) -> Message:
     return message
 
 
-def _decode(data: Buffer, start: int = 0) -> HalfMessage | None:
+def _decode(data: Buffer, start: int = 0, *, check_body: bool = True) -> HalfMessage | None:
     try:
-        return decode_half(decode_record(data, start))
+        return decode_half(decode_record(data, start, check_body=check_body))
     except CorruptRecord:
         return None
 

@@ -77,6 +77,7 @@ def send_usual(context: Context, command: Command) -> Answer:
     unique = usual_key(fields, stored, state.broker.stages)
     if (
         not unique
+        or _may_be_staged(fields, state.broker.stages)
         or topic is None
         or topic.filter_type != "SINGLE_TAG"
         or name[0] == "%"
@@ -94,10 +95,7 @@ def send_usual(context: Context, command: Command) -> Answer:
 
 
 def usual_key(fields: SendFields, stored: bytes, stages: Stages) -> bytes:
-    """Return the unique key of a usual send with the encoded properties *stored*; empty if the send is not usual.
-
-    A send that one of *stages* may want is not usual.
-    """
+    """Return the unique key of a usual send with the encoded properties *stored*; empty if the send is not usual."""
     properties = fields.i  # search in the str: `in` on bytes raises and catches a TypeError internally each time
     at = stored.find(b"UNIQ_KEY\x01")
     if at < 0:
@@ -109,7 +107,7 @@ def usual_key(fields: SendFields, stored: bytes, stages: Stages) -> bytes:
         or fields.j
         or (at and stored[at - 1] != 2)
         or not unique.isalnum()
-        or fields.f & (UNUSUAL_SYS_FLAG | stages.sys_flag)
+        or fields.f & UNUSUAL_SYS_FLAG & ~stages.sys_flag
         or fields.h < 0
         or fields.g < 0
         or "CLUSTER" in properties
@@ -117,10 +115,18 @@ def usual_key(fields: SendFields, stored: bytes, stages: Stages) -> bytes:
         or "POP_CK" in properties
     ):
         return b""
-    for word in stages.words:
-        if word in properties:
-            return b""
     return unique
+
+
+def _may_be_staged(fields: SendFields, stages: Stages) -> bool:
+    """Return whether one of *stages* may want the message of a send."""
+    if fields.f & stages.sys_flag:
+        return True
+    properties = fields.i
+    for word in stages.words:  # noqa: SIM110
+        if word in properties:
+            return True
+    return False
 
 
 # runs: the usual sends of one read
@@ -129,10 +135,11 @@ def usual_key(fields: SendFields, stored: bytes, stages: Stages) -> bytes:
 def send_run(context: Context, sends: Sequence[Send]) -> int:
     """Store and answer the usual sends at the beginning of *sends* together; return their number.
 
-    Like `send_usual` for each, but without creating a `Command`, a `Message` and a `Placed`.
+    Like `send_usual` for each, but without creating a `Command`, a `Message` and a `Placed`. Only those that a stage
+    may want become a `Message`.
     """
     state, gate, host = context.state, context.connection_gate(), context.peer.host
-    grant = gate.publishable.get(sends[0][0].extFields.b)
+    grant = gate.publishable.get(sends[0][0].extFields.b) if sends else None
     if grant is None:
         return 0
     stamp, stamp_after = state.templates.stamp, state.templates.stamp_after
@@ -140,7 +147,7 @@ def send_run(context: Context, sends: Sequence[Send]) -> int:
     body_bytes_max, code_of = state.broker.config.message_bytes_max, grant.code_of
     stages = state.broker.stages
     queues: dict[tuple[str, int], Queue] = {}
-    run: list[RunItem] = []
+    run: list[RunItem | Message] = []
     keys: list[bytes] = []
     for head, body, _ in sends:
         fields = head.extFields
@@ -158,7 +165,10 @@ def send_run(context: Context, sends: Sequence[Send]) -> int:
             break
         stored += stamp if stored[-1] == 2 else stamp_after
         unflushed += queue.overhead + len(body) + len(stored)
-        run.append((queue, body, stored, code_of(stored), fields.h, fields.f, fields.g, host, 0, 0))
+        if _may_be_staged(fields, stages):
+            run.append(Message(fields.b, body, stored, fields.e, fields.h, fields.f, fields.g, host))
+        else:
+            run.append((queue, body, stored, code_of(stored), fields.h, fields.f, fields.g, host, 0, 0))
         keys.append(unique)
     if run:
         _publish_run(context, gate, grant, sends, run, keys)
@@ -182,7 +192,7 @@ def _publish_run(
     gate: Gate,
     grant: PublishGrant,
     sends: Sequence[Send],
-    run: Sequence[RunItem],
+    run: Sequence[RunItem | Message],
     keys: Sequence[bytes],
 ) -> None:
     """Store *run*, which was made from the first of *sends*, and answer these."""
@@ -199,6 +209,9 @@ def _publish_run(
     for (head, _, _), item, unique, position, offset in zip(
         sends[: len(run)], run, keys, result.positions, result.offsets, strict=True
     ):
+        if isinstance(item, Message):
+            answers.append(_staged_response(context, head, item, position, offset))
+            continue
         header = template % (item[0].queue_id, unique, position, offset, head.opaque)
         answers.append(LENGTHS.pack(4 + len(header), len(header)) + header)
     if not result.refused and grant.segment is segment:
@@ -211,6 +224,19 @@ def _publish_run(
         if refused is None:
             peer.hold_until(result.ends[place])
         peer.send(answer if refused is None else _run_refusal(context, sends[place][0], refused))
+
+
+def _staged_response(context: Context, head: SendHead, message: Message, position: int, offset: int) -> bytes:
+    """Return the answer to the send of *message*, which has passed the stages."""
+    templates, fields = context.state.templates, head.extFields
+    queue_id, handle = fields.e, ""
+    if message.topic != fields.b:  # a stage holds it elsewhere until it is due
+        queue_id = _real_queue(message, queue_id)
+        handle = handle_of(message.properties, fields.b, context.state.broker.config.name)
+    unique = find_property(message.properties, b"UNIQ_KEY").decode("utf-8", "replace")
+    return encode_send_response(
+        templates.sent, head.opaque, 0, templates.message_id(position), queue_id, offset, unique, handle
+    )
 
 
 def _run_refusal(context: Context, head: SendHead, error: MartletError) -> bytes:

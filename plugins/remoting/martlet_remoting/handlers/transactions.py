@@ -14,11 +14,12 @@ from martlet.contracts import HalfMessage, PendingTransaction, Transactions
 from martlet.errors import Reason, Refused
 from martlet.message import decode_properties
 from martlet.store.codec import decode_records
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.context import Answer, Context, Declined, Handle, Later, reply
+from martlet_remoting.fields import EndHead
 from martlet_remoting.packets import Command
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "end_run"]
 
 # The values of commitOrRollback; any other leaves the transaction pending (MessageSysFlag).
 COMMIT: Final = 0x8
@@ -38,6 +39,54 @@ def _transactions(broker: Broker) -> Transactions:
         text = f"the broker[{broker.config.name}] does not support transactional messages"
         raise Declined(ResponseCode.NO_PERMISSION, f"{text}; add the plugin tx to plugins.enabled")
     return found
+
+
+def end_run(context: Context, heads: Sequence[EndHead]) -> list[Command]:
+    """End the transactions of *heads* together; return the requests that `end_transaction` must handle, which are few.
+
+    Those are requests that want an answer, do not fit their half messages, or whose half messages are not in memory.
+    """
+    transactions = context.state.broker.capability(Transactions)
+    ends: list[tuple[HalfMessage, bool]] = []
+    usual: list[EndHead] = []
+    rest: list[EndHead] = []
+    for head in heads:
+        half = _usual_half(transactions, head) if transactions is not None else None
+        if half is None:
+            rest.append(head)
+        else:
+            ends.append((half, head.extFields.commitOrRollback == COMMIT))
+            usual.append(head)
+    if ends:
+        left = context.connection_gate().end_transactions(ends)
+        context.state.counters.requests += len(ends) - len(left)
+        rest += [usual[place] for place in left]
+    return [_command(head) for head in rest]
+
+
+def _usual_half(transactions: Transactions, head: EndHead) -> HalfMessage | None:
+    """Return the half message whose transaction *head* may end; None if `end_transaction` must look."""
+    fields = head.extFields
+    if not head.flag & FLAG_ONEWAY or fields.commitOrRollback not in (COMMIT, ROLLBACK):
+        return None
+    half = transactions.find_nowait(fields.tranStateTableOffset, fields.commitLogOffset)
+    if half is None or fields.producerGroup != half.group:
+        return None
+    if fields.fromTransactionCheck.lower() != "true" and transactions.is_late(half):
+        return None
+    return half
+
+
+def _command(head: EndHead) -> Command:
+    fields = head.extFields
+    ext = {
+        "producerGroup": fields.producerGroup,
+        "tranStateTableOffset": fields.tranStateTableOffset,
+        "commitLogOffset": fields.commitLogOffset,
+        "commitOrRollback": fields.commitOrRollback,
+        "fromTransactionCheck": fields.fromTransactionCheck,
+    }
+    return Command(head.code, ext, b"", head.opaque, head.flag)
 
 
 def end_transaction(context: Context, command: Command) -> Answer:
