@@ -15,6 +15,7 @@ async def main(name_server: str) -> None:
     received = trio.Event()
 
     async def listener(message: ReceivedMessage) -> None:
+        # `main` waits for each message in turn.
         print(f"received {message.body.decode()}")
         received.set()
 
@@ -27,6 +28,9 @@ async def main(name_server: str) -> None:
         await producer.recall(TOPIC, sent.recall_handle)
         print("recalled coffee")
         await producer.send(Message(TOPIC, b"tea", delay_ms=300))
+        await received.wait()
+        received = trio.Event()
+        await producer.send(Message(TOPIC, b"biscuits", delay_level=1))  # the first of the broker's levels: 1 s
         await received.wait()
 
 

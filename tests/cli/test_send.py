@@ -70,6 +70,51 @@ def test_a_delayed_message_does_not_arrive_at_once(to: Run) -> None:
     assert (code, "--delay-level 'soon' is not a whole number" in err) == (2, True)
 
 
+def test_a_message_with_a_delay_is_pending_until_it_is_recalled(to: Run) -> None:
+    code, out, _ = to("send", "Timed", "x", "--delay", "1h30m")
+    stored, recall = out.splitlines()
+    assert (code, stored.partition(" on ")[0]) == (0, "stored")
+    (pending,) = json.loads(to("timer", "list", "--json")[1])
+    assert pending["due"] - pending["stored"] in range(5_400_000 - 10, 5_400_000 + 60_000)
+    words = recall.removeprefix("recall it with: martlet ").split()
+    assert to(*words)[0] == 0
+    assert json.loads(to("timer", "list", "--json")[1]) == []
+    assert read(to, "Timed") == []
+
+
+@pytest.mark.parametrize("text", ["2100-01-01T12:00:30+00:00", "4102488030000", "2100-01-01 13:00:30+01:00"])
+def test_a_message_may_have_a_time(to: Run, text: str) -> None:
+    code, _, err = to("send", "Timed", "x", "--deliver-at", text)
+    # The broker's limit is 3 days: its answer shows that the time arrived.
+    assert code == 1
+    assert "property TIMER_DELIVER_MS 4102488030000 is" in err
+    assert "the maximum is 259200 s (timer.delay_max_s)" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--delay", "soon"), "--delay 'soon' is not a length of time; give for example 500ms, 30s, 10m, 1h30m or 2d"),
+        (("--delay", "10"), "--delay '10' is not a length of time"),
+        (("--delay", "-5s"), "--delay"),
+        (("--delay", "0s"), "--delay '0s' is out of range; give at least 1ms"),
+        (("--delay", "999999999999d"), "--delay '999999999999d' is out of range"),
+        (("--deliver-at", "tomorrow"), "--deliver-at 'tomorrow' is not a time; give for example 2026-03-01T12:00"),
+        (("--deliver-at", "1700000000"), "--deliver-at '1700000000' is not a time"),
+        (("--deliver-at", "1969-01-01T00:00"), "--deliver-at '1969-01-01T00:00' is before 1970"),
+        (
+            ("--delay", "1s", "--delay-level", "3"),
+            "--delay and --delay-level were given together; a message has one delay, give only one of them",
+        ),
+        (("--delay", "1s", "--deliver-at", "2100-01-01T12:00"), "--delay and --deliver-at were given together"),
+    ],
+)
+def test_a_wrong_delay_is_refused_before_anything_is_sent(to: Run, arguments: tuple[str, ...], error: str) -> None:
+    code, out, err = to("send", "Timed", "x", *arguments)
+    assert (code, out) == (2, "")
+    assert error in err
+
+
 def test_one_message_is_not_said_in_the_plural(to: Run, stdin: Callable[[bytes], None]) -> None:
     stdin(b"one\n")
     assert to("send", "Plural") == (0, "1 message stored\n", "")

@@ -16,11 +16,12 @@ from martlet_remoting.client.messages import BODY_BYTES_MAX
 
 from .connecting import add_connection, talking
 from .shared import add_json, plural
-from .values import whole
+from .values import duration, moment, whole
 
 __all__ = ["COMMAND", "configure", "send"]
 
 PRODUCER_GROUP: Final = "martlet_send"
+DELAYS: Final = ("--delay", "--deliver-at", "--delay-level")
 SENDS_AT_ONCE: Final = 32
 STDIN_BYTES: Final = 65536
 
@@ -31,6 +32,8 @@ examples:
   seq 1 1000 | martlet send orders                     each line of stdin is a message
   martlet send orders --key-separator : < lines        each line is KEY:BODY
   martlet send photos --file a.jpg --file b.jpg        each file is a message, byte for byte
+  martlet send reminders tea --delay 10m               deliver it in ten minutes
+  martlet send reminders tea --deliver-at 2026-03-01T12:00
   tar c src | martlet send backups --file -            all of stdin is one message
 """
 
@@ -69,6 +72,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--property", action="append", default=[], metavar="NAME=VALUE", help="property of the message; can be repeated"
     )
+    _add_delays(parser)
+    add_json(parser)
+    add_connection(parser)
+
+
+def _add_delays(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--delay",
+        type=duration("--delay"),
+        default=0,
+        metavar="TIME",
+        help="deliver the messages so much later: 500ms, 30s, 10m, 1h30m, 2d",
+    )
+    parser.add_argument(
+        "--deliver-at",
+        type=moment("--deliver-at"),
+        default=0,
+        metavar="TIME",
+        help="deliver the messages at this time: 2026-03-01T12:00, or milliseconds since 1970",
+    )
     parser.add_argument(
         "--delay-level",
         type=whole("--delay-level"),
@@ -76,8 +99,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="deliver the messages later: 1 is 1 s, 18 is 2 h, as the broker's timer.levels says",
     )
-    add_json(parser)
-    add_connection(parser)
 
 
 def _properties(pairs: list[str]) -> dict[str, str]:
@@ -99,6 +120,10 @@ def _check(arguments: Any) -> None:
         raise UsageError("--key-separator applies only to lines of stdin; use --key for a body or a file")
     if arguments.key_separator == "":
         raise UsageError("--key-separator '' is empty; give the text between key and body, for example :")
+    delays = {name: getattr(arguments, name[2:].replace("-", "_")) for name in DELAYS}
+    given = [name for name, value in delays.items() if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} were given together; a message has one delay, give only one of them")
 
 
 @final
@@ -207,7 +232,14 @@ async def send(arguments: Any) -> int:
             nonlocal stored
             keys = (*arguments.key, *item.keys)
             message = Message(
-                arguments.topic, item.body, arguments.tag, keys, properties, delay_level=arguments.delay_level
+                arguments.topic,
+                item.body,
+                arguments.tag,
+                keys,
+                properties,
+                delay_level=arguments.delay_level,
+                delay_ms=arguments.delay,
+                deliver_at_ms=arguments.deliver_at,
             )
             result = await producer.send(message)
             stored += 1
@@ -239,11 +271,14 @@ def _show(result: SendResult, *, as_json: bool) -> None:
                 "queue": queue.queue_id,
                 "offset": result.queue_offset,
                 "status": result.status.name,
+                "recall_handle": result.recall_handle,
             }
         )
     else:
         where = f"{queue.broker_name}, queue {queue.queue_id}, offset {result.queue_offset}"
         print(f"stored on {where}; id {result.message_id}")
+        if result.recall_handle:
+            print(f"recall it with: martlet timer recall {result.recall_handle}")
 
 
 async def send_each(items: Iterator[Item], send_one: SendOne) -> None:

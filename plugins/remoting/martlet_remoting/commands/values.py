@@ -1,5 +1,6 @@
 """Parsers of argument values: bounded numbers and places in a queue. They raise `UsageError` for an invalid value."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,9 +13,15 @@ from martlet_remoting.client.arguments import check_utf8
 from martlet_remoting.client.network import split_address
 from martlet_remoting.client.pulling import subscription_of
 
-__all__ = ["WHERE", "Where", "address", "check_text", "seconds", "sql", "tags", "where", "whole"]
+__all__ = ["WHERE", "Where", "address", "check_text", "duration", "moment", "seconds", "sql", "tags", "where", "whole"]
 
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+UNITS_MS: Final = {"ms": 1} | {unit: 1000 * in_s for unit, in_s in UNITS_S.items()}
+_DURATION: Final = re.compile(r"([0-9]{1,12}(ms|[smhd]))+", re.ASCII)
+_PART: Final = re.compile(r"([0-9]+)(ms|[smhd])")
+# Times in ms since 1970 from September 2001 on have so many digits; fewer are a mistake, such as seconds.
+MS_DIGITS_MIN: Final = 13
+TIME_MS_MAX: Final = (1 << 47) - 1
 WHERE: Final = "begin, end, an offset (4711), a time (2026-03-01T12:00), or 15m for 15 minutes ago"
 OFFSET_MAX: Final = (1 << 63) - 1
 ANY_BYTES: Final = ("body", "file", "config", "secret_file", "tls_ca", "tls_cert", "tls_key")
@@ -45,6 +52,42 @@ def seconds(option: str) -> Callable[[str], float]:
         if not 0 < value <= 86_400:
             raise UsageError(f"{option} {text!r} is out of range; it must be more than 0 and at most 86400")
         return value
+
+    return read
+
+
+def duration(option: str) -> Callable[[str], int]:
+    """Return a parser for *option*, whose value is a length of time such as ``10m``; it returns milliseconds."""
+
+    def read(text: str) -> int:
+        if _DURATION.fullmatch(text) is None:
+            raise UsageError(
+                f"{option} {text!r} is not a length of time; give for example 500ms, 30s, 10m, 1h30m or 2d"
+            )
+        length_ms = sum(int(number) * UNITS_MS[unit] for number, unit in _PART.findall(text))
+        if not 0 < length_ms <= TIME_MS_MAX:
+            raise UsageError(f"{option} {text!r} is out of range; give at least 1ms")
+        return length_ms
+
+    return read
+
+
+def moment(option: str) -> Callable[[str], int]:
+    """Return a parser for *option*, whose value is a time; it returns milliseconds since 1970."""
+
+    def read(text: str) -> int:
+        if text.isascii() and text.isdecimal() and len(text) >= MS_DIGITS_MIN and int(text) <= TIME_MS_MAX:
+            return int(text)
+        try:
+            if text.isdecimal():
+                raise ValueError("a short number could be a date or seconds")
+            time_ms = int(datetime.fromisoformat(text).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            forms = "2026-03-01T12:00 (local time), 2026-03-01T12:00:30.5+01:00 or milliseconds since 1970"
+            raise UsageError(f"{option} {text!r} is not a time; give for example {forms}") from None
+        if time_ms <= 0:
+            raise UsageError(f"{option} {text!r} is before 1970; give a time in the future")
+        return time_ms
 
     return read
 
