@@ -42,6 +42,7 @@ def load(broker: Broker) -> None:
     if not 0 <= groups.offsets_position <= broker.store.readable:
         # RocketMQ wrote the offsets, or they are of another log: all offsets noted in our log so far are older.
         groups.offsets_position = broker.store.readable
+        groups.offsets_are_foreign = True
         groups.offsets_changed()
     _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())
 

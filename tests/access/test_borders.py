@@ -30,6 +30,8 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{REMOTING}long_poll.py": frozenset(("Store", "Topics")),
     f"{REMOTING}pops.py": frozenset(("groups", "topics")),
     f"{REMOTING}request_modes.py": frozenset(("Groups", "Topics")),
+    # Takes over RocketMQ's pops before any client is served.
+    f"{REMOTING}revived_pops.py": frozenset(("groups", "shares", "store", "topics")),
     # Keeps state, and appends again what retention is about to remove.
     "examples/martlet-latest/martlet_latest/__init__.py": frozenset(("publish", "store")),
     # Creates its topic, and the feed that all gates follow, on behalf of the broker.

@@ -1,5 +1,6 @@
 """Stock Java consumers in POP mode: they share queues, retry, and what a dead one held goes to the others."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from .store_exchange import OurBroker, RealBroker
 Name = Callable[[str], str]
 POP_MESSAGE = 200050
 ACK_MESSAGE = 200051
+CHANGE_INVISIBLE = 200053
+INVISIBLE_LONG_MS = "600000"
 INVISIBLE_MS = 5000  # the least that the Java client asks for
 
 
@@ -30,6 +33,20 @@ def popping(java: Java, group: str, topic: str, **more: object) -> PushConsumer:
     consumer = java.push(group, topic, client_rebalance=False, **more)
     eventually(lambda: True if any(q.queue == -1 and q.topic == topic for q in consumer.queues()) else None)
     return consumer
+
+
+def wait_offset_saved(data: Path, key: str, offset: int) -> None:
+    """Return when a broker has written that *offset* is the committed one of queue 0."""
+
+    def look() -> bool | None:
+        try:
+            text = (data / "config" / "consumerOffset.json").read_text()
+        except FileNotFoundError:
+            return None
+        entry = re.search(rf'"{key}":\s*{{\s*"?0"?:\s*(\d+)', text)
+        return True if entry is not None and int(entry[1]) == offset else None
+
+    eventually(look)
 
 
 @pytest.fixture
@@ -111,8 +128,9 @@ def test_two_consumers_share_one_queue(newest: Java, target: Target, name: Name)
     assert Counter(m.body for c in members for m in c.seen) == Counter(sent)
 
 
+@pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_messages_that_were_popped_and_not_acknowledged_come_from_rocketmq_after_a_move(
-    real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, data: Path, jvm: Jvm
+    real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, data: Path, jvm: Jvm, end: str
 ) -> None:
     ours = martlet()
     clients = Java(jvm, ours.name_server)
@@ -129,9 +147,71 @@ def test_messages_that_were_popped_and_not_acknowledged_come_from_rocketmq_after
         assert acked is not None
         assert (acked.code, acked.remark) == (0, "")
     clients.close()
-    assert ours.stop() == 0
+    wait_offset_saved(data, "Moved@movers", 1)
+    if end == "stopped":
+        assert ours.stop() == 0
+    else:
+        ours.kill()
     real_broker()
     clients = Java(jvm, names.address)
     seen = clients.push("movers", "Moved").wait_bodies([b"1", b"2", b"3", b"4"])
     assert b"0" not in {m.body for m in seen}
     clients.close()
+
+
+def pop_by_hand(address: str, group: str, topic: str, count: int) -> wire.Answer:
+    """Pop *count* messages of queue 0 for a long time."""
+    where = {"consumerGroup": group, "topic": topic, "queueId": "0"}
+    pop = {"maxMsgNums": str(count), "invisibleTime": INVISIBLE_LONG_MS, "pollTime": "0", "bornTime": "0"}
+
+    def look() -> wire.Answer | None:
+        answer = wire.ask(address, POP_MESSAGE, {**where, **pop, "initMode": "0"})
+        return answer if answer is not None and answer.code == 0 else None
+
+    return eventually(look)
+
+
+def settle_by_hand(
+    address: str, code: int, group: str, topic: str, popped: wire.Answer, offset: int, **more: str
+) -> wire.Answer:
+    """Acknowledge a message that was popped by hand, or change its invisible time."""
+    first = popped.fields["startOffsetInfo"].split(" ")[2]
+    times = f"{popped.fields['popTime']} {INVISIBLE_LONG_MS} {popped.fields['reviveQid']}"
+    handle = f"{first} {times} 0 broker-a 0 {offset}"
+    where = {"consumerGroup": group, "topic": topic, "queueId": "0", "extraInfo": handle, "offset": str(offset)}
+    answer = wire.ask(address, code, {**where, **more})
+    assert answer is not None
+    return answer
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_what_was_popped_from_rocketmq_and_not_acknowledged_comes_from_martlet(
+    real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, data: Path, jvm: Jvm, end: str
+) -> None:
+    real = real_broker()
+    clients = Java(jvm, names.address)
+    clients.queries().create_topic("Moved", real.address, queues=1)
+    clients.producer().send(*(message("Moved", f"{i}") for i in range(6)))
+    popped = pop_by_hand(real.address, "movers", "Moved", 5)
+    assert popped.fields["msgOffsetInfo"] == "0 0 0,1,2,3,4"
+    for offset in (1, 3):
+        assert settle_by_hand(real.address, ACK_MESSAGE, "movers", "Moved", popped, offset).code == 0
+    clients.close()
+    wait_offset_saved(data, "Moved@movers", 5)
+    if end == "stopped":
+        real.stop()
+    else:
+        real.kill()
+    ours = martlet()
+    assert settle_by_hand(ours.address, ACK_MESSAGE, "movers", "Moved", popped, 2).remark == ""
+    assert settle_by_hand(ours.address, CHANGE_INVISIBLE, "movers", "Moved", popped, 4, invisibleTime="1").code == 0
+    offsets: set[int] = set()
+
+    def look() -> bool | None:
+        rest = pop_by_hand(ours.address, "movers", "Moved", 32)
+        offsets.update(int(text) for text in rest.fields["msgOffsetInfo"].split(" ")[2].split(","))
+        return True if len(offsets) == 2 else None
+
+    eventually(look)
+    assert offsets == {4, 5}
+    assert ours.stop() == 0

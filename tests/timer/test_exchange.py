@@ -56,6 +56,16 @@ async def test_what_rocketmq_has_delivered_is_over(autojump_clock: MockClock) ->
         assert made.bodies()[5:] == [b"new", b"new"]
 
 
+async def test_check_points_of_pops_are_no_timers(autojump_clock: MockClock) -> None:
+    revive = "rmq_sys_REVIVE_LOG_DefaultCluster"
+    async with timed(topics=("T", revive)) as made:
+        store(made, b"a check point", START_MS + 1000, REAL_TOPIC=revive)
+        store(made, b"a timer", START_MS + 1000)
+        await trio.sleep(5)
+        assert (made.bodies(), made.bodies(revive)) == ([b"a timer"], [])
+        assert made.statistics["pending"] == 0
+
+
 KNOWN = mark(CHECK.pack(START_MS + 10_000, 0, 100, 100, 0, 0, 1)) + bytes(4000)
 
 

@@ -11,7 +11,7 @@ the affected queues is noted before anything else.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final, Protocol, final
 
@@ -361,6 +361,10 @@ class GroupNotes:
     def begin(self, key: Key, offset: int) -> None:
         """Note that the lane begins at *offset*, and has no other state."""
         self._get(key).replace([Change(BEGIN, number=offset)])
+
+    def begin_with(self, key: Key, next_offset: int, leases: Mapping[int, LeaseState]) -> None:
+        """Note that the lane continues at *next_offset*, and has *leases*."""
+        self._get(key).replace(whole(next_offset, leases.items()))
 
     def drop(self, key: Key) -> None:
         """Drop the state of *key*."""

@@ -15,7 +15,7 @@ not collect within `share.STALL_S`, because its client reads slowly, the next on
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Final, final
 
 import trio
@@ -25,7 +25,7 @@ from martlet.delivery.fanout import Encoding
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupNotes, GroupState
-from martlet.delivery.lease_notes import Key
+from martlet.delivery.lease_notes import Key, LeaseState
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.share import DEAD_LETTER_RETRY_S, MemberPeer, Share, ShareLane
 from martlet.delivery.subscriptions import Start, from_tail, is_readable, readable
@@ -33,7 +33,7 @@ from martlet.delivery.tail_reader import Tails
 from martlet.errors import Reason, Refused, StoreError
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import Journal
-from martlet.store import Store
+from martlet.store import Queue, Store
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topic, Topics
 
@@ -170,6 +170,38 @@ class Shares:
         if share is not None or self.state.get(Key(scope, group, topic, 0)) is None:
             return share
         return self._open(topic, group, EVERYTHING, from_tail, policy)
+
+    def take_over(self, topic: str, group: str, queue_id: int, leases: Mapping[int, LeaseState], room: int) -> int:
+        """Lease messages below the committed offset of *group*, which another broker handed out; return how many.
+
+        The committed offset becomes that of the first of them. If they are more than *room*, nothing is leased, and
+        everything from the first one on is delivered again. Messages that are gone are left out, and so are those of a
+        topic, queue or group that does not exist. The group must not be in memory.
+        """
+        found = self.topics.get(topic)
+        if found is None or not 0 <= queue_id < found.read_queues or self.groups.get(group) is None:
+            return 0
+        queue, key = found.queue(queue_id), Key("", group, topic, queue_id)
+        committed = min(self.groups.offset(group, topic, queue_id), queue.next_offset)
+        known = {offset: lease for offset, lease in leases.items() if queue.first_offset <= offset < queue.next_offset}
+        if committed >= 0:
+            known = {offset: lease for offset, lease in known.items() if offset < committed}
+        if not known:
+            return 0
+        self.groups.commit(group, topic, queue_id, min(known))
+        if committed < 0 or len(known) > room:
+            self.notes.begin(key, min(known))
+            return 0
+        self._take_over(key, committed, known, queue)
+        return len(known)
+
+    def _take_over(self, key: Key, committed: int, leases: Mapping[int, LeaseState], queue: Queue) -> None:
+        """Replace the stored state below *committed*; what is known of later messages is still right."""
+        old = self.state.get(key)
+        if old is not None and old.next <= queue.next_offset:
+            later = {offset: lease for offset, lease in old.leases.items() if offset >= committed}
+            leases, committed = {**leases, **later}, max(committed, old.next)
+        self.notes.begin_with(key, committed, leases)
 
     def forget(self, topic: str, group: str, policy: GroupPolicy) -> None:
         """Drop the state of *group*, which is not a consumer group, on *topic*; its members get no more messages."""

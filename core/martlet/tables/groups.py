@@ -126,6 +126,9 @@ class Groups:
         self.keeps_light_offsets = False
         # The loaded offsets include all notes of offsets before this log position, or newer ones.
         self.offsets_position = 0
+        # RocketMQ wrote the loaded offsets, or they are of another log. With `stays_foreign` the file will say so too.
+        self.offsets_are_foreign = False
+        self.stays_foreign = False
         self.changed: list[Callable[[str], None]] = []
         self.was_reset: list[Callable[[str, str], None]] = []  # called with group and topic
 
@@ -366,7 +369,7 @@ class Groups:
 
         The offsets of one group and topic are those at the time of their slice, which may run in a worker thread.
         """
-        head = head_of(self.offsets_version, position)
+        head = head_of(self.offsets_version, NO_POSITION if self.stays_foreign else position)
         return render_in_steps(head, "offsetTable", self._offsets_by_key(), bare_keys=True)
 
     def _offsets_by_key(self, *, light: bool | None = None) -> Iterator[tuple[str, Mapping[int, int]]]:

@@ -23,6 +23,7 @@ __all__ = [
     "INHERIT",
     "READ",
     "RETRY_PREFIX",
+    "REVIVE_PREFIX",
     "SYSTEM_TOPICS",
     "TEMPLATE_TOPIC",
     "TIMER_TOPIC",
@@ -45,6 +46,8 @@ TEMPLATE_TOPIC: Final = "TBW102"
 EVENT_TOPIC: Final = "OFFSET_MOVED_EVENT"
 # RocketMQ lets every client write there, and so send to any topic, and recall any message.
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+# RocketMQ's check points of pops, and their acknowledgements; the cluster's name follows.
+REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 # Topics to which only the broker writes (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET, and the timer topic).
 BROKER_TOPICS: Final = frozenset(
     (

@@ -27,6 +27,7 @@ from .handlers.pull import finish
 from .nameserver.server import NameServer
 from .producers import RemotingProducers
 from .registrar import Registrar, create_standard_topics
+from .revived_pops import RevivedPops
 from .unheld import refuse_unheld
 
 __all__ = ["RemotingPlugin"]
@@ -79,6 +80,7 @@ class RemotingPlugin(Hooks):
         )
         state = self._state = RemotingState(broker, config, registrar)
         broker.tables.add(state.request_modes.table)
+        self._revived = RevivedPops(broker)
         broker.stats.add("remoting", state.statistics)
         create_standard_topics(broker)
         protocols = [self._protocol("remoting", config.listen, fast=False)]
@@ -138,7 +140,7 @@ class RemotingPlugin(Hooks):
         assert self._registrar is not None
         state = self.state
         runs = state.deadlines.run, state.parked.run, state.members.run, state.rates.run
-        return [self._introduce, self._scan, self._registrar.run, *runs]
+        return [self._revived.run, self._introduce, self._scan, self._registrar.run, *runs]
 
     async def _introduce(self) -> None:
         """Log the setting that clients need, and the address that they then get from the name server."""

@@ -12,7 +12,7 @@ from typing import Final
 from martlet.checksum import crc32
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
 from martlet.store.layout import RecordView
-from martlet.tables.topics import TIMER_TOPIC
+from martlet.tables.topics import REVIVE_PREFIX, TIMER_TOPIC
 from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
 
 __all__ = [
@@ -34,6 +34,7 @@ ENQUEUE_MS: Final = b"TIMER_ENQUEUE_MS"
 DEQUEUE_MS: Final = b"TIMER_DEQUEUE_MS"
 ROLL_TIMES: Final = b"TIMER_ROLL_TIMES"
 RECALLED_KEY: Final = b"TIMER_DEL_UNIQKEY"
+REVIVE: Final = REVIVE_PREFIX.encode()
 
 # RocketMQ's timerPrecisionMs.
 PRECISION_MS: Final = 1000
@@ -63,10 +64,19 @@ def key_of(topic: str, unique: str) -> int:
 
 
 def read_timer(record: RecordView) -> tuple[int, str, str] | None:
-    """Return due time, topic and unique key of a record in `TIMER_TOPIC`; None if it is not a timer."""
+    """Return due time, topic and unique key of a record in `TIMER_TOPIC`; None if it is not a timer.
+
+    RocketMQ's check points of pops are none: the plugin that serves pops takes them over at the start.
+    """
     properties = record.properties
     out, topic = find_property(properties, OUT_MS), find_property(properties, REAL_TOPIC)
-    if not topic or not out.isdigit() or len(out) > DIGITS_MAX or find_property(properties, RECALLED_KEY):
+    if (
+        not topic
+        or topic.startswith(REVIVE)
+        or not out.isdigit()
+        or len(out) > DIGITS_MAX
+        or find_property(properties, RECALLED_KEY)
+    ):
         return None
     unique = find_property(properties, UNIQUE_KEY)
     return due_of(int(out)), topic.decode("utf-8", "replace"), unique.decode("utf-8", "replace")
