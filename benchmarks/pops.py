@@ -1,8 +1,8 @@
 """What popping a backlog costs inside the process, from the bytes of the requests to the bytes of the answers.
 
-    python benchmarks/pops.py [--rounds 20]
+    python benchmarks/pops.py [--rounds 20] [--queues 8]
 
-A consumer pops 32 messages of 256 bytes at a time out of eight queues and acknowledges them: each with a request of
+A consumer pops 32 messages of 256 bytes at a time out of --queues queues and acknowledges them: each with a request of
 its own, as RocketMQ's Java client does, or all of a pop with one BATCH_ACK_MESSAGE. Four pops and the acknowledgements
 of the four before arrive in one socket read; then comes the commit, which writes what the group notes. Prints the least
 and the median of many rounds, in microseconds a message, how many messages a second that is for one processor, and how
@@ -32,10 +32,9 @@ from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.packets import Command
 from martlet_remoting.pop_handles import Handle
 
-QUEUES = 8
 POPS_AT_ONCE = 4
 COUNT = 32
-MESSAGES = QUEUES * 2048
+MESSAGES = 16 * 1024
 POP = {
     "consumerGroup": "G",
     "topic": "T",
@@ -70,6 +69,9 @@ class Client:
         for event in self.connection.events():
             self.handler.handle(event)
         self.store.commit()
+        if self.peer.wakes:
+            self.peer.wakes = 0
+            self.handler.collect(1 << 20)
         self.spent += clock() - began
         answers = FrameBuffer()
         answers.receive_data(self.peer.take_sent())
@@ -108,7 +110,7 @@ def consume(client: Client, *, batch: bool) -> int:
     assert POPS_AT_ONCE == 4
     waiting = b""
     while taken < MESSAGES:
-        answers = [answer for answer in client.send(waiting + pops) if answer.ext]
+        answers = [answer for answer in client.send(waiting + pops) if "msgOffsetInfo" in answer.ext]
         taken += sum(len(re.split("[,;]", answer.text("msgOffsetInfo"))) for answer in answers)
         requests = [request for answer in answers for request in acks(answer, batch=batch)]
         waiting = b"".join(map(encode_command, requests))
@@ -116,36 +118,37 @@ def consume(client: Client, *, batch: bool) -> int:
     return client.store.appended - began
 
 
-async def run(rounds: int, *, batch: bool) -> None:
+async def run(rounds: int, queues: int, *, batch: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with serving(Path(folder), store=StoreConfig(flush="async", keys_index=False)) as served:
             broker = served.broker
-            broker.topics.update("T", read_queues=QUEUES, write_queues=QUEUES)
+            broker.topics.update("T", read_queues=queues, write_queues=queues)
             client, costs, noted = Client(served), [], 0
             for _ in range(rounds):
                 for number in range(MESSAGES):
-                    broker.publish(Message("T", b"x" * 256, b"TAGS\x01TagA\x02", number % QUEUES))
+                    broker.publish(Message("T", b"x" * 256, b"TAGS\x01TagA\x02", number % queues))
                 broker.store.commit()
                 client.spent = 0.0
                 noted += consume(client, batch=batch)
                 costs.append(client.spent * 1e6 / MESSAGES)
                 await trio.sleep(0.02)
-                queues = [broker.store.queue("T", queue_id) for queue_id in range(QUEUES)]
-                assert all(broker.groups.offset("G", "T", queue.queue_id) == queue.next_offset for queue in queues)
+                every = [broker.store.queue("T", queue_id) for queue_id in range(queues)]
+                assert all(broker.groups.offset("G", "T", queue.queue_id) == queue.next_offset for queue in every)
             least, median = min(costs), statistics.median(costs)
-            kind = "one batch a pop" if batch else "one by one     "
+            kind = f"{'one batch a pop' if batch else 'one by one'}, {queues} queues"
             print(
-                f"acknowledged {kind}: least {least:5.2f} us, median {median:5.2f} us, {1e6 / least:9,.0f} messages/s;"
-                f" notes {noted / rounds / MESSAGES:.2f} B a message"
+                f"acknowledged {kind:28}: least {least:5.2f} us, median {median:5.2f} us,"
+                f" {1e6 / least:9,.0f} messages/s; notes {noted / rounds / MESSAGES:.2f} B a message"
             )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--queues", type=int, default=8)
+    words = parser.parse_args()
     for batch in (False, True):
-        trio.run(lambda batch=batch: run(rounds, batch=batch))
+        trio.run(lambda batch=batch: run(words.rounds, words.queues, batch=batch))
 
 
 if __name__ == "__main__":

@@ -263,6 +263,76 @@ async def test_too_many_waiting_pops_are_refused(open_harness: OpenHarness) -> N
     assert await code(other, waiting_ext(one)) == -1
 
 
+async def test_client_addresses_that_wait_take_turns(harness: Harness) -> None:
+    topic = harness.topic("T", 1)
+    busy, modest = harness.client(host="10.0.0.1"), harness.client(host="10.0.0.2")
+    sent = [busy.send(POP, waiting_ext(topic, maxMsgNums="1")) for _ in range(4)]
+    other = [modest.send(POP, waiting_ext(topic, maxMsgNums="1")) for _ in range(2)]
+    await harness.step()
+    await fill(harness, topic, b"a", b"b", b"c", b"d", b"e")
+    assert [bodies(popped(busy.answers[opaque])) for opaque in sent[:3]] == [[b"a"], [b"c"], [b"e"]]
+    assert [bodies(popped(modest.answers[opaque])) for opaque in other] == [[b"b"], [b"d"]]
+    assert sent[3] not in busy.answers
+
+
+@pytest.mark.parametrize("poll_ms", ["15000", "0"])
+async def test_a_client_that_pops_all_the_time_takes_nothing_from_one_that_waits(
+    harness: Harness, poll_ms: str
+) -> None:
+    topic = harness.topic("T", 1)
+    waiting, busy = harness.client(host="10.0.0.2"), harness.client(host="10.0.0.1")
+    opaque = waiting.send(POP, waiting_ext(topic, maxMsgNums="1"))
+    await harness.step()
+    for body in b"a", b"b":
+        harness.broker.publish(Message(topic, body, queue_id=0))
+    harness.store.commit()
+    await harness.store.wait_flushed(harness.store.written)
+    sent = [busy.send(POP, waiting_ext(topic, maxMsgNums="1", pollTime=poll_ms)) for _ in range(2)]
+    assert not busy.answers
+    await harness.step()
+    assert bodies(popped(waiting.answers.pop(opaque))) == [b"a"]
+    assert bodies(popped(busy.answers.pop(sent[0]))) == [b"b"]
+    assert sent[1] not in busy.answers
+
+
+async def test_a_client_that_does_not_read_delays_the_pops_of_others_only_for_a_moment(
+    harness: Harness, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    run(harness, nursery)
+    topic = harness.topic("T", 1)
+    slow, other = harness.client(host="10.0.0.2"), harness.client(host="10.0.0.1")
+    slow.send(POP, waiting_ext(topic))
+    await harness.step()
+    harness.clients.remove(slow)  # the server does not let it collect
+    await fill(harness, topic, b"a")
+    opaque = other.send(POP, waiting_ext(topic, pollTime="0"))
+    assert not other.answers
+    await let_pass(harness, 3 * STALL_S)
+    assert bodies(popped(other.answers.pop(opaque))) == [b"a"]
+    await fill(harness, topic, b"b")
+    assert bodies(await pop(other, topic)) == [b"b"]
+    slow.handler.closed("")
+
+
+async def test_in_a_full_line_a_busy_address_gives_way(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, pops_line_max=4)
+    topic = harness.topic("T", 1)
+    busy, modest = harness.client(host="10.0.0.1"), harness.client(host="10.0.0.2")
+    sent = [busy.send(POP, waiting_ext(topic)) for _ in range(5)]
+    await harness.step()
+    assert [(place, busy.answers.pop(sent[place]).code) for place in range(5) if sent[place] in busy.answers] == [
+        (4, POLLING_FULL)
+    ]
+    other = [modest.send(POP, waiting_ext(topic)) for _ in range(3)]
+    await harness.step()
+    assert {opaque: answer.code for opaque, answer in busy.answers.items()} == {
+        sent[3]: POLLING_TIMEOUT,
+        sent[2]: POLLING_TIMEOUT,
+    }
+    assert {opaque: answer.code for opaque, answer in modest.answers.items()} == {other[2]: POLLING_FULL}
+    assert harness.state.pops.waiting == 4
+
+
 async def test_a_message_for_a_connection_that_closes_goes_to_another(harness: Harness) -> None:
     topic = harness.topic("T", 1)
     client, other = harness.client(), harness.client()

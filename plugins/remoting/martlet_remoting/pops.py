@@ -4,13 +4,15 @@ A group on a topic is one shared group of the core (`martlet.delivery.shared_gro
 for all consumers together: a pop takes messages for a time that it chooses, and whoever has a message's handle may
 acknowledge it over any connection. So a connection that closes takes nothing back.
 
-A pop that finds nothing waits here. When messages arrive or return, the core wakes the member, which lets the pop that
-has waited longest look again; if that leaves messages, the core wakes the member once more. If a connection does not
-collect what it was woken for, because its client reads slowly, the next pop is called after `STALL_S`.
+A pop that finds nothing waits here. When messages arrive or return, the core wakes the member, which lets the next pop
+look again: client addresses take turns, and of one address the pop that has waited longest is next. If that leaves
+messages, the core wakes the member once more. A pop that arrives meanwhile waits for its turn too, so a client that
+pops all the time takes nothing from one that waits. If a connection does not collect what it was woken for, because its
+client reads slowly, the next pop is called after `STALL_S`.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from typing import Any, Final, TypeAlias, final
 
 from martlet.access import Gate
@@ -33,6 +35,7 @@ ANY_QUEUE: Final = -1
 STALL_S: Final = 0.25
 # A group that nobody popped for this long leaves the shared group, whose state remains.
 IDLE_S: Final = 60.0
+PORT_BYTES: Final = 4
 # A queue, or any, and whether messages of it are taken in order.
 Line: TypeAlias = tuple[int, bool]
 # Holds all popped messages, whoever has their handles.
@@ -79,6 +82,7 @@ class Pop:
     """A POP_MESSAGE request without an answer yet; with *count_max* 0 a NOTIFICATION, which takes nothing."""
 
     __slots__ = (
+        "address",
         "bucket",
         "count_max",
         "counted",
@@ -102,6 +106,7 @@ class Pop:
     ) -> None:
         self.bucket = -1
         self.pending = pending
+        self.address = bytes(pending.peer.host[:-PORT_BYTES])
         self.gate = gate  # checked again before a pop that waited is answered
         self.opaque = opaque
         self.name = name
@@ -144,6 +149,54 @@ class PendingPops:
 
 
 @final
+class WaitingPops:
+    """Pops that wait for the same queue: client addresses take turns, the pops of one in the order of their arrival."""
+
+    __slots__ = ("_by_address", "_count")
+
+    def __init__(self) -> None:
+        self._by_address: dict[bytes, dict[Pop, None]] = {}  # the next address first
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Pop]:
+        for pops in self._by_address.values():
+            yield from pops
+
+    def add(self, pop: Pop) -> None:
+        self._by_address.setdefault(pop.address, {})[pop] = None
+        self._count += 1
+
+    def remove(self, pop: Pop) -> bool:
+        """Remove *pop*; return False if it does not wait here."""
+        pops = self._by_address.get(pop.address)
+        if pops is None or pops.pop(pop, pop) is not None:
+            return False
+        if not pops:
+            del self._by_address[pop.address]
+        self._count -= 1
+        return True
+
+    def next(self) -> Pop:
+        """Return the pop whose turn it is."""
+        return next(iter(self))
+
+    def end_turn(self, address: bytes) -> None:
+        """Let all other addresses come before *address*."""
+        pops = self._by_address.pop(address, None)
+        if pops is not None:
+            self._by_address[address] = pops
+
+    def surplus(self, address: bytes) -> Pop | None:
+        """Return the newest pop of the address with the most; None if *address* would not have fewer than that."""
+        most = max(self._by_address.values(), key=len, default={})
+        fewer = len(self._by_address.get(address, ())) + 1 < len(most)
+        return next(reversed(most)) if fewer else None
+
+
+@final
 class PopGroup:
     """One group that pops one topic, and its pops that wait, by queue."""
 
@@ -158,8 +211,8 @@ class PopGroup:
         self._reads = False  # a pop waits for a thread that reads
         self.member: Member | None = None
         self.used_at = now()
-        # By queue, and whether they want their messages in order; those that waited longest first.
-        self.waiting: dict[Line, dict[Pop, None]] = {}
+        # By queue, and whether they want their messages in order.
+        self.waiting: dict[Line, WaitingPops] = {}
 
     @property
     def share(self) -> Share:
@@ -170,7 +223,7 @@ class PopGroup:
         """Note that *pop* waits no longer."""
         key = pop.queue_id, pop.in_order
         line = self.waiting.get(key)
-        if line is not None and line.pop(pop, pop) is None:
+        if line is not None and line.remove(pop):
             if not line:
                 del self.waiting[key]
             self._count(-1)
@@ -180,12 +233,17 @@ class PopGroup:
         """Let *pop* wait until it is called."""
         pop.group = self
         self._called.pop(pop, None)
-        self.waiting.setdefault((pop.queue_id, pop.in_order), {})[pop] = None
+        self.waiting.setdefault((pop.queue_id, pop.in_order), WaitingPops()).add(pop)
         self._count(1)
 
     def _count(self, change: int) -> None:
         assert self.member is not None
         self.member.credit += change
+
+    @property
+    def has_called(self) -> bool:
+        """Whether a pop was called for messages and did not run since."""
+        return bool(self._called)
 
     def hand_out(self, pop: Pop, budget_bytes: int) -> list[Delivery]:
         """Lease messages for *pop*: at most ``count_max``, and about *budget_bytes*."""
@@ -210,8 +268,10 @@ class PopGroup:
             return
         for queue_id, in_order in list(self.waiting):
             if share.is_ready(queue_id, in_order=in_order):
-                pop = next(iter(self.waiting[queue_id, in_order]))
+                line = self.waiting[queue_id, in_order]
+                pop = line.next()
                 pop.pending.call(pop)
+                line.end_turn(pop.address)
                 self._called[pop] = None
         if self._called:
             self._set_timer()
@@ -241,7 +301,7 @@ class PopGroup:
         self._called.clear()
         if reads:
             for line in list(self.waiting.values()):
-                pop = next(iter(line))
+                pop = line.next()
                 pop.pending.call(pop)
         elif called:
             self.wake()
@@ -310,11 +370,21 @@ class PopGroups:
         return sum(len(group.waiting.get((queue_id, in_order), ())) for in_order in (False, True))
 
     def park(self, group: PopGroup, pop: Pop) -> bool:
-        """Let *pop* wait; return False if too many wait already."""
+        """Let *pop* wait; return False if too many wait already.
+
+        In a full line, the address with the most pops gives one up for an address that has fewer.
+        """
         if not pop.counted:
-            line = group.waiting.get((pop.queue_id, pop.in_order), ())
-            if self.waiting >= self._waiting_max or len(line) >= self._line_max:
+            line = group.waiting.get((pop.queue_id, pop.in_order))
+            surplus = None
+            if line is not None and len(line) >= self._line_max:
+                surplus = line.surplus(pop.address)
+                if surplus is None:
+                    return False
+            if self.waiting >= self._waiting_max:
                 return False
+            if surplus is not None:
+                surplus.expire()
             pop.counted = True
             self.waiting += 1
             pop.pending.held[pop] = None

@@ -25,7 +25,7 @@ from martlet_remoting.handlers.offsets import begins_near
 from martlet_remoting.headers import PopHeader, decode_pop_header
 from martlet_remoting.packets import Command
 from martlet_remoting.pop_handles import IN_ORDER_QUEUE, Popped, places
-from martlet_remoting.pops import ANY_QUEUE, Pop, PopGroup
+from martlet_remoting.pops import ANY_QUEUE, STALL_S, Pop, PopGroup
 from martlet_remoting.subscriptions import select
 
 __all__ = ["NOTHING", "TABLE", "check_invisible", "collect", "finish"]
@@ -245,11 +245,22 @@ def _run(context: Context, pop: Pop, start: Start) -> int:
         else:
             _wait(context, pop, group)
         return 0
+    if not pop.counted and group.has_called and _queue(context, pop, group):
+        return 0
     found = group.hand_out(pop, state.config.pull_bytes_max)
     if not found:
         _wait(context, pop, group)
         return 0
     return _answer(context, pop, group, found)
+
+
+def _queue(context: Context, pop: Pop, group: PopGroup) -> bool:
+    """Let a new *pop* wait behind those that were called; return False if it cannot."""
+    state = context.state
+    if state.pops.stopping or len(pop.pending.held) >= state.config.parked_peer_max:
+        return False
+    pop.until = max(pop.until, state.now() + STALL_S)
+    return state.pops.park(group, pop)
 
 
 def _wait(context: Context, pop: Pop, group: PopGroup) -> None:
