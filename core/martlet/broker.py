@@ -272,7 +272,7 @@ class Broker:
         """
         topic = self._open_topic(message)
         queue_id = self._choose_queue(topic, message.queue_id)
-        if not any(queue.next_offset or queue.noted for queue in topic.queues.values()):
+        if not any(queue.next_offset or queue.noted >= 0 for queue in topic.queues.values()):
             self.store.notes.note_offsets([topic.queue(queue_id)])
         return queue_id
 

@@ -4,6 +4,7 @@ import errno
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -205,6 +206,26 @@ async def test_a_topic_whose_only_message_waits_elsewhere_survives_a_crash(cut: 
         persistence.load(broker)
         names = {topic.name: topic.write_queues for topic in broker.topics}
         assert names == {"T": 8, "%RETRY%G": 4}
+
+
+@pytest.mark.parametrize("lost", [["checkpoint"], []])
+@pytest.mark.parametrize("cut", [Cut.KILLED, None])
+async def test_a_topic_whose_only_message_waits_elsewhere_outlives_its_table(cut: Cut | None, lost: list[str]) -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk, flush="sync") as broker:
+        broker.topics.ensure("T", 4)
+        assert broker.queue_for_later(Message("T", b"x", queue_id=3)) == 3
+        await broker.store.checkpoint()
+        if cut is not None:
+            disk = disk.after_power_cut(cut, random.Random(1))
+    for _ in range(2):
+        for name in "config/topics.json", "config/topics.json.bak", *lost:
+            with suppress(FileNotFoundError):
+                disk.unlink(f"/data/{name}")
+        async with broker_in_memory(disk, flush="sync") as broker:
+            persistence.load(broker)
+            assert [topic.name for topic in broker.topics] == ["T"]
+            assert broker.topics.ensure("T", 1).queue(3).next_offset == 0
 
 
 async def test_a_topic_stays_in_its_file_until_the_log_says_that_it_was_deleted(

@@ -66,6 +66,28 @@ async def test_an_empty_queue_continues_at_its_offset(rounds: int, gone: tuple[s
     store.crash()
 
 
+@pytest.mark.parametrize("gone", [(), ("consumequeue",), ("queues.",), ("checkpoint", "consumequeue")], ids=str)
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_queue_that_only_a_note_names_outlives_the_segment_of_the_note(
+    restarts: bool, gone: tuple[str, ...]
+) -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    store.notes.note_offsets([store.queue("Waiting", 2)])
+    for _ in range(2):
+        send(store, "Busy", 120)
+        await remove_all_but_the_last(store, disk)
+        if restarts:
+            store.crash()
+            disk = without(disk)
+            store = await open_on(disk)
+    store.crash()
+    store = await open_on(without(disk, *gone))
+    assert list(store.queues.topics["Waiting"]) == [2]
+    assert store.queue("Waiting", 2).next_offset == 0
+    store.crash()
+
+
 async def test_notes_are_durable_before_records_go(autojump_clock: MockClock) -> None:
     disk = FakeDisk()
     store = await open_on(disk)

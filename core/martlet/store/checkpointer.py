@@ -271,7 +271,8 @@ class Checkpointer:
         while part := list(islice(changed, JOURNAL_BATCH)):
             for queue in part:
                 queue.changed = False
-            yield b"".join([encode_queue(queue, start, whole=whole) for queue in part if queue.saved])
+            known = [queue for queue in part if queue.saved or queue.noted >= 0]
+            yield b"".join([encode_queue(queue, start, whole=whole) for queue in known])
 
     def _take_checkpoint(
         self, position: int, journal: list[bytes], *, whole: bool, with_index: bool, orderly: bool = False

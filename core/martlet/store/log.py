@@ -127,7 +127,7 @@ class Store:
             tail, flusher, self.admission, self.readable_end, self.indexer.accept, clock, sync=self._sync
         )
         self.writer = Writer(config, tail, queues, self.committer, self.admission)
-        self.notes = NoteWriter(self.writer, self.committer, config, clock)
+        self.notes = NoteWriter(self.writer, self.committer, queues, config, clock)
         self.readers = Readers(
             self.disk, self.pages, queues, self.readable_end, self.repairs, verify=config.verify_reads
         )

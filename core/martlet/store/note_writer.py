@@ -7,7 +7,7 @@ from martlet.errors import Refused, StoreFailed
 from martlet.store.committer import Committer
 from martlet.store.config import StoreConfig
 from martlet.store.notes import NOTES_TOPIC, deletion, offset_notes
-from martlet.store.queues import Queue
+from martlet.store.queues import Queue, Queues
 from martlet.store.writer import Writer
 
 __all__ = ["NoteWriter"]
@@ -20,10 +20,11 @@ NOTE_BYTES_MAX: Final = 256 * 1024
 class NoteWriter:
     """Appends notes and commits them immediately."""
 
-    __slots__ = ("_body_bytes_max", "_clock", "_committer", "_writer")
+    __slots__ = ("_body_bytes_max", "_clock", "_committer", "_queues", "_writer")
 
-    def __init__(self, writer: Writer, committer: Committer, config: StoreConfig, clock: Clock) -> None:
+    def __init__(self, writer: Writer, committer: Committer, queues: Queues, config: StoreConfig, clock: Clock) -> None:
         self._writer = writer
+        self._queues = queues
         self._committer = committer
         self._clock = clock
         self._body_bytes_max = min(NOTE_BYTES_MAX, config.segment_bytes // 4)
@@ -59,3 +60,4 @@ class NoteWriter:
             self._writer.append_together((note,), NOTES_TOPIC)
         for queue in queues:
             queue.noted = position
+            self._queues.note_change(queue)

@@ -120,8 +120,8 @@ class Queue:
         # written there.
         self.journaled = 0
         self.changed = False
-        # The log position of a note with this queue's next offset; 0 if there is none.
-        self.noted = 0
+        # The log position of a note with this queue's next offset; -1 if there is none.
+        self.noted = -1
         self.dirty = False
         # Its file's content before `tail_offset` is unreliable.
         self.begins = True

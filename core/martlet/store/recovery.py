@@ -35,6 +35,8 @@ Progress = Callable[[int, int, int], None]
 REPORT_SECONDS: Final = 0.25
 # Queues to check per turn of the event loop.
 LOAD_BATCH: Final = 256
+# Stands for the log position of a note that an earlier start has read.
+NOTED_BEFORE: Final = 0
 
 
 @final
@@ -176,6 +178,8 @@ class Recovery:
                 queue.journaled = state.base + len(state.crcs)
                 queue.unsure_names = not clean
                 queue.begins = False
+                if not state.next_offset:
+                    queue.noted = NOTED_BEFORE
                 if state.first_start != start:
                     self._base = min(self._base, state.first_start)
                     if not self._find_first(queue, start):
@@ -267,11 +271,11 @@ class Recovery:
             queue = self.queues.get(topic, queue_id)
             self._scan.order.settle_queue(queue, offset)
             queue.noted = position
+            self.queues.note_change(queue)
             if queue.next_offset >= offset:
                 continue
             if queue.next_offset == queue.first_offset and not queue.tail:
                 queue.begin_at(offset)
-                self.queues.note_change(queue)
             else:
                 self.queues.touch(queue)
                 queue.add_holes(offset - queue.next_offset, queue.last_end)

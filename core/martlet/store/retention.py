@@ -231,11 +231,12 @@ class Retention:
         return max(wanted, self._segments.start) if self._unnoted else wanted
 
     def _left_empty(self, end: int) -> Iterator[list[Queue]]:
-        """Return the queues with records, but none at or after log position *end*, and without a note there."""
+        """Return the queues that had records or a note, but have neither at or after log position *end*."""
         queues = self._queues.all()
         for at in range(0, len(queues), NOTED_A_TURN):
             part = queues[at : at + NOTED_A_TURN]
-            yield [queue for queue in part if queue.last_end <= end and queue.next_offset and queue.noted < end]
+            used = [queue for queue in part if queue.next_offset or queue.noted >= 0]
+            yield [queue for queue in used if queue.last_end <= end and queue.noted < end]
 
     def _note(self, queues: list[Queue]) -> None:
         """Write the next offsets of *queues* into the log, which has no other trace of them without their records."""
