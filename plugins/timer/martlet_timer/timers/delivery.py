@@ -6,6 +6,7 @@ schedule until the note is applied, so no two of these happen to one timer.
 """
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final, final
@@ -17,6 +18,7 @@ from martlet.errors import MartletError, Reason, Refused, StoreError, StoreFaile
 from martlet.message import Message, Record
 from martlet.state.journal import Journal
 from martlet.turns import WaitingSteps
+from martlet_timer.levels.lateness import Lateness
 
 from .damped_clock import DampedClock
 from .pending import Pending
@@ -71,12 +73,13 @@ class TimerDelivery:
         self._unreadable_until_ms = 0
         self._is_refused = False
         self._gone_topics: dict[str, int] = {}
+        # The end in the log of each delivery that is not readable yet, and when its timers were due.
+        self._published: deque[tuple[int, list[int]]] = deque()
+        self.lateness = Lateness()
         self.delivered = 0
         self.postponed = 0
         self.dropped = 0
         self.damaged = 0
-        self.late_ms_max = 0
-        self._late_ms = 0
 
     @property
     def _pending(self) -> Pending:
@@ -104,6 +107,8 @@ class TimerDelivery:
     def _changed(self) -> None:
         """Wake `run` if it has something to do earlier than it thought."""
         self._applied.set()
+        if self._published:
+            self._count_readable()
         if self._wakes_ms is None:
             return
         wake_ms = self._schedule.wake_ms()
@@ -249,15 +254,23 @@ class TimerDelivery:
                 self._publish(due[:middle], left)
                 return self._publish(due[middle:], left)
         else:
-            self._count(timers, now_ms)
+            self._note_published(end, timers)
         for _, position in timers:
             left.pop(position)
         return end
 
-    def _count(self, timers: list[Timer], now_ms: int) -> None:
-        self.delivered += len(timers)
-        self._late_ms = now_ms - timers[0][0]
-        self.late_ms_max = max(self.late_ms_max, self._late_ms)
+    def _note_published(self, end: int, timers: list[Timer]) -> None:
+        self._published.append((end, [due_ms for due_ms, _ in timers]))
+        self._count_readable()  # with async flush the commit was enough
+
+    def _count_readable(self) -> None:
+        """Count the deliveries that consumers can read now."""
+        now_ms, readable = self._clock.now_ms(), self._store.readable
+        while self._published and self._published[0][0] <= readable:
+            _, dues_ms = self._published.popleft()
+            self.delivered += len(dues_ms)
+            for due_ms in dues_ms:
+                self.lateness.add(now_ms - due_ms)
 
     def _publish_odd(self, due: Due, message: Message, refused: Refused) -> int:
         """Deliver one message that was refused with *refused*: to another queue, later, or not at all."""
@@ -273,7 +286,7 @@ class TimerDelivery:
                     raise
                 refused = again
             else:
-                self._count([timer], self._clock.now_ms())
+                self._note_published(end, [timer])
                 return end
         later_ms = self._clock.now_ms() + POSTPONE_MS
         end = self.append([moved(record, later_ms)], [timer])
@@ -365,8 +378,6 @@ class TimerDelivery:
             "pending": len(self._pending),
             "being_delivered": self._schedule.taken,
             "behind_ms": max(now_ms - wake_ms, 0) if wake_ms is not None else 0,
-            "late_ms": self._late_ms,
-            "late_ms_max": self.late_ms_max,
             "delivered": self.delivered,
             "postponed": self.postponed,
             "dropped_without_topic": self.dropped,
@@ -374,4 +385,5 @@ class TimerDelivery:
             "unreadable": len(self._unreadable),
             "clock_ahead_ms": self._clock.ahead_ms,
             "clock_jumps": self._clock.jumps,
+            **self.lateness.statistics(),
         }
