@@ -110,14 +110,6 @@ async def test_a_damaged_file_is_not_used(autojump_clock: MockClock) -> None:
         assert await running.wait_for(4) == ["a", "b", "c", "d"]
 
 
-async def test_delays_longer_than_the_log_is_kept_are_warned_of(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with delays(levels="1s 3d"):
-        pass
-    assert "timer.levels has a delay of 259200 s, but store.file_reserved_hours is 72" in caplog.text
-
-
 @pytest.mark.parametrize("flush", ["sync", "async"])
 async def test_a_full_disk_delays_deliveries_and_loses_or_repeats_none(flush: str, autojump_clock: MockClock) -> None:
     disk = FakeDisk()

@@ -1,6 +1,5 @@
 """The plugin: holds delayed messages until they are due, by level or until any millisecond."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from martlet.broker import Broker
 
 __all__ = ["TimerPlugin"]
-
-log = logging.getLogger("martlet.timer")
 
 NAME: Final = "timer"
 
@@ -78,14 +75,10 @@ class TimerPlugin(Hooks):
         return [self.level_offsets, self.timers]
 
     def martlet_services(self, broker: "Broker") -> Sequence[Service]:
-        self.level_delivery = LevelDelivery(broker, NAME, self.delays_ms, self.level_offsets, self.delay_clock)
+        self.level_delivery = LevelDelivery(
+            broker, NAME, self.delays_ms, self.level_offsets, self.delay_clock, self.timer_clock.now_ms
+        )
         broker.stats.add("delay_levels", self._level_statistics)
-        longest_s, hours = max(self.delays_ms) // 1000, broker.store.config.file_reserved_hours
-        if longest_s >= hours * 3600:
-            text = (
-                "timer.levels has a delay of %d s, but store.file_reserved_hours is %d: messages may be removed before"
-            )
-            log.warning(text, longest_s, hours)
         return [self.level_delivery.run, self._deliver_timers, self._watch_clocks]
 
     async def _deliver_timers(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

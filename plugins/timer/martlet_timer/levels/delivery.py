@@ -6,23 +6,29 @@ during an fdatasync is covered by the next one. If a commit fails, its rounds ar
 
 Nothing is lost silently. A message that cannot be delivered now, because its topic is closed, waits for its delay once
 more; one that can never be delivered is logged and counted, and stays in the schedule topic until retention removes it.
+
+Before retention removes a segment, its pending messages become timers that are due at the same time. Appended again to
+the queue of their level they would wait behind later ones, in RocketMQ too. A timer keeps its time in either broker.
 """
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from martlet.errors import Refused, StoreError
-from martlet.message import Message, find_property
+from martlet.errors import Reason, Refused, StoreError
+from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property
+from martlet.state import NOTHING
 from martlet.store.delays import SCHEDULE_TOPIC
 from martlet.store.layout import RecordView, record_views
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadResult
-from martlet.tables.topics import BROKER_TOPICS, WRITE
+from martlet.tables.topics import BROKER_TOPICS, TIMER_TOPIC, WRITE
 from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC
+from martlet_timer.timers.records import timer_properties
 
 from .delay_clock import DelayClock
 from .lateness import Lateness
@@ -53,9 +59,12 @@ NEVER: Final = float("inf")
 
 @final
 class Level:
-    """One delay level and its queue; ``offset`` is the next message to deliver, due at ``due_ms`` at the earliest."""
+    """One delay level and its queue; ``offset`` is the next message to deliver, due at ``due_ms`` at the earliest.
 
-    __slots__ = ("delay_ms", "due_ms", "number", "offset", "queue")
+    Its records before the log position ``floor`` come before ``offset``.
+    """
+
+    __slots__ = ("delay_ms", "due_ms", "floor", "moved_ms", "number", "offset", "queue")
 
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
@@ -63,6 +72,8 @@ class Level:
         self.queue: Queue | None = None  # None until there was a message
         self.offset = 0
         self.due_ms = UNKNOWN
+        self.floor = 0
+        self.moved_ms = 0  # when the last message that became a timer is due
 
 
 @final
@@ -73,13 +84,25 @@ class Round:
     number of records in the journal.
     """
 
-    __slots__ = ("bytes_left", "dropped", "due_ms", "end", "messages", "noted", "offsets", "places", "postponed")
+    __slots__ = (
+        "bytes_left",
+        "dropped",
+        "due_ms",
+        "end",
+        "messages",
+        "moved",
+        "noted",
+        "offsets",
+        "places",
+        "postponed",
+    )
 
     def __init__(self, bytes_left: int) -> None:
         self.bytes_left = bytes_left
         self.messages: list[Message] = []
         self.places: list[tuple[int, int]] = []
-        self.due_ms: dict[int, float] = {}  # by the index of the message, for those that are not postponed
+        self.due_ms: dict[int, float] = {}  # by the index of the message, for those that are delivered
+        self.moved = 0
         self.postponed = 0
         self.dropped = 0
         self.offsets: dict[int, int] = {}
@@ -93,16 +116,28 @@ class Round:
 
 @final
 class LevelDelivery:
-    """The service that delivers; ``plugin`` is the name under which the timer's stages are known."""
+    """The service that delivers.
+
+    Args:
+      plugin: the name under which the timer's stages are known.
+      wall_ms: the time that timers follow.
+    """
 
     def __init__(
-        self, broker: "Broker", plugin: str, delays_ms: Sequence[int], offsets: LevelOffsets, clock: DelayClock
+        self,
+        broker: "Broker",
+        plugin: str,
+        delays_ms: Sequence[int],
+        offsets: LevelOffsets,
+        clock: DelayClock,
+        wall_ms: Callable[[], int],
     ) -> None:
         self._broker = broker
         self._store = broker.store
         self._plugin = plugin
         self._offsets = offsets
         self._clock = clock
+        self._wall_ms = wall_ms
         self._levels = [Level(number, delay_ms) for number, delay_ms in enumerate(delays_ms, 1)]
         self._first = 0  # the level that the next round begins with
         self._wake = trio.Event()
@@ -111,11 +146,17 @@ class LevelDelivery:
         self._noted: dict[int, int] = {}
         # Published rounds that are not stored yet, in order.
         self._unsettled: deque[Round] = deque()
+        # Where the newest round ends that was published, and the newest one that is stored.
+        self._published_end = self._settled_end = 0
+        # Records before this log position are about to be removed: messages become timers, and a new note is needed.
+        self._released_end = -1
+        self._progress = trio.Event()
         # Messages from before the start whose time is in the future were stored before the wall clock was set back.
         self._started_ms = 0.0
         self._started_at = 0
         self.lateness = Lateness()
         self.delivered = 0
+        self.moved_to_timers = 0
         self.postponed = 0
         self.undeliverable = 0
         self.unreadable = 0
@@ -133,6 +174,7 @@ class LevelDelivery:
         self._return_to_log()
         store.queues.on_new.append(self._found_queue)
         store.on_flushed.append(self._flushed)
+        self._offsets.keeper = self
         try:
             for queue in list(store.queues.topics.get(SCHEDULE_TOPIC, {}).values()):
                 self._found_queue(queue)
@@ -141,6 +183,7 @@ class LevelDelivery:
                 await self._deliver_or_retry()
                 await self._wait_for_next(began + ROUND_MS)
         finally:
+            self._offsets.keeper = None
             store.queues.on_new.remove(self._found_queue)
             store.on_flushed.remove(self._flushed)
             for level in self._levels:
@@ -159,7 +202,7 @@ class LevelDelivery:
     def _found_queue(self, queue: Queue) -> None:
         if queue.topic == SCHEDULE_TOPIC and queue.queue_id < len(self._levels):
             level = self._levels[queue.queue_id]
-            level.queue, level.due_ms = queue, UNKNOWN
+            level.queue, level.due_ms, level.floor = queue, UNKNOWN, 0
             queue.watchers = [*(queue.watchers or ()), self._became_readable]
 
     def _became_readable(self, queue: Queue) -> None:
@@ -176,12 +219,18 @@ class LevelDelivery:
         if self._unsettled:
             self._settle()
             self._wake.set()
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()
 
     async def _wait_for_next(self, earliest_ms: float) -> None:
         """Wait until a level is due, but not before *earliest_ms*, or until an empty level has a message.
 
         While rounds wait for the disk, return after a flush as well.
         """
+        self._tell_progress()
         now = self._clock.now_ms()
         if earliest_ms > now:
             await trio.sleep((earliest_ms - now) / 1000)
@@ -206,6 +255,7 @@ class LevelDelivery:
             stored = False
         if not stored:
             self.failed_rounds += 1
+            self._tell_progress()
             await trio.sleep(RETRY_S)
             self._settle()
             self._return_to_log()
@@ -221,7 +271,7 @@ class LevelDelivery:
             made = Round(min(ROUND_BYTES, config.group_bytes_max // 2, config.segment_bytes // 4))
             await self._collect(made)
             made.offsets = self._reached()
-            if made.offsets == self._noted:
+            if made.offsets == self._noted and self._published_end > self._released_end:
                 return True
             self._publish(made)
             await trio.lowlevel.checkpoint()  # the server commits
@@ -242,11 +292,13 @@ class LevelDelivery:
         if offset < queue.first_offset:
             self._note_expired(level, queue.first_offset - offset)
             offset = queue.first_offset
+        readable = self._store.readable
         result = self._store.read_near(queue, offset, count, made.bytes_left)
         if result is None:
             result = await self._store.read_far(queue, offset, count, made.bytes_left)
         level.offset = min(offset, result.end_offset)
         level.due_ms = NEVER if offset >= result.end_offset else UNKNOWN
+        level.floor = readable if level.due_ms == NEVER else 0
         self._take(level, result, made, now)
 
     def _take(self, level: Level, result: ReadResult, made: Round, now: float) -> None:
@@ -255,12 +307,16 @@ class LevelDelivery:
             for record in record_views(piece):
                 self._skip_to(level, record.queue_offset)
                 due_ms = self._due_ms(level, record)
-                if due_ms > now:
-                    level.due_ms = due_ms
+                is_moved = due_ms > now and record.position < self._released_end
+                if due_ms > now and not is_moved:
+                    level.due_ms, level.floor = due_ms, record.position
                     return
                 level.offset += 1
                 level.due_ms = now
-                self._add(level, record, due_ms, made)
+                if is_moved:
+                    self._move(level, record, due_ms, made)
+                else:
+                    self._add(level, record, due_ms, made)
         self._skip_to(level, result.next_offset)
 
     def _skip_to(self, level: Level, offset: int) -> None:
@@ -274,6 +330,53 @@ class LevelDelivery:
         if record.position < self._started_at:
             return min(due_ms, self._started_ms + level.delay_ms)
         return due_ms
+
+    # retention
+
+    def floor(self) -> int:
+        """Return the position of the oldest record that is still needed, or one before it; `NOTHING` for none."""
+        return min((level.floor for level in self._levels if level.queue is not None), default=NOTHING)
+
+    async def release(self, end: int) -> None:
+        """Turn pending messages before log position *end* into timers; return when that and a newer note are stored.
+
+        Raises:
+          Refused: deliveries fail, because the store refuses writes or cannot be read.
+        """
+        self._released_end = max(self._released_end, end)
+        for level in self._levels:
+            if level.floor < end:
+                level.due_ms = UNKNOWN
+        failed_rounds, wanted = self.failed_rounds, dict[int, int]()
+        while not self._is_released(end, wanted):
+            progress = self._progress
+            self._wake.set()
+            await progress.wait()
+            if self.failed_rounds != failed_rounds:
+                raise Refused(Reason.BUSY, "messages of the delay levels cannot be moved now; the log says why")
+
+    def _is_released(self, end: int, wanted: dict[int, int]) -> bool:
+        """Note in *wanted*, by level, an offset with no record before *end* after it; return whether all are stored."""
+        levels = [level for level in self._levels if level.queue is not None]
+        for level in levels:
+            if level.floor >= end:
+                wanted.setdefault(level.number, level.offset)
+        known = all(level.number in wanted for level in levels)
+        stored = all(self._stored.get(level, 0) >= offset for level, offset in wanted.items())
+        return known and stored and self._settled_end > self._released_end
+
+    def _move(self, level: Level, record: RecordView, due_ms: float, made: Round) -> None:
+        """Make a timer of *record*; those of a level keep their order, whatever the clocks were rounded to."""
+        ahead_ms = ceil(due_ms - self._clock.now_ms())
+        level.moved_ms = max(self._wall_ms() + ahead_ms, level.moved_ms)
+        message = _message_of(record)
+        properties = timer_properties(message.properties, level.moved_ms)
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            made.postponed += 1  # it waits for its delay again: late, but not lost
+        else:
+            made.moved += 1
+            message.topic, message.queue_id, message.properties = TIMER_TOPIC, 0, properties
+        self._put(made, level, record, message)
 
     def _note_expired(self, level: Level, count: int) -> None:
         if not level.offset:
@@ -302,6 +405,9 @@ class LevelDelivery:
             message.topic = name
             message.queue_id = _queue_of(message, max(topic.write_queues, topic.read_queues), topic.write_queues)
             made.due_ms[len(made.messages)] = due_ms
+        self._put(made, level, record, message)
+
+    def _put(self, made: Round, level: Level, record: RecordView, message: Message) -> None:
         made.messages.append(message)
         made.places.append((level.number, level.offset))
         made.bytes_left -= record.size
@@ -334,6 +440,7 @@ class LevelDelivery:
             self._publish_each(made)
             self._broker.publish_atomic([], [note])
         made.end, made.noted = self._store.appended, self._journal_end()
+        self._published_end = made.end
         self._noted = made.offsets
         self._unsettled.append(made)
 
@@ -364,22 +471,23 @@ class LevelDelivery:
         journal_end = self._journal_end()
         while unsettled and unsettled[0].noted <= journal_end and unsettled[0].end <= store.readable:
             made = unsettled.popleft()
-            self._stored = made.offsets
+            self._stored, self._settled_end = made.offsets, made.end
             self._count(made)
         return not unsettled or unsettled[-1].noted <= journal_end
 
     def _return_to_log(self) -> None:
         """Continue after what was stored; where nothing is known of a level, at the beginning of its queue."""
         self._unsettled.clear()
-        self._noted = self._stored
+        self._noted, self._published_end = self._stored, self._settled_end
         for level in self._levels:
-            level.offset, level.due_ms = self._stored.get(level.number, 0), UNKNOWN
+            level.offset, level.due_ms, level.floor = self._stored.get(level.number, 0), UNKNOWN, 0
 
     def _count(self, made: Round) -> None:
         now = self._clock.now_ms()
         for due_ms in made.due_ms.values():
             self.lateness.add(now - due_ms)
         self.delivered += len(made.due_ms)
+        self.moved_to_timers += made.moved
         self.postponed += made.postponed
         self.undeliverable += made.dropped
 
@@ -396,6 +504,7 @@ class LevelDelivery:
             **waiting,
             "lag_ms": round(max([0.0, *late])),
             "delivered": self.delivered,
+            "moved_to_timers": self.moved_to_timers,
             "postponed": self.postponed,
             "undeliverable": self.undeliverable,
             "unreadable": self.unreadable,

@@ -9,19 +9,19 @@ notes that are in the log already do not.
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 import msgpack  # type: ignore[import-untyped]
 import orjson
 import trio
 
-from martlet.errors import Refused, StoreError
+from martlet.errors import Reason, Refused, StoreError
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import Journal, read_notes
 from martlet.store.layout import RecordView
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
-from martlet.turns import Steps, finish_now
+from martlet.turns import Steps, WaitingSteps, finish_now
 
 if TYPE_CHECKING:
     from martlet.broker import Broker
@@ -36,6 +36,18 @@ FORMAT: Final = 1
 RETRY_S: Final = 5.0
 
 
+class LevelKeeper(Protocol):
+    """What knows the pending messages."""
+
+    def floor(self) -> int:
+        """Return the position of the oldest record that is still needed, or one before it; `NOTHING` for none."""
+        ...
+
+    async def release(self, end: int) -> None:
+        """Append again what is needed of the records before *end*, and a note; return when that is stored."""
+        ...
+
+
 @final
 class LevelOffsets:
     """The offset of the next message to deliver, by level; a projection (martlet.state.Projection) of the notes."""
@@ -44,6 +56,8 @@ class LevelOffsets:
         self._broker = broker
         self.journal: Journal = broker.journal("delay-levels")
         self.name = "delay-levels"
+        # Cares for what retention is about to remove; set while it runs.
+        self.keeper: LevelKeeper | None = None
         self.topics = frozenset((self.journal.topic,))
         self.by_level: Mapping[int, int] = {}
         # The end of the newest record that is contained; 0 if there is none.
@@ -96,12 +110,13 @@ class LevelOffsets:
         """Do nothing: journals are never deleted."""
 
     def floor(self) -> int:
-        return self._noted_at
+        return min(self._noted_at, self.keeper.floor() if self.keeper is not None else 0)
 
-    def roll(self, start: int, end: int) -> Steps[None]:
-        if self._noted_at < end:
-            self.journal.note(self.note(self.by_level))
-        yield
+    def roll(self, start: int, end: int) -> WaitingSteps[None]:
+        """Have the delivery of the levels write a new note: one with offsets from here might come after a newer one."""
+        if self.keeper is None:
+            raise Refused(Reason.BUSY, "the delivery of the delay levels does not run")
+        yield partial(self.keeper.release, end)
 
     # the file
 

@@ -10,10 +10,10 @@ delivered 1 ms late, as TIMER_OUT_MS would otherwise look like one of RocketMQ, 
 from typing import Final
 
 from martlet.checksum import crc32
-from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
+from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property, remove_property
 from martlet.store.layout import RecordView
 from martlet.tables.topics import REVIVE_PREFIX, TIMER_TOPIC
-from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
+from martlet_timer.properties import LEVEL, REAL_QUEUE, REAL_TOPIC, TIME_KEYS, UNIQUE_KEY
 
 __all__ = [
     "DIGITS_MAX",
@@ -27,6 +27,7 @@ __all__ = [
     "moved",
     "out_of",
     "read_timer",
+    "timer_properties",
 ]
 
 OUT_MS: Final = b"TIMER_OUT_MS"
@@ -80,6 +81,16 @@ def read_timer(record: RecordView) -> tuple[int, str, str] | None:
         return None
     unique = find_property(properties, UNIQUE_KEY)
     return due_of(int(out)), topic.decode("utf-8", "replace"), unique.decode("utf-8", "replace")
+
+
+def timer_properties(properties: bytes, due_ms: int) -> bytes:
+    """Return the properties of a message of a delay level, changed so that it is a timer due at *due_ms*.
+
+    It loses its level: when RocketMQ delivers a timer that has one, the message waits for its delay again.
+    """
+    for key in (LEVEL, *TIME_KEYS):
+        properties = remove_property(properties, key)
+    return put_property(properties, OUT_MS, b"%d" % out_of(due_ms))
 
 
 def _copy_of(record: Record, topic: str, queue_id: int, properties: bytes) -> Message:
