@@ -111,7 +111,10 @@ async def test_a_damaged_file_is_not_used(autojump_clock: MockClock) -> None:
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
-async def test_a_full_disk_delays_deliveries_and_loses_or_repeats_none(flush: str, autojump_clock: MockClock) -> None:
+async def test_a_full_disk_delays_deliveries_and_loses_or_repeats_none(
+    flush: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "martlet.timer")
     disk = FakeDisk()
     async with delays(disk, flush=flush, levels="1s 2s") as running:
         for number in range(300):
@@ -120,9 +123,11 @@ async def test_a_full_disk_delays_deliveries_and_loses_or_repeats_none(flush: st
         disk.free_bytes = 0
         await trio.sleep(5)
         assert len(running.bodies()) < 300
-        assert running.statistics["failed_rounds"] > 0
+        assert running.statistics["failed_rounds"] > 1
+        assert caplog.text.count("delayed messages wait, and are tried again every second; the disk") == 1
         disk.free_bytes = None
         await running.wait_for(300, within_s=60)
+        assert caplog.text.count("delayed messages are delivered again") == 1
         await trio.sleep(5)
         assert sorted(map(int, running.bodies())) == list(range(300))
         assert running.statistics["delivered"] == 300

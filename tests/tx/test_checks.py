@@ -329,3 +329,28 @@ async def test_the_service_runs_a_round_every_interval_and_commits_offsets_at_it
         service.cancel_scope.cancel()
     assert found.broker.groups.offset(CID, HALF_TOPIC, 0) == 0
     assert check_times(found, HALF_TOPIC) == [b""]
+
+
+async def test_rounds_that_fail_one_after_another_are_logged_once(
+    nursery: trio.Nursery,
+    clock: ManualClock,
+    autojump_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    disk = FakeDisk()
+    found = await running(nursery, clock, disk=disk, config=replace(CONFIG, check_interval_ms=30_000))
+    found.prepare("k1")
+    await found.settle()
+    clock.ms += LATER
+    disk.free_bytes = 0
+    async with trio.open_nursery() as service:
+        await service.start(found.checks.run)
+        await trio.sleep(100)
+        assert caplog.text.count("transactions are not checked, and are tried again every round; the disk") == 1
+        assert found.asked.keys() == []
+        disk.free_bytes = None
+        await trio.sleep(60)
+        assert caplog.text.count("transactions are checked again") == 1
+        assert set(found.asked.keys()) == {"k1"}
+        service.cancel_scope.cancel()

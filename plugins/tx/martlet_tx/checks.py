@@ -49,14 +49,19 @@ class Checks:
         task_status.started()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._commit_offsets)
-            due = trio.current_time()
+            due, is_failing = trio.current_time(), False
             while True:
                 due = max(due + self._config.check_interval_ms / 1000, trio.current_time())
                 await trio.sleep_until(due)
                 try:
                     await self.round()
+                    if is_failing:
+                        is_failing = False
+                        log.info("transactions are checked again")
                 except MartletError as error:
-                    log.warning("a round of transaction checks ended early; %s", error)
+                    if not is_failing:
+                        is_failing = True
+                        log.warning("transactions are not checked, and are tried again every round; %s", error)
 
     # ---- rounds
 

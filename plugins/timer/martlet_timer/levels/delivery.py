@@ -162,6 +162,7 @@ class LevelDelivery:
         self.unreadable = 0
         self.expired = 0
         self.failed_rounds = 0
+        self._is_failing = False
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver until cancelled."""
@@ -251,8 +252,13 @@ class LevelDelivery:
         try:
             stored = await self._deliver_due()
         except (Refused, StoreError, OSError) as error:
-            log.error("delayed messages cannot be delivered now, retrying in 1 s; %s", error)
+            if not self._is_failing:  # one line, not one a second while the disk is full
+                self._is_failing = True
+                log.error("delayed messages wait, and are tried again every second; %s", error)
             stored = False
+        if stored and self._is_failing:
+            self._is_failing = False
+            log.info("delayed messages are delivered again")
         if not stored:
             self.failed_rounds += 1
             self._tell_progress()
