@@ -159,6 +159,16 @@ class Transactions(ABC):
         """
 
     @abstractmethod
+    async def find_copy(self, position: int, key: str) -> HalfMessage | None:
+        """Return the pending half message that replaced the one at *position*, whose unique key is *key*; None if none.
+
+        Retention replaces those whose segments it removes; their producers still name the first one.
+
+        Raises:
+          NotReady: the key index is being rebuilt.
+        """
+
+    @abstractmethod
     def is_late(self, half: HalfMessage) -> bool:
         """Return whether the immunity that the message asked for is over: now only the answer to a check counts."""
 

@@ -63,8 +63,7 @@ class Work:
                 with suppress(Refused):
                     found.held.resume(choose(halves))
         elif name == "roll":
-            for _ in found.held.roll(found.store.appended):
-                pass
+            await found.broker.turns.finish(found.held.roll(found.store.appended))
         else:
             await self.store(name)
 

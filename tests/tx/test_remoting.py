@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import orjson
 import pytest
 import trio
 from tests.remoting.conftest import pull_ext, send_ext
@@ -13,6 +14,7 @@ from tests.remoting.test_producers import heartbeat
 
 from martlet.message import Record, decode_properties
 from martlet.store.codec import decode_records
+from martlet_remoting.codec import encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.packets import Command
 
@@ -232,3 +234,47 @@ async def test_without_the_plugin_transactions_are_refused_and_the_remark_names_
         for answer in refused, ended:
             assert answer.code == ResponseCode.NO_PERMISSION
             assert "add the plugin tx to plugins.enabled" in str(answer.remark)
+
+
+# On a disk that is always too full: all segments but the newest go as soon as they may.
+CRAMPED: Final = {
+    "flush": "async",
+    "segment_bytes": 8192,
+    "page_bytes": 1024,
+    "disk_clean_ratio": 0.0,
+    "disk_full_ratio": 1.0,
+    "retention_interval_ms": 20,
+    "checkpoint_interval_ms": 20,
+}
+
+
+async def first_position(client: Caller) -> int:
+    """Return where the log begins."""
+    answer = await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO, {})
+    return int(orjson.loads(answer.body)["table"]["commitLogMinOffset"])
+
+
+async def test_a_producer_may_name_a_half_message_that_retention_has_removed(tmp_path: Path) -> None:
+    sections = {"tx": NO_CHECKS, "store": CRAMPED}
+    async with broker(tmp_path, "tx", sections=sections) as running:
+        client = await running.connect()
+        sent = {key: await prepare(client, PROPERTIES.replace("U1", key)) for key in ("U1", "U2", "U3")}
+        ends = {key: {"msgId": key, "transactionId": key} for key in sent}
+        assert (await client.ask(END, end_ext(sent["U3"], ROLLBACK, **ends["U3"]))).code == 0
+        with trio.fail_after(PATIENCE_S):
+            while await first_position(client) <= int(str(sent["U3"].ext["msgId"])[-16:], 16):
+                await client.ask(SEND, send_ext("filler"), b"x" * 3000)
+        for wrong in ({"producerGroup": "Q"}, {"msgId": "U1"}, {"msgId": ""}, {"commitLogOffset": "1"}):
+            answer = await client.ask(END, {**end_ext(sent["U2"], COMMIT, **ends["U2"]), **wrong})
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert (await client.ask(END, end_ext(sent["U1"], ROLLBACK))).code == 0
+        oneway = Command(END, end_ext(sent["U2"], COMMIT, **ends["U2"]), b"", 0, FLAG_ONEWAY)
+        await client.stream.send_all(encode_command(oneway))
+        with trio.fail_after(PATIENCE_S):
+            while not await pulled(client):
+                await trio.lowlevel.checkpoint()
+        for key in sent:
+            assert (await client.ask(END, end_ext(sent[key], COMMIT, **ends[key]))).code == ResponseCode.SYSTEM_ERROR
+        (record,) = await pulled(client)
+        properties = decode_properties(record.properties)
+        assert (properties["UNIQ_KEY"], "TRAN_MOVED_FROM" in properties) == ("U2", False)

@@ -85,6 +85,7 @@ class EndFields(Struct, gc=False):
     commitLogOffset: I64
     commitOrRollback: I64
     fromTransactionCheck: str = "false"
+    msgId: str = ""
 
 
 class EndHead(Struct, gc=False):

@@ -16,6 +16,7 @@ __all__ = [
     "CID",
     "HALF_TOPIC",
     "IMMUNITY",
+    "MOVED_FROM",
     "NAME",
     "OP_TOPIC",
     "PARK_TOPIC",
@@ -42,6 +43,8 @@ CID: Final = "CID_RMQ_SYS_TRANS"
 CHECK_TIMES: Final = b"TRANSACTION_CHECK_TIMES"
 # In a copy that RocketMQ made because of CHECK_IMMUNITY_TIME_IN_SECONDS: the offset of the first half message.
 PREPARED_OFFSET: Final = b"TRAN_PREPARED_QUEUE_OFFSET"
+# In our copies: the log position of the first half message, which its producer may still name.
+MOVED_FROM: Final = b"TRAN_MOVED_FROM"
 IMMUNITY: Final = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
 COMMITTED: Final = 0x8  # in sysFlag
 ENDED: Final = b"TAGS\x01d\x02"
@@ -88,10 +91,11 @@ def decode_half(record: Record) -> HalfMessage | None:
 def final_message(half: HalfMessage) -> Message:
     """Return the message that a commit of *half* stores."""
     record = half.record
+    properties = record.properties
     return Message(
         half.topic,
         record.body,
-        record.properties,
+        remove_property(properties, MOVED_FROM) if MOVED_FROM in properties else properties,
         half.queue_id,
         record.flag,
         record.sys_flag & ~TRANSACTION_MASK | COMMITTED,
@@ -127,6 +131,8 @@ def renewed_message(half: HalfMessage, checks: int) -> Message:
 
 
 def _copy(record: Record, topic: str, properties: bytes) -> Message:
+    if not find_property(properties, MOVED_FROM):
+        properties = put_property(properties, MOVED_FROM, b"%d" % record.position)
     return Message(
         topic,
         record.body,

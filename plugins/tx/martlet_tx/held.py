@@ -8,11 +8,12 @@ then ``ending`` has it, so that a second request is refused.
 import logging
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple, final
 
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage, PendingTransaction, Transactions
-from martlet.errors import CorruptRecord, Reason, Refused, StoreFailed
+from martlet.errors import CorruptRecord, Reason, Refused, StoreError, StoreFailed
 from martlet.message import Message, find_property
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
@@ -21,12 +22,13 @@ from martlet.store.layout import PREPARED, TRANSACTION_MASK, Buffer, RecordView,
 from martlet.store.reading import ReadResult
 from martlet.store.writer import RunItem
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
-from martlet.turns import Steps
+from martlet.turns import WaitingSteps
 
 from .config import TxConfig
 from .formats import (
     HALF_TOPIC,
     IMMUNITY,
+    MOVED_FROM,
     NAME,
     OP_TOPIC,
     PARK_TOPIC,
@@ -49,6 +51,10 @@ log = logging.getLogger("martlet.tx")
 # Half messages to read at once, and their total size; at least one is read.
 READ_MESSAGES: Final = 256
 READ_BYTES: Final = 256 * 1024
+# Half messages to copy in a slice; each takes about 40 us.
+RENEWED: Final = 64
+# Half messages with one unique key that may be copies of the one that a producer names.
+COPIES_MAX: Final = 64
 # A commit stores the message and an op record together, which need this much more room than the half message.
 COMMIT_BYTES: Final = 1024
 # Transactions that end together are one atomic group of about this size.
@@ -57,11 +63,15 @@ HOUR_MS: Final = 3_600_000
 
 
 class Portion(NamedTuple):
-    """The half messages at *taken* offsets, and the offsets of those that are damaged or were removed."""
+    """The half messages at *taken* offsets, and the offsets of those that are damaged or were removed.
+
+    ``unreadable`` of them could not be read now: the disk failed.
+    """
 
     taken: int
     halves: list[HalfMessage]
     lost: list[int]
+    unreadable: int = 0
 
 
 @final
@@ -143,11 +153,26 @@ class HeldTransactions(Transactions):
             raise Refused(Reason.NOT_FOUND, text)
         return half
 
+    async def find_copy(self, position: int, key: str) -> HalfMessage | None:
+        steps = self._store.query_keys(HALF_TOPIC, key.encode(), COPIES_MAX, 0, 1 << 62, READ_BYTES)
+        first = b"%d" % position
+        for data in (await self._broker.turns.finish(steps)).records:
+            half = _decode(data)
+            if half is None or find_property(half.record.properties, MOVED_FROM) != first:
+                continue
+            if self.is_pending(half.record.queue_offset):
+                return half
+        return None
+
     async def read(self, offsets: Sequence[int]) -> Portion:
         """Read the half messages at *offsets*, ascending; only the first of them if they are many or large."""
         result = self._store.read_near(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
-        if result is None:
-            result = await self._store.read_far(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
+        try:
+            if result is None:
+                result = await self._store.read_far(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
+        except OSError as error:
+            log.warning("half message %d cannot be read; %s", offsets[0], error)
+            return Portion(1, [], [], 1)
         return _portion(offsets, result)
 
     async def pending(self, offset: int, count: int, bytes_max: int) -> list[PendingTransaction]:
@@ -310,28 +335,42 @@ class HeldTransactions(Transactions):
 
     # ---- retention
 
-    def roll(self, end: int) -> Steps[None]:
+    def roll(self, end: int) -> WaitingSteps[None]:
         """Replace the pending half messages before log position *end* by copies at the end of the log, in slices.
 
         Those that are as old as retention allows are parked instead, as RocketMQ does.
 
         Raises:
           Refused: the disk is full.
+          StoreError: the disk failed to read some; all others were replaced.
         """
         self._store.commit()  # what ends now must not be in doubt
         state = self.state.halves
+        unreadable = 0
         for number in state.pages():
             offsets = [each for each in state.pending_in(number) if self.is_pending(each)]
             while offsets:
-                result = self._store.read(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
-                portion = _portion(offsets, result)
+                portions: list[Portion] = []
+                yield partial(self._read_into, portions, offsets)
+                (portion,) = portions
                 offsets = offsets[portion.taken :]
-                for half in portion.halves:
-                    if half.record.position >= end:
-                        return
-                    if self.is_pending(half.record.queue_offset):
-                        self._renew(half)
-                yield
+                unreadable += portion.unreadable
+                for first in range(0, len(portion.halves), RENEWED):
+                    part = portion.halves[first : first + RENEWED]
+                    self._renew_all([half for half in part if half.record.position < end])
+                    yield None
+                if portion.halves and portion.halves[-1].record.position >= end:
+                    _check_read(unreadable)
+                    return
+        _check_read(unreadable)
+
+    async def _read_into(self, portions: list[Portion], offsets: Sequence[int]) -> None:
+        portions.append(await self.read(offsets))
+
+    def _renew_all(self, halves: Sequence[HalfMessage]) -> None:
+        for half in halves:
+            if self.is_pending(half.record.queue_offset):
+                self._renew(half)
 
     def _renew(self, half: HalfMessage) -> None:
         checks = max(self.state.halves.checks(half.record.queue_offset), 0)
@@ -379,6 +418,11 @@ def _decode(data: Buffer, start: int = 0, *, check_body: bool = True) -> HalfMes
         return decode_half(decode_record(data, start, check_body=check_body))
     except CorruptRecord:
         return None
+
+
+def _check_read(unreadable: int) -> None:
+    if unreadable:
+        raise StoreError(f"{unreadable} half messages cannot be read; check the disk")
 
 
 def _portion(offsets: Sequence[int], result: ReadResult) -> Portion:

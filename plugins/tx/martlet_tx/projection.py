@@ -15,7 +15,7 @@ from martlet.message import find_property
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
 from martlet.store.layout import RecordView
-from martlet.turns import Pace, Steps
+from martlet.turns import Pace, Steps, WaitingSteps
 
 from .formats import CHECK_TIMES, HALF_TOPIC, NAME, OP_TOPIC, PREPARED_OFFSET, half_offsets, number_of
 from .halves import Halves, OpBlocks
@@ -71,7 +71,7 @@ class PendingTransactions:
         # Copies by RocketMQ, by the offset of the first half message, which op records go on naming.
         self._copies: dict[int, int] = {}
         # Replaces the half messages before a log position by copies; set by who may append.
-        self.renew: Callable[[int], Steps[None]] | None = None
+        self.renew: Callable[[int], WaitingSteps[None]] | None = None
         self._begin = -1  # the oldest half message in the log when this state began
 
     def apply(self, records: Sequence[RecordView]) -> None:
@@ -175,6 +175,6 @@ class PendingTransactions:
         oldest = self.halves.floor()
         return oldest[0] if oldest is not None else NOTHING
 
-    def roll(self, start: int, end: int) -> Steps[None]:
+    def roll(self, start: int, end: int) -> WaitingSteps[None]:
         assert self.renew is not None
         return self.renew(end)

@@ -85,6 +85,7 @@ def _command(head: EndHead) -> Command:
         "commitLogOffset": fields.commitLogOffset,
         "commitOrRollback": fields.commitOrRollback,
         "fromTransactionCheck": fields.fromTransactionCheck,
+        "msgId": fields.msgId,
     }
     return Command(head.code, ext, b"", head.opaque, head.flag)
 
@@ -98,11 +99,28 @@ def end_transaction(context: Context, command: Command) -> Answer:
     half = transactions.find_nowait(offset, position)
     if half is None:
         return Later(_end_far(context, command, transactions, position))
-    return _end(context, command, transactions, half)
+    try:
+        return _end(context, command, transactions, half)
+    except Declined as declined:
+        return Later(_end_copy(context, command, transactions, position, declined))
 
 
 async def _end_far(context: Context, command: Command, transactions: Transactions, position: int) -> bytes:
-    return _end(context, command, transactions, await _find(transactions, position))
+    try:
+        return _end(context, command, transactions, await _find(transactions, position))
+    except Declined as declined:
+        return await _end_copy(context, command, transactions, position, declined)
+
+
+async def _end_copy(
+    context: Context, command: Command, transactions: Transactions, position: int, declined: Declined
+) -> bytes:
+    """End the transaction of the copy that retention made of the half message at *position*, else raise *declined*."""
+    key = command.text("msgId", "")
+    copy = await transactions.find_copy(position, key) if key else None
+    if copy is None:
+        raise declined
+    return _end(context, command, transactions, copy, is_copy=True)
 
 
 async def _find(transactions: Transactions, position: int) -> HalfMessage:
@@ -118,8 +136,10 @@ def _as_rocketmq(refused: Refused) -> Refused | Declined:
     return refused
 
 
-def _end(context: Context, command: Command, transactions: Transactions, half: HalfMessage) -> bytes:
-    _check(command, transactions, half)
+def _end(
+    context: Context, command: Command, transactions: Transactions, half: HalfMessage, *, is_copy: bool = False
+) -> bytes:
+    _check(command, transactions, half, is_copy)
     gate = context.gate(command)
     end_it = gate.force_transaction if command.code == RequestCode.END_TRANSACTION_AS_ADMIN else gate.end_transaction
     try:
@@ -130,8 +150,11 @@ def _end(context: Context, command: Command, transactions: Transactions, half: H
     return reply(command)
 
 
-def _check(command: Command, transactions: Transactions, half: HalfMessage) -> None:
-    """Raise `Declined` unless *command* is from the group of the producer and names *half* in each field."""
+def _check(command: Command, transactions: Transactions, half: HalfMessage, is_copy: bool) -> None:
+    """Raise `Declined` unless *command* is from the group of the producer and names *half* in each field.
+
+    Whoever ends the transaction of a copy names the first half message, which may be gone.
+    """
     if not command.boolean("fromTransactionCheck") and transactions.is_late(half):
         text = "transaction is older than its CHECK_IMMUNITY_TIME_IN_SECONDS; answer the broker's check instead"
         raise Declined(ResponseCode.ILLEGAL_OPERATION, text)
@@ -139,7 +162,7 @@ def _check(command: Command, transactions: Transactions, half: HalfMessage) -> N
     if group != half.group:
         text = f"The producer group wrong; the message is of group {half.group!r}, the request of {group!r:.260}"
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
-    if offset != half.record.queue_offset:
+    if offset != half.record.queue_offset and not is_copy:
         text = f"The transaction state table offset wrong; it is {half.record.queue_offset}, the request has {offset}"
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
 
