@@ -76,6 +76,7 @@ class Sent:
     broker: str = ""
     queue: int = -1
     offset: int = -1
+    recall_handle: str | None = None
     error: Failed | None = None
 
 
@@ -243,7 +244,11 @@ class Queue:
 
 
 def message(topic: str, body: bytes | str, **more: Any) -> dict[str, Any]:
-    """Return a message for `Producer.send`; *more*: tags, keys, properties, delay_level."""
+    """Return a message for `Producer.send`.
+
+    *more*: tags, keys, properties, delay_level, system (properties that RocketMQ keeps for itself), and the
+    client's own methods setDelayTimeSec, setDelayTimeMs and setDeliverTimeMs (5.x only).
+    """
     raw = body.encode() if isinstance(body, str) else body
     return {"topic": topic, "body": base64.b64encode(raw).decode(), **more}
 
@@ -349,6 +354,14 @@ class Producer(Client):
         """
         reply = self._started.call("request", messages=[message], timeout_ms=timeout_ms)
         return base64.b64decode(reply["body"]), reply["properties"]
+
+    def recall(self, topic: str, handle: str) -> str:
+        """Recall a timed message (5.x only); return its id.
+
+        Raises:
+          Failed: the broker refused it.
+        """
+        return str(self._started.call("recall", topic=topic, handle=handle))
 
     def flood(self, topic: str, prefix: str) -> Callable[[], list[Sent]]:
         """Start to send "*prefix* 0", "*prefix* 1" and so on, up to the first failure, whose result is the last.

@@ -81,6 +81,7 @@ class Broker:
             "autoCreateTopicEnable": "true",
             "diskMaxUsedSpaceRatio": "95",
             "messageDelayLevel": DELAY_LEVELS,
+            "recallMessageEnable": "true",
             **(settings or {}),
         }
         self.start()

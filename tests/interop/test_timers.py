@@ -1,15 +1,111 @@
-"""Pending timed messages in a store that both brokers use, one after the other."""
+"""Timed messages and recalls of stock clients, and pending ones in a store that both brokers use in turn."""
 
+import base64
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 import trio
 
 from martlet_remoting.client import Message, Producer
 
 from . import rocketmq
-from .java import Java, Jvm
+from .java import Failed, Java, Jvm, message
 from .store_exchange import TOPIC, OurBroker, RealBroker
+
+Name = Callable[[str], str]
+HOUR_MS = 3_600_000
+ILLEGAL = 13
+# What both brokers answer to a time that they cannot keep.
+WRONG_TIMES: list[tuple[str, dict[str, Any]]] = [
+    ("beyond the horizon", {"TIMER_DELAY_SEC": 259_201}),
+    ("a time beyond the horizon", {"TIMER_DELIVER_MS": 1 << 45}),
+    ("text", {"TIMER_DELIVER_MS": "soon"}),
+    ("a fraction", {"TIMER_DELAY_MS": "1.5"}),
+]
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def test_java_clients_time_and_recall_messages(newest: Java, name: Name, target_kind: str) -> None:
+    topic, producer = name("timed"), newest.producer(queues=2)
+    began_ms = now_ms()
+    wanted = {"sec": ("setDelayTimeSec", 2, 2000), "ms": ("setDelayTimeMs", 1500, 1500)}
+    for word, (setter, value, _) in wanted.items():
+        producer.send(message(topic, word, **{setter: value}))
+    producer.send(message(topic, "at", setDeliverTimeMs=began_ms + 3000))
+    wanted["at"] = ("", 0, 3000)
+    [recalled] = producer.send(message(topic, "recalled", setDelayTimeMs=4000))
+    assert recalled.recall_handle
+    assert producer.recall(topic, recalled.recall_handle) == recalled.msg_id
+    producer.send(message(topic, "last", setDelayTimeMs=6000))
+    wanted["last"] = ("", 0, 6000)
+    got = newest.push(name("group"), topic).wait_bodies([word.encode() for word in wanted])
+    assert sorted(each.body.decode() for each in got) == sorted(wanted)
+    for each in got:
+        assert each.stored_ms >= began_ms + wanted[each.body.decode()][2]
+    if target_kind == "martlet":
+        with pytest.raises(Failed, match="cannot be recalled any more") as late:
+            producer.recall(topic, recalled.recall_handle)
+        assert late.value.code == 604
+
+
+def test_a_forged_or_foreign_handle_recalls_nothing(newest: Java, name: Name, target_kind: str) -> None:
+    topic, other = name("timed"), name("other")
+    producer = newest.producer(queues=1)
+    producer.send(message(other, "x"))
+    [sent] = producer.send(message(topic, "x", setDelayTimeMs=HOUR_MS))
+    assert sent.recall_handle
+    version, owner, broker, out_ms, unique = base64.urlsafe_b64decode(sent.recall_handle).decode().split()
+    forged = {
+        "another topic": (other, [version, other, broker, out_ms, unique]),
+        "another time": (topic, [version, owner, broker, str(int(out_ms) + 1000), unique]),
+        "another message": (topic, [version, owner, broker, out_ms, "0" * 32]),
+        "another version": (topic, ["v2", owner, broker, out_ms, unique]),
+        "another broker": (topic, [version, owner, "nowhere", out_ms, unique]),
+    }
+    answers: dict[str, int] = {}
+    for what, (said, parts) in forged.items():
+        handle = base64.urlsafe_b64encode(" ".join(parts).encode()).decode()
+        try:
+            producer.recall(said, handle)
+        except Failed as failed:
+            answers[what] = failed.code
+    refused = {"another version", "another broker"}
+    # RocketMQ takes whatever has the form of a handle, and finds out later that nothing has the key.
+    assert set(answers) == (refused if target_kind == "rocketmq" else set(forged)), answers
+    if target_kind == "martlet":
+        assert producer.recall(topic, sent.recall_handle) == sent.msg_id
+
+
+@pytest.mark.parametrize(("what", "properties"), WRONG_TIMES, ids=[what for what, _ in WRONG_TIMES])
+def test_a_time_that_cannot_be_kept_is_refused(newest: Java, name: Name, what: str, properties: dict[str, Any]) -> None:
+    producer = newest.producer(queues=1)
+    [refused] = producer.try_send(message(name("wrong"), "x", system=properties))
+    assert refused.error is not None
+    assert refused.error.code == ILLEGAL
+
+
+@pytest.mark.parametrize(
+    "properties", [{"TIMER_DELAY_MS": -5}, {"TIMER_DELIVER_MS": 1}, {"TIMER_DELAY_SEC": 0}], ids=str
+)
+def test_a_time_in_the_past_is_now(newest: Java, name: Name, properties: dict[str, Any]) -> None:
+    topic = name("past")
+    newest.producer(queues=1).send(message(topic, "x", system=properties))
+    [got] = newest.push(name("group"), topic).wait(1)
+    assert "TIMER_OUT_MS" not in got.properties
+
+
+def test_a_level_wins_over_a_time(newest: Java, name: Name) -> None:
+    topic = name("both")
+    newest.producer(queues=1).send(message(topic, "x", delay_level=1, system={"TIMER_DELAY_SEC": 3600}))
+    [got] = newest.push(name("group"), topic).wait(1)
+    assert got.properties["DELAY"] == "1"
+    assert "TIMER_DELAY_SEC" not in got.properties
 
 
 def send(name_server: str, topic: str, prefix: str, delays_ms: dict[str, int]) -> None:

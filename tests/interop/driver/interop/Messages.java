@@ -9,6 +9,7 @@ import java.util.List;
 import java.util.Map;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageClientExt;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -33,10 +34,36 @@ final class Messages {
         if (properties != null) {
             properties.forEach((name, value) -> message.putUserProperty(name, String.valueOf(value)));
         }
+        JSONObject system = said.getJSONObject("system");
+        if (system != null) {
+            system.forEach((name, value) -> MessageAccessor.putProperty(message, name, String.valueOf(value)));
+        }
         if (said.containsKey("delay_level")) {
             message.setDelayTimeLevel(said.getIntValue("delay_level"));
         }
+        for (String setter : List.of("setDelayTimeSec", "setDelayTimeMs", "setDeliverTimeMs")) {
+            if (said.containsKey(setter)) {
+                setTime(message, setter, said.getLongValue(setter));
+            }
+        }
         return message;
+    }
+
+    /** Client 4.9 does not have these methods. */
+    private static void setTime(Message message, String setter, long value) {
+        try {
+            Message.class.getMethod(setter, long.class).invoke(message, value);
+        } catch (ReflectiveOperationException missing) {
+            throw new IllegalStateException(missing);
+        }
+    }
+
+    private static String recallHandle(SendResult result) {
+        try {
+            return (String) SendResult.class.getMethod("getRecallHandle").invoke(result);
+        } catch (ReflectiveOperationException missing) {
+            return null;
+        }
     }
 
     static List<Object> show(Iterable<MessageExt> messages) {
@@ -74,6 +101,7 @@ final class Messages {
         shown.put("broker", result.getMessageQueue().getBrokerName());
         shown.put("queue", result.getMessageQueue().getQueueId());
         shown.put("offset", result.getQueueOffset());
+        shown.put("recall_handle", recallHandle(result));
         return shown;
     }
 

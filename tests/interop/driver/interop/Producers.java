@@ -1,6 +1,7 @@
 package interop;
 
 import com.alibaba.fastjson.JSONObject;
+import java.lang.reflect.InvocationTargetException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Base64;
@@ -35,6 +36,7 @@ final class Producers {
         commands.put("producer.send", this::send);
         commands.put("producer.request", this::request);
         commands.put("producer.flood", this::flood);
+        commands.put("producer.recall", this::recall);
         commands.put("producer.queues", this::queues);
         commands.put("producer.stop", this::stop);
     }
@@ -96,6 +98,17 @@ final class Producers {
             messages.forEach(message -> results.add(routed(() -> sendOne(producer, message, said))));
         }
         return results;
+    }
+
+    /** Client 4.9 cannot recall. */
+    private Object recall(JSONObject said) throws Exception {
+        DefaultMQProducer producer = producers.get(said.getString("name"));
+        try {
+            return DefaultMQProducer.class.getMethod("recallMessage", String.class, String.class)
+                .invoke(producer, said.getString("topic"), said.getString("handle"));
+        } catch (InvocationTargetException failed) {
+            throw (Exception) failed.getCause();
+        }
     }
 
     /** Send message after message until one fails, which happens when the broker dies. */
