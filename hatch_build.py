@@ -91,7 +91,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
     """Adds compiled modules to the wheel."""
 
     def dependencies(self) -> list[str]:
-        # The types of what Martlet stands on are needed as well.
+        # mypyc also needs the types of Martlet's dependencies.
         return ["mypy[mypyc]>=1.13", "setuptools", *self.metadata.core.dependencies] if self._wanted() else []
 
     def _wanted(self) -> bool:

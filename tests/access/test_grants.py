@@ -1,4 +1,4 @@
-"""A grant is good for what was asked, and for nothing beside it."""
+"""A grant permits what was asked for, and nothing else."""
 
 import inspect
 from collections.abc import Callable

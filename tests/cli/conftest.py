@@ -1,4 +1,4 @@
-"""A broker as its user starts it: a process of its own, ready when its ready line stands on stdout."""
+"""A broker as its user starts it: a process of its own, ready once it has printed its ready line."""
 
 import os
 import re

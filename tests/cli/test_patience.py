@@ -1,4 +1,4 @@
-"""A command is not failed by a broker, or by a machine of its own, that stands still for a moment."""
+"""A command succeeds although the broker, or its own machine, stalls for a moment."""
 
 import argparse
 from dataclasses import replace
@@ -21,7 +21,7 @@ STILL_S = 20.0
 
 
 class StandsStill:
-    """Answers of a broker that stands still when it is first asked, and then goes on."""
+    """The answers of a broker that stalls at the first request and then continues."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.overrides = cluster.broker.overrides

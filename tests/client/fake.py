@@ -398,7 +398,7 @@ class ThreadCluster:
         self.cluster: Cluster | None = None
 
     def settings(self) -> Settings:
-        # Real time passes here, which must not count where a machine stands still.
+        # Real time passes here; it must not count while the machine stalls.
         return Settings(NAME_SERVER, request_timeout_s=120, connect=self.connect, clock=SystemClock())
 
     async def connect(self, host: str, port: int) -> trio.abc.Stream:

@@ -11,7 +11,7 @@ PATIENCE_S = 200.0
 
 
 class Listener:
-    """Remembers what it was given; `outcome` decides what becomes of it."""
+    """Remembers what it was given; `outcome` decides the result."""
 
     def __init__(self, outcome: Callable[[ReceivedMessage], Outcome | None] = lambda message: None) -> None:
         self.messages: list[ReceivedMessage] = []
@@ -30,7 +30,7 @@ class Listener:
 
     @property
     def places(self) -> set[tuple[MessageQueue, int]]:
-        """Where the messages stand: one that came twice counts once."""
+        """The offsets of the messages; one that came twice counts once."""
         return {(message.queue, message.queue_offset) for message in self.messages}
 
     async def wait_count(self, count: int) -> None:

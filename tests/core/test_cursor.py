@@ -335,6 +335,7 @@ async def test_a_run_is_split_where_the_receiver_takes_no_more_messages() -> Non
             assert more == []
             frames = run.frames(encoding)
             assert frames.ends == list(range(1, run.count + 1))
+            assert client.cursor.has_pending is (len(came) < 3)
             came.append((run.position, run.end, frames.data))
         assert [data for _, _, data in came] == [b"0", b"12", b"3", b"456"]
         assert [position for position, _, _ in came] == [positions[at] for at in (0, 1, 3, 4)]

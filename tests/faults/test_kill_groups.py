@@ -58,7 +58,7 @@ async def stored(directory: Path) -> Groups:
 
 
 def seen_by_rocketmq(directory: Path) -> Groups:
-    """The groups of the records up to the first bytes that are none."""
+    """The groups of the records up to the first bytes that are not a record."""
     bodies: list[bytes] = []
     for path in sorted((directory / "commitlog").iterdir()):
         data, at, base = path.read_bytes(), 0, int(path.name)

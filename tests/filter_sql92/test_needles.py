@@ -29,7 +29,7 @@ def stored(properties: dict[str, str], *, separated: bool = True) -> bytes:
 
 
 def check_none_is_missed(text: str, records: list[bytes]) -> None:
-    """The needle is in each of *records* that *text* selects, but for the last one."""
+    """The needle is in each of *records* that *text* selects, except the last one."""
     tree = parse(text, LIMITS)
     truth, find = compile_tree(tree), compile_needle(tree)
     data = b"".join(records)
@@ -168,7 +168,7 @@ def parts(pattern: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def test_a_search_never_goes_back_far() -> None:
-    """Each pattern begins with a literal that has the separator, and repeats only characters that are none."""
+    """Each pattern begins with a literal that has the separator, and repeats only other characters."""
     seen = 0
     for case in cases():
         needle = None if case.refused_at else needle_of(parse(case.text))

@@ -36,7 +36,7 @@ def frames(data: bytes) -> None:
 
 
 def bodies(data: bytes) -> None:
-    """Read *data* as JSON in any dialect; that it is none is a ValueError."""
+    """Read *data* as JSON in any dialect; anything else raises ValueError."""
     try:
         loads(data)
     except ValueError:

@@ -284,7 +284,7 @@ def recorded(version: str, step: Step) -> str:
 
 
 def record() -> None:
-    """Write the answers of a real broker anew."""
+    """Rewrite the expected answers from a real broker."""
     from .conftest import RocketMQ
 
     for version in fetch.CLIENT_VERSIONS:

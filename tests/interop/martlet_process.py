@@ -1,4 +1,4 @@
-"""Martlet as a child process, as a user starts it: `martlet run`, ready when its ready line stands on stdout."""
+"""Martlet as a child process, as a user starts it: `martlet run`, ready once it has printed its ready line."""
 
 import re
 import sys

@@ -43,7 +43,7 @@ Name = Callable[[str], str]
 
 
 def patient(target: Target) -> Settings:
-    """Settings of clients that wait for an answer: 3 s are over when a busy machine stands still for a moment."""
+    """Settings of clients that wait for an answer: 3 s are too short when a busy machine stalls."""
     return Settings(
         target.name_server, request_timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S, close_timeout_s=PATIENCE_S
     )

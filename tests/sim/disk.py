@@ -25,7 +25,7 @@ class SlowDisk:
         self._chance = chance
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """Half of the time before the work, half behind it: a cut may come in between."""
+        """Wait half of the time before the work and half after it: a cut may come in between."""
         await trio.sleep(self._chance.random() * self.delay_s)
         result = work()
         await trio.sleep(self._chance.random() * self.delay_s)

@@ -24,7 +24,7 @@ def test_nothing_forbidden_happens(seed: int) -> None:
 
 
 def test_much_happens_in_a_few_seeds() -> None:
-    """So that the test above does not hold for want of events."""
+    """Otherwise the test above could pass because nothing happened."""
     outcomes = [simulate(seed) for seed in range(6)]
     assert sum(outcome.groups for outcome in outcomes) > 100
     assert sum(outcome.acknowledged for outcome in outcomes) > 1000

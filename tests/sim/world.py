@@ -124,7 +124,7 @@ class Life:
         return rows_in(self.store, self.ledger.topics, self.ledger.journal)
 
     def build(self, world: "World", store: Store) -> None:
-        """Make what `martlet.run` makes, but for ports and signals."""
+        """Make what `martlet.run` makes, except ports and signals."""
         stats = Stats()
         settings = world.broker_config
         topics = Topics(store, world.clock, auto_create=True, auto_create_queues=settings.auto_create_queues)

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from martlet.errors import CorruptRecord
 from martlet.message import Message, Record, decode_properties, encode_properties, find_property
 from martlet.store.codec import decode_record, encode_record
-from martlet.store.layout import ENTRY, ENTRY_BYTES, POSITION_SIZE, RECORD_BYTES_MIN, RecordView, record_views
+from martlet.store.layout import (
+    ENTRY,
+    ENTRY_BYTES,
+    POSITION_SIZE,
+    RECORD_BYTES_MIN,
+    RecordView,
+    record_name,
+    record_views,
+)
 
 I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -30,6 +38,30 @@ messages = st.builds(
     I32,
     I64,
 )
+
+
+TAGGED = st.lists(
+    st.sampled_from((b"TAGS\x01a/b\x02", b"TAGS\x01\x02", b"XTAGS\x01no\x02", b"K\x01TAGS\x02", b"TAGS\x01\xff")),
+    max_size=4,
+).map(b"".join)
+
+
+@given(messages, TAGGED, I64, HOSTS, st.binary(max_size=9), st.binary(max_size=9))
+def test_the_name_of_a_record_is_its_tags(
+    message: Message, properties: bytes, position: int, host: bytes, before: bytes, after: bytes
+) -> None:
+    sent = Message(message.topic, message.body, properties, 0, 0, message.sys_flag, 0, message.born_host)
+    data = encode_record(sent, 1, 2, position, 3, host)
+    view = RecordView(before + data + after, len(before))
+    expected = (position, len(before) + len(data), view.property("TAGS") or "")
+    assert record_name(before + data + after, len(before)) == expected
+
+
+@given(messages, I64, HOSTS)
+def test_the_name_of_a_record_that_is_cut_short_is_not_read(message: Message, position: int, host: bytes) -> None:
+    data = encode_record(message, 1, 2, position, 3, host)
+    with pytest.raises(CorruptRecord):
+        record_name(data[:-1], 0)
 
 
 def fields(record: Record | RecordView) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Hold every conversation with a real RocketMQ broker and write the transcripts anew.
+"""Hold every conversation with a real RocketMQ broker and rewrite the transcripts.
 
 python -m tests.wire.record
 """

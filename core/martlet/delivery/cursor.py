@@ -138,6 +138,11 @@ class Cursor:
         return self._position
 
     @property
+    def has_pending(self) -> bool:
+        """Whether there is something to collect."""
+        return bool(self._pending)
+
+    @property
     def start(self) -> int:
         """The log position before which the cursor ignores records of a sweep."""
         return self._position

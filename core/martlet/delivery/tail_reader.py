@@ -23,9 +23,9 @@ from martlet.delivery.fanout import Encoding
 from martlet.delivery.interest import in_pieces
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes
 from martlet.errors import Refused, StoreError
-from martlet.message import TAGS, Placed
+from martlet.message import Placed
 from martlet.store import Queue, ReadResult, Store
-from martlet.store.layout import ENTRY, I32, RecordView, record_views
+from martlet.store.layout import ENTRY, I32, RecordView, record_name, record_views
 from martlet.tables.topics import Topic, Topics
 from martlet.turns import Pace, Steps
 
@@ -53,7 +53,6 @@ BYTES_A_SLICE: Final = 1 << 20
 RECEIVERS_A_SLICE: Final = 4096
 RECEIVERS_COUNTED: Final = 1024
 READ_AGAIN_S: Final = 5.0
-TAGS_NAME: Final = TAGS.encode()
 POSITION_OF: Final = itemgetter(0)
 
 
@@ -450,16 +449,17 @@ def _records(queue: Queue, result: ReadResult) -> list[Found]:
         data = bytes(piece)
         at, end = 0, len(data)
         while at < end:
-            record = RecordView(data, at)
-            behind: int = at + I32.unpack_from(data, at)[0]
-            found.append((record.position, data, at, behind, record.property(TAGS_NAME) or "", queue))
-            at = behind
+            position, following, name = record_name(data, at)
+            found.append((position, data, at, following, name, queue))
+            at = following
     return found
 
 
 def make_run(found: Sequence[Found]) -> Run:
     """Return the run of the records that `merge` found."""
-    position, data, at, _, _, _ = found[0]
+    position, data, at, end, _, _ = found[0]
+    if len(found) == 1:
+        return Run(data[at:end], 1, position, position + end - at)
     last_position, last_data, last_at, last_end, _, _ = found[-1]
     if last_data is data and last_end - at == last_position + last_end - last_at - position:
         whole = data[at:last_end]  # contiguous
@@ -470,6 +470,9 @@ def make_run(found: Sequence[Found]) -> Run:
 
 def _handed_frames(table: dict[int, Handed], found: list[Found]) -> Frames | None:
     """Return the frames of all messages in *found* as sent by their publisher; None if some were not handed on."""
+    if len(found) == 1:
+        alone = table.get(found[0][0])
+        return Frames(alone[0][alone[1] : alone[2]], (alone[2] - alone[1],)) if alone is not None else None
     pieces: list[bytes] = []
     ends: list[int] = []
     size = 0

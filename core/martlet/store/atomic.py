@@ -14,6 +14,7 @@ since our checkpoint is not checked at all.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from martlet.checksum import crc32
@@ -42,6 +43,7 @@ __all__ = [
     "LAST",
     "MARK_AT",
     "NOWHERE",
+    "group_flags",
     "group_marks",
     "lacks_magic",
     "may_begin_at",
@@ -60,6 +62,12 @@ NOWHERE: Final = 2**62  # greater than every position
 TORN: Final = -1
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]
+
+
+@lru_cache(maxsize=16)
+def group_flags(count: int) -> tuple[int, ...]:
+    """Return the bits of sysFlag for a group of *count* records; a single record has none."""
+    return tuple(mark << 24 for mark in group_marks(count))
 
 
 def group_marks(count: int) -> list[int]:

@@ -81,6 +81,7 @@ __all__ = [
     "Predicate",
     "RecordView",
     "part_offsets",
+    "record_name",
     "record_views",
     "with_reconsume_times",
 ]
@@ -143,6 +144,7 @@ PLACE: Final = Struct(">i16xqq")  # size queue_offset position
 # queue_id queue_offset, from QUEUE_ID_AT on
 IDENTITY: Final = Struct(">i4xq")
 _PARTS: Final = Struct(">iI28xi44xi")  # size magic sys_flag body_bytes; both hosts IPv4
+_NAMED: Final = Struct(">iI20xqi44xi")  # size magic position sys_flag body_bytes; both hosts IPv4
 I32: Final = Struct(">i")
 U32: Final = Struct(">I")
 I64: Final = Struct(">q")
@@ -186,6 +188,26 @@ def part_offsets(data: Buffer, start: int, end: int, magic: int, sys_flag: int) 
     if properties_at + SHORT.unpack_from(data, properties_at - 2)[0] != end:
         return None
     return body_at, topic_at, properties_at
+
+
+def record_name(data: bytes, start: int) -> tuple[int, int, str]:
+    """Return log position, end in *data* and tags (empty for none) of the record at *start*.
+
+    Like a `RecordView`, in half the time; the reader of a topic's tail does this for each message.
+    """
+    size, magic, position, sys_flag, body_bytes = _NAMED.unpack_from(data, start)
+    end: int = start + size
+    at: int = start + HEAD_BYTES + body_bytes + 1  # of the topic; its length is in the byte before
+    if magic != MAGIC_V1 or sys_flag & WIDE_HOSTS or body_bytes < 0 or at + 2 > end or end > len(data):
+        return position, end, RecordView(data, start).property(b"TAGS") or ""
+    first = at + data[at - 1] + 2
+    found = data.rfind(b"TAGS\x01", first, end)
+    if found < 0:
+        return position, end, ""
+    if found > first and data[found - 1] != 2:
+        return position, end, RecordView(data, start).property(b"TAGS") or ""
+    stop = data.find(b"\x02", found, end)
+    return position, end, data[found + 5 : stop if stop >= 0 else end].decode("utf-8", "replace")
 
 
 @final

@@ -11,7 +11,7 @@ from martlet.checksum import crc32
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.store.admission import Admission
-from martlet.store.atomic import MARK_AT, group_marks
+from martlet.store.atomic import MARK_AT, group_flags
 from martlet.store.codec import (
     encode_record,
     record_size,
@@ -95,11 +95,11 @@ class Writer:
 
     __slots__ = (
         "_admission",
-        "_codes",
         "_committer",
         "_queues",
         "_record_crcs",
         "_tail",
+        "code_of",
         "config",
         "light_queues",
         "store_host",
@@ -113,7 +113,8 @@ class Writer:
         self._queues = queues
         self._committer = committer
         self._admission = admission
-        self._codes = TagCodes()
+        # Returns the tag code of encoded properties, for a `RunItem`.
+        self.code_of: Final = TagCodes().of
         self._record_crcs = config.record_crcs
         self.store_host = NO_HOST
         # Whether records are indexed in the light queues that they name.
@@ -183,7 +184,7 @@ class Writer:
         tail.data[at : at + body_bytes] = body
         rest = b"%b%b%b" % (queue.topic_part, SHORT_PACK(properties_bytes), properties)
         tail.data[at + body_bytes : end - tail.page_base] = rest
-        queue.tail += ENTRY_PACK(position, size, self._codes.of(properties))
+        queue.tail += ENTRY_PACK(position, size, self.code_of(properties))
         queue.next_offset = offset + 1
         queue.last_end = tail.position = end
         if not queue.dirty:
@@ -259,12 +260,14 @@ class Writer:
             lengths = [len(each) for each in properties]
         self._admission.check()
         bodies, together = [len(item[1]) for item in items], b"".join(properties)
-        if max(bodies) > self.config.message_bytes_max or max(lengths) > PROPERTIES_BYTES_MAX or 0 in together:
+        names_queues = together.find(MULTI) >= 0
+        odd = 0 in together
+        if max(bodies) > self.config.message_bytes_max or max(lengths) > PROPERTIES_BYTES_MAX or odd:
             for item in items:
                 self._check(item[1], item[2])  # names the message that cannot be stored
         hosts = sum([item[0].overhead + len(item[7]) for item in items]) + len(items) * (len(self.store_host) - 16)
         total = sum(bodies) + sum(lengths) + hosts
-        if together.find(MULTI) >= 0:
+        if names_queues:
             total += self._room_for_places(items)
         if bytes_max and total > bytes_max:
             limit = f"the maximum is {bytes_max} (store.group_bytes_max)"
@@ -276,7 +279,7 @@ class Writer:
         if len(items) > 1:
             tail.begin_group()
         try:
-            self._put_run(items, result, [mark << 24 for mark in group_marks(len(items))])
+            self._put_run(items, result, group_flags(len(items)), odd=odd or names_queues)
         except BaseException:
             committer.take_back(count)
             tail.rewind(start)
@@ -314,10 +317,6 @@ class Writer:
             self._check_light(0, 1)
         return self._queues.get(topic, queue_id)
 
-    def code_of(self, properties: bytes) -> int:
-        """Return the tag code of a message with *properties*, for a `RunItem`."""
-        return self._codes.of(properties)
-
     def item(self, message: Message, queue: Queue) -> RunItem:
         """Convert *message*, which goes to *queue*, for a run."""
         properties = message.properties
@@ -325,7 +324,7 @@ class Writer:
             queue,
             message.body,
             properties,
-            self._codes.of(properties),
+            self.code_of(properties),
             message.flag,
             message.sys_flag,
             message.born_ms,
@@ -336,12 +335,16 @@ class Writer:
 
     # ---- the inner loop
 
-    def _put_run(self, run: Sequence[RunItem], result: RunResult, marks: Sequence[int] = ()) -> None:
-        """Encode *run* into the log's end and its queues; *marks* are the bits of sysFlag for its atomic group."""
+    def _put_run(self, run: Sequence[RunItem], result: RunResult, marks: Sequence[int] = (), odd: bool = False) -> None:
+        """Encode *run* into the log's end and its queues; *marks* are the bits of sysFlag for its atomic group.
+
+        *odd*, for a group: whether properties contain a zero byte or name light queues.
+        """
         tail, committer, queues = self._tail, self._committer, self._queues
         host, record_crcs, body_bytes_max = self.store_host, self._record_crcs, self.config.message_bytes_max
-        together = b"".join([item[2] for item in run])
-        odd_properties = 0 in together or together.find(MULTI) >= 0
+        if not marks:
+            together = b"".join([item[2] for item in run])
+            odd = 0 in together or together.find(MULTI) >= 0
         now = result.store_ms = committer.read_clock()
         positions, ends, offsets = result.positions, result.ends, result.offsets
         data, base, room, position, pending = self._place()
@@ -360,7 +363,7 @@ class Writer:
                     or sys_flag & PREPARED
                     or body_bytes > body_bytes_max
                     or properties_bytes > PROPERTIES_BYTES_MAX
-                    or (odd_properties and (0 in properties or properties.find(MULTI) >= 0))
+                    or (odd and (0 in properties or properties.find(MULTI) >= 0))
                 ):
                     tail.position = position
                     try:

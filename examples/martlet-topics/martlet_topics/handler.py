@@ -314,19 +314,18 @@ class TopicsHandler:
                 if budget_bytes <= 0:
                     self._peer.wake()
                     return
-                found = cursor.collect(budget_bytes, room)
-                if not found:
-                    self._at_end(session, cursor)
-                    return
-                for run, grants in found:
+                for run, grants in cursor.collect(budget_bytes, room):
                     budget_bytes -= len(run.data)
                     self._deliver(session, run, grants)
+                if not cursor.has_pending:
+                    self._at_end(session, cursor)
+                    return
         except Refused as refused:
             self._peer.close(str(refused))
 
     def _at_end(self, session: Session, cursor: Cursor) -> None:
         """Nothing is pending; at the tail everything old has come that the log and the filters still have."""
-        if cursor.place is not Place.TAIL:
+        if not (self._again or self._waiting) or cursor.place is not Place.TAIL:
             return
         for position, packet_id in self._again.items():
             if session.flight.get(packet_id) == position:

@@ -124,7 +124,7 @@ def _truth(node: Node) -> Truth:
 
 
 def number(value: Value) -> Number | None:
-    """Return *value* as a number; None for a text that is none, for a truth value and for NULL."""
+    """Return *value* as a number; None for any other text, for a truth value and for NULL."""
     if not isinstance(value, str):
         return None if isinstance(value, bool) else value
     if len(value) <= DIGITS_MAX and value.isdigit() and value.isascii():

@@ -52,7 +52,7 @@ DIGITS_MAX: Final = 18
 
 
 def number_of(text: bytes) -> int:
-    """Return the number *text*, -1 if it is none or does not fit 64 bits."""
+    """Return *text* as a number; -1 if it is not one, or does not fit 64 bits."""
     return int(text) if text.isdigit() and len(text) <= DIGITS_MAX else -1
 
 
