@@ -500,7 +500,7 @@ async def test_permissions_of_very_many_cursors_are_checked_in_several_turns(pla
             start = send(broker, "secret", "hidden")
             send(broker, "a", "one")
             await settle(broker)
-        clients = [Client(feed, "#", position=start, permit=permit) for _ in range(2 * RECEIVERS_A_SLICE)]
+        clients = [Client(feed, "#", position=start, permit=permit) for _ in range(4 * RECEIVERS_A_SLICE)]
         if place_of is Place.TAIL:
             send(broker, "secret", "hidden")
             send(broker, "a", "one")
@@ -509,7 +509,8 @@ async def test_permissions_of_very_many_cursors_are_checked_in_several_turns(pla
         while permit.asked < 2 * len(clients):
             await trio.lowlevel.checkpoint()
             most, before = max(most, permit.asked - before), permit.asked
-        assert most <= RECEIVERS_A_SLICE + RECEIVERS_COUNTED
+        # Trio may run the other task twice between two looks.
+        assert most <= 2 * (RECEIVERS_A_SLICE + RECEIVERS_COUNTED)
         await settle(broker)
         assert having(clients, "one") == len(clients)
 
