@@ -2,11 +2,11 @@
 
 import runpy
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.broker_process import broker_process
 
 from .patient import command
 
@@ -16,17 +16,8 @@ DOC = Path(__file__).parents[2] / "docs" / "client.md"
 
 @pytest.fixture(scope="module")
 def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    words = [sys.executable, "-m", "martlet", "run", "--data", str(tmp_path_factory.mktemp("data") / "store")]
-    for setting in ("remoting.listen=127.0.0.1:0", "nameserver.listen=127.0.0.1:0", "store.flush=async"):
-        words += ["--set", setting]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            yield next(word.partition("=")[2] for word in line.split() if word.startswith("nameserver="))
-        finally:
-            process.terminate()
-            process.wait()
+    with broker_process(tmp_path_factory.mktemp("data") / "store") as address:
+        yield address
 
 
 def run(name: str, name_server: str) -> list[str]:

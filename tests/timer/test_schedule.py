@@ -166,7 +166,8 @@ def test_timers_added_and_removed_between_slices_are_not_lost(slices: int) -> No
     assert timers.take_all() == expected
 
 
-def test_an_interrupted_preparation_is_repeated() -> None:
+@pytest.mark.parametrize("by_reset", [False, True])
+def test_a_preparation_that_was_interrupted_is_repeated(by_reset: bool) -> None:
     timers = Timers()
     for _ in range(3000):
         timers.add(START_MS + 5)
@@ -175,21 +176,11 @@ def test_an_interrupted_preparation_is_repeated() -> None:
         steps = timers.schedule.prepare(timers.now_ms)
         for _ in range(slices):
             next(steps, None)
-        steps.close()
-    assert len(timers.take_all()) == 3000
-
-
-def test_a_reset_ends_a_preparation_that_is_under_way() -> None:
-    timers = Timers()
-    for _ in range(3000):
-        timers.add(START_MS + 5)
-    timers.now_ms += 5
-    for slices in range(1, 8):
-        steps = timers.schedule.prepare(timers.now_ms)
-        for _ in range(slices):
-            next(steps, None)
-        timers.schedule.reset()
-        finish_now(steps)
+        if by_reset:
+            timers.schedule.reset()
+            finish_now(steps)
+        else:
+            steps.close()
     assert len(timers.take_all()) == 3000
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.broker_process import broker_process
 
 from martlet_remoting.client import Message, TransactionResult, TransactionState
 from martlet_remoting.client.blocking import PullConsumer, TransactionProducer
@@ -16,17 +17,8 @@ LIMIT_S = 300
 
 @pytest.fixture
 def name_server(tmp_path: Path) -> Iterator[str]:
-    words = [sys.executable, "-m", "martlet", "run", "--data", str(tmp_path / "store")]
-    for setting in "remoting.listen=127.0.0.1:0", "nameserver.listen=127.0.0.1:0", "store.flush=async":
-        words += ["--set", setting]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            yield next(word.partition("=")[2] for word in line.split() if word.startswith("nameserver="))
-        finally:
-            process.terminate()
-            process.wait()
+    with broker_process(tmp_path / "store") as address:
+        yield address
 
 
 def tx(name_server: str, *words: str, code: int = 0) -> str:

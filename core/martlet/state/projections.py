@@ -264,6 +264,11 @@ class Projections:
     # ---- what becomes readable
 
     def _readable_moved(self) -> None:
+        for driven in self._driven:  # most commits concern none; a loop costs less than a list
+            if driven.order.behind:
+                break
+        else:
+            return
         behind = [driven for driven in self._driven if driven.order.behind and not driven.failed]
         for driven in behind:
             self._apply_some(driven, max(RUNS_AT_ONCE // len(behind), 1))

@@ -1,0 +1,25 @@
+"""A broker in a process of its own, for tests of commands and examples."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["broker_process"]
+
+
+@contextmanager
+def broker_process(data: Path) -> Iterator[str]:
+    """Run a broker with its store in *data*, and yield the address of its name server."""
+    words = [sys.executable, "-m", "martlet", "run", "--data", str(data)]
+    for setting in ("remoting.listen=127.0.0.1:0", "nameserver.listen=127.0.0.1:0", "store.flush=async"):
+        words += ["--set", setting]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            yield next(word.partition("=")[2] for word in line.split() if word.startswith("nameserver="))
+        finally:
+            process.terminate()
+            process.wait()
