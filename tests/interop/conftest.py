@@ -118,7 +118,7 @@ def java(request: pytest.FixtureRequest, jvms: Callable[[str], Jvm], target: Tar
     """RocketMQ's Java client, each version in turn, against the target."""
     clients = Java(jvms(request.param), target.name_server)
     yield clients
-    clients.close()
+    clients.leave()
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def newest(jvms: Callable[[str], Jvm], target: Target) -> Iterator[Java]:
     """The newest Java client alone, where the client's version is not what is tested."""
     clients = Java(jvms(fetch.CLIENT_VERSIONS[-1]), target.name_server)
     yield clients
-    clients.close()
+    clients.leave()
 
 
 @pytest.fixture
@@ -168,9 +168,10 @@ def name() -> Callable[[str], str]:
 RESERVED_HOURS = "72"
 
 
-@pytest.fixture
-def names(tmp_path: Path) -> Iterator[rocketmq.NameServer]:
-    server = rocketmq.NameServer(tmp_path / "names")
+@pytest.fixture(scope="session")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rocketmq.NameServer]:
+    """A real name server. The real brokers of the tests take turns: it forgets a broker whose connection is closed."""
+    server = rocketmq.NameServer(tmp_path_factory.mktemp("names"))
     yield server
     server.process.kill()
 

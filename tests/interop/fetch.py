@@ -70,7 +70,12 @@ def server_jars() -> Path:
 
 
 def driver(version: str) -> str:
-    """Return the class path of the Java driver, compiled against one version of the client."""
+    """Return the class path of the Java driver and of the client that it drives."""
+    return f"{driver_classes(version)}:{client_jars(version)}/*"
+
+
+def driver_classes(version: str) -> Path:
+    """Return the folder of the Java driver, compiled against one version of the client."""
     jars = client_jars(version)
     sources = sorted((HERE / "driver" / "interop").glob("*.java"))
 
@@ -78,7 +83,7 @@ def driver(version: str) -> str:
         compiler = tool("javac")
         run([compiler, "-nowarn", "-cp", f"{jars}/*", "-d", str(folder), *map(str, sources)])
 
-    return f"{product(f'driver-{version}', sources, build)}:{jars}/*"
+    return product(f"driver-{version}", sources, build)
 
 
 def go_program() -> Path:

@@ -7,7 +7,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,6 +95,7 @@ class Jvm:
         said |= {"com.rocketmq.remoting.client.connect.timeout": "60000", **(properties or {})}
         words = [fetch.tool("java"), "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
         words += [f"-D{key}={value}" for key, value in said.items()]
+        words += ["--add-opens=java.base/java.lang=ALL-UNNAMED"]  # for QuickStop
         words += ["-cp", fetch.driver(version), "interop.Driver"]
         self._errors = (folder / "driver.log").open("ab")
         self._child = subprocess.Popen(
@@ -259,7 +259,7 @@ class Java:
     def __init__(self, jvm: Jvm, name_server: str) -> None:
         self.jvm = jvm
         self.name_server = name_server
-        self._open = ExitStack()
+        self._started: list[Started] = []
         self._numbers = itertools.count(1)
         self._prefix = f"c{time.monotonic_ns() % 10**9}"
 
@@ -291,12 +291,23 @@ class Java:
         return str(self.jvm.call("mqadmin", words=[*words, "-n", self.name_server], **more))
 
     def close(self) -> None:
-        self._open.close()
+        """Stop all clients and wait until they have."""
+        for finish in self._begin_stops():
+            finish()
+
+    def leave(self) -> None:
+        """Let all clients stop, without waiting: no other test uses their groups."""
+        self._begin_stops()
+
+    def _begin_stops(self) -> list[Callable[[], object]]:
+        stops = [started.begin_stop() for started in reversed(self._started)]
+        self._started.clear()
+        return stops
 
     def _start(self, kind: str, **settings: Any) -> "Started":
         started = Started(self.jvm, kind, f"{self._prefix}-{next(self._numbers)}")
         started.call("start", name_server=self.name_server, **settings)
-        self._open.callback(started.stop)
+        self._started.append(started)
         return started
 
 
@@ -311,9 +322,14 @@ class Started:
         return self.jvm.call(f"{self.kind}.{verb}", name=self.name, **arguments)
 
     def stop(self) -> None:
-        if not self.stopped and self.jvm.running:
-            self.call("stop")
+        self.begin_stop()()
+
+    def begin_stop(self) -> Callable[[], object]:
+        """Stop unless that has happened; calling what is returned waits for the end."""
+        if self.stopped or not self.jvm.running:
+            return lambda: None
         self.stopped = True
+        return self.jvm.begin(f"{self.kind}.stop", name=self.name)
 
 
 class Client:

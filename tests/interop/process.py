@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 START_LIMIT_S = 180.0  # a JVM on two busy cores has taken 20 s to open its port
-STOP_LIMIT_S = 120.0  # RocketMQ's orderly stop takes 14 to 18 s
+STOP_LIMIT_S = 120.0  # RocketMQ stops in 6 s if nothing else runs
 
 
 class Process:

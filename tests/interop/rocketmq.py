@@ -27,7 +27,8 @@ def java(home: Path, main: str, *words: str) -> list[str]:
     """Return the command line of one of the server's programs; its logs and its user files go below *home*."""
     memory = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     places = (f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-XX:-UsePerfData")
-    return [fetch.tool("java"), *OPENS, *memory, *places, "-cp", f"{fetch.server_jars()}/*", main, *words]
+    classes = f"{fetch.driver_classes(fetch.SERVER_VERSION)}:{fetch.server_jars()}/*"
+    return [fetch.tool("java"), *OPENS, *memory, *places, "-cp", classes, "interop.QuickStop", main, *words]
 
 
 class NameServer:

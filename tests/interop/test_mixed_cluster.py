@@ -29,13 +29,6 @@ def java(jvms: Callable[[str], Jvm]) -> Iterator[Callable[[str], Java]]:
 
 
 @pytest.fixture
-def names(tmp_path: Path) -> Iterator[rocketmq.NameServer]:
-    server = rocketmq.NameServer(tmp_path / "names")
-    yield server
-    server.process.kill()
-
-
-@pytest.fixture
 def martlet(tmp_path: Path) -> Iterator[Callable[..., Martlet]]:
     """Starts Martlets that end with the test."""
     made: list[Martlet] = []

@@ -95,7 +95,7 @@ def test_what_a_killed_consumer_held_goes_to_the_other(newest: Java, doomed: Jvm
     topic, group = name("shared"), name("group")
     in_pop_mode(newest, target, topic, group, queues=2)
     lost = Java(doomed, target.name_server)
-    dying = popping(lost, group, topic, failures=-1, invisible_ms=60_000)
+    dying = popping(lost, group, topic, failures=-1, invisible_ms=2 * INVISIBLE_MS)
     bodies = [f"{i}".encode() for i in range(40)]
     newest.producer().send(*(message(topic, body) for body in bodies))
     dying.wait_bodies(bodies)

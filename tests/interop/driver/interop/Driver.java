@@ -34,6 +34,7 @@ public final class Driver {
 
     public static void main(String[] none) throws Exception {
         System.setOut(System.err);
+        QuickStop.start();
         Map<String, Command> commands = new LinkedHashMap<>();
         new Producers().register(commands);
         new Transactions().register(commands);
