@@ -36,7 +36,24 @@ def stored(java: Java, topic: str, count: int) -> list[Received]:
     return java.lite(f"reader_{topic}", topic, assign=True).poll_until(count)
 
 
-# delay levels
+# plain
+
+
+def test_what_the_node_client_sends_it_consumes(node: Program, newest: Java, target: Target, name: Name) -> None:
+    topic, group = create(newest, target, name("node"), 2), name("group")
+    consumer = node.start(*consume_words("node", target.name_server, group, topic, f"{EACH}"))
+    sent = [message(topic, f"{i}", tags="T", keys=f"k{i}", properties={"p": f"{i}"}) for i in range(EACH)]
+    results = node.run(*send_words("node", target.name_server, "sync", *sent))
+    assert {line["status"] for line in results} == {"SEND_OK"}
+    got = stored(newest, topic, EACH)
+    assert {(m.body, m.tags, m.keys, m.properties["p"]) for m in got} == {
+        (b"%d" % i, "T", f"k{i}", f"{i}") for i in range(EACH)
+    }
+    assert {(m.queue, m.offset) for m in got} == {(int(line["queue"]), line["offset"]) for line in results}
+    assert sorted(line["body"] for line in deliveries(consumer.finish())) == [f"{i}" for i in range(EACH)]
+
+
+# delay levels and times
 
 
 @pytest.mark.parametrize("language", ["cpp", "go", "node"])
@@ -56,6 +73,19 @@ def test_a_delayed_message_of_another_client_arrives_after_its_delay(
     assert {line["body"] for line in deliveries(consumer.finish())} == set(levels)
 
 
+@pytest.mark.parametrize("language", ["cpp", "go", "node"])
+def test_a_timed_message_of_another_client_arrives_at_its_time(
+    language: str, program: Program, newest: Java, target: Target, name: Name
+) -> None:
+    """None of them has a method for it; a property is all it takes."""
+    topic = create(newest, target, name("timed"))
+    sent = message(topic, "timed", properties={"TIMER_DELAY_MS": "1200"})
+    program.run(*send_words(language, target.name_server, "sync", sent))
+    [got] = stored(newest, topic, 1)
+    assert got.body == b"timed"
+    assert got.stored_ms - got.born_ms >= 1200
+
+
 async def test_a_delayed_message_of_the_python_client_arrives_after_its_delay(target: Target, name: Name) -> None:
     topic = name("delayed")
     await fill(target, topic, 0)
@@ -68,6 +98,21 @@ async def test_a_delayed_message_of_the_python_client_arrives_after_its_delay(ta
     assert sorted(listener.bodies) == [b"1", b"2"]
     for got in listener.messages:
         assert got.store_ms - got.born_ms >= DELAYS_MS[int(got.body) - 1]
+
+
+async def test_a_timed_message_of_the_python_client_arrives_unless_it_is_recalled(target: Target, name: Name) -> None:
+    topic = name("timed")
+    await fill(target, topic, 0)
+    listener = Listener()
+    async with producer_of(target, "timing") as producer:
+        recalled = await producer.send(Message(topic, b"recalled", delay_ms=60_000))
+        await producer.send(Message(topic, b"timed", delay_ms=1500))
+        await producer.recall(topic, recalled.recall_handle)
+        async with PushConsumer(patient(target), name("group"), listener, {topic: "*"}, consume_from=ConsumeFrom.FIRST):
+            await listener.wait_count(1)
+    [got] = listener.messages
+    assert got.body == b"timed"
+    assert got.store_ms - got.born_ms >= 1500
 
 
 # in order
