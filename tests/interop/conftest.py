@@ -87,7 +87,7 @@ def target(target_kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The broker that is under test."""
     folder = tmp_path_factory.mktemp(target_kind)
     if target_kind == "rocketmq":
-        real = RocketMQ(folder, {"enablePropertyFilter": "true"})
+        real = RocketMQ(folder, {"enablePropertyFilter": "true", "traceTopicEnable": "true"})
         yield real
         real.close()
     else:
