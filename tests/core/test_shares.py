@@ -3,7 +3,7 @@
 import errno
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,8 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.pushing import LINES, broker_in_memory, publish, told
+from tests.core import pushing
+from tests.core.pushing import LINES, publish, told
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
@@ -30,6 +31,14 @@ from martlet.tables.groups import Group
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import message
+
+
+def broker_in_memory(disk: FakeDisk | None = None, **more: Any) -> AbstractAsyncContextManager[Broker]:
+    """A broker on *disk*; without one, on a disk whose files are in the page cache."""
+    if disk is None:
+        disk = FakeDisk()
+        disk.cached = True
+    return pushing.broker_in_memory(disk, **more)
 
 
 class Competitor:
@@ -501,7 +510,7 @@ async def test_messages_that_retention_removed_are_not_waited_for() -> None:
 
 
 async def test_far_behind_the_tail_members_wait_without_stopping_others() -> None:
-    async with broker_in_memory(cache_bytes=0) as broker:
+    async with broker_in_memory(FakeDisk(), cache_bytes=0) as broker:
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, *(b"%0200d" % n for n in range(60)))
         one = Competitor(broker, credit=1000)
@@ -513,7 +522,7 @@ async def test_far_behind_the_tail_members_wait_without_stopping_others() -> Non
 @asynccontextmanager
 async def broker_with_far_messages(count: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
     """A broker whose first messages are on the disk only; that they are not read on the event loop is checked."""
-    async with broker_in_memory(cache_bytes=0) as broker:
+    async with broker_in_memory(FakeDisk(), cache_bytes=0) as broker:
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, *(b"%0200d" % n for n in range(count)))
         read = Store.read
@@ -700,7 +709,7 @@ class Model:
         self.acked: set[Key] = set()
 
     async def run(self, operations: list[tuple[str, int, int]]) -> None:
-        async with broker_in_memory(FakeDisk(), delivery=DeliveryConfig(lease_window=6)) as broker:
+        async with broker_in_memory(delivery=DeliveryConfig(lease_window=6)) as broker:
             broker.topics.ensure("t", 2)
             broker.groups.update(Group("G", retry_max_times=-1))
             for name, which, number in operations:
