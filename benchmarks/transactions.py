@@ -1,18 +1,27 @@
 """What one committed transaction costs inside the process: half message and END_TRANSACTION in, answers out, no socket.
 
     python benchmarks/transactions.py [--rounds 20] [--in-flight 32]
+    python benchmarks/transactions.py --many 1000000
 
 Each read has --in-flight half messages of 1 KiB, and before each the oneway request that commits one of the previous
 read, as from as many threads of a producer. Prints the least and the median of the rounds in microseconds a
 transaction, how long a start takes that computes the state of 100,000 half messages from the log, and the longest
 pause of a round of checks over them.
+
+With --many: a process sends that many half messages of 100 bytes, commits all but each tenth, and kills itself. Prints
+how far the state was behind the log, how many bytes the state takes, and how long the next start takes.
 """
 
 import argparse
+import os
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -23,8 +32,10 @@ from sends import Sink, new_connection, request
 from martlet.broker import Broker
 from martlet.contracts import Producers, Transactions
 from martlet.message import encode_properties
+from martlet.state import Projection
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
+from martlet.turns import finish_now
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY
 from martlet_remoting.config import RemotingConfig
@@ -35,6 +46,7 @@ from martlet_tx.checks import Checks
 from martlet_tx.config import TxConfig
 from martlet_tx.held import HeldTransactions
 from martlet_tx.plugin import TxPlugin
+from martlet_tx.projection import PendingTransactions
 
 READS = 30
 HALVES = 100_000
@@ -56,28 +68,27 @@ class Keeper(Sink):
 @asynccontextmanager
 async def running(folder: str) -> AsyncIterator[Broker]:
     plugin = TxPlugin(CONFIG)
-    async with serving(Path(folder), store=StoreConfig(flush="async")) as served, trio.open_nursery() as nursery:
-        broker = served.broker
+    (Path(folder) / "config").mkdir(exist_ok=True)
+
+    def install(broker: Broker) -> Sequence[Projection]:
         broker.topics.update("T")
         broker.capabilities |= plugin.martlet_capabilities(broker)
         broker.set_stages([("tx", stage) for stage in plugin.martlet_stages(broker)])
-        for projection in plugin.martlet_projections(broker):
-            broker.projections.add("tx", projection)
-        began = time.perf_counter()
-        await broker.projections.replay()
-        print(f"start: {time.perf_counter() - began:6.2f} s to compute the state")
-        nursery.start_soon(broker.projections.run)
-        yield broker
-        nursery.cancel_scope.cancel()
+        return plugin.martlet_projections(broker)
+
+    began = time.perf_counter()
+    async with serving(Path(folder), store=StoreConfig(flush="async"), projections=install) as served:
+        print(f"start: {time.perf_counter() - began:6.2f} s to recover the store and to compute the state")
+        yield served.broker
 
 
-def halves(number: int, count: int) -> list[bytes]:
+def halves(number: int, count: int, size: int = 1024) -> list[bytes]:
     """The sends of *count* half messages."""
     made = []
     for i in range(count):
         key = f"7F00000100002A139B4700{number:06d}{i:04d}".ljust(32, "0")[:32]
         properties = {"UNIQ_KEY": key, "WAIT": "true", "TAGS": "TagA", "TRAN_MSG": "true", "PGROUP": "g"}
-        made.append(request(310, encode_properties(properties), b"x" * 1024, i, False))
+        made.append(request(310, encode_properties(properties), b"x" * size, i, False))
     return [each.replace(b'"f":"0"', b'"f":"4"') for each in made]
 
 
@@ -173,13 +184,77 @@ async def checks() -> None:
             pass
 
 
+async def fill(folder: str, count: int) -> None:
+    """Send *count* half messages, commit all but each tenth, and die."""
+    async with running(folder) as broker:
+        held = broker.capability(Transactions)
+        assert isinstance(held, HeldTransactions)
+        peer, connection = Keeper(), new_connection()
+        handler = RemotingHandler(RemotingState(broker, RemotingConfig()), peer, connection)
+        answers: list[Command] = []
+        behind = 0
+        for number in range(count // 50 + 1):
+            kept = [answer for place, answer in enumerate(answers) if place % 10]
+            sends = halves(number, 50, 100) if number < count // 50 else []
+            connection.receive_data(b"".join([*ends(kept), *sends]), 0.0)
+            for command in connection.events():
+                handler.handle(command)
+            broker.store.commit()
+            answers = list(peer.frames.commands())
+            await trio.lowlevel.checkpoint()
+            behind = max(behind, held.op_queue.next_offset - held.state.ops.next)
+        # Wait until a start has no more to do than it would have after any other moment.
+        while held.state.halves.pending != count // 10:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        print(f"load: at most {behind} op records were not applied yet", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def memory_of(broker: Broker, state: PendingTransactions) -> int:
+    """Return the bytes that a copy of *state* takes."""
+    data = b"".join(finish_now(state.freeze()))
+    copy = PendingTransactions(broker)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    finish_now(copy.restore(data, 0))
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert copy.halves.pending == state.halves.pending
+    return after - before
+
+
+async def start_again(folder: str, count: int) -> None:
+    async with running(folder) as broker:
+        held = broker.capability(Transactions)
+        assert isinstance(held, HeldTransactions)
+        state = held.state
+        assert state.halves.pending == count // 10
+        size = memory_of(broker, state)
+        print(f"{state.halves.next} half messages, {state.halves.pending} pending: {size / 1024:.0f} KiB of memory")
+        first = state.ops.first_with(state.halves.first())
+        print(f"RocketMQ would read {state.ops.next - first} of {state.ops.next} op records")
+
+
+def many(count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, __file__, "--fill", folder, "--many", str(count)], check=False)
+        trio.run(start_again, folder, count)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--in-flight", type=int, default=32)
+    parser.add_argument("--many", type=int, default=0)
+    parser.add_argument("--fill", help=argparse.SUPPRESS)
     words = parser.parse_args()
-    trio.run(commits, words.rounds, words.in_flight)
-    trio.run(checks)
+    if words.fill:
+        trio.run(fill, words.fill, words.many)
+    elif words.many:
+        many(words.many)
+    else:
+        trio.run(commits, words.rounds, words.in_flight)
+        trio.run(checks)
 
 
 if __name__ == "__main__":
