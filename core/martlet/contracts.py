@@ -9,7 +9,7 @@ does to the broker is atomic. The server owns the socket and gives the handler a
 
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from typing import Protocol as TypingProtocol
@@ -109,11 +109,13 @@ class Timers:
         of them, and how many in all.
       pending: called with (time, number); returns at most so many messages that are due at this time or later, the
         first ones first.
+      running: returns values for RocketMQ's GET_BROKER_RUNTIME_INFO, by their names there.
     """
 
     recall: Callable[[str, int, str, str], Awaitable[int]] | None = None
     count: Callable[[Sequence[int]], Awaitable[list[int]]] | None = None
     pending: Callable[[int, int], Awaitable[list[PendingTimer]]] | None = None
+    running: Callable[[], Mapping[str, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -44,6 +44,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{TIMER}timers/recall.py": frozenset(("store",)),
     f"{TIMER}levels/stage.py": frozenset(("store",)),
     f"{TIMER}levels/offsets.py": frozenset(("store",)),
+    f"{TIMER}running.py": frozenset(("store",)),
     f"{TIMER}plugin.py": frozenset(("store", "topics")),
     # Keeps half messages, which no client reads or writes, and publishes what `Gate.end_transaction` has allowed.
     f"{TX}held.py": frozenset(("publish", "publish_atomic", "store", "topics")),

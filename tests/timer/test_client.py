@@ -15,7 +15,7 @@ from martlet.broker import Broker
 from martlet.contracts import Protocol
 from martlet.store.delays import DELAYS_MS
 from martlet.testing.peers import MemoryPeer
-from martlet_remoting.client import ConsumeFrom, Message, Outcome, Producer, PushConsumer, Settings
+from martlet_remoting.client import Admin, ConsumeFrom, Message, Outcome, Producer, PushConsumer, Settings
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.plugin import NameServerPlugin
@@ -101,3 +101,26 @@ async def test_a_delayed_send_arrives_when_it_is_due(level: int, delay_s: int, a
         await producer.send(Message("t", b"later", delay_level=level))
         assert await running.wait_for(1) == ["later"]
         assert delay_s <= trio.current_time() - began + 0.001 < delay_s + 0.1
+
+
+async def test_runtime_information_says_what_waits(autojump_clock: MockClock) -> None:
+    async with cluster() as (running, settings), Producer(settings, "p") as producer, Admin(settings) as admin:
+        before = await admin.broker_runtime("broker:10911")
+        assert "scheduleMessageOffset_1" not in before
+        for _ in range(3):
+            await producer.send(Message("t", b"level", delay_level=1))
+        await running.wait_for(3)
+        await producer.send(Message("t", b"level", delay_level=1))
+        for _ in range(20):
+            await producer.send(Message("t", b"timer", delay_ms=60_000))
+        await trio.sleep(0.5)
+        table = await admin.broker_runtime("broker:10911")
+        assert table["scheduleMessageOffset_1"] == "3,4"
+        assert (table["timerCongestNum"], table["timerReadBehind"]) == ("20", "0")
+        assert 1.5 <= float(table["timerEnqueueTps"]) <= 20
+        await trio.sleep(59.4)
+        assert (await admin.broker_runtime("broker:10911"))["timerDequeueTps"] == "0.0"
+        await running.wait_for(24)
+        table = await admin.broker_runtime("broker:10911")
+        assert table["timerCongestNum"] == "0"
+        assert 1.5 <= float(table["timerDequeueTps"]) <= 20

@@ -17,6 +17,7 @@ from .levels.delay_clock import DelayClock
 from .levels.delivery import LevelDelivery
 from .levels.offsets import LevelOffsets
 from .levels.stage import LevelStage, parse_levels
+from .running import RunningInfo
 from .timers.damped_clock import DampedClock
 from .timers.delivery import TimerDelivery
 from .timers.exchange import Exchange
@@ -53,7 +54,7 @@ class TimerPlugin(Hooks):
         self.exchange = Exchange(broker, self.timers, self.timer_delivery)
         self.recalls = Recalls(broker, self.timers, self.timer_delivery, self.timer_clock)
         listing = Listing(broker, self.timers, self.timer_delivery)
-        return {Timers: Timers(self.recalls.recall, listing.count, listing.pending)}
+        return {Timers: Timers(self.recalls.recall, listing.count, listing.pending, lambda: self.running.values())}
 
     def martlet_stages(self, broker: "Broker") -> Sequence[Stage]:
         self.delay_clock = DelayClock(broker.clock, self.elapsed.ms)
@@ -72,6 +73,7 @@ class TimerPlugin(Hooks):
         broker.topics.ensure(TIMER_TOPIC, 1)
         broker.stats.add("timers", self._timer_statistics)
         self.level_offsets = LevelOffsets(broker)
+        self.running = RunningInfo(broker, self.level_offsets, self._timer_statistics)
         return [self.level_offsets, self.timers]
 
     def martlet_services(self, broker: "Broker") -> Sequence[Service]:
@@ -94,6 +96,7 @@ class TimerPlugin(Hooks):
         task_status.started()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch, self.timer_clock.now_ms, self.timer_delivery.wake)
+            nursery.start_soon(self.running.sample)
             nursery.start_soon(watch, self.delay_clock.now_ms, self.level_delivery.wake)
 
     def _level_statistics(self) -> dict[str, object]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from martlet.access import BrokerAdminGrant, BrokerGrant
 from martlet.config import fill
+from martlet.contracts import Timers
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.net.addresses import split_address
 from martlet.stats import Stats
@@ -161,6 +162,9 @@ def runtime_info(context: Context, command: Command) -> Steps[bytes]:
     now_ms = state.broker.clock.now_ms()
     stored = _store_info(state.counters, grant, (yield from grant.earliest_store_ms()))
     table = {**stored, **_rate_info(state.rates), **_broker_info(state.counters, now_ms)}
+    timers = state.broker.capability(Timers)
+    if timers is not None and timers.running is not None:
+        table |= timers.running()
     if command.ext.get("counters") == "all":
         table |= _counters(state.broker.stats)
     return reply(command, body=dumps({"table": {name: table[name] for name in sorted(table)}}))

@@ -1,0 +1,69 @@
+"""What RocketMQ's broker tells administrators about delays (GET_BROKER_RUNTIME_INFO), under its names."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from martlet.store.delays import SCHEDULE_TOPIC
+
+from .levels.offsets import LevelOffsets
+
+if TYPE_CHECKING:
+    from martlet.broker import Broker
+
+__all__ = ["RunningInfo"]
+
+# Rates are means over so many seconds.
+WINDOW_S: Final = 10
+
+
+@final
+class RunningInfo:
+    """The values; *timers* returns the statistics of the timers. Rates are known while `sample` runs."""
+
+    def __init__(self, broker: "Broker", offsets: LevelOffsets, timers: Callable[[], Mapping[str, object]]) -> None:
+        self._store = broker.store
+        self._offsets = offsets
+        self._timers = timers
+        # Time, timers that were added, and timers that were delivered.
+        self._samples: deque[tuple[float, int, int]] = deque(maxlen=WINDOW_S + 1)
+
+    async def sample(self) -> None:
+        """Count each second, until cancelled."""
+        while True:
+            self._samples.append((trio.current_time(), *self._counts()))
+            await trio.sleep(1)
+
+    def _counts(self) -> tuple[int, int]:
+        found = self._timers()
+        delivered, pending, recalled, dropped = (
+            int(str(found[name])) for name in ("delivered", "pending", "recalled", "dropped_without_topic")
+        )
+        return delivered + pending + recalled + dropped, delivered
+
+    def _rates(self) -> tuple[float, float]:
+        if not self._samples:
+            return 0.0, 0.0
+        since, added, delivered = self._samples[0]
+        now_added, now_delivered = self._counts()
+        seconds = max(trio.current_time() - since, 1.0)
+        return max(now_added - added, 0) / seconds, (now_delivered - delivered) / seconds
+
+    def values(self) -> dict[str, str]:
+        """Return delivered and stored messages of each level, and what is known of timers."""
+        queues = self._store.queues.topics.get(SCHEDULE_TOPIC, {})
+        levels = {
+            f"scheduleMessageOffset_{level}": f"{offset},{self._store.end_offset(queues[level - 1])}"
+            for level, offset in self._offsets.by_level.items()
+            if level - 1 in queues
+        }
+        timers, (added, delivered) = self._timers(), self._rates()
+        return {
+            **levels,
+            "timerCongestNum": str(timers["pending"]),
+            "timerDequeueTps": str(round(delivered, 1)),
+            "timerEnqueueTps": str(round(added, 1)),
+            "timerReadBehind": str(int(str(timers["behind_ms"])) // 1000),
+        }
