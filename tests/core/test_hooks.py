@@ -19,7 +19,7 @@ from martlet.errors import PluginError, Reason, Refused, StoreError
 from martlet.message import Message
 from martlet.net.addresses import split_address
 from martlet.plugins.hooks import HOOKS, Hooks
-from martlet.run import Config, PluginsConfig, run
+from martlet.run import HOOKS_OF_A_BROKER, Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
 from martlet.store.codec import decode_record
 from martlet.store.layout import ENTRY
@@ -340,6 +340,12 @@ def sections() -> dict[str, str]:
 
 def test_the_page_has_a_heading_for_every_hook_in_their_order() -> None:
     assert tuple(sections()) == HOOKS
+
+
+def test_the_page_names_the_hooks_in_the_order_of_their_calls() -> None:
+    order = re.search(r"^The order is: .*?\. What", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert order is not None
+    assert re.findall(r"martlet_\w+", order[0]) == ["martlet_dispatchers", *HOOKS_OF_A_BROKER]
 
 
 @pytest.mark.parametrize("hook", HOOKS)

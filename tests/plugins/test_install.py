@@ -51,7 +51,7 @@ def broker(python: Path, directory: Path, *settings: str, port: str = "line") ->
     """Run ``martlet run`` there; the address of *port*."""
     command = [str(python.parent / "martlet"), "run", "--data", str(directory / "data")]
     ports = ("line.listen=127.0.0.1:0", "feed.listen=127.0.0.1:0", "topics.listen=127.0.0.1:0")
-    for setting in ('plugins.enabled=["stamp", "freeze", "line", "feed", "topics"]', *ports, *settings):
+    for setting in ('plugins.enabled=["stamp", "freeze", "latest", "line", "feed", "topics"]', *ports, *settings):
         command += ["--set", setting]
     with (directory / "log").open("a") as log:
         process = subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -87,7 +87,7 @@ def talk(address: tuple[str, int], *lines: str) -> list[str]:
 
 def test_the_examples_work_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
     listed = subprocess.run([str(python.parent / "martlet"), "plugins"], check=True, capture_output=True, text=True)
-    for name in ("stamp", "freeze", "feed", "line", "topics", "remoting", "nameserver"):
+    for name in ("stamp", "freeze", "latest", "feed", "line", "topics", "remoting", "nameserver"):
         assert re.search(rf"\b{name}\b", listed.stdout), listed.stdout
     settings = ("broker.name=north", "stamp.name=VIA", 'freeze.topics=["old"]')
     with broker(python, tmp_path, *settings) as address:

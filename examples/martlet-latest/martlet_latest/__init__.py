@@ -79,9 +79,9 @@ class Latest:
 class LatestPlugin(Hooks):
     config_class: ClassVar[type | None] = LatestConfig
 
-    def martlet_projections(self, broker: Broker) -> Sequence[Projection]:
-        self.latest = Latest(broker, self.config.topics)
-        return (self.latest,)
-
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
+        self.latest = Latest(broker, self.config.topics)
         return {Latest: self.latest}
+
+    def martlet_projections(self, broker: Broker) -> Sequence[Projection]:
+        return (self.latest,)

@@ -1,6 +1,6 @@
 """The newest message of each key is known after a restart, and after retention removed its record."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
 from martlet.message import Message, encode_properties
+from martlet.state import Projection
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import ManualClock, small_config
@@ -22,10 +23,12 @@ STORE = small_config(flush="async", flush_interval_ms=10, disk_clean_ratio=0.9, 
 @asynccontextmanager
 async def broker_on(disk: FakeDisk) -> AsyncIterator[Broker]:
     plugin = LatestPlugin(LatestConfig(["prices"]))
-    async with serving(
-        Path("/data"), store=STORE, disk=disk, clock=ManualClock(), projections=plugin.martlet_projections
-    ) as running:
-        running.broker.capabilities = dict(plugin.martlet_capabilities(running.broker))
+
+    def projections(broker: Broker) -> Sequence[Projection]:
+        broker.capabilities = dict(plugin.martlet_capabilities(broker))  # the broker calls this hook first
+        return plugin.martlet_projections(broker)
+
+    async with serving(Path("/data"), store=STORE, disk=disk, clock=ManualClock(), projections=projections) as running:
         running.broker.topics.ensure("prices", 2)
         yield running.broker
 
