@@ -30,7 +30,7 @@ from martlet.contracts import (
     Service,
     Stage,
 )
-from martlet.errors import Reason, Refused
+from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message, put_property
 from martlet.plugins import loader as plugins
 from martlet.plugins.hooks import Hooks
@@ -54,6 +54,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "arguments": "tests.core.plugin_toys:OtherArguments",
         "no_plugin": "tests.core.plugin_toys:installed",
         "gone": "tests.core.plugin_toys:NotThere",
+        "needs_file": "tests.core.plugin_toys:NeedsFile",
     }
     entries = {name: EntryPoint(name, value, plugins.GROUP) for name, value in values.items()}
     with monkeypatch.context() as patch:
@@ -283,6 +284,14 @@ class Late(Hooks):
             return message
 
         return [Stage(stamp)]
+
+
+class NeedsFile(Hooks):
+    """Cannot be created without a configuration."""
+
+    def __init__(self, config: object) -> None:
+        super().__init__(config)
+        raise ConfigError("config key 'needs_file.path' names no file")
 
 
 class Misspelled(Hooks):

@@ -84,11 +84,11 @@ def _of_plugins(names: Iterable[str] | None = None) -> "list[Command]":
 
     from martlet.cli.outcome import complain
     from martlet.errors import MartletError
-    from martlet.plugins.loader import available, load
+    from martlet.plugins.loader import available, has_commands, load
 
     async def ask() -> "list[Command]":
         commands: list[Command] = []
-        for name in sorted(available() if names is None else names):
+        for name in sorted(filter(has_commands, available()) if names is None else names):
             try:
                 answers = await load([name], {}).call("martlet_commands")
             except MartletError as error:

@@ -42,6 +42,7 @@ __all__ = [
     "guarded_authenticator",
     "guarded_authorizer",
     "guarded_filter",
+    "has_commands",
     "load",
     "load_class",
 ]
@@ -347,6 +348,17 @@ def load_class(name: str, entry: EntryPoint) -> type[Hooks]:
     if not (isinstance(kind, type) and issubclass(kind, Hooks)):
         raise PluginError(f"plugin {name!r} is {entry.value}, which is not a subclass of martlet.plugins.hooks.Hooks")
     return kind
+
+
+def has_commands(name: str) -> bool:
+    """Whether the installed plugin *name* overrides ``martlet_commands``, or cannot be imported, which `load` explains.
+
+    Only then is it created for the command line, where it has no configuration.
+    """
+    try:
+        return load_class(name, available()[name]).martlet_commands is not Hooks.martlet_commands
+    except Exception:
+        return True
 
 
 def _in_time(function: Callable[..., T], *values: object) -> T:
