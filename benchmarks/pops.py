@@ -1,15 +1,17 @@
 """What popping a backlog costs inside the process, from the bytes of the requests to the bytes of the answers.
 
-    python benchmarks/pops.py [--rounds 20] [--queues 8]
+    python benchmarks/pops.py [--rounds 20] [--queues 8] [--held 100000]
 
 A consumer pops 32 messages of 256 bytes at a time out of --queues queues and acknowledges them: each with a request of
 its own, as RocketMQ's Java client does, or all of a pop with one BATCH_ACK_MESSAGE. Four pops and the acknowledgements
 of the four before arrive in one socket read; then comes the commit, which writes what the group notes. Prints the least
 and the median of many rounds, in microseconds a message, how many messages a second that is for one processor, and how
-many bytes the notes take in the log. Beside another checkout: `beside.py`.
+many bytes the notes take in the log. Beside another checkout: `beside.py`. Then consumers are killed that hold very
+many messages: prints when the last one came again, and the longest turn of the event loop.
 """
 
 import argparse
+import gc
 import re
 import statistics
 import tempfile
@@ -142,13 +144,62 @@ async def run(rounds: int, queues: int, *, batch: bool) -> None:
             )
 
 
+async def expire(count: int, queues: int) -> None:
+    """Let consumers die that hold *count* messages, and pop all of them again."""
+    invisible_s = 20.0  # longer than the first pops take
+    ext = {**POP, "invisibleTime": str(round(invisible_s * 1000)), "pollTime": "0"}
+    pops = b"".join([encode_command(Command(RequestCode.POP_MESSAGE, ext, opaque=n)) for n in range(POPS_AT_ONCE)])
+
+    async def pop_all(client: Client) -> None:
+        taken = 0
+        while taken < count:
+            answers = [answer for answer in client.send(pops) if "msgOffsetInfo" in answer.ext]
+            taken += sum(len(re.split("[,;]", answer.text("msgOffsetInfo"))) for answer in answers)
+            await trio.lowlevel.checkpoint()
+
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            began = time.thread_time()
+            await trio.lowlevel.checkpoint()
+            longest = max(longest, time.thread_time() - began)
+
+    with tempfile.TemporaryDirectory() as folder:
+        async with serving(Path(folder), store=StoreConfig(flush="async", keys_index=False)) as served:
+            broker = served.broker
+            broker.topics.update("T", read_queues=queues, write_queues=queues)
+            for number in range(count):
+                broker.publish(Message("T", b"x" * 256, b"TAGS\x01TagA\x02", number % queues))
+            broker.store.commit()
+            await broker.store.wait_flushed(broker.store.written)
+            await pop_all(Client(served))
+            end = trio.current_time() + invisible_s
+            gc.collect()
+            gc.freeze()
+            served.nursery.start_soon(watch)
+            await trio.sleep_until(end)
+            ended, longest = longest, 0.0
+            began = time.thread_time()
+            with trio.fail_after(300):
+                await pop_all(Client(served))
+            took, late = time.thread_time() - began, trio.current_time() - end
+            print(f"{count} held by killed consumers: the last came {late:.2f} s after its invisible time;")
+            turns = f"longest turns {ended * 1000:.1f} ms before, {longest * 1000:.1f} ms while they come"
+            print(f"{took:.2f} s of processor time; {turns}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--queues", type=int, default=8)
+    parser.add_argument("--held", type=int, default=100_000)
     words = parser.parse_args()
-    for batch in (False, True):
+    for batch in (False, True) if words.rounds else ():
         trio.run(lambda batch=batch: run(words.rounds, words.queues, batch=batch))
+    if words.held:
+        trio.run(expire, words.held, words.queues)
 
 
 if __name__ == "__main__":

@@ -336,3 +336,26 @@ def test_settled_messages_after_an_unsettled_one_do_not_fill_the_window() -> Non
     assert (leases.low, leases.next, leases.unsettled_leases()) == (0, 10_000, [(0, 30.0, 1, 0)])
     assert leases.ack("bob", 0)
     assert (leases.low, leases.room) == (10_000, 1000)
+
+
+def test_many_leases_end_in_turns() -> None:
+    leases = Leases(0, window=100, deliveries_max=0)
+    for first in range(0, 100, 10):
+        leases.hand_out("a", range(first, first + 10), 5.0)
+    assert leases.lapse(5.0, most=25) == 30  # those that were leased together end together
+    assert leases.deadline() == 5.0
+    assert leases.lapse(5.0, most=1000) == 70
+    assert leases.deadline() == math.inf
+
+
+def test_returned_messages_are_found_in_runs_of_the_same_number_of_deliveries() -> None:
+    leases = Leases(0, window=100, deliveries_max=0)
+    leases.hand_out("a", range(10), 5.0)
+    assert leases.ack("a", 4)
+    leases.lapse(5.0)
+    assert leases.returned_run(3) == (0, 3)
+    assert leases.returned_run(100) == (0, 4)
+    leases.hand_again("b", 7, 9.0)  # 0 to 3, 5 to 7
+    assert leases.returned_run(100) == (8, 2)
+    leases.give_back("b", 7)
+    assert leases.returned_run(100) == (7, 1)

@@ -66,7 +66,7 @@ class Competitor:
             return []
         self.peer.wakes = 0
         found = self.member.collect(budget_bytes)
-        self.deliveries = [delivery.delivery for delivery in found]
+        self.deliveries = [delivery.delivery for delivery in found for _ in range(delivery.count)]
         return told(found)
 
     async def drain(self) -> list[str]:

@@ -24,6 +24,8 @@ from martlet.errors import LocalProtocolError
 __all__ = ["Leases"]
 
 STALE_TIMERS_MIN: Final = 64
+# Of `lapse`: no limit.
+ALL: Final = 1 << 62
 # Settled messages after an unsettled one that are tracked at least.
 SETTLED_MIN: Final = 64
 
@@ -119,13 +121,36 @@ class Leases:
         return len(self._slots)
 
     @property
+    def timed(self) -> int:
+        """How many ends of leases `lapse` has still to look at, some of them of settled messages."""
+        return self._timed
+
+    @property
     def waiting(self) -> int:
         """How many messages can be delivered again now."""
         return len(self._waiting)
 
+    def returned_run(self, most: int) -> tuple[int, int]:
+        """Return the first offset that `hand_again` would return, and how many it would return without a gap.
+
+        At most *most*, and only messages that were delivered equally often.
+        """
+        first = end = self._waiting[0]
+        deliveries = self._slots[first].deliveries
+        while end - first < most and self.is_waiting(end) and self._slots[end].deliveries == deliveries:
+            end += 1
+        return first, end - first
+
     def returned(self, count: int) -> list[int]:
         """Return the first *count* offsets that `hand_again` would return, oldest first."""
-        return self._waiting[:1] if count == 1 else heapq.nsmallest(count, self._waiting)
+        heap, found = self._waiting, list[int]()
+        nodes = [(heap[0], 0)] if heap else []
+        while nodes and len(found) < count:
+            offset, node = heapq.heappop(nodes)
+            found.append(offset)
+            for child in range(2 * node + 1, min(2 * node + 3, len(heap))):
+                heapq.heappush(nodes, (heap[child], child))
+        return found
 
     def is_waiting(self, offset: int) -> bool:
         """Return whether the message at *offset* can be delivered again now."""
@@ -309,13 +334,14 @@ class Leases:
 
     # time
 
-    def lapse(self, now: float, lost: list[Hashable] | None = None) -> int:
+    def lapse(self, now: float, lost: list[Hashable] | None = None, most: int = ALL) -> int:
         """End expired leases; return how many more messages than before can be delivered.
 
-        Each holder is added to *lost* once per message that it lost.
+        Each holder is added to *lost* once per message that it lost. About *most* leases are ended; if more have
+        expired, `deadline` is in the past afterwards.
         """
-        before = len(self._waiting)
-        while self._timers and self._timers[0][0] <= now:
+        before, timed = len(self._waiting), self._timed
+        while self._timers and self._timers[0][0] <= now and timed - self._timed < most:
             _, offsets = heapq.heappop(self._timers)
             self._timed -= len(offsets)
             for offset in offsets:

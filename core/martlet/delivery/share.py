@@ -2,6 +2,7 @@
 
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, Protocol, final
 
@@ -24,16 +25,22 @@ from martlet.store.codec import decode_record
 from martlet.tables.groups import Groups
 from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
 
-__all__ = ["DEAD_LETTER_RETRY_S", "Competitor", "MemberPeer", "Owner", "Share", "ShareLane"]
+__all__ = ["DEAD_LETTER_RETRY_S", "LAPSED_A_TURN", "Competitor", "MemberPeer", "Owner", "Share", "ShareLane"]
 
 log = logging.getLogger("martlet.shares")
 
 MESSAGES_A_READ: Final = 256
 # Returned messages far behind the tail that are read ahead.
 RETURNED_AHEAD: Final = 8
+RUNS_AHEAD: Final = 4
 # The place of a lane's reader for messages never delivered; for a returned message it is the offset.
 UNREAD: Final = "unread"
+ALL_BYTES: Final = 1 << 62
 STALL_S: Final = 0.1
+# Leases that one turn of the event loop ends: a few milliseconds of work.
+LAPSED_A_TURN: Final = 4096
+# A dead letter takes as long as the end of so many leases.
+DEAD_LETTER_TURNS: Final = 64
 SETTLING_S: Final = 60.0  # how long to wait for the outcome of an acknowledgement in an atomic group
 RESTORED: Final = "an earlier run"  # the holder of messages leased before the broker started
 UNNOTED_MAX: Final = 4096  # skipped messages that may be read again after a restart
@@ -286,7 +293,7 @@ class Share:
                 leases.restore(RESTORED, each, now + left_ms / 1000, state.deliveries, state.generation)
         leases.skip_to(known.next)
         self._owner.unsettled += leases.size
-        leases.lapse(now)
+        leases.lapse(now, most=LAPSED_A_TURN)
         self._owner.alarm(-math.inf)
 
     def _deliveries_max(self) -> int:
@@ -485,37 +492,60 @@ class Share:
         """Lease messages that were returned, and add them to *found*; return their size."""
         leases, used = lane.leases, 0
         while leases.waiting and member.credit > 0 and used < budget_bytes:
-            result = self._read_again(lane, member, budget_bytes - used)
+            first, count = leases.returned_run(min(member.credit, MESSAGES_A_READ))
+            result = self._read_again(lane, member, first, count, budget_bytes - used)
             if result is None:
                 break
-            offset, deliveries = leases.hand_again(member.holder, 1, until, generation)[0]
-            if not result.count or result.next_offset != offset + 1:
-                member.credit -= 1
-                self._settle(lane, member.holder, offset)  # retention removed it
-                continue
-            self._owner.notes.note(lane.key, Change(AGAIN, generation, _in_ms(member.lease_s), offsets=(offset,)))
-            batch = encode_result(result, offset, member.encoding)
-            found.append(
-                Delivery(lane.queue.queue_id, offset, offset + 1, 1, batch.data, batch, deliveries, generation)
-            )
-            member.credit -= 1
-            used += len(batch.data)
+            end = min(max(result.next_offset, first + 1), first + count)
+            deliveries = leases.hand_again(member.holder, end - first, until, generation)[0][1]
+            member.credit -= end - first
+            batch = encode_result(result, first, member.encoding)
+            matching = bisect_left(batch.offsets, end)
+            offsets = batch.offsets[:matching]
+            if matching < end - first:
+                self._settle_gone(lane, member, range(first, end), offsets)
+            if matching:
+                self._owner.notes.note(lane.key, Change(AGAIN, generation, _in_ms(member.lease_s), offsets=offsets))
+                data, _, _ = batch.cut(first, matching, ALL_BYTES)
+                queue_id = lane.queue.queue_id
+                found.append(Delivery(queue_id, offsets[0], end, matching, data, batch, deliveries, generation))
+                used += len(data)
         return used
 
-    def _read_again(self, lane: ShareLane, member: Competitor, budget_bytes: int) -> ReadResult | None:
-        """Read the first returned message; None if a thread has to read it first, which then wakes a member."""
-        first = self._read_one(lane, member, lane.leases.returned(1)[0], budget_bytes)
-        if first is None:
-            offsets = lane.leases.returned(min(member.credit, RETURNED_AHEAD))
-            lane.reader.keep_only((UNREAD, *offsets))
-            for offset in offsets:
-                self._read_one(lane, member, offset, budget_bytes)
-        return first
+    def _settle_gone(self, lane: ShareLane, member: Competitor, run: Sequence[int], found: Sequence[int]) -> None:
+        """Settle messages of *run* that were not *found*: retention removed them, or they are not selected any more."""
+        wanted = frozenset(found)
+        for offset in run:
+            if offset not in wanted:
+                self._settle(lane, member.holder, offset)
 
-    def _read_one(self, lane: ShareLane, member: Competitor, offset: int, budget_bytes: int) -> ReadResult | None:
+    def _read_again(
+        self, lane: ShareLane, member: Competitor, first: int, count: int, budget_bytes: int
+    ) -> ReadResult | None:
+        """Read *count* returned messages from *first* on; None if a thread must do that, which then wakes a member."""
+        result = self._read_one(lane, member, first, count, budget_bytes)
+        if result is None:
+            self._read_ahead(lane, member, first, count, budget_bytes)
+        return result
+
+    def _read_ahead(self, lane: ShareLane, member: Competitor, first: int, count: int, budget_bytes: int) -> None:
+        """Have a thread read what follows a run of returned messages, too: more runs as long, or single messages."""
+        leases, end = lane.leases, first + count
+        offsets = list(range(end, end + count * RUNS_AHEAD, count))
+        if not leases.is_waiting(end):
+            count = 1
+            offsets = [offset for offset in leases.returned(min(member.credit, RETURNED_AHEAD)) if offset >= end]
+        offsets = [offset for offset in offsets if leases.is_waiting(offset)]
+        lane.reader.keep_only((UNREAD, first, *offsets))
+        for offset in offsets:
+            self._read_one(lane, member, offset, count, budget_bytes)
+
+    def _read_one(
+        self, lane: ShareLane, member: Competitor, offset: int, count: int, budget_bytes: int
+    ) -> ReadResult | None:
         start, selection = member.peer.start, self.selection
         return lane.reader.read(
-            start, offset, lane.queue, offset, 1, budget_bytes, selection.codes, selection.predicate
+            start, offset, lane.queue, offset, count, budget_bytes, selection.codes, selection.predicate
         )
 
     def _new(
@@ -705,14 +735,21 @@ class Share:
         forget_at = math.inf if self._members else self._forget_at
         return min(forget_at, self._stalled_at, *(lane.leases.deadline() for lane in self._lanes.values()), math.inf)
 
-    def tick(self, now: float) -> None:
-        """Take back messages whose lease ended, and store dead letters."""
+    def tick(self, now: float, most: int = LAPSED_A_TURN) -> int:
+        """Take back about *most* messages whose lease ended, and store dead letters; return what is left of *most*.
+
+        If nothing is left, it must be called again.
+        """
         back = 0
         lost: list[Hashable] = []
         for lane in self._lanes.values():
-            back += lane.leases.lapse(now, lost)
-            for offset in lane.leases.dead():
-                self._dead_letter(lane, offset)
+            if most <= 0:
+                self._owner.alarm(-math.inf)
+                break
+            timed = lane.leases.timed
+            back += lane.leases.lapse(now, lost, most)
+            most -= max(timed - lane.leases.timed, 0)
+            most -= self._dead_letters(lane, max(most // DEAD_LETTER_TURNS, 1)) * DEAD_LETTER_TURNS
         for holder in lost:
             member = self._by_holder.get(holder)
             if member is not None:
@@ -723,17 +760,34 @@ class Share:
                 back += any(lane.due or lane.leases.waiting for lane in self._lanes.values())
         if back:
             self.wake()
+        return most
 
-    def _dead_letter(self, lane: ShareLane, offset: int) -> None:
-        """Copy a dead message to the dead letter topic; settle it once the copy is readable."""
+    def _dead_letters(self, lane: ShareLane, most: int) -> int:
+        """Store dead letters for dead messages of *lane*, at most *most*; return how many there were."""
+        owner, count = self._owner, 0
+        for offset in lane.leases.dead():
+            if offset in lane.unflushed or (lane, offset) in owner.far_dead:
+                continue
+            if count == most:
+                owner.alarm(-math.inf)
+                break
+            count += 1
+            if not self._dead_letter(lane, offset):
+                break
+        return count
+
+    def _dead_letter(self, lane: ShareLane, offset: int) -> bool:
+        """Copy a dead message to the dead letter topic; settle it once the copy is readable.
+
+        Returns False if the store refuses it now.
+        """
         owner = self._owner
-        if offset in lane.unflushed:
-            return
         result = owner.store.read_near(lane.queue, offset, 1, 1)
-        if result is not None:
-            self._store_dead_letter(lane, offset, result)
-        else:
+        if result is None:
             owner.far_dead[lane, offset] = None
+            return True
+        self._store_dead_letter(lane, offset, result)
+        return offset in lane.unflushed or not lane.leases.is_dead(offset)
 
     async def dead_letter_far(self, lane: ShareLane, offset: int) -> None:
         """As `_dead_letter`, for a message that is read in a thread."""

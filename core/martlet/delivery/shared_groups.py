@@ -27,7 +27,7 @@ from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupNotes, GroupState
 from martlet.delivery.lease_notes import Key, LeaseState
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.share import DEAD_LETTER_RETRY_S, MemberPeer, Share, ShareLane
+from martlet.delivery.share import DEAD_LETTER_RETRY_S, LAPSED_A_TURN, MemberPeer, Share, ShareLane
 from martlet.delivery.subscriptions import Start, from_tail, is_readable, readable
 from martlet.delivery.tail_reader import Tails
 from martlet.errors import Reason, Refused, StoreError
@@ -79,6 +79,7 @@ class Shares:
         self._log_moved = False
         self.topics = topics
         self._shares: dict[tuple[str, str, str], Share] = {}
+        self._turn = 0
         self._wanted = math.inf
         self._rung = trio.Event()
         topics.changed.append(self._topic_changed)
@@ -304,12 +305,20 @@ class Shares:
                 self._settle_flushed()
             now = self.now()
             if self._wanted <= now:
-                self._wanted = math.inf
-                for share in list(self._shares.values()):
-                    share.tick(now)
-                    self.forget_idle(share)
-                self.alarm(min((share.deadline() for share in self._shares.values()), default=math.inf))
+                self._tick(now)
+                await trio.lowlevel.checkpoint()
             await self._dead_letter_far()
+
+    def _tick(self, now: float) -> None:
+        """End leases, at most those of a turn; the others of a turn are due at once."""
+        self._wanted = math.inf
+        left = LAPSED_A_TURN
+        shares = list(self._shares.values())
+        self._turn = (self._turn + 1) % (len(shares) or 1)
+        for share in shares[self._turn :] + shares[: self._turn]:
+            left = share.tick(now, left)
+            self.forget_idle(share)
+        self.alarm(min((share.deadline() for share in self._shares.values()), default=math.inf))
 
     async def _dead_letter_far(self) -> None:
         """Store dead letters for messages far behind the tail, which may have to be read from disk in a thread."""

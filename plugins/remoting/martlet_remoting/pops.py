@@ -29,7 +29,7 @@ from martlet.tables.topics import Topic
 
 from .deadlines import Deadlines
 
-__all__ = ["ANY_QUEUE", "PendingPops", "Pop", "PopGroup", "PopGroups"]
+__all__ = ["ANY_QUEUE", "PendingPops", "Pop", "PopGroup", "PopGroups", "split_records"]
 
 ANY_QUEUE: Final = -1
 STALL_S: Final = 0.25
@@ -42,7 +42,7 @@ Line: TypeAlias = tuple[int, bool]
 HOLDER: Final = "popped"
 
 
-def _split(records: Buffer) -> list[bytes]:
+def split_records(records: Buffer) -> list[bytes]:
     """Return each of *records* as it is stored."""
     data, found, at = bytes(records), [], 0
     while at < len(data):
@@ -52,7 +52,7 @@ def _split(records: Buffer) -> list[bytes]:
     return found
 
 
-STORED: Final = Encoding("rocketmq", _split)
+STORED: Final = Encoding("rocketmq", split_records)
 
 
 @final

@@ -25,7 +25,7 @@ from martlet_remoting.handlers.offsets import begins_near
 from martlet_remoting.headers import PopHeader, decode_pop_header
 from martlet_remoting.packets import Command
 from martlet_remoting.pop_handles import IN_ORDER_QUEUE, Popped, places
-from martlet_remoting.pops import ANY_QUEUE, STALL_S, Pop, PopGroup
+from martlet_remoting.pops import ANY_QUEUE, STALL_S, Pop, PopGroup, split_records
 from martlet_remoting.subscriptions import select
 
 __all__ = ["NOTHING", "TABLE", "check_invisible", "collect", "finish"]
@@ -304,7 +304,7 @@ def _answer(context: Context, pop: Pop, group: PopGroup, found: Sequence[Deliver
             popped = by_queue[queue_id] = Popped(queue_id, [], {})
         popped.offsets.extend(delivery.offsets)
         if failures:
-            popped.failures[delivery.first] = failures
+            popped.failures.update(dict.fromkeys(delivery.offsets, failures))
     state.pops.done(pop)
     state.rates.got(pop.topic, pop.name, count, size)
     prefix = encode_pop_prefix(
@@ -324,8 +324,11 @@ def _answer(context: Context, pop: Pop, group: PopGroup, found: Sequence[Deliver
 
 
 def _failed_before(data: Buffer, failures: int) -> bytes:
-    """Return the record in *data* as after *failures* more failed deliveries."""
-    return with_reconsume_times(data, RecordView(data).reconsume_times + failures)
+    """Return the records in *data* as after *failures* more failed deliveries of each."""
+    changed = [
+        with_reconsume_times(record, RecordView(record).reconsume_times + failures) for record in split_records(data)
+    ]
+    return b"".join(changed)
 
 
 def _answer_nothing(context: Context, pop: Pop, code: int) -> None:
