@@ -47,7 +47,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{TIMER}running.py": frozenset(("store",)),
     f"{TIMER}plugin.py": frozenset(("store", "topics")),
     # Keeps half messages, which no client reads or writes, and publishes what `Gate.end_transaction` has allowed.
-    f"{TX}held.py": frozenset(("publish", "publish_atomic", "store", "topics")),
+    f"{TX}held.py": frozenset(("publish", "publish_atomic", "publish_run", "store", "topics")),
     f"{TX}checks.py": frozenset(("groups", "store")),
     f"{TX}plugin.py": frozenset(("topics",)),
     # Keeps its own file in the store's directory.
