@@ -105,7 +105,7 @@ async def test_a_timed_message_of_the_python_client_arrives_unless_it_is_recalle
     await fill(target, topic, 0)
     listener = Listener()
     async with producer_of(target, "timing") as producer:
-        recalled = await producer.send(Message(topic, b"recalled", delay_ms=60_000))
+        recalled = await producer.send(Message(topic, b"recalled", delay_ms=3_600_000))
         await producer.send(Message(topic, b"timed", delay_ms=1500))
         await producer.recall(topic, recalled.recall_handle)
         async with PushConsumer(patient(target), name("group"), listener, {topic: "*"}, consume_from=ConsumeFrom.FIRST):
