@@ -1,5 +1,6 @@
 """Martlet and RocketMQ in one cluster: either one's broker with either one's name server, sharing a topic."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,6 +94,24 @@ def exchange(java: Java, topic: str, queues: list[Queue]) -> set[str]:
     return {m.body.split()[0].decode() for m in consumer.seen}
 
 
+def time_and_recall(java: Java, topic: str, queues: list[Queue]) -> None:
+    """Send timed messages to every queue and recall one of each; see that exactly the others come, none early."""
+    producer, began_ms = java.producer(), int(time.time() * 1000)
+    delays_ms: dict[bytes, int] = {}
+    for queue in queues:
+        [recalled] = producer.send(message(topic, "recalled", setDelayTimeMs=8000), to=queue)
+        assert producer.recall(topic, recalled.recall_handle or "") == recalled.msg_id
+        for word, delay_ms in {"soon": 1000, "last": 10_000}.items():
+            body = f"{word} {queue.broker} {queue.queue}"
+            producer.send(message(topic, body, setDelayTimeMs=delay_ms), to=queue)
+            delays_ms[body.encode()] = delay_ms
+    consumer = java.push(f"timed_{topic}", topic)
+    consumer.wait_bodies(delays_ms)
+    came = [each for each in consumer.seen if "TIMER_DELAY_MS" in each.properties]
+    assert Counter(each.body for each in came) == Counter(list(delays_ms))
+    assert all(each.stored_ms >= began_ms + delays_ms[each.body] for each in came)
+
+
 def all_found(messages: list[Received] | None, count: int) -> list[Received] | None:
     return messages if messages is not None and len(messages) == count else None
 
@@ -143,6 +162,8 @@ def test_both_brokers_share_a_topic(
         clients.queries().create_topic("Shared", broker.address, queues=2)
     queues = [Queue("Shared", name, i) for name in ("ours", "theirs") for i in range(2)]
     assert exchange(clients, "Shared", queues) == {"ours", "theirs"}
+    if whose == "ours":
+        time_and_recall(clients, "Shared", queues)
 
 
 def test_martlets_share_a_topic_behind_one_name_server(

@@ -109,14 +109,16 @@ def test_a_level_wins_over_a_time(newest: Java, name: Name) -> None:
 
 
 def send(name_server: str, topic: str, prefix: str, delays_ms: dict[str, int]) -> None:
-    """Send a message for each delay, counted from now; with our client, since Java's takes no TIMER_ property."""
+    """Send a message for each delay, counted from now, with our client; recall the one called ``recalled``."""
 
     async def work() -> None:
         async with Producer(name_server, "timing") as producer:
             now_ms = int(time.time() * 1000)
             for word, delay_ms in delays_ms.items():
                 body = f"{prefix} {word}".encode()
-                await producer.send(Message(topic, body, deliver_at_ms=now_ms + delay_ms))
+                sent = await producer.send(Message(topic, body, deliver_at_ms=now_ms + delay_ms))
+                if word == "recalled":
+                    await producer.recall(topic, sent.recall_handle)
 
     trio.run(work)
 
@@ -136,13 +138,13 @@ def test_pending_timers_go_to_rocketmq_and_back(
 ) -> None:
     ours = martlet()
     clients = Java(jvm, ours.name_server)
-    send(ours.name_server, TOPIC, "ours", {"soon": 500, "pending": 25_000, "later": 60_000})
+    send(ours.name_server, TOPIC, "ours", {"soon": 500, "recalled": 25_000, "pending": 25_000, "later": 60_000})
     assert read(clients, 1, more_s=0) == Counter([b"ours soon"])
     clients.close()
     assert ours.stop() == 0
     theirs = real_broker()
     clients = Java(jvm, names.address)
-    send(names.address, TOPIC, "theirs", {"soon": 500, "later": 60_000})
+    send(names.address, TOPIC, "theirs", {"soon": 500, "recalled": 60_000, "later": 60_000})
     expected = Counter([b"ours soon", b"theirs soon", b"ours pending"])
     assert read(clients, 3) == expected
     clients.close()

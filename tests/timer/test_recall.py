@@ -34,19 +34,19 @@ async def test_a_recalled_message_is_not_delivered(autojump_clock: MockClock) ->
         await trio.sleep(5)
         assert made.bodies() == [b"0", b"2"]
         assert made.statistics["recalled"] == 1
-        record = made.records(TIMER_TOPIC)[-1]
-        # What RocketMQ reads if it opens this store.
-        assert record.body == b"0"
-        assert decode_properties(record.properties) == {
-            "TAGS": "_RECALL_TAG_",
-            "TIMER_DEL_UNIQKEY": "T+K1",
-            "UNIQ_KEY": "K1",
-            "TIMER_DELIVER_MS": str(DUE_MS),
-            "PGROUP": "producers",
-            "TIMER_OUT_MS": str(OUT_MS),
-            "REAL_TOPIC": "T",
-            "REAL_QID": "0",
-        }
+        # What RocketMQ reads if it opens this store: 5.5 compares the second key, later versions the first.
+        for record, key in zip(made.records(TIMER_TOPIC)[-2:], ("T+K1", "K1"), strict=True):
+            assert record.body == b"0"
+            assert decode_properties(record.properties) == {
+                "TAGS": "_RECALL_TAG_",
+                "TIMER_DEL_UNIQKEY": key,
+                "UNIQ_KEY": "K1",
+                "TIMER_DELIVER_MS": str(DUE_MS),
+                "PGROUP": "producers",
+                "TIMER_OUT_MS": str(OUT_MS),
+                "REAL_TOPIC": "T",
+                "REAL_QID": "0",
+            }
 
 
 @pytest.mark.parametrize(

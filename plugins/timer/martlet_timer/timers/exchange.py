@@ -25,11 +25,12 @@ from martlet.store.layout import I32
 from martlet.tables.saved import Table
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.turns import Pace, Steps
+from martlet_timer.properties import REAL_TOPIC
 
 from .delivery import TimerDelivery
 from .pending import HOUR_MS, Frozen
 from .reader import RECORD_BYTES_MAX
-from .records import OUT_MS, PRECISION_MS, RECALLED_KEY, due_of
+from .records import OUT_MS, PRECISION_MS, RECALLED_KEY, due_of, key_of
 from .schedule import Timer
 from .state import TimerState
 from .wheel_files import CHECK, Unit, write_wheel
@@ -184,10 +185,18 @@ class Exchange:
         while offset < store.end_offset(queue):
             result = await store.read_far(queue, offset, READ_AT_ONCE, READ_BYTES, codes)
             for record in decode_records(b"".join(result.pieces)):
-                key, out = find_property(record.properties, RECALLED_KEY), find_property(record.properties, OUT_MS)
-                if key and out.isdigit():
-                    due_ms = due_of(int(out))
-                    positions = await self._broker.turns.finish(self._timers.pending.with_key(due_ms, crc32(key)))
+                out = find_property(record.properties, OUT_MS)
+                due_ms = due_of(int(out)) if out.isdigit() else 0
+                for key in _recalled_keys(record.properties):
+                    positions = await self._broker.turns.finish(self._timers.pending.with_key(due_ms, key))
                     found |= {(due_ms, position) for position in positions if position < record.position}
             offset = max(result.next_offset, offset + 1)
         return found
+
+
+def _recalled_keys(properties: bytes) -> list[int]:
+    """Return the key hashes that a recall may mean: its key is topic and unique key, or in RocketMQ 5.5 the latter."""
+    key, topic = find_property(properties, RECALLED_KEY), find_property(properties, REAL_TOPIC)
+    if not key:
+        return []
+    return [crc32(key), key_of(topic.decode("utf-8", "replace"), key.decode("utf-8", "replace"))]

@@ -3,8 +3,9 @@
 A timer is found by the time and the hash of topic and unique key that its handle has, and recalled only if its record
 has this topic and key. Nobody may recall a message of a topic that they may not publish to: the protocol asks the gate.
 
-The record of a recall is also one of RocketMQ (RecallMessageProcessor), which recalls the message as well if it reads
-this log without knowing Martlet's notes.
+The records of a recall are also those of RocketMQ (RecallMessageProcessor), which recalls the message as well if it
+reads this log without knowing Martlet's notes. There is one with the key of RocketMQ 5.5, and one with that of later
+versions, which contains the topic.
 """
 
 from typing import Final, final
@@ -64,7 +65,8 @@ class Recalls:
             text = f"no message {unique!r} of topic[{topic}] is due at {due_ms} ms"
             raise Refused(Reason.NOT_FOUND, f"{text}; it was recalled already, or its handle is wrong")
         try:
-            end = self._delivery.append([self._record_of(topic, out_ms, unique, group)], timers)
+            keys = delete_key(topic, unique), unique
+            end = self._delivery.append([self._record_of(topic, out_ms, unique, group, key) for key in keys], timers)
         except BaseException:
             self._timers.schedule.give_back(timers)
             raise
@@ -85,10 +87,10 @@ class Recalls:
         self._timers.schedule.give_back(held)
         return None
 
-    def _record_of(self, topic: str, out_ms: int, unique: str, group: str) -> Message:
+    def _record_of(self, topic: str, out_ms: int, unique: str, group: str, key: str) -> Message:
         properties = {
             "TAGS": "_RECALL_TAG_",
-            RECALLED_KEY.decode(): delete_key(topic, unique),
+            RECALLED_KEY.decode(): key,
             UNIQUE_KEY.decode(): unique,
             "TIMER_DELIVER_MS": str(out_ms + 1),
             "PGROUP": group,
