@@ -109,6 +109,7 @@ def test_acknowledgements_in_batches_take_little() -> None:
 
 @asynccontextmanager
 async def again(disk: FakeDisk, clock: ManualClock, **options: Any) -> AsyncIterator[Broker]:
+    disk.cached = True  # what a broker has just written is in the page cache
     async with broker_in_memory(disk, clock=clock, **options) as broker:
         broker.topics.ensure("t", 1)
         yield broker
@@ -191,7 +192,9 @@ async def test_what_is_kept_by_a_holder_is_acknowledged_over_its_next_connection
 
 
 async def test_a_handle_shortens_extends_and_is_replaced(autojump_clock: MockClock) -> None:
-    async with broker_in_memory() as broker:
+    disk = FakeDisk()
+    disk.cached = True
+    async with broker_in_memory(disk) as broker:
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, b"a", b"b")
         member, other = join(broker, lease_s=30, credit=2), join(broker, lease_s=1000)
