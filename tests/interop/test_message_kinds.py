@@ -149,7 +149,7 @@ def test_messages_of_a_key_stay_in_order_from_end_to_end(
 
 @pytest.mark.parametrize("language", ["cpp", "go", "node"])
 def test_a_message_that_always_fails_becomes_a_dead_letter(
-    language: str, program: Program, newest: Java, target: Target, name: Name
+    language: str, program: Program, newest: Java, target: Target, target_kind: str, name: Name
 ) -> None:
     """The group allows one retry, which matters for the C++ client: the others say themselves how many they want."""
     topic, group = create(newest, target, name("dead"), 1), name("group")
@@ -157,6 +157,10 @@ def test_a_message_that_always_fails_becomes_a_dead_letter(
     newest.producer().send(message(topic, "poison", keys="k"))
     run = program.start(*consume_words(language, target.name_server, group, topic, "1", failures=-1))
     dead = f"%DLQ%{group}"
+    if (language, target_kind) == ("cpp", "rocketmq"):
+        # It does not send originTopic, without which RocketMQ fails to make a dead letter: the message is lost.
+        eventually(lambda: True if len(failures(language, run)) == 2 else None)
+        return
     eventually(lambda: True if dead in newest.mqadmin("topicList") else None)
     [letter] = stored(newest, dead, 1)
     assert (letter.body, letter.keys, letter.properties["RETRY_TOPIC"]) == (b"poison", "k", topic)
