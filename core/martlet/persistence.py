@@ -71,7 +71,7 @@ def _make_topics_of_records(broker: Broker, closed: set[str]) -> None:
         else:
             broker.topics.ensure(name, queues)
             log.warning(
-                "topic %s has records but no entry in config/topics.json; recreating it with %d queues", name, queues
+                "topic %s has records but no entry in config/topics.json; creating it again, queues: %d", name, queues
             )
 
 

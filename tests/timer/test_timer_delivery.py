@@ -9,11 +9,12 @@ from tests.timer.timer_talk import DAY_MS, quiet, timed, until
 from trio.testing import MockClock
 
 from martlet.errors import Reason, Refused
-from martlet.message import Message, decode_properties
+from martlet.message import Message, decode_properties, encode_properties
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet_timer.config import TimerConfig
+from martlet_timer.timers.stage import TimerStage
 
 
 async def test_a_message_arrives_at_its_millisecond(autojump_clock: MockClock) -> None:
@@ -105,14 +106,14 @@ async def test_a_delay_level_wins_over_a_time(autojump_clock: MockClock) -> None
     [
         ({"TIMER_DELIVER_MS": "soon"}, "property TIMER_DELIVER_MS 'soon' is not a number"),
         ({"TIMER_DELAY_MS": "1.5"}, "property TIMER_DELAY_MS '1.5' is not a number"),
-        ({"TIMER_DELAY_SEC": "9" * 16}, "is not a number"),
+        ({"TIMER_DELAY_SEC": "9" * 16}, "is too large"),
         ({"TIMER_DELAY_SEC": "\u0665"}, "is not a number"),
         (
             {"TIMER_DELIVER_MS": START_MS + 259_200_001},
-            f"timer message illegal: property TIMER_DELIVER_MS {START_MS + 259_200_001} is 259200 s ahead; "
-            "the maximum is 259200 s (timer.delay_max_s)",
+            f"timer message illegal: property TIMER_DELIVER_MS {START_MS + 259_200_001} is 259200001 ms ahead; "
+            "the maximum is 259200000 ms (timer.delay_max_s = 259200)",
         ),
-        ({"TIMER_DELAY_SEC": 259_201}, "property TIMER_DELAY_SEC 259201 is 259201 s ahead"),
+        ({"TIMER_DELAY_SEC": 259_201}, "property TIMER_DELAY_SEC 259201 is 259201000 ms ahead"),
         ({"TIMER_DELAY_MS": 5, "own": "x" * 32_600}, "with those of its timer; the maximum is 32639"),
         (
             {"TIMER_DELAY_MS": 5, "TIMER_DEL_UNIQKEY": "T+KEY1"},
@@ -128,6 +129,18 @@ async def test_a_wrong_time_is_refused(autojump_clock: MockClock, properties: di
         assert refused.value.reason == Reason.ILLEGAL
         assert reason in str(refused.value)
         assert made.records(TIMER_TOPIC) == made.records() == []
+
+
+def test_a_message_that_is_due_already_has_a_store_time_of_its_own() -> None:
+    """With that of an earlier message in the same commit it would look early."""
+    renewed: list[bool] = []
+    stage = TimerStage(lambda: START_MS, DAY_MS, lambda message: 0, lambda: renewed.append(True))
+    due = Message("T", b"", encode_properties({"TIMER_DELIVER_MS": str(START_MS)}))
+    assert stage.hold(due).topic == "T"
+    assert renewed == [True]
+    later = Message("T", b"", encode_properties({"TIMER_DELIVER_MS": str(START_MS + 1)}))
+    assert stage.hold(later).topic == TIMER_TOPIC
+    assert renewed == [True]
 
 
 async def test_a_timer_is_refused_if_the_message_would_be(autojump_clock: MockClock) -> None:

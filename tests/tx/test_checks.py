@@ -1,5 +1,6 @@
 """The rounds of checks: whom they ask, when, how often, and what becomes of transactions that nobody ends."""
 
+import errno
 from dataclasses import replace
 
 import pytest
@@ -272,14 +273,40 @@ async def test_what_rocketmq_has_handled_is_not_pending(nursery: trio.Nursery, c
     for number in range(6):
         found.prepare(f"k{number}")
     await found.settle()
-    found.broker.groups.commit(CID, HALF_TOPIC, 0, 4)
-    await found.checks.adopt()
-    await found.settle()
-    assert found.pending() == [4, 5]
     found.broker.groups.commit(CID, HALF_TOPIC, 0, 99)  # of another store
+    found.checks.find_handled()
+    assert found.held.handled_before == 0
+    found.broker.groups.commit(CID, HALF_TOPIC, 0, 4)
+    found.checks.find_handled()
     await found.checks.adopt()
     await found.settle()
     assert found.pending() == [4, 5]
+
+
+async def test_on_a_full_disk_what_rocketmq_has_handled_cannot_end_again(
+    nursery: trio.Nursery,
+    clock: ManualClock,
+    autojump_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = FakeDisk()
+    found = await running(nursery, clock, disk=disk)
+    placed = [found.prepare(f"k{number}") for number in range(6)]
+    await found.settle()
+    found.broker.groups.commit(CID, HALF_TOPIC, 0, 4)
+    disk.free_bytes = 0
+    found.store.admission.refuse_full(OSError(errno.ENOSPC, "No space left on device"))
+    async with trio.open_nursery() as service:
+        await service.start(found.checks.run)
+        await trio.sleep(1)
+        assert "transactions that RocketMQ has handled cannot be noted, so none is checked yet; the disk" in caplog.text
+        with pytest.raises(Refused, match="has ended"):
+            await found.end(placed[3], commit=True)
+        disk.free_bytes = None
+        found.store.retention.look()
+        await trio.sleep(10)
+        assert found.pending() == [4, 5]
+        service.cancel_scope.cancel()
 
 
 async def test_a_copy_by_rocketmq_continues_its_count_and_ends_with_its_first_half_message(

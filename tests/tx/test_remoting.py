@@ -76,7 +76,8 @@ async def test_a_committed_message_is_received_and_answers_name_the_queue_that_t
         again = await client.ask(END, end_ext(sent, COMMIT))
         assert (again.code, again.remark) == (
             ResponseCode.SYSTEM_ERROR,
-            "transaction of half message 0 has ended; it can be committed or rolled back only once",
+            "transaction of half message 0 has ended, or was parked after too many checks; "
+            "it can be committed or rolled back only once",
         )
         assert len(await pulled(client)) == 1
 

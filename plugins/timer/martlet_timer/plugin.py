@@ -62,7 +62,9 @@ class TimerPlugin(Hooks):
         # A level wins: messages with one have lost their time.
         return [
             self.level_stage.stage,
-            TimerStage(self.timer_clock.now_ms, self._horizon_ms, broker.queue_for_later).stage(),
+            TimerStage(
+                self.timer_clock.now_ms, self._horizon_ms, broker.queue_for_later, broker.store.renew_clock
+            ).stage(),
         ]
 
     def martlet_projections(self, broker: "Broker") -> Sequence[Projection]:
@@ -84,9 +86,17 @@ class TimerPlugin(Hooks):
         return [self.level_delivery.run, self._deliver_timers, self._watch_clocks]
 
     async def _deliver_timers(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Deliver timers; no client is served before those of RocketMQ are taken over."""
-        await self.exchange.adopt()
-        task_status.started()
+        """Deliver timers; ready once those of RocketMQ are taken over, or if that must be tried again."""
+        is_ready = False
+
+        def ready() -> None:
+            nonlocal is_ready
+            if not is_ready:
+                is_ready = True
+                task_status.started()
+
+        await self.exchange.adopt(ready)
+        ready()
         try:
             await self.timer_delivery.run()
         finally:

@@ -14,7 +14,7 @@ import trio
 
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage, Producers
-from martlet.errors import MartletError, StoreFailed
+from martlet.errors import MartletError, Refused, StoreFailed
 
 from .config import TxConfig
 from .formats import CID, HALF_TOPIC, NAME, OP_TOPIC, immunity_ms
@@ -26,6 +26,7 @@ __all__ = ["Checks"]
 log = logging.getLogger("martlet.tx")
 
 # How often the offsets are committed that tell RocketMQ where to go on.
+RETRY_S: Final = 5.0
 OFFSETS_S: Final = 5.0
 NOTED: Final = 64  # checks in one note
 
@@ -44,9 +45,10 @@ class Checks:
         self.sent = self.unanswerable = self.lost = 0
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run rounds until cancelled; ready once what RocketMQ has handled in this store is noted."""
-        await self.adopt()
+        """Run rounds until cancelled; ready once it is known what RocketMQ has handled in this store."""
+        self.find_handled()
         task_status.started()
+        await self._adopt_in_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._commit_offsets)
             due, is_failing = trio.current_time(), False
@@ -151,16 +153,35 @@ class Checks:
 
     # ---- RocketMQ's offsets
 
-    async def adopt(self) -> None:
-        """Note which half messages RocketMQ has handled, if it opened this store since we did.
+    def find_handled(self) -> None:
+        """Find which half messages RocketMQ has handled, if it opened this store since we did.
 
         Our own offsets are never ahead of what is durable in the log, so a greater one is RocketMQ's.
         """
         offset = self._broker.groups.offset(CID, HALF_TOPIC, 0)
-        state = self._held.state.halves
-        if state.first() < offset <= self._held.half_queue.next_offset:
+        if self._held.state.halves.first() < offset <= self._held.half_queue.next_offset:
+            self._held.handled_before = offset
             log.info("RocketMQ has handled the half messages before offset %d", offset)
-            self._journal.note(adopted(offset))
+
+    async def _adopt_in_time(self) -> None:
+        """Call `adopt` until it succeeds: a full disk takes no notes."""
+        while True:
+            try:
+                return await self.adopt()
+            except Refused as refused:
+                log.warning(
+                    "transactions that RocketMQ has handled cannot be noted, so none is checked yet; %s", refused
+                )
+                await trio.sleep(RETRY_S)
+
+    async def adopt(self) -> None:
+        """Note which half messages RocketMQ has handled.
+
+        Raises:
+          Refused: the disk is full.
+        """
+        if self._held.handled_before:
+            self._journal.note(adopted(self._held.handled_before))
             self._store.commit()
             await self._store.wait_flushed(self._store.written)
 

@@ -86,6 +86,8 @@ class HeldTransactions(Transactions):
         self._journal = broker.journal(NAME)
         # Parked messages whose copies were appended but not applied yet, and these copies.
         self._resuming: dict[int, int] = {}
+        # RocketMQ, which opened this store after us, has handled the half messages before this offset.
+        self.handled_before = 0
         self.committed = self.rolled_back = self.parked = 0
 
     @property
@@ -196,7 +198,7 @@ class HeldTransactions(Transactions):
     def is_pending(self, offset: int) -> bool:
         """Return whether the transaction of the half message at *offset*, which exists, has not ended."""
         state = self.state
-        if state.is_ending(offset, self.op_queue.next_offset):
+        if offset < self.handled_before or state.is_ending(offset, self.op_queue.next_offset):
             return False
         return state.halves.checks(offset) >= 0 or offset >= state.halves.next
 
@@ -275,7 +277,7 @@ class HeldTransactions(Transactions):
             text = f"message at commit log offset {record.position} was parked after too many checks"
             raise Refused(Reason.NOT_FOUND, f"{text}; RESUME_CHECK_HALF_MESSAGE continues it")
         if not self.is_pending(record.queue_offset):
-            text = f"transaction of half message {record.queue_offset} has ended"
+            text = f"transaction of half message {record.queue_offset} has ended, or was parked after too many checks"
             raise Refused(Reason.NOT_FOUND, f"{text}; it can be committed or rolled back only once")
 
     def _final(self, half: HalfMessage) -> Message:

@@ -11,7 +11,7 @@ At an orderly shutdown, RocketMQ's files are written (`wheel_files.py`).
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
@@ -73,13 +73,17 @@ class Exchange:
         self._table = Table(PATH, self._render, lambda content: None)
         broker.tables.register(self._table)
 
-    async def adopt(self) -> None:
-        """Remove timers that RocketMQ has delivered, rolled or recalled; must be done before new ones are stored."""
+    async def adopt(self, failed: Callable[[], None]) -> None:
+        """Remove timers that RocketMQ has delivered, rolled or recalled; nothing may be delivered before.
+
+        Calls *failed* when it must be tried again: a full disk takes no notes, but clients can read.
+        """
         while self._foreign:
             try:
                 await self._adopt()
             except (OSError, StoreError, Refused) as error:
                 log.error("timers of RocketMQ cannot be taken over, so nothing is delivered yet; %s", error)
+                failed()
                 await trio.sleep(RETRY_S)
 
     async def _adopt(self) -> None:

@@ -26,12 +26,20 @@ class TimerStage:
       now_ms: the time.
       horizon_ms: how far in the future messages may be due.
       queue_for: returns the queue in which a message would be stored; raises `Refused` if it would be refused.
+      renew_clock: gives the next record a store time of its own, so that no message looks early.
     """
 
-    def __init__(self, now_ms: Callable[[], int], horizon_ms: int, queue_for: Callable[[Message], int]) -> None:
+    def __init__(
+        self,
+        now_ms: Callable[[], int],
+        horizon_ms: int,
+        queue_for: Callable[[Message], int],
+        renew_clock: Callable[[], None],
+    ) -> None:
         self._now_ms = now_ms
         self._horizon_ms = horizon_ms
         self._queue_for = queue_for
+        self._renew_clock = renew_clock
 
     def stage(self) -> Stage:
         return Stage(self.hold, (*(key.decode() for key in TIME_KEYS), RECALLED_KEY.decode()))
@@ -52,19 +60,23 @@ class TimerStage:
             return message  # it was delivered before, and is sent again
         now_ms = self._now_ms()
         due_ms = self._due_ms(properties, now_ms)
-        return message if due_ms <= now_ms else self._held(message, due_ms)
+        if due_ms > now_ms:
+            return self._held(message, due_ms)
+        self._renew_clock()
+        return message
 
     def _due_ms(self, properties: bytes, now_ms: int) -> int:
         key, value = next((key, value) for key in TIME_KEYS if (value := find_property(properties, key)))
         digits = value[1:] if value[:1] in (b"-", b"+") else value
         if not digits.isdigit() or len(digits) > DIGITS_MAX:
-            text = f"property {key.decode()} {value.decode('utf-8', 'replace')!r} is not a number"
+            what = "too large" if digits.isdigit() else "not a number"
+            text = f"property {key.decode()} {value[:64].decode('utf-8', 'replace')!r} is {what}"
             raise Refused(Reason.ILLEGAL, f"{text}; use seconds for {DELAY_SEC.decode()}, else milliseconds")
         given = int(value)
         due_ms = given if key == DELIVER_MS else now_ms + given * (1000 if key == DELAY_SEC else 1)
         if due_ms > now_ms + self._horizon_ms:
-            text = f"property {key.decode()} {given} is {(due_ms - now_ms) // 1000} s ahead"
-            limit = f"the maximum is {self._horizon_ms // 1000} s (timer.delay_max_s)"
+            text = f"property {key.decode()} {given} is {due_ms - now_ms} ms ahead"
+            limit = f"the maximum is {self._horizon_ms} ms (timer.delay_max_s = {self._horizon_ms // 1000})"
             raise Refused(Reason.ILLEGAL, f"timer message illegal: {text}; {limit}")
         return due_ms
 
