@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SHELVES = {
+PACKAGE_FOLDERS = {
     "martlet": "core",
     "martlet_filter_sql92": "plugins/filter_sql92",
     "martlet_remoting": "plugins/remoting",
@@ -25,8 +25,8 @@ SHELVES = {
     "martlet_tx": "plugins/tx",
 }
 
-# The way of a message. A module that declares settings stays as it is: mypyc knows no dataclass whose defaults are
-# descriptors. So do those whose parts tests replace while they run.
+# The modules that each message passes. Modules that declare settings stay as they are, because mypyc does not support
+# dataclasses whose defaults are descriptors. So do those of which tests replace parts.
 HOT = (
     "martlet/broker.py",
     "martlet/delivery/fanout.py",
@@ -101,8 +101,8 @@ class CustomBuildHook(BuildHookInterface[Any]):
         if not self._wanted() or version == "editable":
             return
         self.folder = Path(tempfile.mkdtemp(prefix="martlet-compile-"))
-        for package, shelf in SHELVES.items():
-            shutil.copytree(Path(self.root) / shelf / package, self.folder / package)
+        for package, folder in PACKAGE_FOLDERS.items():
+            shutil.copytree(Path(self.root) / folder / package, self.folder / package)
         command = [sys.executable, "-c", SCRIPT, "build_ext", "--inplace", *HOT]
         subprocess.run(command, cwd=self.folder, check=True, env={**os.environ, "MYPYPATH": str(self.folder)})
         for made in self.folder.rglob("*.so"):
