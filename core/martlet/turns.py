@@ -103,6 +103,7 @@ class Turns:
         self._off_loop = off_loop
         self._lock = trio.Lock()
         self.slices = 0
+        self.off_loop = 0  # works that wait for a thread now
 
     async def finish(self, steps: WaitingSteps[T]) -> T:
         """Run *steps* to the end and return the result; other work runs between slices. Cancellation closes *steps*."""
@@ -113,7 +114,11 @@ class Turns:
                     self.slices += 1
                     yielded = next(steps)
                 if isinstance(yielded, Blocking):
-                    await self._off_loop(yielded)
+                    self.off_loop += 1
+                    try:
+                        await self._off_loop(yielded)
+                    finally:
+                        self.off_loop -= 1
                 elif yielded is not None:
                     await yielded()
         except StopIteration as done:
@@ -124,7 +129,7 @@ class Turns:
 
     def statistics(self) -> dict[str, object]:
         waiting = self._lock.statistics().tasks_waiting
-        return {"slices": self.slices, "waiting": waiting}
+        return {"slices": self.slices, "waiting": waiting, "off_loop": self.off_loop}
 
 
 def begin(steps: Steps[T]) -> Steps[T]:

@@ -119,6 +119,7 @@ async def test_a_cursor_gets_a_record_once_for_each_topic_that_it_follows() -> N
 
 async def test_acknowledgements_of_a_light_topic_outlive_a_restart() -> None:
     disk = FakeDisk()
+    disk.cached = True  # what a broker has just written is in the page cache
     options: dict[str, Any] = {"lease_s": 30, "credit": 9, "start": from_earliest, "policy": GroupPolicy("tested")}
     async with broker_in_memory(disk) as made:
         broker = with_routers(made)

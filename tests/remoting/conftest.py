@@ -206,6 +206,9 @@ class Harness:
             self.store.commit()
             await self.store.wait_flushed(self.store.written)
             await trio.testing.wait_all_tasks_blocked()
+            while self.broker.turns.off_loop:  # a thread reads for a request
+                await trio.lowlevel.checkpoint()
+                await trio.testing.wait_all_tasks_blocked()
             self.collect()
         for client in self.clients:
             assert client.peer.held_until <= self.store.readable
