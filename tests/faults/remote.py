@@ -60,8 +60,9 @@ def send_request(topic: str, queue_id: int, key: str, body: bytes, opaque: int, 
     return Command(RequestCode.SEND_MESSAGE_V2, {**ext, "j": 0, "k": "false", "m": "false"}, body, opaque=opaque)
 
 
-def pull(remote: Remote, topic: str, queue_id: int, offset: int, most: int = 32) -> Command:
-    """Return the answer of a pull that is not held."""
+def pull(remote: Remote, topic: str, queue_id: int, offset: int, most: int = 32, hold_ms: int = 0) -> Command:
+    """Return the answer of a pull that the broker holds for *hold_ms* if there is no message."""
     ext = {"consumerGroup": "g", "topic": topic, "queueId": queue_id, "queueOffset": offset, "maxMsgNums": most}
-    flags = {"sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0}
+    how = {"sysFlag": 6 if hold_ms else 4, "suspendTimeoutMillis": hold_ms}
+    flags = {**how, "commitOffset": 0, "subscription": "*", "subVersion": 0}
     return remote.ask(RequestCode.PULL_MESSAGE, {**ext, **flags, "expressionType": "TAG"})

@@ -133,8 +133,8 @@ class Held:
             found += decode_records(answer.body)
         return found
 
-    def wait_arrived(self, keys: set[str]) -> None:
-        """Wait until all of *keys* have arrived, and check everything that arrived so far."""
+    def wait_arrived(self, keys: set[str]) -> set[str]:
+        """Wait until all of *keys* have arrived; check everything that arrived so far, and return its keys."""
         ends_at = time.monotonic() + PATIENCE_S
         while True:
             records = self.arrived()
@@ -142,11 +142,12 @@ class Held:
             if came.keys() >= keys:
                 break
             assert time.monotonic() < ends_at, f"{sorted(keys - came.keys())} did not arrive"
-            time.sleep(0.05)
+            pull(self.remote, TOPIC, 0, len(records), hold_ms=1000)
         assert set(came.values()) == {1}, f"twice: {[key for key, count in came.items() if count > 1]}"
         assert not self.rolled_back & came.keys()
         early = [record.body for record in records if record.store_ms < self.due_ms[record.body.decode()]]
         assert early == []
+        return set(came)
 
     def restart(self, *, orderly: bool, damage: Callable[[Path, Path], None], older: Path) -> None:
         if orderly:
@@ -206,4 +207,4 @@ def test_held_messages_arrive_once(held: Held, orderly: bool, damage: Callable[[
 def test_nothing_arrives_again_later(held: Held) -> None:
     held.restart(orderly=False, damage=leave, older=held.folder)
     held.send_delayed("last", LEVEL_MS, DELAY=1)
-    held.wait_arrived(set(held.due_ms))
+    assert "last" in held.wait_arrived(set(held.due_ms))

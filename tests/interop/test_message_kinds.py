@@ -194,7 +194,7 @@ def test_the_node_client_hears_a_broadcast(node: Program, newest: Java, target: 
     eventually(pinged)
     producer.send(*(message(topic, f"{i}") for i in range(9)))
     wanted = {f"{i}" for i in range(9)}
-    eventually(lambda: True if all(heard(run) >= wanted for run in members) else None)
+    assert eventually(lambda: True if all(heard(run) >= wanted for run in members) else None)
 
 
 # requests

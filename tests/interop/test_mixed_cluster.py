@@ -71,7 +71,7 @@ def knows(name_server: str, expected: dict[str, str]) -> None:
 def exchange(java: Java, topic: str, queues: list[Queue]) -> set[str]:
     """Send to every queue and consume from all of them, by push and by query; return whose messages came.
 
-    One consumer chooses its queues, another takes those that it is told by the broker that it happens to ask.
+    One consumer chooses its queues itself; the other takes the queues that some broker assigns to it.
     """
     producer = java.producer()
     looker = java.lite(f"looker_{topic}", topic, assign=False)

@@ -5,9 +5,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-import trio
-from tests.tx.talk import TOPIC, Sellers, sellers
-from trio.testing import wait_all_tasks_blocked
+from tests.tx.talk import TOPIC, Sellers, flushing, sellers
 
 from martlet.contracts import HalfMessage
 from martlet.errors import Refused
@@ -55,7 +53,7 @@ class Work:
             self.end_together(await self.halves(HALF_TOPIC))
         elif name == "check":
             self.clock.ms += 30_000
-            await self.flushing(found.checks.round)
+            await flushing(found, found.checks.round)
             self.asked.update(found.asked.keys())
         elif name == "resume":
             halves = await self.halves(PARK_TOPIC) + await self.halves(HALF_TOPIC)
@@ -78,23 +76,6 @@ class Work:
         if name == "save":
             for driven in found.broker.projections._driven:
                 await found.broker.projections._save(driven)
-
-    async def flushing(self, work: Any) -> None:
-        """Do *work* while the store flushes."""
-        found = self.found
-        assert found is not None
-        done = False
-
-        async def do() -> None:
-            nonlocal done
-            await work()
-            done = True
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(do)
-            while not done:
-                await wait_all_tasks_blocked()
-                await found.settle()
 
     async def halves(self, topic: str) -> list[HalfMessage]:
         """Return every readable half message in *topic*, whether its transaction has ended or not."""

@@ -1,9 +1,11 @@
 """A broker that holds transactions, a producer to talk to it, and what is stored in the end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, final
 
+import trio
 from tests.state.power_cuts import opened
+from trio.testing import wait_all_tasks_blocked
 
 from martlet.broker import Broker
 from martlet.clock import Clock
@@ -133,6 +135,22 @@ async def sellers(
         disk or FakeDisk(), clock or ManualClock(), flush, TOPIC, HALF_TOPIC, OP_TOPIC, install=install, **sizes
     )
     return Sellers(broker, config)
+
+
+async def flushing(found: Sellers, work: Callable[[], Awaitable[object]]) -> None:
+    """Do *work*, which waits for the store to flush."""
+    done = False
+
+    async def do() -> None:
+        nonlocal done
+        await work()
+        done = True
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(do)
+        while not done:
+            await wait_all_tasks_blocked()
+            await found.settle()
 
 
 def op_bodies(found: Sellers) -> list[bytes]:

@@ -1,6 +1,5 @@
 """Retention removes the segments of half messages whose transactions are pending: copies take their place."""
 
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from errno import EIO
 from functools import partial
@@ -8,11 +7,9 @@ from random import Random
 from typing import Any
 
 import pytest
-import trio
 from tests.cold_disk import cold_disk
 from tests.state.power_cuts import count_changes, cut_at, cut_of
-from tests.tx.talk import GROUP, TOPIC, Sellers, check_times, half, sellers
-from trio.testing import wait_all_tasks_blocked
+from tests.tx.talk import GROUP, TOPIC, Sellers, check_times, flushing, half, sellers
 
 from martlet.contracts import HalfMessage
 from martlet.errors import Refused, StoreError
@@ -107,22 +104,6 @@ async def retire(found: Sellers, disk: FakeDisk) -> None:
     disk.used_ratio = 0.95
     store.retention.look()
     disk.used_ratio = 0.1
-
-
-async def flushing(found: Sellers, work: Callable[[], Awaitable[None]]) -> None:
-    """Do *work*, which waits for the store to flush."""
-    done = False
-
-    async def do() -> None:
-        nonlocal done
-        await work()
-        done = True
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(do)
-        while not done:
-            await wait_all_tasks_blocked()
-            await found.settle()
 
 
 async def test_pending_transactions_outlive_the_segments_of_their_half_messages() -> None:

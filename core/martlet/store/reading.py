@@ -114,6 +114,17 @@ def bounds(queue: Queue, offset: int, end: int) -> ReadResult | None:
     return ReadResult(ReadStatus.BEYOND_END, end, first, end)
 
 
+def _with_codes(data: bytes, codes: frozenset[int] | None, count_max: int) -> tuple[bytes, list[int] | range, int]:
+    """Return the entries of *data* with one of *codes*, their indexes, and how many entries were looked at."""
+    if codes is None:
+        count = len(data) // ENTRY_BYTES
+        return data, range(count), count
+    found, covered = matching_entries(data, codes, count_max)
+    if len(found) * ENTRY_BYTES < len(data):
+        data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in found])
+    return data, found, covered
+
+
 def _narrow(
     data: bytes, found: list[int] | range, covered: int, find: Find, load: Load, count_max: int
 ) -> tuple[bytes, list[int] | range, int]:
@@ -208,14 +219,7 @@ class Reader:
                     result.status, offset = self._after_hole(queue, offset, stop)
                 break
             window = scan
-            found: list[int] | range
-            covered = len(data) // ENTRY_BYTES
-            if codes is None:
-                found = range(covered)
-            else:
-                found, covered = matching_entries(data, codes, max_messages if predicate is None else tests)
-                if len(found) * ENTRY_BYTES < len(data):
-                    data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in found])
+            data, found, covered = _with_codes(data, codes, max_messages if predicate is None else tests)
             whole = covered
             if find is not None and len(found) >= NARROWED_MIN:
                 data, found, covered = _narrow(data, found, covered, find, load, tests)
