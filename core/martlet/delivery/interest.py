@@ -365,7 +365,8 @@ class FilterTrie(Generic[T]):
         # Equal routes share a table for each filter, or have equal grants. Any change of filters empties `_equal`.
         if sum(map(len, tables)) <= COMBINED_MAX:
             grants = self._permitted(name, tables)
-            return self._equal.get(frozenset(grants.items())) or self._keep(frozenset(grants.items()), grants)
+            key: Hashable = frozenset(grants.items())
+            return self._equal.get(key) or self._keep(key, grants)
         key = tuple(map(id, tables))
         route = self._equal.get(key) or self._keep(key, _Combined(tables))
         return Route(_Permitted(name, route.grants, self.permits)) if self.asks() else route

@@ -27,11 +27,11 @@ from martlet.store.layout import RecordView, record_views
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadResult
 from martlet.tables.topics import BROKER_TOPICS, TIMER_TOPIC, WRITE
+from martlet_timer.lateness import Lateness
 from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC
 from martlet_timer.timers.records import timer_properties
 
 from .delay_clock import DelayClock
-from .lateness import Lateness
 from .offsets import LevelOffsets
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from martlet.errors import MartletError, Reason, Refused, StoreError, StoreFaile
 from martlet.message import Message, Record
 from martlet.state.journal import Journal
 from martlet.turns import WaitingSteps
-from martlet_timer.levels.lateness import Lateness
+from martlet_timer.lateness import Lateness
 
 from .damped_clock import DampedClock
 from .pending import Pending
