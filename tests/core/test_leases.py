@@ -348,6 +348,17 @@ def test_many_leases_end_in_turns() -> None:
     assert leases.deadline() == math.inf
 
 
+def test_many_renewed_leases_are_looked_at_in_turns() -> None:
+    leases = Leases(0, window=100, deliveries_max=0)
+    for offset in range(100):
+        leases.hand_out("a", [offset], 5.0)
+        assert leases.renew("a", offset, 9.0)
+    assert leases.lapse(5.0, most=25) == 0
+    assert (leases.looked_at, leases.deadline()) == (25, 5.0)
+    assert leases.lapse(5.0) == 0
+    assert (leases.looked_at, leases.deadline()) == (100, 9.0)
+
+
 def test_returned_messages_are_found_in_runs_of_the_same_number_of_deliveries() -> None:
     leases = Leases(0, window=100, deliveries_max=0)
     leases.hand_out("a", range(10), 5.0)

@@ -40,11 +40,11 @@ async def test_messages_come_as_they_are_stored_and_say_where_they_are(harness: 
         "invisibleTime": "30000",
         "reviveQid": "0",
         "restNum": "0",
-        "startOffsetInfo": "0 1 0;0 0 0",
-        "msgOffsetInfo": "0 1 0;0 0 0,1",
+        "startOffsetInfo": "0 0 0;0 1 0",
+        "msgOffsetInfo": "0 0 0,1;0 1 0",
     }
     stored = [record.body for record in decode_records(answer.body)]
-    assert stored == bodies(popped(answer)) == [b"c", b"a", b"b"]
+    assert stored == bodies(popped(answer)) == [b"a", b"b", b"c"]
 
 
 async def test_the_committed_offset_is_that_of_the_oldest_message_not_acknowledged(harness: Harness) -> None:

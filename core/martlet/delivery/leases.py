@@ -71,6 +71,7 @@ class Leases:
         "_timers",
         "_waiting",
         "deliveries_max",
+        "looked_at",
         "low",
         "newest_returned",
         "next",
@@ -91,6 +92,7 @@ class Leases:
         self._waiting: list[int] = []  # a heap
         self._dead: dict[int, None] = {}
         self.newest_returned = 0  # the highest generation of all messages that returned
+        self.looked_at = 0  # ends of leases that `lapse` has looked at, some of them of settled messages
 
     def restore(self, holder: Hashable, offset: int, until: float, deliveries: int, generation: int) -> None:
         """Restore a lease of an earlier run for *holder*; call it in ascending order, before anything else."""
@@ -119,11 +121,6 @@ class Leases:
     def unsettled(self) -> int:
         """How many messages are delivered and not settled."""
         return len(self._slots)
-
-    @property
-    def timed(self) -> int:
-        """How many ends of leases `lapse` has still to look at, some of them of settled messages."""
-        return self._timed
 
     @property
     def waiting(self) -> int:
@@ -337,13 +334,14 @@ class Leases:
     def lapse(self, now: float, lost: list[Hashable] | None = None, most: int = ALL) -> int:
         """End expired leases; return how many more messages than before can be delivered.
 
-        Each holder is added to *lost* once per message that it lost. About *most* leases are ended; if more have
-        expired, `deadline` is in the past afterwards.
+        Each holder is added to *lost* once per message that it lost. About *most* leases are looked at; if more are
+        due, `deadline` is in the past afterwards.
         """
-        before, timed = len(self._waiting), self._timed
-        while self._timers and self._timers[0][0] <= now and timed - self._timed < most:
+        before, end = len(self._waiting), self.looked_at + most
+        while self._timers and self._timers[0][0] <= now and self.looked_at < end:
             _, offsets = heapq.heappop(self._timers)
             self._timed -= len(offsets)
+            self.looked_at += len(offsets)
             for offset in offsets:
                 self._lapse_one(offset, now, lost)
         self._forget_stale_timers()
@@ -372,6 +370,10 @@ class Leases:
         return self._timers[0][0] if self._timers else math.inf
 
     # dead letters
+
+    @property
+    def has_dead(self) -> bool:
+        return bool(self._dead)
 
     def dead(self) -> list[int]:
         """The messages whose deliveries are used up; each stays until it is settled with `settle_dead`."""

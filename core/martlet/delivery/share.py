@@ -1,9 +1,11 @@
 """One shared group on one topic: reads its queues, leases messages to members, and settles or returns them."""
 
+import heapq
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, final
 
 from martlet.clock import Clock
@@ -30,6 +32,10 @@ __all__ = ["DEAD_LETTER_RETRY_S", "LAPSED_A_TURN", "Competitor", "MemberPeer", "
 log = logging.getLogger("martlet.shares")
 
 MESSAGES_A_READ: Final = 256
+LANES_A_CALL: Final = 256  # queues that one `Share.hand_out` looks at
+# Messages of one queue before those of the next: notes about few queues are shorter.
+MESSAGES_A_TURN: Final = 512
+RESTS_EXACT: Final = 64  # queues with messages up to which `Share.rest` counts each time
 # Returned messages far behind the tail that are read ahead.
 RETURNED_AHEAD: Final = 8
 RUNS_AHEAD: Final = 4
@@ -120,6 +126,7 @@ class ShareLane:
         "queue",
         "reader",
         "share",
+        "timer_at",
         "unflushed",
     )
 
@@ -127,22 +134,24 @@ class ShareLane:
         self.share = share
         self.queue = queue
         self.key = key
+        self.timer_at = math.inf  # the earliest of its timers in the share
         self.use(leases)
         self.in_order = False  # somebody takes its messages in order
         self.reader = QueueReader(share.store, self._was_read, RETURNED_AHEAD + 1)
-        self.failure: Refused | None = None  # for the next member that collects
         # Offset -> end of its dead letter in the log, which is not flushed yet; ends ascend.
         self.unflushed: dict[int, int] = {}
 
     def use(self, leases: Leases) -> None:
         """Begin with *leases*."""
         self.leases = leases
+        self.failure: Refused | None = None  # for the next member that collects
         self.noted_next = leases.next
         self.began = leases.low
         # What the broker counts of this lane, and the offset committed last.
         self.counted = leases.size
         self.low = leases.low
         self.due = True
+        self.share.activate(self)
 
     def _was_read(self, place: Hashable) -> None:
         self.share.wake()
@@ -151,6 +160,11 @@ class ShareLane:
         """Drop what a thread has read: no member is left, or the selection has changed."""
         self.failure = None
         self.reader.forget_all()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there may be something to deliver: messages that were returned, that arrived, or an error."""
+        return self.due or self.leases.waiting > 0 or self.failure is not None
 
     @property
     def is_settling(self) -> bool:
@@ -185,14 +199,21 @@ class Share:
     """
 
     __slots__ = (
+        "_active",
         "_by_holder",
+        "_dead",
         "_forget_at",
         "_lanes",
         "_members",
+        "_newest",
         "_owner",
+        "_rest",
+        "_rest_calls",
         "_stalled_at",
         "_tail",
+        "_timers",
         "_turn",
+        "_turn_left",
         "gone",
         "group",
         "policy",
@@ -222,7 +243,14 @@ class Share:
         self._members: dict[Competitor, None] = {}
         self._by_holder: dict[Hashable, Competitor] = {}
         self._lanes: dict[int, ShareLane] = {}
-        self._turn = 0
+        # The lanes with something to deliver, and perhaps a few others, the next one first: no call looks at all lanes.
+        self._active: OrderedDict[ShareLane, None] = OrderedDict()
+        self._newest = 0  # the newest generation of a returned message
+        self._dead: dict[ShareLane, None] = {}  # lanes with dead messages
+        self._timers: list[tuple[float, int]] = []  # a heap: when to look at the leases of which queue
+        self._rest = self._rest_calls = 0  # the last result of `rest`, and how many calls it serves
+        self._turn = 0  # of members
+        self._turn_left = MESSAGES_A_TURN  # of the next lane
         self._stalled_at = math.inf
         self._forget_at = owner.now() + owner.config.share_memory_s
         # A queue added while the group was inactive is read from its beginning, as it is for an active group.
@@ -305,6 +333,26 @@ class Share:
             retries = group.retry_max_times if group is not None else 16
         return retries + 1 if retries >= 0 else 0
 
+    def activate(self, lane: ShareLane) -> None:
+        """Note that *lane* may have something to deliver, or dead messages, or another deadline."""
+        leases = lane.leases
+        if lane.is_active:
+            self._active.setdefault(lane)
+            self._newest = max(self._newest, leases.newest_returned)
+        if leases.has_dead:
+            self._dead[lane] = None
+        at = leases.deadline()
+        if at < lane.timer_at:
+            lane.timer_at = at
+            heapq.heappush(self._timers, (at, lane.queue.queue_id))
+
+    def look_at_all(self) -> None:
+        """Let the next `hand_out` look at all queues: an administrator may have reset some of them."""
+        for lane in self._lanes.values():
+            lane.due = True
+            self.activate(lane)
+        self.wake()
+
     def apply_retries(self) -> None:
         """Use the group's present number of retries for messages that return from now on."""
         for lane in self._lanes.values():
@@ -315,6 +363,7 @@ class Share:
         lane = self._lanes.get(queue.queue_id)
         if lane is not None and lane.queue is queue:
             lane.due = True
+            self.activate(lane)
             self.wake()
 
     def select(self, selection: Selection) -> None:
@@ -326,6 +375,7 @@ class Share:
         for lane in self._lanes.values():
             lane.forget_read()
             lane.due = True  # the old selection may not have been woken by what the new one wants
+            self.activate(lane)
 
     def join(self, member: Competitor) -> None:
         self._members[member] = None
@@ -360,6 +410,7 @@ class Share:
         at = now + wait_s if wait_s > 0 else -math.inf
         if not lane.leases.give_back(holder, offset, at):
             return False
+        self.activate(lane)
         self._owner.notes.note(lane.key, Change(BACK, now_ms, round(wait_s * 1000), offsets=(offset,)))
         self._owner.alarm(-math.inf if lane.leases.is_dead(offset) else at)
         return True
@@ -393,30 +444,57 @@ class Share:
                 self.account(lane)
                 self._owner.notes.close(lane.key)
             self._owner.settled(lane.counted)
-        self._lanes.clear()
+        for table in self._lanes, self._active, self._dead, self._timers:
+            table.clear()
 
     # messages to members
 
     def hand_out(
         self, member: Competitor, budget_bytes: int, queue_id: int = -1, *, in_order: bool = False
     ) -> list[Delivery]:
-        """Lease messages to *member*, from each queue in turn: first returned ones, then new ones.
+        """Lease messages to *member*, of each queue in turn: first returned ones, then new ones.
 
         All get the same generation. With *queue_id* they are of that queue only. With *in_order* a queue is left out
         until its earlier messages are settled or can be delivered again.
         """
         until = self._owner.now() + member.lease_s
         found: list[Delivery] = []
-        lanes = self._lanes_from(queue_id)
-        newest = [lane.leases.newest_returned for lane in lanes if lane.leases.waiting]
-        generation = max(self._owner.clock.now_ms(), max(newest, default=0) + 1)
-        for lane in lanes:
+        visited: list[ShareLane] = []
+        try:
+            self._visit(member, budget_bytes, queue_id, in_order, until, found, visited)
+        finally:
+            for lane in visited:
+                self.activate(lane)
+                if not lane.is_active:
+                    self._active.pop(lane, None)
+        if found:
+            self._owner.alarm(until)
+            self._rest -= sum([delivery.count for delivery in found])
+            if any(lane.due or lane.leases.waiting for lane in self._may_have(queue_id)):
+                self.wake()
+        return found
+
+    def _visit(
+        self,
+        member: Competitor,
+        budget_bytes: int,
+        queue_id: int,
+        in_order: bool,
+        until: float,
+        found: list[Delivery],
+        visited: list[ShareLane],
+    ) -> None:
+        """Add messages to *found*, and every lane that was looked at to *visited*."""
+        generation = max(self._owner.clock.now_ms(), self._newest + 1)
+        for lane in self._next_lanes(queue_id):
             if member.credit <= 0 or budget_bytes <= 0:
                 break
+            visited.append(lane)
             if in_order:
                 lane.in_order = True
                 if lane.is_blocked:
                     continue
+            credit = member.credit
             try:
                 if lane.failure is not None:
                     self._fail(lane)
@@ -426,29 +504,43 @@ class Share:
                     budget_bytes -= self._new(lane, member, budget_bytes, until, generation, found)
             except Refused as refused:
                 if not found:
+                    self._end_turn(lane)
                     raise
                 lane.failure = refused  # deliver what was found first
                 member.peer.wake()
                 break
-        if found:
-            self._owner.alarm(until)
-            if any(lane.due or lane.leases.waiting for lane in lanes):
-                self.wake()
-        return found
+            if member.credit <= 0 or budget_bytes <= 0:
+                self._turn_left -= credit - member.credit
+                if self._turn_left <= 0:
+                    self._end_turn(lane)
+                break
 
-    def _lanes_from(self, queue_id: int) -> list[ShareLane]:
-        """Return the lane of *queue_id*; of all queues if it is -1, each time beginning with the next one."""
+    def _next_lanes(self, queue_id: int) -> Iterator[ShareLane]:
+        """Yield the lane of *queue_id*; if it is -1, active lanes: one whose turn is not over is next again."""
         if queue_id >= 0:
-            lane = self._lanes.get(queue_id)
-            return [lane] if lane is not None else []
-        lanes = list(self._lanes.values())
-        self._turn += 1
-        first = self._turn % (len(lanes) or 1)
-        return lanes[first:] + lanes[:first]
+            yield from self._may_have(queue_id)
+            return
+        for _ in range(min(len(self._active), LANES_A_CALL)):
+            lane = next(iter(self._active))
+            yield lane
+            self._end_turn(lane)
+
+    def _end_turn(self, lane: ShareLane) -> None:
+        """Let all other queues come before that of *lane*."""
+        self._turn_left = MESSAGES_A_TURN
+        if lane in self._active:
+            self._active.move_to_end(lane)
+
+    def _may_have(self, queue_id: int) -> Iterable[ShareLane]:
+        """Return the lane of *queue_id*; if it is -1, all that may have messages."""
+        if queue_id < 0:
+            return self._active
+        lane = self._lanes.get(queue_id)
+        return (lane,) if lane is not None else ()
 
     def is_ready(self, queue_id: int = -1, *, in_order: bool = False) -> bool:
         """Return whether `hand_out` may find messages now; if not, members with credit are woken once it may."""
-        for lane in self._lanes.values() if queue_id < 0 else self._lanes_from(queue_id):
+        for lane in self._may_have(queue_id):
             reader = lane.reader
             if (reader.must_wait and not reader.has_read) or (in_order and lane.is_blocked):
                 continue
@@ -461,8 +553,7 @@ class Share:
 
     def is_reading(self, queue_id: int = -1) -> bool:
         """Return whether a thread reads messages for `hand_out`; members with credit are woken when it has."""
-        lanes = self._lanes.values() if queue_id < 0 else self._lanes_from(queue_id)
-        return any(lane.reader.must_wait for lane in lanes)
+        return any(lane.reader.must_wait for lane in self._may_have(queue_id))
 
     def next_offset(self, queue_id: int) -> int:
         """Return the first offset of the queue that was never delivered; -1 if there is no such queue."""
@@ -470,9 +561,15 @@ class Share:
         return lane.leases.next if lane is not None else -1
 
     def rest(self, queue_id: int = -1) -> int:
-        """Return how many messages can be delivered now or have not been looked at yet."""
-        lanes = self._lanes.values() if queue_id < 0 else self._lanes_from(queue_id)
-        return sum(lane.leases.waiting + max(lane.queue.next_offset - lane.leases.next, 0) for lane in lanes)
+        """Return how many messages can be delivered now or have not been looked at yet; about, if queues are many."""
+        if queue_id < 0 and self._rest_calls > 0:
+            self._rest_calls -= 1
+            return max(self._rest, 0)
+        lanes = self._may_have(queue_id)
+        rest = sum([lane.leases.waiting + max(lane.queue.next_offset - lane.leases.next, 0) for lane in lanes])
+        if queue_id < 0:
+            self._rest, self._rest_calls = rest, len(self._active) // RESTS_EXACT
+        return rest
 
     def _fail(self, lane: ShareLane) -> None:
         """Raise the error of an earlier read, if there is one."""
@@ -630,6 +727,7 @@ class Share:
         now, now_ms = self.times()
         if lane is None or not lane.leases.renew(holder, offset, now + lease_s, now_ms):
             return 0
+        self.activate(lane)
         generation = lane.leases.generation(offset)
         self._owner.notes.note(lane.key, Change(RENEW, generation, _in_ms(lease_s), offsets=(offset,)))
         self._owner.alarm(now + lease_s)
@@ -668,6 +766,7 @@ class Share:
         if lane is None or holder is None or not lane.leases.begin_settling(holder, offset, until):
             text = f"message {offset} of queue {queue_id} has no lease {generation} in group {self.group!r}"
             raise Refused(Reason.NOT_FOUND, f"{text}; it may have ended")
+        self.activate(lane)
         self._owner.alarm(until)
         return self._owner.notes.settle(lane.key, offset, lane.began)
 
@@ -733,7 +832,7 @@ class Share:
     def deadline(self) -> float:
         """Return when `tick` is due next."""
         forget_at = math.inf if self._members else self._forget_at
-        return min(forget_at, self._stalled_at, *(lane.leases.deadline() for lane in self._lanes.values()), math.inf)
+        return min(forget_at, self._stalled_at, self._timers[0][0] if self._timers else math.inf)
 
     def tick(self, now: float, most: int = LAPSED_A_TURN) -> int:
         """Take back about *most* messages whose lease ended, and store dead letters; return what is left of *most*.
@@ -742,14 +841,20 @@ class Share:
         """
         back = 0
         lost: list[Hashable] = []
-        for lane in self._lanes.values():
+        for lane in self._take_due(now):
+            before = lane.leases.looked_at
+            back += lane.leases.lapse(now, lost, most)
+            most -= lane.leases.looked_at - before
+            self.activate(lane)
+            if most <= 0:
+                break
+        for lane in list(self._dead):
             if most <= 0:
                 self._owner.alarm(-math.inf)
                 break
-            timed = lane.leases.timed
-            back += lane.leases.lapse(now, lost, most)
-            most -= max(timed - lane.leases.timed, 0)
             most -= self._dead_letters(lane, max(most // DEAD_LETTER_TURNS, 1)) * DEAD_LETTER_TURNS
+            if not lane.leases.has_dead:
+                self._dead.pop(lane, None)
         for holder in lost:
             member = self._by_holder.get(holder)
             if member is not None:
@@ -757,10 +862,19 @@ class Share:
         if now >= self._stalled_at:
             self._stalled_at = math.inf
             if any(member.woken for member in self._members):
-                back += any(lane.due or lane.leases.waiting for lane in self._lanes.values())
+                back += any(lane.due or lane.leases.waiting for lane in self._active)
         if back:
             self.wake()
         return most
+
+    def _take_due(self, now: float) -> Iterator[ShareLane]:
+        """Yield each lane that has a timer up to *now*; the caller activates it, which sets its next timer."""
+        while self._timers and self._timers[0][0] <= now:
+            at, queue_id = heapq.heappop(self._timers)
+            lane = self._lanes.get(queue_id)
+            if lane is not None and at == lane.timer_at:
+                lane.timer_at = math.inf
+                yield lane
 
     def _dead_letters(self, lane: ShareLane, most: int) -> int:
         """Store dead letters for dead messages of *lane*, at most *most*; return how many there were."""

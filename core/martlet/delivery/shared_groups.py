@@ -268,7 +268,7 @@ class Shares:
     def _was_reset(self, group: str, topic: str) -> None:
         share = self._shares.get((topic, group, ""))
         if share is not None:
-            share.wake()
+            share.look_at_all()
 
     def _settled_atomically(self, key: Key, offsets: Sequence[int]) -> None:
         share = self._shares.get((key.topic, key.group, key.scope))

@@ -1,0 +1,107 @@
+"""Shared groups on topics with many queues: a delivery costs what it delivers, and every queue has its turn."""
+
+import sys
+from types import FrameType
+
+import pytest
+import trio
+from tests.core.pushing import publish
+from tests.core.test_shares import Competitor, broker_in_memory
+from trio.testing import MockClock
+
+from martlet.delivery.share import MESSAGES_A_TURN, RESTS_EXACT
+
+QUEUES = 500
+
+
+async def calls_of_a_delivery(queues: int) -> int:
+    """Return how many functions one delivery calls of a group that has consumed *queues* queues."""
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", queues)
+        one = Competitor(broker, credit=queues)
+        for queue_id in range(queues):
+            publish(broker, "t", queue_id, b"old")
+        while came := one.turn():
+            for message in came:
+                assert one.member.ack(int(message.split(":")[0]), 0)
+        broker.store.commit()
+        publish(broker, "t", 3, b"new")
+        calls = 0
+
+        def count(frame: FrameType, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        sys.setprofile(count)
+        try:
+            came = one.turn()
+            one.member.share.rest()
+            one.member.share.is_ready()
+            one.member.share.deadline()
+            one.member.share.tick(broker.shares.now())
+        finally:
+            sys.setprofile(None)
+        assert came == ["3:1:new"]
+        return calls
+
+
+@pytest.mark.plain
+async def test_a_delivery_costs_the_same_on_a_topic_of_many_queues() -> None:
+    assert await calls_of_a_delivery(QUEUES) == await calls_of_a_delivery(8) > 0
+
+
+async def test_queues_take_turns() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 3)
+        for queue_id in range(3):
+            publish(broker, "t", queue_id, *[b"x"] * (2 * MESSAGES_A_TURN))
+        one = Competitor(broker, credit=0)
+        turns: list[str] = []
+        for _ in range(3 * 2 * MESSAGES_A_TURN // 32):
+            one.member.add_credit(32)
+            turns += [each.split(":")[0] for each in one.turn()]
+        assert turns == [str(queue_id) for queue_id in (0, 1, 2, 0, 1, 2) for _ in range(MESSAGES_A_TURN)]
+
+
+async def test_leases_of_each_queue_end_on_time(autojump_clock: MockClock) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", QUEUES)
+        for queue_id in range(QUEUES):
+            publish(broker, "t", queue_id, b"x")
+        one = Competitor(broker, credit=0)
+        expected: dict[float, str] = {}
+        start = trio.current_time()
+        for number in range(QUEUES):
+            one.member.lease_s = 1.0 + number * 37 % QUEUES
+            one.member.add_credit(1)
+            expected[one.member.lease_s] = one.turn()[0]
+        two = Competitor(broker, lease_s=10_000, credit=1000)
+        for after_s, message in sorted(expected.items()):
+            await trio.sleep_until(start + after_s + 0.001)
+            assert two.turn() == [message]
+
+
+async def test_what_is_left_of_many_queues_is_counted_now_and_then() -> None:
+    async with broker_in_memory() as broker:
+        queues = 4 * RESTS_EXACT
+        broker.topics.ensure("t", queues)
+        for queue_id in range(queues):
+            publish(broker, "t", queue_id, b"x", b"y")
+        one = Competitor(broker, credit=queues)
+        share = one.member.share
+        assert share.rest() == 2 * queues
+        assert len(one.turn()) == queues
+        assert [share.rest() for _ in range(5)] == [queues] * 5
+        assert share.rest(queue_id=queues - 1) == 2
+
+
+async def test_a_reset_of_a_queue_that_was_read_to_its_end_is_noticed() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 2)
+        publish(broker, "t", 1, b"a")
+        one = Competitor(broker)
+        assert one.turn() == ["1:0:a"]
+        assert one.member.ack(1, 0)
+        broker.store.commit()
+        broker.groups.reset("G", "t", {1: 0})
+        assert one.turn() == ["1:0:a"]
