@@ -17,8 +17,10 @@ from martlet.settings import BrokerConfig
 from martlet.state.journal import NEXT_COMMIT
 from martlet.stats import Stats
 from martlet.store import RealDisk, Store, StoreConfig
+from martlet.store.files import Disk
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topics
+from martlet.testing.disk import FakeDisk
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig
@@ -287,15 +289,27 @@ OpenHarness = Callable[..., Awaitable[Harness]]
 
 @pytest.fixture
 async def open_harness(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[OpenHarness]:
-    """Makes a harness; keywords are keys of ``[remoting]``, and ``broker`` and ``store`` are tables of keys."""
+    """Makes a harness; keywords are keys of ``[remoting]``, and ``broker`` and ``store`` are tables of keys.
+
+    With *cached* its disk is in memory, and no message has to be read in a thread.
+    """
     stores: list[Store] = []
 
     async def make(
-        *, broker: Mapping[str, object] = NO_HEADER, store: Mapping[str, object] = NO_HEADER, **keys: object
+        *,
+        broker: Mapping[str, object] = NO_HEADER,
+        store: Mapping[str, object] = NO_HEADER,
+        cached: bool = False,
+        **keys: object,
     ) -> Harness:
         clock = FakeClock()
         config = fill(RemotingConfig, keys, "remoting")
-        made = await _broker(tmp_path, clock, fill(BrokerConfig, broker, "broker"), fill(StoreConfig, store, "store"))
+        disk: Disk = RealDisk()
+        if cached:
+            disk = FakeDisk()
+            disk.cached = True
+        configs = fill(BrokerConfig, broker, "broker"), fill(StoreConfig, store, "store")
+        made = await _broker(tmp_path, clock, *configs, disk)
         stores.append(made.store)
         await nursery.start(made.store.run)
         return Harness(made, config, clock, nursery)
@@ -305,10 +319,10 @@ async def open_harness(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[O
         await opened.close()
 
 
-async def _broker(directory: Path, clock: Clock, config: BrokerConfig, store_config: StoreConfig) -> Broker:
+async def _broker(directory: Path, clock: Clock, config: BrokerConfig, store_config: StoreConfig, disk: Disk) -> Broker:
     import random
 
-    opened = await Store.open(directory / "data", store_config, clock, RealDisk())
+    opened = await Store.open(directory / "data", store_config, clock, disk)
     opened.store_host = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
     topics = Topics(opened, clock, auto_create=config.auto_create_topics, auto_create_queues=config.auto_create_queues)
     topics.ensure("TBW102", 8, 7)

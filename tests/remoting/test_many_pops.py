@@ -8,7 +8,7 @@ from trio.testing import MockClock
 from martlet.message import Message
 from martlet_remoting.codes import RequestCode
 
-from .conftest import FakeClient, Harness
+from .conftest import FakeClient, Harness, OpenHarness
 from .pop_talk import pop_ext, popped, run
 
 HANDLES = 100_000
@@ -32,8 +32,9 @@ async def take_all(harness: Harness, client: FakeClient, topic: str) -> Counter[
 
 
 async def test_what_killed_consumers_held_comes_again_within_a_second(
-    harness: Harness, autojump_clock: MockClock, nursery: trio.Nursery
+    open_harness: OpenHarness, autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
+    harness = await open_harness(store={"flush": "async"}, cached=True)
     topic = harness.topic("T", QUEUES)
     for number in range(HANDLES):
         harness.broker.publish(Message(topic, b"x", b"", number % QUEUES))

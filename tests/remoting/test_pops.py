@@ -696,7 +696,7 @@ def taken(client: FakeClient) -> set[tuple[int, int]]:
 async def test_a_hundred_thousand_handles_of_killed_consumers_come_again_in_time(
     open_harness: OpenHarness, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    harness = await open_harness(store={"flush": "async"}, parked_peer_max=10_000)
+    harness = await open_harness(store={"flush": "async"}, cached=True, parked_peer_max=10_000)
     run(harness, nursery)
     topic = harness.topic("T", 8)
     every = {(queue_id, offset) for queue_id in range(8) for offset in range(12_500)}
