@@ -77,7 +77,8 @@ def driver(version: str) -> str:
 def driver_classes(version: str) -> Path:
     """Return the folder of the Java driver, compiled against one version of the client."""
     jars = client_jars(version)
-    sources = sorted((HERE / "driver" / "interop").glob("*.java"))
+    folders = [HERE / "driver", *([HERE / "driver" / "since5"] if version >= "5" else [])]
+    sources = sorted(source for folder in folders for source in (folder / "interop").glob("*.java"))
 
     def build(folder: Path) -> None:
         compiler = tool("javac")

@@ -273,7 +273,7 @@ class Java:
         """Start a push consumer.
 
         *more*: expression, orderly, broadcasting, failures, retries_max, instance, from, replying (to each message),
-        client_rebalance, invisible_ms (5.x only).
+        client_rebalance, invisible_ms, pop_pause_s after each failure (5.x only).
         """
         several = [topics] if isinstance(topics, str) else list(topics)
         settings = {"expression": "*", "from": "FIRST_OFFSET", "failures": 0, **more}
@@ -282,6 +282,11 @@ class Java:
     def lite(self, group: str, topic: str, **more: Any) -> "LitePull":
         """Start a lite pull consumer. *more*: expression, assign, auto_commit."""
         return LitePull(self._start("lite", group=group, topic=topic, **{"expression": "*", **more}), topic)
+
+    def pops(self, address: str, broker: str, group: str, topic: str) -> "Pops":
+        """Return a client that pops queue 0 of a topic by single requests (5.x only)."""
+        place = {"broker_address": address, "broker": broker, "group": group, "topic": topic, "queue": 0}
+        return Pops(self._start("pops"), place)
 
     def queries(self, **more: Any) -> "Queries":
         return Queries(self._start("query", **more))
@@ -493,6 +498,50 @@ class LitePull(Client):
 
     def committed(self, queue: Queue) -> int:
         return int(self._started.call("committed", **vars(queue)))
+
+
+class Pops(Client):
+    def __init__(self, started: Started, place: Mapping[str, Any]) -> None:
+        super().__init__(started)
+        self._place = place
+        self.group, self.topic = str(place["group"]), str(place["topic"])
+
+    def pop(self, count: int, *, invisible_ms: int, poll_ms: int = 0, order: bool = False) -> list[Received]:
+        """Take up to *count* messages; waits for *poll_ms* if there are none."""
+        settings = {"count": count, "invisible_ms": invisible_ms, "poll_ms": poll_ms, "order": order}
+        return [received(m) for m in self._call("pop", **settings)]
+
+    def ack(self, *popped: Received) -> str:
+        """Acknowledge messages, several in a batch; return the status."""
+        return str(self._call("ack", handles=[handle(each) for each in popped])["status"])
+
+    def change(self, popped: Received, invisible_ms: int) -> str:
+        """Let a message come again after *invisible_ms*; return the status."""
+        return str(self._call("change", handle=handle(popped), invisible_ms=invisible_ms)["status"])
+
+    def notify(self, poll_ms: int) -> bool:
+        """Return whether there are messages to pop; waits for *poll_ms* if there are none."""
+        return bool(self._call("notify", poll_ms=poll_ms))
+
+    def begin_pop(self, count: int, *, invisible_ms: int, poll_ms: int) -> Callable[[], list[Received]]:
+        """Start a pop; calling what is returned waits for its end."""
+        settings = {"count": count, "invisible_ms": invisible_ms, "poll_ms": poll_ms, "order": False}
+        finish = self._started.jvm.begin("pops.pop", name=self.name, **self._place, **settings)
+        return lambda: [received(m) for m in finish()]
+
+    def peek(self, count: int) -> list[Received]:
+        return [received(m) for m in self._call("peek", count=count)]
+
+    def waiting(self) -> int:
+        """Return how many pops of the group wait."""
+        return int(self._call("waiting"))
+
+    def _call(self, verb: str, **settings: Any) -> Any:
+        return self._started.call(verb, **self._place, **settings)
+
+
+def handle(popped: Received) -> str:
+    return popped.properties["POP_CK"]
 
 
 class Queries(Client):

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from . import rocketmq
+from . import rocketmq, wire
 from .java import Java, Jvm, Queue, Received, found, message
 from .martlet_process import Martlet
 from .process import eventually
+from .test_pop import popping, set_mode
 
 COUNT = 40
 
@@ -94,6 +95,21 @@ def exchange(java: Java, topic: str, queues: list[Queue]) -> set[str]:
     return {m.body.split()[0].decode() for m in consumer.seen}
 
 
+def pop_all(java: Java, topic: str, queues: list[Queue], addresses: list[str]) -> None:
+    """Let a new group pop what `exchange` sent; see that it gets everything once, from all brokers."""
+    group = f"popping_{topic}"
+    for address in addresses:
+        set_mode(java, address, topic, group, "POP")
+    consumer = popping(java, group, topic)
+    wanted = [f"{q.broker} {q.queue} {i}".encode() for q in queues for i in range(COUNT)]
+    assert Counter(m.body for m in consumer.wait_bodies(wanted)) == Counter(wanted)
+    assert all("POP_CK" in m.properties for m in consumer.seen)
+    brokers = {q.broker for q in queues}
+    eventually(lambda: True if {q.broker for q in consumer.queues() if q.topic == topic} == brokers else None)
+    for address in addresses:
+        wire.wait_committed(address, group, topic, COUNT * len(queues) // len(addresses), len(queues))
+
+
 def time_and_recall(java: Java, topic: str, queues: list[Queue]) -> None:
     """Send timed messages to every queue and recall one of each; see that exactly the others come, none early."""
     producer, began_ms = java.producer(), int(time.time() * 1000)
@@ -164,6 +180,8 @@ def test_both_brokers_share_a_topic(
     assert exchange(clients, "Shared", queues) == {"ours", "theirs"}
     if whose == "ours":
         time_and_recall(clients, "Shared", queues)
+    else:
+        pop_all(clients, "Shared", queues, [ours.address, theirs.address])
 
 
 def test_martlets_share_a_topic_behind_one_name_server(

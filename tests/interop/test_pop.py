@@ -9,7 +9,7 @@ import pytest
 
 from . import fetch, rocketmq, wire
 from .conftest import Target
-from .java import Java, Jvm, PushConsumer, message
+from .java import Java, Jvm, Pops, PushConsumer, message
 from .process import eventually
 from .store_exchange import OurBroker, RealBroker
 
@@ -17,14 +17,19 @@ Name = Callable[[str], str]
 POP_MESSAGE = 200050
 ACK_MESSAGE = 200051
 CHANGE_INVISIBLE = 200053
-INVISIBLE_LONG_MS = "600000"
+LONG_MS = 600_000
 INVISIBLE_MS = 5000  # the least that the Java client asks for
 
 
 def in_pop_mode(java: Java, target: Target, topic: str, group: str, queues: int = 4) -> None:
     """Create a topic, and have its group pop it."""
     java.queries().create_topic(topic, target.address, queues=queues)
-    words = ("setConsumeMode", "-b", target.address, "-t", topic, "-g", group, "-q", "0", "-m", "POP")
+    set_mode(java, target.address, topic, group, "POP")
+
+
+def set_mode(java: Java, address: str, topic: str, group: str, mode: str) -> None:
+    """Have a group pull or pop a topic of one broker."""
+    words = ("setConsumeMode", "-b", address, "-t", topic, "-g", group, "-q", "0", "-m", mode)
     assert "success" in java.mqadmin(*words)
 
 
@@ -83,12 +88,123 @@ def test_a_consumer_selects_by_tag(newest: Java, target: Target, name: Name) -> 
 def test_a_failed_message_comes_again_with_its_number_of_failures(newest: Java, target: Target, name: Name) -> None:
     topic, group = name("retried"), name("group")
     in_pop_mode(newest, target, topic, group, queues=1)
-    consumer = popping(newest, group, topic, failures=1)
+    consumer = popping(newest, group, topic, failures=1, pop_pause_s=1)
     newest.producer().send(message(topic, "once more"))
     first, again = consumer.wait(2)[:2]
     assert (first.reconsume_times, first.accepted) == (0, False)
     assert (again.reconsume_times, again.accepted) == (1, True)
     wire.wait_committed(target.address, group, topic, 1, 1)
+
+
+def test_one_client_sends_every_request_of_pop(newest: Java, target: Target, name: Name) -> None:
+    pops = popper(newest, target, name("topic"), name("group"), count=6)
+    assert [m.body for m in pops.peek(2)] == [b"0", b"1"]
+    assert pops.notify(poll_ms=20_000)
+    popped = pops.pop(4, invisible_ms=LONG_MS)
+    assert [m.body for m in popped] == [b"0", b"1", b"2", b"3"]
+    assert pops.ack(popped[0]) == "OK"
+    assert pops.ack(*popped[1:3]) == "OK"
+    assert pops.change(popped[3], invisible_ms=1000) == "OK"
+    rest = [*pops.pop(2, invisible_ms=LONG_MS), *pops.pop(1, invisible_ms=LONG_MS, poll_ms=20_000)]
+    assert [(m.body, m.reconsume_times) for m in rest] == [(b"4", 0), (b"5", 0), (b"3", 1)]
+    finish = pops.begin_pop(1, invisible_ms=LONG_MS, poll_ms=20_000)
+    eventually(lambda: True if pops.waiting() == 1 else None)
+    assert pops.ack(*rest) == "OK"
+    newest.producer().send(message(pops.topic, "last"))
+    [last] = finish()
+    assert (last.body, pops.ack(last)) == (b"last", "OK")
+    wire.wait_committed(target.address, pops.group, pops.topic, 7, 1)
+
+
+def test_pops_in_order_wait_for_earlier_messages(newest: Java, target: Target, name: Name) -> None:
+    pops = popper(newest, target, name("topic"), name("group"), count=5)
+    first = pops.pop(2, invisible_ms=LONG_MS, order=True)
+    assert [m.body for m in first] == [b"0", b"1"]
+    assert pops.ack(first[0]) == "OK"
+    assert pops.pop(2, invisible_ms=LONG_MS, order=True) == []
+    assert pops.change(first[1], invisible_ms=1000) == "OK"
+    again = pops.pop(1, invisible_ms=LONG_MS, poll_ms=20_000, order=True)
+    assert [m.body for m in again] == [b"1"]
+    assert pops.ack(*again) == "OK"
+    rest = pops.pop(8, invisible_ms=LONG_MS, order=True)
+    assert [m.body for m in rest] == [b"2", b"3", b"4"]
+    assert {pops.ack(m) for m in rest} == {"OK"}
+    wire.wait_committed(target.address, pops.group, pops.topic, 5, 1)
+
+
+def popper(java: Java, target: Target, topic: str, group: str, count: int) -> Pops:
+    """Send *count* messages to a topic with one queue; return a client that pops it."""
+    java.queries().create_topic(topic, target.address, queues=1)
+    producer = java.producer()
+    producer.send(*(message(topic, f"{i}") for i in range(count)))
+    [queue] = producer.queues(topic)
+    return java.pops(target.address, queue.broker, group, topic)
+
+
+def test_a_message_that_always_fails_becomes_a_dead_letter(
+    newest: Java, target: Target, target_kind: str, name: Name
+) -> None:
+    topic, group = name("poisoned"), name("group")
+    newest.mqadmin("updateSubGroup", "-b", target.address, "-g", group, "-r", "1")
+    in_pop_mode(newest, target, topic, group, queues=1)
+    consumer = popping(newest, group, topic, failures=-1, pop_pause_s=1)
+    newest.producer().send(message(topic, "poison", tags="T", keys="k", properties={"p": "v"}))
+    if target_kind == "rocketmq":  # it delivers the message again and again, and never makes it a dead letter
+        consumer.wait(lambda seen: seen[-1].reconsume_times > 1 if seen else False)
+        return
+    dead = f"%DLQ%{group}"
+    eventually(lambda: True if dead in newest.mqadmin("topicList") else None)
+    [letter] = newest.lite(name("undertaker"), dead, assign=True).poll_until(1)
+    assert (letter.topic, letter.body, letter.tags, letter.keys) == (dead, b"poison", "T", "k")
+    assert letter.properties["p"] == "v"
+    assert letter.properties["DLQ_ORIGIN_TOPIC"] == topic
+    assert [m.reconsume_times for m in consumer.seen] == [0, 1]
+    wire.wait_committed(target.address, group, topic, 1, 1)
+
+
+def test_a_running_group_changes_between_pull_and_pop(newest: Java, target: Target, name: Name) -> None:
+    topic, group = name("changed"), name("group")
+    newest.queries().create_topic(topic, target.address, queues=2)
+    consumer = newest.push(group, topic, client_rebalance=False)
+    producer = newest.producer()
+
+    def changed(pop: bool) -> Callable[[], bool | None]:
+        return lambda: True if any(q.queue == -1 for q in consumer.queues() if q.topic == topic) == pop else None
+
+    for part, mode in enumerate(("PULL", "POP", "PULL")):
+        set_mode(newest, target.address, topic, group, mode)
+        eventually(changed(mode == "POP"))
+        bodies = [f"{part} {i}".encode() for i in range(20)]
+        producer.send(*(message(topic, body) for body in bodies))
+        consumer.wait_bodies(bodies)
+        wire.wait_committed(target.address, group, topic, 20 * (part + 1), 2)
+    assert Counter(m.body for m in consumer.seen) == Counter(f"{n} {i}".encode() for n in range(3) for i in range(20))
+    popped = {m.body.split()[0] for m in consumer.seen if "POP_CK" in m.properties}
+    assert popped == {b"1"}
+
+
+def test_members_that_pull_and_pop_miss_nothing_together(
+    newest: Java, jvms: Callable[[str], Jvm], target: Target, name: Name
+) -> None:
+    """Pulls ignore invisible times, so a message may come to both; RocketMQ's older clients know no POP."""
+    topic, group = name("both"), name("group")
+    in_pop_mode(newest, target, topic, group, queues=2)
+    older = Java(jvms(fetch.CLIENT_VERSIONS[0]), target.name_server)
+    members = [popping(newest, group, topic), older.push(group, topic)]
+    eventually(lambda: True if members[1].queues() else None)
+    sent: list[bytes] = []
+    producer = newest.producer()
+
+    def both() -> bool | None:
+        bodies = [f"{len(sent) + i}".encode() for i in range(10)]
+        producer.send(*(message(topic, body) for body in bodies))
+        sent.extend(bodies)
+        return True if all(member.seen for member in members) else None
+
+    eventually(both)
+    eventually(lambda: True if {m.body for c in members for m in c.seen} == set(sent) else None)
+    wire.wait_committed(target.address, group, topic, len(sent), 2)
+    older.leave()
 
 
 def test_what_a_killed_consumer_held_goes_to_the_other(newest: Java, doomed: Jvm, target: Target, name: Name) -> None:
@@ -162,7 +278,7 @@ def test_messages_that_were_popped_and_not_acknowledged_come_from_rocketmq_after
 def pop_by_hand(address: str, group: str, topic: str, count: int) -> wire.Answer:
     """Pop *count* messages of queue 0 for a long time."""
     where = {"consumerGroup": group, "topic": topic, "queueId": "0"}
-    pop = {"maxMsgNums": str(count), "invisibleTime": INVISIBLE_LONG_MS, "pollTime": "0", "bornTime": "0"}
+    pop = {"maxMsgNums": str(count), "invisibleTime": str(LONG_MS), "pollTime": "0", "bornTime": "0"}
 
     def look() -> wire.Answer | None:
         answer = wire.ask(address, POP_MESSAGE, {**where, **pop, "initMode": "0"})
@@ -176,7 +292,7 @@ def settle_by_hand(
 ) -> wire.Answer:
     """Acknowledge a message that was popped by hand, or change its invisible time."""
     first = popped.fields["startOffsetInfo"].split(" ")[2]
-    times = f"{popped.fields['popTime']} {INVISIBLE_LONG_MS} {popped.fields['reviveQid']}"
+    times = f"{popped.fields['popTime']} {LONG_MS} {popped.fields['reviveQid']}"
     handle = f"{first} {times} 0 broker-a 0 {offset}"
     where = {"consumerGroup": group, "topic": topic, "queueId": "0", "extraInfo": handle, "offset": str(offset)}
     answer = wire.ask(address, code, {**where, **more})

@@ -81,6 +81,50 @@ async def test_popped_messages_are_acknowledged_or_come_again(target: Target, na
         assert done == Counter(wanted)
 
 
+async def test_messages_popped_in_order_wait_for_earlier_ones(target: Target, name: Name) -> None:
+    topic = name("ordered")
+    await fill(target, topic, 3, queues=1)
+    async with PopConsumer(patient(target), name("group")) as consumer:
+        receive = partial(consumer.receive, topic, messages_max=1, invisible_s=60, in_order=True)
+        [first] = await receive()
+        assert (first.body, await receive()) == (b"0", [])
+        await consumer.change_invisible(first, 1)
+        [first] = await receive(wait_s=20)
+        assert first.body == b"0"
+        for expected in (b"1", b"2"):
+            await consumer.ack(first)
+            [first] = await receive()
+            assert first.body == expected
+
+
+async def test_a_popped_message_that_is_never_acknowledged_becomes_a_dead_letter(
+    target: Target, target_kind: str, name: Name
+) -> None:
+    topic, group = name("poisoned"), name("group")
+    await fill(target, topic, 1, queues=1)
+    async with (
+        Admin(patient(target)) as admin,
+        PopConsumer(patient(target), group) as consumer,
+        PullConsumer(patient(target), name("dead")) as reader,
+    ):
+        await admin.create_group(group, retry_max_times=1)
+        times = []
+        for _ in range(2):
+            [popped] = await consumer.receive(topic, invisible_s=60, wait_s=20)
+            times.append(popped.message.reconsume_times)
+            await consumer.change_invisible(popped, 0.1)
+        assert times == [0, 1]
+        if target_kind == "rocketmq":  # it delivers the message without end
+            assert await consumer.receive(topic, invisible_s=60, wait_s=20)
+            return
+
+        async def dead_lettered() -> bool:
+            return [message.body for message in await dead_letters(reader, group)] == [b"0"]
+
+        await wait_until(dead_lettered)
+        assert await consumer.receive(topic) == []
+
+
 async def test_every_kind_of_send_is_read_back(target: Target, name: Name) -> None:
     topic = name("kinds")
     await fill(target, topic, 0)

@@ -27,6 +27,11 @@ public final class Driver {
         Object run(JSONObject arguments) throws Exception;
     }
 
+    /** Adds commands by their names. */
+    interface Commands {
+        void register(Map<String, Command> commands);
+    }
+
     private static final PrintStream OUT = new PrintStream(new FileOutputStream(FileDescriptor.out), false, StandardCharsets.UTF_8);
 
     private Driver() {
@@ -42,6 +47,7 @@ public final class Driver {
         new LitePulls().register(commands);
         new Queries().register(commands);
         new AdminTool().register(commands);
+        registerSince5("interop.Pops", commands);
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         ExecutorService threads = Executors.newCachedThreadPool();
         emit(Map.of("event", "ready"));
@@ -50,6 +56,17 @@ public final class Driver {
             threads.execute(() -> answer(commands, command));
         }
         Runtime.getRuntime().halt(0);
+    }
+
+    /** Add the commands of a class that is compiled only with a client of RocketMQ 5 or later. */
+    private static void registerSince5(String name, Map<String, Command> commands) throws ReflectiveOperationException {
+        Class<?> found;
+        try {
+            found = Class.forName(name);
+        } catch (ClassNotFoundException older) {
+            return;
+        }
+        ((Commands) found.getDeclaredConstructor().newInstance()).register(commands);
     }
 
     private static void answer(Map<String, Command> commands, JSONObject command) {

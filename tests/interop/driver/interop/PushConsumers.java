@@ -88,6 +88,9 @@ final class PushConsumers {
         if (said.containsKey("invisible_ms")) {
             Settings.setPopInvisibleTime(consumer, said.getLongValue("invisible_ms"));
         }
+        if (said.containsKey("pop_pause_s")) {
+            Settings.setPopPauses(consumer.getDefaultMQPushConsumerImpl(), said.getIntValue("pop_pause_s"));
+        }
         consumer.setSuspendCurrentQueueTimeMillis(100);
         // What was delivered last counts as consumed only after its listener has returned and the client has noted the
         // offset; without this wait a stop could overtake that, and the offset would never be told.

@@ -2,6 +2,7 @@ package interop;
 
 import com.alibaba.fastjson.JSONObject;
 import java.lang.reflect.Method;
+import java.util.Arrays;
 import java.util.Map;
 import java.util.Set;
 import org.apache.rocketmq.acl.common.AclClientRPCHook;
@@ -60,6 +61,13 @@ final class Settings {
     /** Set how long a popped message is invisible to others; 4.x has no such setting. */
     static void setPopInvisibleTime(Object consumer, long ms) throws ReflectiveOperationException {
         consumer.getClass().getMethod("setPopInvisibleTime", long.class).invoke(consumer, ms);
+    }
+
+    /** Set how long a consumer that pops lets a failed message wait, after each failure; it has no setting for that. */
+    static void setPopPauses(Object consumerImpl, int seconds) throws ReflectiveOperationException {
+        Method pauses = consumerImpl.getClass().getDeclaredMethod("getPopDelayLevel");
+        pauses.setAccessible(true);
+        Arrays.fill((int[]) pauses.invoke(consumerImpl), seconds);
     }
 
     /** The queues that a consumer pops, -1 for all of a broker; 4.x knows no such table. */
