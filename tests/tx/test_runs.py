@@ -10,7 +10,7 @@ from martlet.contracts import Stage
 from martlet.message import Message, decode_properties
 from martlet.store.layout import TRANSACTION_MASK
 from martlet.testing.peers import RecordingPeer
-from martlet_remoting.codec import FrameBuffer, encode_command
+from martlet_remoting.codec import FrameBuffer, decode_frame, encode_binary_command, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.connection import RemotingConnection
@@ -27,8 +27,9 @@ COMMIT, ROLLBACK = 8, 12
 class Producer:
     """A connection to a broker that holds transactions."""
 
-    def __init__(self, found: Sellers, *, in_runs: bool = True) -> None:
+    def __init__(self, found: Sellers, *, in_runs: bool = True, binary: bool = False) -> None:
         self.found = found
+        self.binary = binary
         self.peer = RecordingPeer()
         self.connection = RemotingConnection(1 << 24, 120.0, 0.0)
         self.handler = RemotingHandler(RemotingState(found.broker, RemotingConfig()), self.peer, self.connection)
@@ -37,6 +38,8 @@ class Producer:
 
     async def read(self, *frames: bytes) -> dict[int, Command]:
         """Let the broker handle *frames* as one read; return its answers by their numbers."""
+        if self.binary:
+            frames = tuple(encode_binary_command(decode_frame(frame)) for frame in frames)
         self.connection.receive_data(b"".join(frames), 0.0)
         for event in self.connection.events():
             finish = self.handler.handle(event)
@@ -95,11 +98,12 @@ async def test_half_messages_of_one_read_are_stored_and_answered_as_each_alone()
     assert found.pending() == [0, 1, 2]
 
 
-async def test_transactions_that_end_in_one_read_end_as_each_alone_with_one_op_record() -> None:
+@pytest.mark.parametrize("binary", [False, True], ids=["JSON", "ROCKETMQ"])
+async def test_transactions_that_end_in_one_read_end_as_each_alone_with_one_op_record(binary: bool) -> None:
     outcomes = []
     for in_runs in True, False:
         found = await sellers()
-        producer = Producer(found, in_runs=in_runs)
+        producer = Producer(found, in_runs=in_runs, binary=binary)
         sent = list((await producer.read(*[half(number) for number in range(10)])).values())
         answers = await producer.read(
             end(20, sent[0]),

@@ -7,12 +7,13 @@ is empty, is not refused here: the handler then reads it field by field.
 This module is not compiled, because msgspec creates the records from their annotations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final, TypeVar
 
 from msgspec import Meta, Raw, Struct, convert
 from msgspec.json import Decoder
 
+from .codes import RequestCode
 from .packets import Command
 
 __all__ = [
@@ -28,10 +29,12 @@ __all__ = [
     "ack_fields",
     "decode_envelope",
     "end_head",
+    "end_head_of",
     "pop_fields",
     "pull_fields",
     "send_fields",
     "send_head",
+    "send_head_of",
 ]
 
 T = TypeVar("T")
@@ -181,6 +184,22 @@ def end_head(header: bytes) -> EndHead | None:
     try:
         return _decode_end_head(header)
     except (ValueError, RecursionError):
+        return None
+
+
+def send_head_of(opaque: int, flag: int, fields: Mapping[str, object]) -> SendHead | None:
+    """Return the header of a send with these *fields*; None if they do not match the record."""
+    try:
+        return SendHead(RequestCode.SEND_MESSAGE_V2, convert(fields, SendFields, strict=False), opaque, flag)
+    except ValueError:
+        return None
+
+
+def end_head_of(opaque: int, flag: int, fields: Mapping[str, object]) -> EndHead | None:
+    """Return the header of an END_TRANSACTION with these *fields*; None if they do not match the record."""
+    try:
+        return EndHead(RequestCode.END_TRANSACTION, convert(fields, EndFields, strict=False), opaque, flag)
+    except ValueError:
         return None
 
 
