@@ -65,5 +65,6 @@ class RunningInfo:
             "timerCongestNum": str(timers["pending"]),
             "timerDequeueTps": str(round(delivered, 1)),
             "timerEnqueueTps": str(round(added, 1)),
+            "timerOffsetBehind": str(timers["not_yet_pending"]),
             "timerReadBehind": str(int(str(timers["behind_ms"])) // 1000),
         }

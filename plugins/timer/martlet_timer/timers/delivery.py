@@ -17,6 +17,7 @@ from martlet.broker import Broker
 from martlet.errors import MartletError, Reason, Refused, StoreError, StoreFailed
 from martlet.message import Message, Record
 from martlet.state.journal import Journal
+from martlet.tables.topics import TIMER_TOPIC
 from martlet.turns import WaitingSteps
 from martlet_timer.lateness import Lateness
 
@@ -391,10 +392,14 @@ class TimerDelivery:
             batch = batch[count:]
 
     def statistics(self) -> dict[str, object]:
-        """Return counters; ``behind_ms`` is how long the next timer has been due."""
+        """Return counters.
+
+        ``not_yet_pending``: stored records that were not read yet. ``behind_ms``: how long the next timer has been due.
+        """
         now_ms, wake_ms = self._clock.now_ms(), self._schedule.first_due_ms()
         return {
             "pending": len(self._pending),
+            "not_yet_pending": self._store.queue(TIMER_TOPIC, 0).next_offset - self._timers.next_offset,
             "being_delivered": self._schedule.taken,
             "behind_ms": max(now_ms - wake_ms, 0) if wake_ms is not None else 0,
             "delivered": self.delivered,
