@@ -27,7 +27,7 @@ from martlet_remoting.config import RemotingConfig
 from martlet_remoting.connection import RemotingConnection
 from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
-from martlet_remoting.headers import SendRun
+from martlet_remoting.headers import AckRun, SendRun
 from martlet_remoting.packets import Command, Frame
 from martlet_remoting.unheld import refuse_unheld
 
@@ -124,7 +124,7 @@ class FakeClient:
         for event in self.connection.events():
             self.handle(event)
 
-    def handle(self, event: Command | SendRun) -> None:
+    def handle(self, event: Command | SendRun | AckRun) -> None:
         """Give *event* to the handler; what is left of a long one is done by the next `Harness.step`."""
         rest = self.handler.handle(event)
         if rest is not None:

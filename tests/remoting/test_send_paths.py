@@ -30,7 +30,7 @@ class Paths:
         self.usual, self.long = harness.client(), harness.client()
         self.long.peer.host, self.long.peer.address = self.usual.peer.host, self.usual.peer.address
         self.long.handler._table = {**TABLE, V2: send.send_message}
-        self.long.connection.sends_in_runs = False
+        self.long.connection.takes_runs = False
         for topic in ("T", "read-only"):
             self.usual.handler.context.connection_gate().check_publish(topic)
         self.taken_long = 0

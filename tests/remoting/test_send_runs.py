@@ -122,7 +122,7 @@ async def test_sends_of_one_read_are_answered_in_order_as_if_each_came_alone(
     frames = encoded(MIXTURE)
     harness.topic("closed", perm=4)
     client, alone = ready(harness, "T", "other"), harness.client()
-    alone.connection.sends_in_runs = False
+    alone.connection.takes_runs = False
     for data in MIXTURE:
         receive(alone, data)
     for start in range(0, len(MIXTURE), together):
@@ -165,7 +165,7 @@ def test_a_run_comes_out_however_the_bytes_were_cut(encoded: Callable[[Sequence[
     data = b"".join(encoded([usual(number) for number in range(1, 10)]))
     for size in (1, 7, 100, 300, len(data)):
         connection = RemotingConnection(1 << 20, 120.0, 0.0)
-        connection.sends_in_runs = True
+        connection.takes_runs = True
         found: list[int] = []
         for start in range(0, len(data), size):
             connection.receive_data(data[start : start + size], 0.0)
@@ -174,6 +174,7 @@ def test_a_run_comes_out_however_the_bytes_were_cut(encoded: Callable[[Sequence[
                     event.taken = 1
                     found.append(event.sends[0][0].opaque)
                 else:
+                    assert isinstance(event, Command)
                     found.append(event.opaque)
         assert found == list(range(1, 10))
         assert connection.buffered_bytes == 0

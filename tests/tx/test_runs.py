@@ -33,7 +33,7 @@ class Producer:
         self.peer = RecordingPeer()
         self.connection = RemotingConnection(1 << 24, 120.0, 0.0)
         self.handler = RemotingHandler(RemotingState(found.broker, RemotingConfig()), self.peer, self.connection)
-        self.connection.sends_in_runs = in_runs
+        self.connection.takes_runs = in_runs
         self.handler.context.connection_gate().check_publish(TOPIC)
 
     async def read(self, *frames: bytes) -> dict[int, Command]:

@@ -349,14 +349,14 @@ class GroupNotes:
         """Note *change* of *key* with the current commit."""
         self._get(key).add(change)
 
-    def ack(self, key: Key, offset: int) -> None:
-        """Note that a message is settled."""
+    def ack(self, key: Key, offsets: Iterable[int]) -> None:
+        """Note that messages are settled."""
         pending = self._pending.get(key) or self._get(key)
         acked = pending.acked
         if acked is None:
             acked = pending.begin_acks()
             self._store.commit_soon()
-        acked.append(offset)
+        acked.extend(offsets)
 
     def begin(self, key: Key, offset: int) -> None:
         """Note that the lane begins at *offset*, and has no other state."""

@@ -244,25 +244,39 @@ class Leases:
 
     def ack(self, holder: Hashable, offset: int) -> bool:
         """Settle the message at *offset*; return False if *holder* does not hold it (any more)."""
-        slots, order = self._slots, self._order
-        lease = slots.get(offset)
+        lease = self._slots.get(offset)
         if lease is None or lease.holder is None or lease.settling or lease.holder != holder:
             return False
-        held = self._held[holder]
-        del held[offset]
-        if not held:
-            del self._held[holder]
-        del slots[offset]
-        if order[0] == offset:
-            order.popleft()
-            while order and order[0] not in slots:
-                order.popleft()
-            self.low = order[0] if order else self.next
+        self._release(holder, offset)
+        del self._slots[offset]
+        self._was_settled()
+        return True
+
+    def ack_all(self, offsets: Sequence[int], generation: int, holders: list[Hashable]) -> list[int]:
+        """Settle the messages at *offsets* that are held since *generation*; return their offsets.
+
+        The holder of each is added to *holders*.
+        """
+        slots, settled = self._slots, list[int]()
+        for offset in offsets:
+            lease = slots.get(offset)
+            if lease is None or lease.generation != generation or lease.holder is None or lease.settling:
+                continue
+            self._release(lease.holder, offset)
+            holders.append(lease.holder)
+            del slots[offset]
+            settled.append(offset)
+        if settled:
+            self._was_settled()
+        return settled
+
+    def _was_settled(self) -> None:
+        slots, order = self._slots, self._order
+        if order[0] not in slots:
+            self._trim()
         elif len(order) > SETTLED_MIN + 2 * len(slots):
             self._forget_settled()
-        if self._timed > STALE_TIMERS_MIN + 2 * len(slots):
-            self._forget_stale_timers()
-        return True
+        self._forget_stale_timers()
 
     def renew(self, holder: Hashable, offset: int, until: float, generation: int = 0) -> bool:
         """Set the end of the lease to *until*, earlier or later than before; return False if *holder* does not hold it.

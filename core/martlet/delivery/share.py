@@ -735,8 +735,17 @@ class Share:
 
     def ack(self, queue_id: int, offset: int, generation: int) -> bool:
         """Settle a message by its handle; False if the handle is no longer valid."""
-        holder = self._holder(queue_id, offset, generation)
-        return holder is not None and self.ack_held(holder, queue_id, offset)
+        return bool(self.ack_all(queue_id, (offset,), generation))
+
+    def ack_all(self, queue_id: int, offsets: Sequence[int], generation: int) -> list[int]:
+        """Settle messages of one queue by their handles; return the offsets of those whose handles are valid."""
+        lane, holders = self._lanes.get(queue_id), list[Hashable]()
+        if lane is None:
+            return []
+        settled = lane.leases.ack_all(offsets, generation, holders)
+        if settled:
+            self._was_settled(lane, settled, holders)
+        return settled
 
     def nack(self, queue_id: int, offset: int, generation: int, delay_s: float = 0) -> bool:
         """Return a failed message by its handle, as `Member.nack`; False if the handle is no longer valid."""
@@ -799,16 +808,20 @@ class Share:
             member.add_credit(1)
 
     def _settle(self, lane: ShareLane, holder: Hashable, offset: int) -> bool:
-        """Settle a message; `account` follows with the commit, which notes this."""
         if not lane.leases.ack(holder, offset):
             return False
-        self._owner.notes.ack(lane.key, offset)
-        member = self._by_holder.get(holder)
-        if member is not None:
-            member.add_credit(1)
+        self._was_settled(lane, (offset,), (holder,))
+        return True
+
+    def _was_settled(self, lane: ShareLane, offsets: Sequence[int], holders: Sequence[Hashable]) -> None:
+        """Note that messages were settled; `account` follows with the commit."""
+        self._owner.notes.ack(lane.key, offsets)
+        for holder in dict.fromkeys(holders):
+            member = self._by_holder.get(holder)
+            if member is not None:
+                member.add_credit(holders.count(holder))
         if lane.in_order and not lane.is_blocked:
             self.wake()
-        return True
 
     def account(self, lane: ShareLane) -> None:
         """Count what was leased and settled since the last call, and commit the group's offset."""
@@ -960,7 +973,7 @@ class Share:
 
     def _settle_dead(self, lane: ShareLane, offset: int) -> None:
         lane.leases.settle_dead(offset)
-        self._owner.notes.ack(lane.key, offset)
+        self._owner.notes.ack(lane.key, (offset,))
         self.account(lane)
         self.wake()
 

@@ -10,7 +10,7 @@ from typing import Final, final
 from martlet.errors import RemoteProtocolError
 
 from .codec import FrameBuffer
-from .headers import SendRun
+from .headers import AckRun, SendRun
 from .packets import Command
 
 __all__ = ["RemotingConnection"]
@@ -45,7 +45,7 @@ def _other_protocol(beginning: bytes) -> str:
 class RemotingConnection:
     """The received bytes of one connection, and when it last received any."""
 
-    __slots__ = ("_beginning", "_frames", "_idle_s", "_last", "sends_in_runs", "waiting")
+    __slots__ = ("_beginning", "_frames", "_idle_s", "_last", "takes_runs", "waiting")
 
     def __init__(self, frame_bytes_max: int, idle_s: float, now: float) -> None:
         self._frames = FrameBuffer(frame_bytes_max)
@@ -54,8 +54,8 @@ class RemotingConnection:
         self._beginning = b""
         # What the client waits for, such as held pulls; until it is empty, the client may be silent.
         self.waiting: Sized = ()
-        # Whether the handler accepts `SendRun`s.
-        self.sends_in_runs = False
+        # Whether the handler accepts runs of requests.
+        self.takes_runs = False
 
     @property
     def buffered_bytes(self) -> int:
@@ -69,15 +69,15 @@ class RemotingConnection:
         self._last = now
         self._frames.receive_data(data)
 
-    def events(self) -> Iterator[Command | SendRun]:
-        """Yield every complete command; if `sends_in_runs` is set, consecutive sends and ends of transactions as a run.
+    def events(self) -> Iterator[Command | SendRun | AckRun]:
+        """Yield every complete command; if `takes_runs` is set, consecutive frequent requests as a run.
 
         Raises:
           RemoteProtocolError: the bytes are not a valid command; the text says which other protocol they may be.
         """
         next_command = self._frames.next_command
         try:
-            if self.sends_in_runs and self._frames.may_hold_run():
+            if self.takes_runs and self._frames.may_hold_run():
                 yield from self._runs()
             while (command := next_command()) is not None:
                 yield command
@@ -86,16 +86,16 @@ class RemotingConnection:
                 raise RemoteProtocolError(hint) from error
             raise
 
-    def _runs(self) -> Iterator[Command | SendRun]:
+    def _runs(self) -> Iterator[Command | SendRun | AckRun]:
         frames = self._frames
         while True:
             run = frames.next_run()
-            while run.sends or run.ends:
+            while len(run):
                 yield run
                 if taken_to := run.taken_to():
                     frames.skip_to(taken_to)
-                # The handler did not take the next send: yield it as a command, then continue with the others.
-                if run.taken < len(run.sends) and (command := frames.next_command()) is not None:
+                # The handler did not take the next request: yield it as a command, then continue with the others.
+                if run.stopped and (command := frames.next_command()) is not None:
                     yield command
                 run = run.rest()
             if (command := frames.next_command()) is None:

@@ -19,6 +19,7 @@ from .packets import Command
 __all__ = [
     "REMARK_MAX",
     "AckFields",
+    "AckHead",
     "EndFields",
     "EndHead",
     "Envelope",
@@ -27,6 +28,7 @@ __all__ = [
     "SendFields",
     "SendHead",
     "ack_fields",
+    "ack_head",
     "decode_envelope",
     "end_head",
     "end_head_of",
@@ -148,6 +150,18 @@ class AckFields(Struct, gc=False):
     invisibleTime: I64 = -1
 
 
+class AckHead(Struct, gc=False):
+    """The complete header of an ACK_MESSAGE, an `Envelope` and its fields, decoded in one step."""
+
+    code: I32
+    extFields: AckFields
+    opaque: I32 = 0
+    flag: I32 = 0
+    version: I32 = 0
+    language: str | int | None = None
+    remark: Annotated[str, Meta(max_length=REMARK_MAX)] | None = None
+
+
 decode_envelope: Final = Decoder(Envelope).decode
 
 
@@ -200,6 +214,17 @@ def end_head_of(opaque: int, flag: int, fields: Mapping[str, object]) -> EndHead
     try:
         return EndHead(RequestCode.END_TRANSACTION, convert(fields, EndFields, strict=False), opaque, flag)
     except ValueError:
+        return None
+
+
+_decode_ack_head: Final = Decoder(AckHead, strict=False).decode
+
+
+def ack_head(header: bytes) -> AckHead | None:
+    """Decode the JSON header of an ACK_MESSAGE; return None if it does not match the record."""
+    try:
+        return _decode_ack_head(header)
+    except (ValueError, RecursionError):
         return None
 
 

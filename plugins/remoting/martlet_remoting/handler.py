@@ -33,7 +33,7 @@ from .handlers import (
     sendback,
     transactions,
 )
-from .headers import SendRun
+from .headers import AckRun, SendRun
 from .packets import NO_EXT, Command, Frame
 from .signatures import signed_request
 from .unsupported import unsupported_text
@@ -77,16 +77,19 @@ class RemotingHandler:
         self._table = FAST_TABLE if fast else TABLE
         connection.waiting = self.context
         # A signature covers fields that runs do not read.
-        connection.sends_in_runs = self._authentication is None
+        connection.takes_runs = self._authentication is None
         state.contexts[self.context] = None
 
-    def handle(self, event: Command | SendRun) -> Awaitable[None] | None:
+    def handle(self, event: Command | SendRun | AckRun) -> Awaitable[None] | None:
         """Handle a request, or the answer to a request of ours; return an awaitable that finishes a long request."""
         context = self.context
         if isinstance(event, SendRun):
             event.taken = send.send_run(context, event.sends)
             if event.ends:
                 self._end_run(event)
+            return None
+        if isinstance(event, AckRun):
+            event.taken = acks.ack_run(context, event.acks)
             return None
         flag = event.flag
         if flag & FLAG_RESPONSE:

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, final
 from martlet.errors import Reason, Refused
 
 from .codes import RequestCode
-from .fields import EndHead, SendHead, pop_fields, pull_fields
+from .fields import AckHead, EndHead, SendHead, pop_fields, pull_fields
 from .packets import Command
 
 __all__ = [
@@ -17,6 +17,8 @@ __all__ = [
     "PULL_LITE",
     "PULL_SUBSCRIPTION",
     "PULL_SUSPEND",
+    "Ack",
+    "AckRun",
     "End",
     "PopHeader",
     "PullHeader",
@@ -39,9 +41,11 @@ _LONG_NAMES: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY
 # The values with which Java, Go and C++ clients write true.
 _TRUE: Final = (True, "true", "True")
 
-# A send of a run: its header, its body, and the end of its frame in the receive buffer. An end of a transaction.
+# A send of a run: its header, its body, and the end of its frame in the receive buffer. An end of a transaction, an
+# acknowledgement.
 Send: TypeAlias = tuple[SendHead, bytes, int]
 End: TypeAlias = tuple[EndHead, int]
+Ack: TypeAlias = tuple[AckHead, int]
 
 
 @final
@@ -59,6 +63,14 @@ class SendRun:
         self.ends = ends
         self.taken = 0
 
+    def __len__(self) -> int:
+        return len(self.sends) + len(self.ends)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a send was not taken."""
+        return self.taken < len(self.sends)
+
     def taken_ends(self) -> list[End]:
         """Return the ends of transactions before the first send that was not taken."""
         if self.taken == len(self.sends):
@@ -75,6 +87,37 @@ class SendRun:
     def rest(self) -> "SendRun":
         """Return the requests after the first send that was not taken."""
         return SendRun(self.sends[self.taken + 1 :], self.ends[len(self.taken_ends()) :])
+
+
+@final
+class AckRun:
+    """Consecutive ACK_MESSAGE requests of one read.
+
+    The handler sets `taken` to the number that it has handled, from the first one on. The next one then follows as a
+    `Command`.
+    """
+
+    __slots__ = ("acks", "taken")
+
+    def __init__(self, acks: list[Ack]) -> None:
+        self.acks = acks
+        self.taken = 0
+
+    def __len__(self) -> int:
+        return len(self.acks)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a request was not taken."""
+        return self.taken < len(self.acks)
+
+    def taken_to(self) -> int:
+        """Return where the last frame ends that was taken; 0 if none was."""
+        return self.acks[self.taken - 1][1] if self.taken else 0
+
+    def rest(self) -> "AckRun":
+        """Return the requests after the first one that was not taken."""
+        return AckRun(self.acks[self.taken + 1 :])
 
 
 @final

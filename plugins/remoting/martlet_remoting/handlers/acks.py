@@ -10,7 +10,8 @@ An answer is sent when the acknowledgement is durable.
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from martlet.access import ConsumeGrant, Gate
@@ -21,23 +22,27 @@ from martlet.store import Queue
 from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import integer, items, read_body, text
 from martlet_remoting.codec import encode_ack_response, encode_response
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, reply
-from martlet_remoting.fields import AckFields, ack_fields
+from martlet_remoting.fields import AckFields, AckHead, ack_fields
 from martlet_remoting.handlers.pops import NOTHING, check_invisible
+from martlet_remoting.headers import Ack
 from martlet_remoting.packets import Command
 from martlet_remoting.pop_handles import handle_ms, parse_handle, real_topic
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "ack_run"]
 
+NO_ANSWER: Final = FLAG_ONEWAY | FLAG_RESPONSE
 NOT_ZERO: Final = re.compile(rb"[^\0]")
+# Messages of a batch that are settled before the clock is checked.
+SETTLED_AT_ONCE: Final = 256
 STALE: Final = "nothing was acknowledged; the message was acknowledged before, or its invisible time has ended"
 
 
 def ack_message(context: Context, command: Command) -> bytes:
     """Settle one message. A handle that is no longer valid is answered like any other, as by RocketMQ."""
     fields = _fields(command)
-    share = _share(context, command, fields)
+    share = _share(context, context.gate(command), fields, fields.offset)
     pop_ms = handle_ms(fields.extraInfo)
     if share is not None and share.ack(fields.queueId, fields.offset, pop_ms):
         context.peer.hold_until(NEXT_COMMIT)
@@ -45,11 +50,76 @@ def ack_message(context: Context, command: Command) -> bytes:
     return encode_response(command.opaque, ResponseCode.SUCCESS, remark=STALE)
 
 
+def ack_run(context: Context, acks: Sequence[Ack]) -> int:
+    """Settle messages together; return how many requests were answered, from the first one on.
+
+    The next request is to be refused, or wants no answer.
+    """
+    gate, template = context.connection_gate(), context.state.templates.acknowledged
+    answers: list[bytes] = []
+    has_settled = False
+    while len(answers) < len(acks):
+        heads = _alike(acks, len(answers))
+        if not heads:
+            break
+        fields, offsets = heads[0].extFields, [head.extFields.offset for head in heads]
+        try:
+            share = _share(context, gate, fields, offsets[-1])
+            pop_ms = handle_ms(fields.extraInfo)
+        except (Refused, Declined):
+            break
+        settled = share.ack_all(fields.queueId, offsets, pop_ms) if share is not None else []
+        has_settled = has_settled or bool(settled)
+        if len(settled) == len(offsets):
+            answers += [encode_ack_response(template, head.opaque) for head in heads]
+        else:
+            answers += [_answer(template, head, head.extFields.offset in settled) for head in heads]
+    if answers:
+        context.state.counters.requests += len(answers)
+        if has_settled:
+            context.peer.hold_until(NEXT_COMMIT)
+        context.peer.send(b"".join(answers))
+    return len(answers)
+
+
+def _alike(acks: Sequence[Ack], first: int) -> list[AckHead]:
+    """Return requests from *first* on that acknowledge messages of one queue and one pop, in ascending order."""
+    found: list[AckHead] = []
+    group = topic = front = ""
+    queue_id = offset = -1
+    for place in range(first, len(acks)):
+        head = acks[place][0]
+        fields = head.extFields
+        if head.flag & NO_ANSWER:
+            break
+        if not found:
+            group, topic, queue_id = fields.consumerGroup, fields.topic, fields.queueId
+            tokens = fields.extraInfo.split(" ", 2)
+            front = f"{tokens[0]} {tokens[1]} " if len(tokens) > 2 else fields.extraInfo
+        elif (
+            fields.queueId != queue_id
+            or fields.offset <= offset
+            or not fields.extraInfo.startswith(front)
+            or fields.topic != topic
+            or fields.consumerGroup != group
+        ):
+            break
+        offset = fields.offset
+        found.append(head)
+    return found
+
+
+def _answer(template: bytes, head: AckHead, settled: bool) -> bytes:
+    if settled:
+        return encode_ack_response(template, head.opaque)
+    return encode_response(head.opaque, ResponseCode.SUCCESS, remark=STALE)
+
+
 def change_invisible_time(context: Context, command: Command) -> bytes:
     """Make a message visible again some time from now, earlier or later than before; answer its new handle."""
     fields = _fields(command)
     check_invisible(fields.invisibleTime)
-    share = _share(context, command, fields, readable=True)
+    share = _share(context, context.gate(command), fields, fields.offset, readable=True)
     handle = parse_handle(fields.extraInfo)
     generation = 0
     if share is not None:
@@ -77,18 +147,19 @@ def _fields(command: Command) -> AckFields:
     )
 
 
-def _share(context: Context, command: Command, fields: AckFields, *, readable: bool = False) -> Share | None:
-    """Return the group of a message, None if it has never consumed the topic; with *readable* the message must exist.
+def _share(context: Context, gate: Gate, fields: AckFields, last: int, *, readable: bool = False) -> Share | None:
+    """Return the group of messages up to offset *last*, None if it has never consumed the topic.
+
+    With *readable* the messages must exist.
 
     Raises:
       Refused: the topic or the group may not be read, or the topic does not exist.
       Declined: there is no such queue or message.
     """
-    gate = context.gate(command)
     grant = gate.consume(fields.consumerGroup, fields.topic)
     queue = _queue(context, grant, fields.queueId)
     first, end = queue.first_offset, queue.next_offset
-    if not first <= fields.offset <= end or (readable and fields.offset == end):
+    if not first <= fields.offset <= last <= end or (readable and last == end):
         text_ = f"offset is illegal, key:{fields.topic}@{fields.queueId}, commit:{fields.offset}, store:{first}~{end}"
         raise Declined(ResponseCode.NO_MESSAGE, text_, NOTHING)
     return context.state.pops.share(gate, fields.consumerGroup, fields.topic)
@@ -118,9 +189,10 @@ def batch_ack_message(context: Context, command: Command) -> Steps[None]:
         topic = real_topic(text(ack, "t"), group, text(ack, "r", "0"))
         share = _share_of_batch(context, gate, group, topic, integer(ack, "q", -1))
         first, pop_ms, queue_id = integer(ack, "so"), integer(ack, "pt"), integer(ack, "q", -1)
-        for number in _bits(text(ack, "b")):
-            settled = (share is not None and share.ack(queue_id, first + number, pop_ms)) or settled
-            if pace.is_over():
+        numbers = _bits(text(ack, "b"))
+        while offsets := [first + number for number in islice(numbers, SETTLED_AT_ONCE)]:
+            settled = (share is not None and bool(share.ack_all(queue_id, offsets, pop_ms))) or settled
+            if pace.is_over(len(offsets)):
                 yield
     if settled:
         context.peer.hold_until(NEXT_COMMIT)
