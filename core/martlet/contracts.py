@@ -110,12 +110,14 @@ class Timers:
       pending: called with (time, number); returns at most so many messages that are due at this time or later, the
         first ones first.
       running: returns values for RocketMQ's GET_BROKER_RUNTIME_INFO, by their names there.
+      levels: the delays of the levels, as in RocketMQ's messageDelayLevel.
     """
 
     recall: Callable[[str, int, str, str], Awaitable[int]] | None = None
     count: Callable[[Sequence[int]], Awaitable[list[int]]] | None = None
     pending: Callable[[int, int], Awaitable[list[PendingTimer]]] | None = None
     running: Callable[[], Mapping[str, str]] | None = None
+    levels: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -90,6 +90,7 @@ class Jvm:
             "user.home": str(folder),
             "rocketmq.home.dir": str(folder),
             "rocketmq.client.logRoot": str(folder / "logs"),
+            "java.io.tmpdir": str(folder),
         }
         said |= {"rocketmq.client.localOffsetStoreDir": str(folder / "offsets")}
         said |= {"com.rocketmq.remoting.client.connect.timeout": "60000", **(properties or {})}

@@ -79,13 +79,16 @@ def difference(real: str, ours: str) -> str:
     return "\n".join(lines)
 
 
+FOR_THE_TOOL_OF_4 = {"getTransferedTps", "filterServerNums"}  # RocketMQ 5 has dropped or respelled them
+
+
 def complaint(version: str, step: admin.Step, said: str) -> str:
     """Return what is wrong with a step's output; empty if nothing is."""
     expected = admin.recorded(version, step)
     if step.how != "keys":
         return "" if said == expected else difference(expected, said)
     ours, theirs = set(said.split()), set(expected.split())
-    strange, missing = sorted(ours - theirs), sorted(set(step.must) - ours)
+    strange, missing = sorted(ours - theirs - FOR_THE_TOOL_OF_4), sorted(set(step.must) - ours)
     return f"{strange} are unknown to the real broker, {missing} are what tools look for" if strange or missing else ""
 
 
@@ -101,6 +104,7 @@ def test_a_command_gives_the_real_brokers_output(
 
 
 USERS, CONTROLLER = "users and rules are managed in the plugin", "this cluster has no controller"
+LITE = "use light topics"
 # Commands for what Martlet does not have: each is refused with a remark that says what to do instead.
 REFUSED = (
     ("createUser -b {address} -u bob -p secret -t Normal", USERS),
@@ -129,18 +133,83 @@ REFUSED = (
     ("rocksDBConfigToJson -t topics -c DefaultCluster", "nothing is kept in RocksDB"),
     ("updateStaticTopic -t Static -qn 2 -c DefaultCluster", "create the topic with updateTopic"),
     ("setCommitLogReadAheadMode -b {address} -m 0", "there is no read-ahead mode"),
+    ("electMaster -a {names} -b 0 -bn b -c c", CONTROLLER),
+    ("getBrokerLiteInfo -b {address}", LITE),
+    ("switchTimerEngine -b {address} -e R", "timed messages have one engine"),
 )
+REFUSED_4 = (  # those of the tool of 4.x alone
+    ("updateAclConfig -b {address} -a RocketMQ -s 12345678", USERS),
+    ("deleteAclConfig -b {address} -a RocketMQ", USERS),
+    ("clusterAclConfigVersion -b {address}", USERS),
+    ("updateGlobalWhiteAddr -b {address} -g 1.1.1.1", USERS),
+)
+ABSENT = [(fetch.CLIENT_VERSIONS[-1], *each) for each in REFUSED] + [("4.9.8", *each) for each in REFUSED_4]
 
 
-@pytest.mark.parametrize(("words", "instead"), REFUSED, ids=[words.split()[0] for words, _ in REFUSED])
+@pytest.mark.parametrize(("version", "words", "instead"), ABSENT, ids=[words.split()[0] for _, words, _ in ABSENT])
 def test_a_command_for_what_is_absent_says_what_to_do_instead(
-    newest: Java, target: Target, target_kind: str, tmp_path: Path, words: str, instead: str
+    jvms: Callable[[str], Jvm],
+    target: Target,
+    target_kind: str,
+    tmp_path: Path,
+    version: str,
+    words: str,
+    instead: str,
 ) -> None:
     (tmp_path / "topics.json").write_text("")
-    said = newest.mqadmin(*words.format(address=target.address, names=target.name_server, folder=tmp_path).split())
+    tool = Java(jvms(version), target.name_server)
+    said = tool.mqadmin(*words.format(address=target.address, names=target.name_server, folder=tmp_path).split())
     if target_kind != "rocketmq":  # it has these, or fails in its own words
         assert "CODE: 3" in said
         assert instead in said
+
+
+MUTE = (  # those that hide why they were refused
+    "getLiteClientInfo -p BenchmarkTest -g g -c c",
+    "getLiteGroupInfo -p BenchmarkTest -g g",
+    "getLiteTopicInfo -p BenchmarkTest -l l",
+    "getParentTopicInfo -p BenchmarkTest",
+    "triggerLiteDispatch -g g -p BenchmarkTest",
+)
+
+
+@pytest.mark.parametrize("words", MUTE, ids=[words.split()[0] for words in MUTE])
+def test_a_command_about_lite_topics_fails(newest: Java, words: str) -> None:
+    assert "error" in newest.mqadmin(*words.split())
+
+
+# What the tool of 4.x needs and RocketMQ 5 does not tell it.
+MISSED = (
+    ("clusterList", r"^DefaultCluster +\S+ +0 +\S+ +V5_5_0 +\d"),
+    ("exportConfigs -c DefaultCluster -f {folder}", "configs.json success"),
+    ("exportMetrics -c DefaultCluster -f {folder}", "metrics.json success"),
+)
+
+
+@pytest.mark.parametrize(("words", "says"), MISSED, ids=[words.split()[0] for words, _ in MISSED])
+def test_the_older_tool_misses_nothing(
+    jvms: Callable[[str], Jvm], target: Target, target_kind: str, tmp_path: Path, words: str, says: str
+) -> None:
+    said = Java(jvms("4.9.8"), target.name_server).mqadmin(*words.format(folder=tmp_path).split())
+    trouble = "NullPointerException"
+    assert (trouble in said) == (target_kind == "rocketmq")
+    assert trouble in said or re.search(says, said, re.MULTILINE)
+
+
+def test_the_older_tool_shows_a_group_and_a_message(
+    jvms: Callable[[str], Jvm], target: Target, name: Callable[[str], str]
+) -> None:
+    older, topic, group = Java(jvms("4.9.8"), target.name_server), name("older"), name("group")
+    assert "success" in older.mqadmin("updateSubGroup", "-b", target.address, "-g", group, "-r", "3")
+    assert re.search(r"retryMaxTimes += +3", older.mqadmin("getConsumerConfig", "-g", group))
+    [sent] = older.producer().send(message(topic, "x"))
+    assert re.search(rf"Topic: +{topic}\n", older.mqadmin("queryMsgById", "-i", sent.offset_msg_id))
+    older.leave()
+
+
+def test_a_setting_of_the_name_server_is_changed(java: Java) -> None:
+    said = java.mqadmin("updateNamesrvConfig", "-k", "orderMessageEnable", "-v", "false")
+    assert "update name server config success" in said
 
 
 def test_the_trace_of_a_message_names_its_producer_and_its_consumer(
@@ -213,3 +282,20 @@ def test_the_monitor_follows_what_happens(newest: Java, target: Target, tmp_path
         assert "@MonitorService_" in tool.wait_until(look, "startMonitoring")
     finally:
         tool.process.kill()
+
+
+# Commands that read local files, or that fail before they ask a server.
+LOCAL = {"dumpCompactionLog", "exportMetadataInRocksDB", "remappingStaticTopic"}
+ALONE = {"updateNamesrvConfig", "queryMsgTraceById", "clusterRT", "startMonitoring"}  # each has a test of its own
+TRIED = {
+    "4.9.8": [*(words for words, _ in (*REFUSED_4, *MISSED)), "getConsumerConfig", "queryMsgById"],
+    "5.5.0": [*(words for words, _ in REFUSED), *MUTE],
+}
+
+
+@pytest.mark.parametrize("version", fetch.CLIENT_VERSIONS)
+def test_every_command_of_the_tool_is_tried(jvms: Callable[[str], Jvm], version: str) -> None:
+    listed = re.findall(r"(?m)^ {3}(\w+) +\S", jvms(version).call("mqadmin", words=[]))
+    assert len(listed) > 50
+    tried = {words.split()[0] for words in (*(step.words for step in admin.steps(version)), *TRIED[version])}
+    assert set(listed) - tried - LOCAL - ALONE == set()

@@ -12,6 +12,8 @@ from .conftest import Harness, joined
 from .test_nameserver_requests import Station
 
 ABSENT = [
+    (RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, "users and rules are managed in the plugin"),
+    (RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG, "users and rules are managed in the plugin"),
     (RequestCode.AUTH_CREATE_USER, "users and rules are managed in the plugin"),
     (RequestCode.AUTH_LIST_ACL, "users and rules are managed in the plugin"),
     (RequestCode.CONTROLLER_ELECT_MASTER, "this cluster has no controller"),
@@ -23,6 +25,9 @@ ABSENT = [
     (RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS, "nothing is kept in RocksDB"),
     (RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON, "nothing is kept in RocksDB"),
     (RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, "create the topic with updateTopic"),
+    (RequestCode.POP_LITE_MESSAGE, "use light topics"),
+    (RequestCode.TRIGGER_LITE_DISPATCH, "use light topics"),
+    (RequestCode.SWITCH_TIMER_ENGINE, "timed messages have one engine"),
     (RequestCode.SET_COMMITLOG_READ_MODE, "not mapped into memory"),
 ]
 

@@ -99,6 +99,11 @@ class RequestCode:
     GET_ALL_DELAY_OFFSET: Final = 45
     CHECK_CLIENT_CONFIG: Final = 46
     GET_CLIENT_CONFIG: Final = 47
+    UPDATE_AND_CREATE_ACL_CONFIG: Final = 50  # of 4.x, as the next four
+    DELETE_ACL_CONFIG: Final = 51
+    GET_BROKER_CLUSTER_ACL_INFO: Final = 52
+    UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: Final = 53
+    GET_BROKER_CLUSTER_ACL_CONFIG: Final = 54
     GET_TIMER_CHECK_POINT: Final = 60
     GET_TIMER_METRICS: Final = 61
     PUT_KV_CONFIG: Final = 100
@@ -210,6 +215,7 @@ class RequestCode:
     AUTH_DELETE_ACL: Final = 3008
     AUTH_GET_ACL: Final = 3009
     AUTH_LIST_ACL: Final = 3010
+    SWITCH_TIMER_ENGINE: Final = 5001
     POP_MESSAGE: Final = 200050
     ACK_MESSAGE: Final = 200051
     PEEK_MESSAGE: Final = 200052
@@ -217,6 +223,8 @@ class RequestCode:
     NOTIFICATION: Final = 200054
     POLLING_INFO: Final = 200055
     POP_ROLLBACK: Final = 200056
+    POP_LITE_MESSAGE: Final = 200070
+    TRIGGER_LITE_DISPATCH: Final = 200079
     BATCH_ACK_MESSAGE: Final = 200151
     # Martlet's own, for its commands.
     LIST_TRANSACTIONS: Final = 31001

@@ -39,6 +39,7 @@ class TimerPlugin(Hooks):
 
     def __init__(self, config: TimerConfig) -> None:
         super().__init__(config)
+        self.levels = config.levels
         self.delays_ms = parse_levels(config.levels)
         self._horizon_ms = config.delay_max_s * 1000
         self.elapsed = ElapsedTime()
@@ -54,7 +55,11 @@ class TimerPlugin(Hooks):
         self.exchange = Exchange(broker, self.timers, self.timer_delivery)
         self.recalls = Recalls(broker, self.timers, self.timer_delivery, self.timer_clock)
         listing = Listing(broker, self.timers, self.timer_delivery)
-        return {Timers: Timers(self.recalls.recall, listing.count, listing.pending, lambda: self.running.values())}
+        return {
+            Timers: Timers(
+                self.recalls.recall, listing.count, listing.pending, lambda: self.running.values(), self.levels
+            )
+        }
 
     def martlet_stages(self, broker: "Broker") -> Sequence[Stage]:
         self.delay_clock = DelayClock(broker.clock, self.elapsed.ms)

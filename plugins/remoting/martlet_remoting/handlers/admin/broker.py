@@ -35,6 +35,7 @@ REFUSED_SENDS: Final = (
 # RocketMQ's names of the settings that the store's retention reads each time.
 KEPT: Final = {"deleteWhen": "delete_when", "fileReservedTime": "file_reserved_hours"}
 # RocketMQ's queues of pending requests; Martlet handles each request when it is read.
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 THREAD_POOLS: Final = ("send", "pull", "litePull", "query", "ack")
 PUT_TIMES: Final = (
     "[<=0ms]:{} [0~10ms]:0 [10~50ms]:0 [50~100ms]:0 [100~200ms]:0 [200~500ms]:0 [500ms~1s]:0 "
@@ -47,6 +48,7 @@ def broker_config(context: Context, grant: BrokerGrant) -> dict[str, object]:
     state = context.state
     broker, store, remoting = state.broker.config, grant.config, state.config
     address = state.registrar.address if state.registrar else ""
+    timers = state.broker.capability(Timers)
     host, port = split_address(address) if address else ("", 0)
     return {
         "brokerClusterName": broker.cluster,
@@ -60,6 +62,7 @@ def broker_config(context: Context, grant: BrokerGrant) -> dict[str, object]:
         "diskMaxUsedSpaceRatio": round(store.disk_used_ratio_max * 100),
         "enablePropertyFilter": state.broker.filter_compiler("SQL92") is not None,
         "fileReservedTime": store.file_reserved_hours,
+        "filterServerNums": 0,  # RocketMQ 5 has none either; the admin tool of 4.x wants to know
         "flushConsumerOffsetInterval": broker.offsets_persist_ms,
         "flushDiskType": "SYNC_FLUSH" if store.flush == "sync" else "ASYNC_FLUSH",
         "flushIntervalCommitLog": store.flush_interval_ms,
@@ -72,14 +75,19 @@ def broker_config(context: Context, grant: BrokerGrant) -> dict[str, object]:
         "maxMessageSize": broker.message_bytes_max,
         "maxTransferBytesOnMessageInMemory": remoting.pull_bytes_max,
         "maxTransferCountOnMessageInMemory": remoting.pull_messages_max,
+        "messageDelayLevel": timers.levels if timers is not None else "",
         "messageIndexEnable": store.keys_index,
+        "msgTraceTopicName": TRACE_TOPIC,
         "namesrvAddr": ";".join(state.registrar.nameservers()) if state.registrar else "",
         "regionId": remoting.region,
         "registerNameServerPeriod": remoting.register_s * 1000,
         "rejectTransactionMessage": not supports_transactions(state.broker),
         "defaultTopicQueueNums": broker.auto_create_queues,
+        "slaveReadEnable": False,
         "storePathRootDir": grant.directory,
+        "traceOn": remoting.trace,
         "traceTopicEnable": remoting.trace,
+        "useTLS": remoting.tls != "disabled" and remoting.tls_cert != "",
         **_switches(state.switches, grant),
     }
 
@@ -223,6 +231,7 @@ def _rate_info(rates: Rates) -> dict[str, str]:
         "getMessageEntireTimeMax": "0",
         "getMissTps": windows("MISS"),
         "getTotalTps": windows("GET", "MISS"),
+        "getTransferedTps": windows("GET"),  # as RocketMQ 4 and its tools spell it
         "getTransferredTps": windows("GET"),
         "msgGetTotalTodayMorning": str(rates.get_at_midnight[1]),
         "msgGetTotalTodayNow": str(rates.found),
