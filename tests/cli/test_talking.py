@@ -176,13 +176,37 @@ def test_counters_are_numbers_in_json(to: Run) -> None:
     assert counters["store.refused"] == ""
 
 
-def test_the_counters_that_operations_names_exist(to: Run) -> None:
+def documented(section: str) -> list[str]:
+    """Return the counters in the first column of a table of docs/operations.md, with N, NAME and DIRECTORY in them."""
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
-    watching = page.partition("## Monitoring")[2].partition("## ")[0]
-    named = {name for row in re.findall(r"(?m)^\| (`.*?) \|", watching) for name in re.findall(r"`(.*?)`", row)}
+    text = re.split("\n#", page.partition(f"## {section}\n")[2])[0]
+    return [name for row in re.findall(r"(?m)^\| (`.*?) \|", text) for name in re.findall(r"`(.*?)`", row)]
+
+
+def test_the_counters_to_watch_exist(to: Run) -> None:
     (counters,) = from_json(to("stats", "--json")).values()
+    named = set(documented("Monitoring"))
     assert named
     assert named - set(counters) == set()
+
+
+def test_the_table_of_all_statistics_has_what_the_broker_reports(to: Run) -> None:
+    to("send", "Later", "x", "--delay-level", "1")
+    rocketmqs: dict[str, object] = {}
+    while not any(name.startswith("scheduleMessageOffset_") for name in rocketmqs):  # until its delay of 1 s is over
+        (rocketmqs,) = from_json(to("stats", "--rocketmq", "--json")).values()
+    (own,) = from_json(to("stats", "--json")).values()
+    assert any(name.startswith("delay_levels.pending_") for name in own)
+    patterns = ((r"_\d+", "_N"), (r"^projections\..*", "projections.NAME"), (r"_/.*", "_DIRECTORY"))
+
+    def general(name: str) -> str:
+        for pattern, word in patterns:
+            name = re.sub(pattern, word, name)
+        return name
+
+    named = documented("All statistics")
+    assert len(named) == len(set(named))
+    assert set(named) == {general(name) for name in (*own, *rocketmqs)}
 
 
 def test_stats_have_rocketmqs_names_too(to: Run) -> None:

@@ -1,12 +1,16 @@
 """The commands of `martlet` against the target: they speak to a real RocketMQ broker as to ours."""
 
 import json
+import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from . import fetch
 from .conftest import Target
 
 Run = Callable[..., str]
@@ -53,3 +57,14 @@ def test_groups_and_counters_are_shown(martlet: Run) -> None:
 def test_a_load_is_put_on_it(martlet: Run) -> None:
     sent, received = json.loads(martlet("bench", "--messages", "300", "--json"))
     assert sent["messages"] == received["messages"] == 300
+
+
+def test_the_metrics_that_the_operations_page_compares_with_are_rocketmqs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    named = set(re.findall(r"`(rocketmq_\w+)`", page))
+    constants = b""
+    for path in fetch.server_jars().glob("rocketmq-*.jar"):
+        with zipfile.ZipFile(path) as jar:
+            constants += b"".join(jar.read(name) for name in jar.namelist() if "MetricsConstant" in name)
+    assert named
+    assert named - {name.decode() for name in re.findall(rb"rocketmq_\w+", constants)} == set()
