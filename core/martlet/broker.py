@@ -272,7 +272,10 @@ class Broker:
         """
         topic = self._open_topic(message)
         queue_id = self._choose_queue(topic, message.queue_id)
-        if not any(queue.next_offset or queue.noted >= 0 for queue in topic.queues.values()):
+        for queue in topic.queues.values():
+            if queue.next_offset or queue.noted >= 0:
+                break
+        else:
             self.store.notes.note_offsets([topic.queue(queue_id)])
         return queue_id
 

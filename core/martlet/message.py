@@ -21,6 +21,7 @@ __all__ = [
     "decode_properties",
     "encode_properties",
     "find_property",
+    "put_properties",
     "put_property",
     "remove_property",
 ]
@@ -60,26 +61,24 @@ def decode_properties(properties: bytes) -> dict[str, str]:
     return found
 
 
-def _span(properties: bytes, name: bytes) -> tuple[int, int, int]:
-    """Where *name* stands last: start of the fragment, start and end of its value; (-1, -1, -1) if absent."""
-    needle = name + b"\x01"
-    start = properties.rfind(b"\x02" + needle) + 1
-    if start == 0 and not properties.startswith(needle):
-        return -1, -1, -1
-    value = start + len(needle)
-    end = properties.find(b"\x02", value)
-    return start, value, len(properties) if end < 0 else end
-
-
 def find_property(properties: bytes, name: bytes) -> bytes:
     """Return the value of *name* without decoding the rest, the last of several; empty when it is absent."""
-    _, value, end = _span(properties, name)
-    return properties[value:end] if value >= 0 else b""
+    needle = name + b"\x01"
+    at = properties.rfind(needle)
+    if at < 0:
+        return b""
+    if at and properties[at - 1] != 2:  # the end of a longer name, or part of a value
+        at = properties.rfind(b"\x02" + needle) + 1
+        if not at and not properties.startswith(needle):
+            return b""
+    at += len(needle)
+    end = properties.find(2, at)
+    return properties[at:end] if end >= 0 else properties[at:]
 
 
 def remove_property(properties: bytes, name: bytes) -> bytes:
     """Return *properties* without any value of *name*."""
-    if name + b"\x01" not in properties:
+    if properties.find(name + b"\x01") < 0:  # `in` raises and catches a TypeError internally
         return properties
     # In one go: a request may hold it 100,000 times.
     return re.sub(b"(?<![^\x02])%b\x01[^\x02]*\x02?" % re.escape(name), b"", properties)
@@ -87,10 +86,16 @@ def remove_property(properties: bytes, name: bytes) -> bytes:
 
 def put_property(properties: bytes, name: bytes, value: bytes) -> bytes:
     """Return *properties* with *name* set to *value*; an older value is replaced."""
-    rest = remove_property(properties, name)
-    if rest and not rest.endswith(b"\x02"):
-        rest += b"\x02"
-    return b"%b%b\x01%b\x02" % (rest, name, value)
+    return put_properties(properties, {name: value})
+
+
+def put_properties(properties: bytes, values: Mapping[bytes, bytes]) -> bytes:
+    """Return *properties* with all of *values* by name, at the end; older values are replaced."""
+    for name in values:
+        properties = remove_property(properties, name)
+    if properties and properties[-1] != 2:
+        properties += b"\x02"
+    return properties + b"".join([b"%b\x01%b\x02" % value for value in values.items()])
 
 
 @final

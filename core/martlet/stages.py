@@ -67,7 +67,13 @@ class Stages:
         names = self._names[index]
         if not names and not stage.sys_flag:
             return True
-        return bool(message.sys_flag & stage.sys_flag) or any(find_property(message.properties, name) for name in names)
+        if message.sys_flag & stage.sys_flag:
+            return True
+        properties = message.properties
+        for name in names:  # noqa: SIM110
+            if properties.find(name) >= 0 and find_property(properties, name):
+                return True
+        return False
 
     def after(self, plugin: str) -> "Stages":
         """Return the stages after all those of *plugin*.

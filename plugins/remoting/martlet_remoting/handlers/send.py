@@ -210,7 +210,7 @@ def _publish_run(
         sends[: len(run)], run, keys, result.positions, result.offsets, strict=True
     ):
         if isinstance(item, Message):
-            answers.append(_staged_response(context, head, item, position, offset))
+            answers.append(_staged_response(context, head, item, unique, position, offset))
             continue
         header = template % (item[0].queue_id, unique, position, offset, head.opaque)
         answers.append(LENGTHS.pack(4 + len(header), len(header)) + header)
@@ -226,17 +226,20 @@ def _publish_run(
         peer.send(answer if refused is None else _run_refusal(context, sends[place][0], refused))
 
 
-def _staged_response(context: Context, head: SendHead, message: Message, position: int, offset: int) -> bytes:
+def _staged_response(
+    context: Context, head: SendHead, message: Message, unique: bytes, position: int, offset: int
+) -> bytes:
     """Return the answer to the send of *message*, which has passed the stages."""
     templates, fields = context.state.templates, head.extFields
     queue_id, handle = fields.e, ""
     if message.topic != fields.b:  # a stage holds it elsewhere until it is due
         queue_id = _real_queue(message, queue_id)
         handle = handle_of(message.properties, fields.b, context.state.broker.config.name)
-    unique = find_property(message.properties, b"UNIQ_KEY").decode("utf-8", "replace")
-    return encode_send_response(
-        templates.sent, head.opaque, 0, templates.message_id(position), queue_id, offset, unique, handle
-    )
+    if handle:
+        message_id, key = templates.message_id(position), unique.decode()
+        return encode_send_response(templates.sent, head.opaque, 0, message_id, queue_id, offset, key, handle)
+    header = templates.sent_usual % (queue_id, unique, position, offset, head.opaque)
+    return LENGTHS.pack(4 + len(header), len(header)) + header
 
 
 def _run_refusal(context: Context, head: SendHead, error: MartletError) -> bytes:
