@@ -30,6 +30,21 @@ class HalvesModel(RuleBasedStateMachine):
         self.model[offset] = min(checks, CHECKS_MAX)
         self.next = offset + 1
 
+    @rule(gap=st.sampled_from((0, 0, 1, PAGE * 3)), count=st.integers(1, PAGE))
+    def add_all(self, gap: int, count: int) -> None:
+        offset = self.next + gap
+        count = min(count, PAGE - offset % PAGE)
+        self.halves.add_all(offset, count, offset * 100, offset)
+        self.model.update(dict.fromkeys(range(offset, offset + count), 0))
+        self.next = offset + count
+
+    @rule(data=st.data())
+    def end_all(self, data: Any) -> None:
+        offsets = data.draw(st.lists(st.integers(0, self.next + PAGE) | st.sampled_from([0, *self.model])))
+        self.halves.end_all(offsets)
+        for offset in offsets:
+            self.model.pop(offset, None)
+
     @rule(data=st.data())
     def end(self, data: Any) -> None:
         offset = data.draw(st.integers(0, self.next + PAGE))

@@ -53,7 +53,6 @@ def protocol(
         broker.authentication.authenticate_password,
         broker.gate,
         broker.selection,
-        broker.turns.finish,
         broker.ids.below,
     )
     limits = Limits(config.line_bytes_max, config.body_bytes_max, config.words_max)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from martlet.contracts import HalfMessage
-from martlet.message import Message, Record, find_property, put_property, remove_property
+from martlet.message import Message, Record, find_property, put_properties, put_property, remove_property
 from martlet.store.layout import TRANSACTION_MASK
 
 __all__ = [
@@ -69,12 +69,11 @@ def is_half(message: Message) -> bool:
 
 def half_message(message: Message, queue_id: int) -> Message:
     """Turn *message*, which goes to queue *queue_id* of its topic, into a half message."""
-    properties = message.properties
-    unique = find_property(properties, b"UNIQ_KEY")
-    if unique:
-        properties = put_property(properties, b"__transactionId__", unique)
-    properties = put_property(properties, b"REAL_TOPIC", message.topic.encode())
-    message.properties = put_property(properties, b"REAL_QID", b"%d" % queue_id)
+    unique = find_property(message.properties, b"UNIQ_KEY")
+    values = {b"__transactionId__": unique} if unique else {}
+    values[b"REAL_TOPIC"] = message.topic.encode()
+    values[b"REAL_QID"] = b"%d" % queue_id
+    message.properties = put_properties(message.properties, values)
     message.sys_flag &= ~TRANSACTION_MASK
     message.topic, message.queue_id = HALF_TOPIC, 0
     return message

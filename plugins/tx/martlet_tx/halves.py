@@ -4,7 +4,7 @@ A byte is 0 if the transaction has ended, else 1 plus the number of checks. Noth
 a half message is in the consume queue, and everything else is in its record.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias, final
 
 from martlet.state import Pages
@@ -14,6 +14,7 @@ __all__ = ["CHECKS_MAX", "PAGE", "Halves", "OpBlocks", "Row"]
 PAGE: Final = 1024  # half messages in a page
 CHECKS_MAX: Final = 254
 EMPTY: Final = bytes(PAGE)
+UNCHECKED: Final = b"\x01" * PAGE
 # Op records in a block at first, and the number of blocks from which each two become one.
 BLOCK: Final = 256
 BLOCKS_MAX: Final = 4096
@@ -41,6 +42,14 @@ class Halves:
         self._set(number, page or (position, store_ms, EMPTY), offset % PAGE, 1 + min(checks, CHECKS_MAX))
         self.pending += 1
         self.next = offset + 1
+
+    def add_all(self, offset: int, count: int, position: int, store_ms: int) -> None:
+        """Add *count* half messages from *offset* on, unchecked and in one page; the first has *position*."""
+        number, at = divmod(offset, PAGE)
+        first, first_ms, data = self._pages.get(number, (position, store_ms, EMPTY))
+        self._pages[number] = first, first_ms, b"%b%b%b" % (data[:at], UNCHECKED[:count], data[at + count :])
+        self.pending += count
+        self.next = offset + count
 
     def _set(self, number: int, page: Page, at: int, value: int) -> None:
         position, store_ms, data = page
@@ -70,6 +79,29 @@ class Halves:
         self._set(number, page, at, 0)
         self.pending -= 1
         return True
+
+    def end_all(self, offsets: Sequence[int]) -> None:
+        """End the transactions of the half messages at *offsets*; those that are not pending are ignored."""
+        number, data, page = -1, bytearray(), None
+        for offset in offsets:
+            if offset // PAGE != number:
+                self._replace(number, page, data)
+                number = offset // PAGE
+                page = self._pages.get(number)
+                data = bytearray(page[2] if page is not None else EMPTY)
+            at = offset % PAGE
+            if data[at]:
+                data[at] = 0
+                self.pending -= 1
+        self._replace(number, page, data)
+
+    def _replace(self, number: int, page: Page | None, data: bytearray) -> None:
+        if page is None:
+            return
+        if data != EMPTY:
+            self._pages[number] = page[0], page[1], bytes(data)
+        else:
+            del self._pages[number]
 
     def end_before(self, offset: int) -> None:
         """End all transactions whose half messages are before *offset*."""

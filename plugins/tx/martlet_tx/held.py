@@ -14,7 +14,8 @@ from typing import Final, NamedTuple, final
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage, PendingTransaction, Transactions
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError, StoreFailed
-from martlet.message import Message, find_property
+from martlet.message import Message, Record, find_property
+from martlet.stages import Stages
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
 from martlet.store.codec import decode_record
@@ -92,11 +93,11 @@ class HeldTransactions(Transactions):
 
     @property
     def half_queue(self) -> Queue:
-        return self._store.queue(HALF_TOPIC, 0)
+        return self._store.queues.get(HALF_TOPIC, 0)
 
     @property
     def op_queue(self) -> Queue:
-        return self._store.queue(OP_TOPIC, 0)
+        return self._store.queues.get(OP_TOPIC, 0)
 
     # ---- the stage
 
@@ -198,7 +199,9 @@ class HeldTransactions(Transactions):
     def is_pending(self, offset: int) -> bool:
         """Return whether the transaction of the half message at *offset*, which exists, has not ended."""
         state = self.state
-        if offset < self.handled_before or state.is_ending(offset, self.op_queue.next_offset):
+        if offset < self.handled_before:
+            return False
+        if offset in state.ending and state.is_ending(offset, self.op_queue.next_offset):
             return False
         return state.halves.checks(offset) >= 0 or offset >= state.halves.next
 
@@ -222,6 +225,7 @@ class HeldTransactions(Transactions):
     def end_together(self, ends: Sequence[tuple[HalfMessage, bool]]) -> list[int]:
         left: list[int] = []
         items: list[RunItem] = []
+        later, queues = self._broker.stages.after(NAME), dict[tuple[str, int], Queue | None]()
         places: dict[int, int] = {}  # by the offset of the half message
         size = 0
         for place, (half, commit) in enumerate(ends):
@@ -230,11 +234,14 @@ class HeldTransactions(Transactions):
                 left.append(place)
                 continue
             if commit:
-                item = self._final_item(half)
-                if item is None:
+                key = half.topic, half.queue_id
+                if key not in queues:
+                    queues[key] = self._broker.find_queue(half.topic, half.queue_id)
+                queue = queues[key]
+                if queue is None or not self._is_usual(record, later):
                     left.append(place)
                     continue
-                items.append(item)
+                items.append(self._store.writer.item(final_message(half), queue))
                 size += record.size
             places[record.queue_offset] = place
             if size > TOGETHER_BYTES:
@@ -242,19 +249,13 @@ class HeldTransactions(Transactions):
                 items, places, size = [], {}, 0
         return left + self._append_ends(items, places) if places else left
 
-    def _final_item(self, half: HalfMessage) -> RunItem | None:
-        """Return the message that a commit of *half* stores, for a run; None if `end` must look."""
-        record, broker = half.record, self._broker
-        later = broker.stages.after(NAME)
-        queue = broker.find_queue(half.topic, half.queue_id)
-        if (
-            queue is None
-            or record.sys_flag & later.sys_flag
+    def _is_usual(self, record: Record, later: Stages) -> bool:
+        """Return whether a commit of *record* stores its message without one of the stages *later* than ours."""
+        return not (
+            record.sys_flag & later.sys_flag
             or later.may_want_properties(record.properties)
-            or len(record.body) > broker.config.message_bytes_max
-        ):
-            return None
-        return self._store.writer.item(final_message(half), queue)
+            or len(record.body) > self._broker.config.message_bytes_max
+        )
 
     def _append_ends(self, items: list[RunItem], places: Mapping[int, int]) -> list[int]:
         """Store *items* with one op record for all half messages of *places*, all or none.

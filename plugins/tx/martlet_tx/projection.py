@@ -18,7 +18,7 @@ from martlet.store.layout import RecordView
 from martlet.turns import Pace, Steps, WaitingSteps
 
 from .formats import CHECK_TIMES, HALF_TOPIC, NAME, OP_TOPIC, PREPARED_OFFSET, half_offsets, number_of
-from .halves import Halves, OpBlocks
+from .halves import PAGE, Halves, OpBlocks
 
 __all__ = ["PendingTransactions", "adopted", "checked", "resumed", "unchecked"]
 
@@ -75,8 +75,15 @@ class PendingTransactions:
         self._begin = -1  # the oldest half message in the log when this state began
 
     def apply(self, records: Sequence[RecordView]) -> None:
+        fresh: list[RecordView] = []  # half messages one after the other in a page, without anything unusual
         for record in records:
             topic = record.topic_bytes
+            if topic == HALF and self._is_fresh(record):
+                if fresh and not self._continues(fresh, record):
+                    self._add(fresh)
+                fresh.append(record)
+                continue
+            self._add(fresh)
             if topic == HALF:
                 self._apply_half(record)
             elif topic == OP:
@@ -84,15 +91,40 @@ class PendingTransactions:
             else:
                 for note in read_notes(bytes(record.body)):
                     self._apply_note(*msgpack.unpackb(note))
+        self._add(fresh)
+
+    @staticmethod
+    def _is_fresh(record: RecordView) -> bool:
+        """Return whether the half message *record* was never checked and is no copy."""
+        properties = record.properties
+        return properties.find(CHECK_TIMES) < 0 and properties.find(PREPARED_OFFSET) < 0
+
+    @staticmethod
+    def _continues(fresh: Sequence[RecordView], record: RecordView) -> bool:
+        offset = record.queue_offset
+        return offset % PAGE != 0 and offset == fresh[0].queue_offset + len(fresh)
+
+    def _add(self, fresh: list[RecordView]) -> None:
+        """Add the half messages in *fresh*, which have successive offsets, and clear it."""
+        if not fresh:
+            return
+        first = fresh[0]
+        offset = first.queue_offset
+        for each in range(offset, offset + len(fresh)) if self.ending else ():
+            self.ending.pop(each, None)  # of a record that was lost
+        if self._begin < 0:
+            self._begin = offset
+        self.halves.add_all(offset, len(fresh), first.position, first.store_ms)
+        fresh.clear()
 
     def _apply_half(self, record: RecordView) -> None:
         offset, properties = record.queue_offset, record.properties
         self.ending.pop(offset, None)  # of a record that was lost
-        checks = number_of(find_property(properties, CHECK_TIMES)) if CHECK_TIMES in properties else 0
+        checks = number_of(find_property(properties, CHECK_TIMES))
         self.halves.add(offset, record.position, record.store_ms, max(checks, 0))
         if self._begin < 0:
             self._begin = offset
-        first = number_of(find_property(properties, PREPARED_OFFSET)) if PREPARED_OFFSET in properties else -1
+        first = number_of(find_property(properties, PREPARED_OFFSET))
         if self._begin <= first < offset:
             self._apply_copy(first, offset)
 
@@ -105,11 +137,11 @@ class PendingTransactions:
 
     def _apply_op(self, record: RecordView) -> None:
         named = half_offsets(record.properties, bytes(record.body))
-        for offset in named:
+        for offset in named if self.ending else ():
             self.ending.pop(offset, None)
-            self.halves.end(offset)
-            if self._copies and (copy := self._copies.pop(offset, -1)) >= 0:
-                self.halves.end(copy)
+        self.halves.end_all(named)
+        if self._copies:
+            self.halves.end_all([copy for offset in named if (copy := self._copies.pop(offset, -1)) >= 0])
         self.ops.add(record.queue_offset, max(named, default=-1))
         self.ops.drop_before(self.halves.first())
 
