@@ -40,6 +40,7 @@ EFFECTS = {
             "martlet/cli/reference.py": "reads the source that it documents",
             "martlet/clock.py": "reads from the kernel when this process began",
             "martlet/freed_memory.py": "reads from the kernel how much memory this process has",
+            "martlet/store/key_index.py": "maps memory that belongs to no file",
             "martlet_remoting/commands/send.py": "reads the files that it sends",
         },
     ),

@@ -29,6 +29,7 @@ from martlet.store.layout import RecordView
 from martlet.store.notes import OWN_PREFIX
 from martlet.tables.groups import Group, Groups
 from martlet.tables.topics import BROKER_TOPICS, Topics
+from martlet.turns import Turns
 
 GRANTS: dict[type, Callable[[Gate], object]] = {
     TopicGrant: lambda gate: gate.query("T"),
@@ -212,3 +213,21 @@ async def test_the_event_loop_does_not_wait_for_a_record_on_the_disk() -> None:
         assert (disk.on_loop, disk.off) == (0, 1)
         assert await gate.record_at(1 << 40) is None
         assert (disk.on_loop, disk.off) == (0, 1)
+
+
+async def test_the_event_loop_does_not_wait_for_an_entry_on_the_disk() -> None:
+    disk, fake = cold_disk()
+    async with broker_in_memory(fake) as broker:
+        broker.topics.ensure("T", 1)
+        placed = [broker.publish(Message("T", b"", b"", 0)) for _ in range(40)]
+        broker.store.commit()
+        await broker.store.checkpoint()
+    async with broker_in_memory(fake) as broker:
+        figures = broker.gate(ANONYMOUS).query("T")
+        disk.on_loop = disk.off = 0
+        turns = Turns(disk.off_loop)
+        assert await turns.finish(figures.position_at(0, 5)) == placed[5].position
+        assert (disk.on_loop, disk.off) == (0, 1)
+        assert await turns.finish(figures.position_at(0, 40)) == -1
+        assert await turns.finish(figures.position_at(1, 0)) == -1
+        assert figures.readable == placed[-1].end

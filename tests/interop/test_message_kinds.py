@@ -1,6 +1,8 @@
 """The kinds of messages with the Go, the Node, the C++ and the Python client; test_other_clients has the plain ones."""
 
+import base64
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -10,7 +12,7 @@ from tests.client.listening import Listener
 from martlet_remoting.client import ConsumeFrom, Message, PushConsumer
 
 from .conftest import Target
-from .java import Java, Received, message
+from .java import Failed, Java, Received, message
 from .other_clients import Line, Program, Run, consume_words, deliveries, send_words
 from .process import eventually
 from .test_delays import DELAYS_MS
@@ -19,12 +21,17 @@ from .test_python_client import fill, patient, producer_of
 
 Name = Callable[[str], str]
 KEYS, EACH = ("a", "b", "c", "d", "e"), 6
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
 def program(language: str, request: pytest.FixtureRequest) -> Program:
     found: Program = request.getfixturevalue(language)
     return found
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def create(java: Java, target: Target, topic: str, queues: int = 4) -> str:
@@ -74,16 +81,44 @@ def test_a_delayed_message_of_another_client_arrives_after_its_delay(
 
 
 @pytest.mark.parametrize("language", ["cpp", "go", "node"])
-def test_a_timed_message_of_another_client_arrives_at_its_time(
+def test_timed_messages_of_another_client_arrive_at_their_time(
     language: str, program: Program, newest: Java, target: Target, name: Name
 ) -> None:
     """None of them has a method for it; a property is all it takes."""
     topic = create(newest, target, name("timed"))
-    sent = message(topic, "timed", properties={"TIMER_DELAY_MS": "1200"})
-    program.run(*send_words(language, target.name_server, "sync", sent))
-    [got] = stored(newest, topic, 1)
-    assert got.body == b"timed"
-    assert got.stored_ms - got.born_ms >= 1200
+    at_ms = now_ms() + 3000
+    times = {"TIMER_DELAY_MS": 1200, "TIMER_DELAY_SEC": 2, "TIMER_DELIVER_MS": at_ms}
+    sent = [message(topic, key, properties={key: str(value)}) for key, value in times.items()]
+    program.run(*send_words(language, target.name_server, "sync", *sent))
+    got = {each.body.decode(): each for each in stored(newest, topic, len(times))}
+    assert set(got) == set(times)
+    after_ms = {key: each.stored_ms - each.born_ms for key, each in got.items()}
+    assert after_ms["TIMER_DELAY_MS"] >= 1200
+    assert after_ms["TIMER_DELAY_SEC"] >= 2000
+    assert got["TIMER_DELIVER_MS"].stored_ms >= at_ms
+
+
+@pytest.mark.parametrize("language", ["cpp", "go", "node"])
+def test_a_timed_message_of_another_client_is_recalled_by_its_id(
+    language: str, program: Program, newest: Java, target: Target, target_kind: str, name: Name
+) -> None:
+    """None of them reads the handle in the answer, but topic, time and unique key make one."""
+    topic, at_ms = create(newest, target, name("timed")), now_ms() // 1000 * 1000 + HOUR_MS
+    timed = {"TIMER_DELIVER_MS": str(at_ms)}
+    if language == "node":  # it gives messages no key; the broker would, and the client could not know it
+        timed["UNIQ_KEY"] = name("key")
+    [sent] = program.run(*send_words(language, target.name_server, "sync", message(topic, "x", properties=timed)))
+    producer = newest.producer()
+    [own] = producer.send(message(topic, "own", setDelayTimeMs=HOUR_MS))
+    assert own.recall_handle
+    _, _, broker, *_ = base64.urlsafe_b64decode(own.recall_handle).decode().split()
+    unique = timed.get("UNIQ_KEY", sent["msg_id"])
+    handle = base64.urlsafe_b64encode(f"v1 {topic} {broker} {at_ms} {unique}".encode()).decode()
+    assert producer.recall(topic, own.recall_handle) == own.msg_id
+    assert producer.recall(topic, handle) == unique
+    if target_kind == "martlet":  # RocketMQ does not look whether there is such a message
+        with pytest.raises(Failed, match="it was recalled already"):
+            producer.recall(topic, handle)
 
 
 async def test_a_delayed_message_of_the_python_client_arrives_after_its_delay(target: Target, name: Name) -> None:

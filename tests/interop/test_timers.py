@@ -3,21 +3,30 @@
 import base64
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import trio
 
-from martlet_remoting.client import Message, Producer
+from martlet_remoting.client import Admin, Message, Producer
 
 from . import rocketmq
+from .conftest import Target
 from .java import Failed, Java, Jvm, message
+from .martlet_process import Martlet
+from .process import eventually
 from .store_exchange import TOPIC, OurBroker, RealBroker
 
 Name = Callable[[str], str]
 HOUR_MS = 3_600_000
 ILLEGAL = 13
+# Retention removes all segments but the newest.
+FORGETFUL = {
+    "store.disk_used_ratio_max": "0.0001",
+    "store.disk_clean_ratio": "0.0001",
+    "store.retention_interval_ms": "100",
+}
 # What both brokers answer to a time that they cannot keep.
 WRONG_TIMES: list[tuple[str, dict[str, Any]]] = [
     ("beyond the horizon", {"TIMER_DELAY_SEC": 259_201}),
@@ -108,6 +117,24 @@ def test_a_level_wins_over_a_time(newest: Java, name: Name) -> None:
     assert "TIMER_DELAY_SEC" not in got.properties
 
 
+def test_the_admin_tool_shows_what_is_pending_and_how_far_it_lags(newest: Java, target: Target, name: Name) -> None:
+    topic, producer = name("pending"), newest.producer(queues=1)
+    [sent] = producer.send(message(topic, "x", setDelayTimeMs=HOUR_MS))
+    producer.send(message(topic, "x", delay_level=len(rocketmq.DELAY_LEVELS.split())))
+
+    def shown() -> dict[str, str] | None:
+        lines = newest.mqadmin("brokerStatus", "-b", target.address).splitlines()
+        found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        return found if found["timerCongestNum"] != "0" and found["timerOffsetBehind"] == "0" else None
+
+    said = eventually(shown)
+    assert int(said["timerReadBehind"]) <= 2
+    assert {float(said[f"timer{way}queueTps"]) >= 0 for way in ("En", "De")} == {True}
+    delivered, stored = map(int, said["scheduleMessageOffset_18"].split(","))
+    assert 0 <= delivered <= stored > 0
+    producer.recall(topic, str(sent.recall_handle))
+
+
 def send(name_server: str, topic: str, prefix: str, delays_ms: dict[str, int]) -> None:
     """Send a message for each delay, counted from now, with our client; recall the one called ``recalled``."""
 
@@ -123,34 +150,71 @@ def send(name_server: str, topic: str, prefix: str, delays_ms: dict[str, int]) -
     trio.run(work)
 
 
+def send_levels(clients: Java) -> None:
+    """Send a message that waits as long as the pending timers, and one that waits as long as the later ones."""
+    producer = clients.producer(queues=4)
+    for level, word in ((2, "pending"), (3, "later")):
+        producer.send(message(TOPIC, f"level {word}", delay_level=level))
+
+
+def remove_first_segment(broker: Martlet, pending: int) -> None:
+    """Let retention remove everything from before, so that *pending* messages become timers, or are appended again."""
+
+    async def work() -> None:
+        async with Producer(broker.name_server, "fill", compress_over_bytes=1 << 20) as producer:
+            for _ in range(12):
+                await producer.send(Message("Filler", bytes(100_000)))
+        async with Admin(broker.name_server) as admin:
+            with trio.fail_after(60):
+                while True:
+                    said = await admin.broker_runtime(broker.address)
+                    if int(said["commitLogMinOffset"]) and said["timerCongestNum"] == str(pending):
+                        return
+                    await trio.sleep(0.1)
+
+    trio.run(work)
+
+
+def due_ms(properties: Mapping[str, str]) -> int:
+    """Return when a delivered message was due; those of levels have no time but that of their records."""
+    return int(properties.get("TIMER_DELIVER_MS") or properties["TIMER_OUT_MS"])
+
+
 def read(clients: Java, count: int, *, more_s: float = 4.0) -> Counter[bytes]:
     """Return the bodies of the first *count* messages and of all that come soon after."""
     consumer = clients.lite("another_reader", TOPIC, assign=True)
     got = consumer.poll_until(count)
     for each in got:
-        assert each.stored_ms >= int(each.properties["TIMER_DELIVER_MS"])
+        assert each.stored_ms >= due_ms(each.properties)
     time.sleep(more_s)
     return Counter(each.body for each in clients.lite("third_reader", TOPIC, assign=True).poll_until(count))
 
 
-def test_pending_timers_go_to_rocketmq_and_back(
+def test_pending_timers_and_moved_levels_go_to_rocketmq_and_back(
     real_broker: RealBroker, martlet: OurBroker, names: rocketmq.NameServer, jvm: Jvm
 ) -> None:
-    ours = martlet()
+    """Retention has moved all of them before: those of levels have become timers."""
+    levels, small = "1s 25s 60s", str(1 << 20)
+    ours = martlet(settings={"timer.levels": levels, "store.segment_bytes": small, **FORGETFUL})
     clients = Java(jvm, ours.name_server)
-    send(ours.name_server, TOPIC, "ours", {"soon": 500, "recalled": 25_000, "pending": 25_000, "later": 60_000})
+    send_levels(clients)
+    send(ours.name_server, TOPIC, "ours", {"recalled": 25_000, "pending": 25_000, "later": 60_000})
+    remove_first_segment(ours, pending=4)
+    send(ours.name_server, TOPIC, "ours", {"soon": 500})
     assert read(clients, 1, more_s=0) == Counter([b"ours soon"])
     clients.close()
     assert ours.stop() == 0
-    theirs = real_broker()
+    theirs = real_broker(settings={"messageDelayLevel": levels, "mappedFileSizeCommitLog": small})
     clients = Java(jvm, names.address)
     send(names.address, TOPIC, "theirs", {"soon": 500, "recalled": 60_000, "later": 60_000})
-    expected = Counter([b"ours soon", b"theirs soon", b"ours pending"])
-    assert read(clients, 3) == expected
+    expected = Counter([b"ours soon", b"theirs soon", b"ours pending", b"level pending"])
+    assert read(clients, 4) == expected
     clients.close()
     theirs.stop()
+    for key in FORGETFUL:
+        del ours.settings[key]
     ours.start()
     clients = Java(jvm, ours.name_server)
-    expected += Counter([b"ours later", b"theirs later"])
-    assert read(clients, 5) == expected
+    expected += Counter([b"ours later", b"theirs later", b"level later"])
+    assert read(clients, 7) == expected
     clients.close()

@@ -407,7 +407,7 @@ async def test_many_records_that_become_readable_at_once_are_applied_in_turns(di
     async with started(disk, tally, **SIZES) as running:
         send(running.store, "A", *map(str, range(3000)))
         running.store.flusher.flush_now()
-        assert tally.calls == [256] * 4
+        assert tally.calls == [256] * 2
         await wait_all_tasks_blocked()
         assert tally.applied == 3000
         assert max(tally.calls) == 256
@@ -564,7 +564,7 @@ async def test_notes_of_a_journal_come_in_short_runs(disk: FakeDisk) -> None:
             journal.note(b"note %d" % number)
         running.store.commit()
         running.store.flusher.flush_now()
-        assert tally.calls == [1] * 4, "a record is as long as a run may be"
+        assert tally.calls == [1] * 2, "a record is as long as a run may be"
         await wait_all_tasks_blocked()
         assert tally.applied > 20
 

@@ -1,5 +1,6 @@
-"""A backlog of the key index is worked off a little with each commit, never at once."""
+"""The work of the key index is spread over commits and done a little at a time."""
 
+import tracemalloc
 from pathlib import Path
 
 from martlet.store import Store, StoreConfig
@@ -26,4 +27,23 @@ async def test_no_commit_pays_for_the_whole_backlog(tmp_path: Path) -> None:
         before = len(keys.pending)
         commit(count)
         assert len(keys.pending) == before - INDEX_HELP, "as many as it added, and a few more"
+    await store.close()
+
+
+async def test_a_new_file_does_not_clear_its_slots_at_once(tmp_path: Path) -> None:
+    """5 million slots, as RocketMQ has: clearing them keeps the event loop for 10 ms."""
+    store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 20), ManualClock())
+    store.append(message(b"x", unique="K"), 0)
+    store.commit()
+    tracemalloc.start()
+    try:
+        store.indexer.drain_now()
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    keys = store.indexer.keys
+    assert keys is not None
+    assert keys.slots == 5_000_000
+    assert keys.active is not None
+    assert most_bytes < 1 << 20
     await store.close()

@@ -109,6 +109,8 @@ async def test_runtime_information_says_what_waits(autojump_clock: MockClock) ->
         assert "scheduleMessageOffset_1" not in before
         for _ in range(3):
             await producer.send(Message("t", b"level", delay_level=1))
+        await trio.sleep(0.01)
+        assert (await admin.broker_runtime("broker:10911"))["scheduleMessageOffset_1"] == "0,3"
         await running.wait_for(3)
         await producer.send(Message("t", b"level", delay_level=1))
         for _ in range(20):

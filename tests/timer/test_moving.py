@@ -138,19 +138,40 @@ async def test_timers_stay_where_they_are_if_the_disk_is_full(autojump_clock: Mo
         assert len(made.records()) == 1
 
 
-async def test_a_timer_in_delivery_is_not_moved(autojump_clock: MockClock) -> None:
+async def test_a_timer_in_delivery_is_moved_once_it_is_free(autojump_clock: MockClock) -> None:
     async with timed(delivers=False) as made:
         made.publish(TIMER_DELAY_MS=10)
         await trio.sleep(1)
-        schedule = made.plugin.timers.schedule
+        schedule, turns = made.plugin.timers.schedule, Turns()
         finish_now(schedule.prepare(made.clock.now_ms()))
         (timer,) = schedule.take(made.clock.now_ms(), 10)
-        with pytest.raises(Refused, match="has been in delivery for 10000 turns"):
-            await Turns().finish(made.plugin.timers.roll(0, made.broker.store.appended))
+        began = trio.current_time()
+        with pytest.raises(Refused, match="has been in delivery for 10 s; try again"):
+            await turns.finish(made.plugin.timers.roll(0, made.broker.store.appended))
+        assert trio.current_time() - began == pytest.approx(10)
         assert schedule.is_taken(timer[1])
-        schedule.give_back([timer])
-        await Turns().finish(made.plugin.timers.roll(0, made.broker.store.appended))
-        assert len(made.records(TIMER_TOPIC)) == 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(turns.finish, made.plugin.timers.roll(0, made.broker.store.appended))
+            await trio.sleep(5)
+            assert len(made.records(TIMER_TOPIC)) == 1
+            waited_slices = turns.slices
+            made.plugin.timer_delivery.give_back([timer])
+        assert trio.current_time() - began == pytest.approx(15)
+        assert turns.slices - waited_slices < 5
         await trio.sleep(0.1)
         assert len(made.records(TIMER_TOPIC)) == 2
         assert made.statistics["pending"] == 1
+
+
+async def test_a_timer_that_was_not_moved_is_delivered_though_nothing_else_is_due(autojump_clock: MockClock) -> None:
+    """It became due while it was taken, so the delivery had passed it."""
+    async with timed() as made:
+        made.publish(TIMER_DELAY_MS=1000)
+        await trio.sleep(0.5)
+        ((timer,),) = made.plugin.timers.pending.in_range(0, made.broker.store.appended)
+        assert made.plugin.timers.schedule.hold(timer)
+        await trio.sleep(2)
+        assert made.records() == []
+        made.plugin.timer_delivery.give_back([timer])
+        await trio.sleep(0.01)
+        assert len(made.records()) == 1

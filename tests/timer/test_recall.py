@@ -122,6 +122,25 @@ async def test_a_recall_that_is_refused_changes_nothing(autojump_clock: MockCloc
         assert made.records() == []
 
 
+async def test_a_recall_waits_for_a_timer_that_is_being_moved(autojump_clock: MockClock) -> None:
+    async with timed() as made:
+        made.publish(UNIQ_KEY="K0", TIMER_DELAY_MS=60_000)
+        await trio.sleep(1)
+        ((timer,),) = made.plugin.timers.pending.in_range(0, made.broker.store.appended)
+        assert made.plugin.timers.schedule.hold(timer)
+        began = trio.current_time()
+        with pytest.raises(Refused, match="has been in delivery for 10 s; try again") as busy:
+            await made.plugin.recalls.recall("T", out_of(timer[0]), "K0")
+        assert busy.value.reason == Reason.BUSY
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.plugin.recalls.recall, "T", out_of(timer[0]), "K0")
+            await trio.sleep(5)
+            assert made.statistics["recalled"] == 0
+            made.plugin.timer_delivery.give_back([timer])
+        assert trio.current_time() - began == pytest.approx(15)
+        assert made.statistics["recalled"] == 1
+
+
 async def test_recalls_deliveries_and_moves_at_the_same_time(autojump_clock: MockClock) -> None:
     random = Random(4)
     async with timed(segment_bytes=1 << 20) as made:

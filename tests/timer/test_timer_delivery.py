@@ -214,6 +214,25 @@ async def test_pending_timers_survive_a_restart(autojump_clock: MockClock) -> No
         assert made.statistics["pending"] == 1
 
 
+async def test_records_that_are_not_pending_yet_are_counted(autojump_clock: MockClock) -> None:
+    """RocketMQ calls them timerOffsetBehind."""
+    disk, clock = FakeDisk(), TrioClock()
+    async with timed(disk, clock) as made:
+        assert made.statistics["not_yet_pending"] == 0
+        for _ in range(3):
+            made.publish(TIMER_DELAY_MS=60_000)
+        assert (made.statistics["pending"], made.statistics["not_yet_pending"]) == (0, 3)
+        assert made.plugin.running.values()["timerOffsetBehind"] == "3"
+        await made.broker.store.wait_flushed(made.broker.store.appended)
+        await until(lambda: made.statistics["pending"] == 3)
+        assert made.statistics["not_yet_pending"] == 0
+    async with timed(disk, clock) as made:
+        assert (made.statistics["pending"], made.statistics["not_yet_pending"]) == (3, 0)
+        made.publish(TIMER_DELAY_MS=60_000)
+        assert made.statistics["not_yet_pending"] == 1
+        assert made.plugin.running.values()["timerOffsetBehind"] == "1"
+
+
 # ---- what can go wrong at the time of delivery
 
 

@@ -85,10 +85,15 @@ class TopicFigures(_Grant):
         queue = self._queue(queue_id)
         return 0 if queue is None else (yield from self._store.offset_by_time(queue, timestamp_ms, upper))
 
-    def position_at(self, queue_id: int, offset: int) -> int:
-        """The log position of message *offset*; -1 if there is none."""
+    def position_at(self, queue_id: int, offset: int) -> Steps[int]:
+        """Return the log position of message *offset*; -1 if it is not readable or lost. Raises `NotReady`."""
         queue = self._queue(queue_id)
-        return self._store.queues.position_at(queue, offset) if queue is not None else -1
+        return -1 if queue is None else (yield from self._store.position_at(queue, offset))
+
+    @property
+    def readable(self) -> int:
+        """The log position before which everything is readable."""
+        return self._store.readable
 
     def bytes_since(self, queue_id: int, offset: int) -> Steps[int]:
         """Return how much the log has grown since message *offset*; -1 if that is not readable. Raises `NotReady`."""

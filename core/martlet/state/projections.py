@@ -34,8 +34,8 @@ RETRY_S: Final = 60.0
 READ_AGAIN_S: Final = 5.0
 # Time between log lines during a replay.
 PROGRESS_S: Final = 5.0
-# Runs that are applied as soon as they are readable: of all projections together, but at least one of each.
-RUNS_AT_ONCE: Final = 4
+# Runs of up to 2 ms that are applied as soon as they are readable: of all projections together, at least one of each.
+RUNS_AT_ONCE: Final = 2
 # A start gives up after rebuilding a damaged block this often.
 REPAIRS: Final = 3
 # A refused `roll` is retried this often before the records are removed anyway.

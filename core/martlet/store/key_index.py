@@ -7,6 +7,7 @@ Appends only queue a reference; `drain` does the work later, and a query drains 
 """
 
 import logging
+import mmap
 import sys
 from array import array
 from collections import deque
@@ -377,7 +378,7 @@ class KeyIndex:
         made.begin_ms, made.begin_position = store_ms, position
         self.items.append(made)
         self.active = made
-        self._slots = memoryview(bytearray(self.slots * SLOT_BYTES)).cast("i")
+        self._slots = _zeros(self.slots)
         self._dirty_pages = bytearray(self.slots // PAGE_SLOTS + 1)
         self._entries = bytearray()
         self._saved = 1
@@ -522,6 +523,15 @@ class KeyIndex:
             return bytes(data)
         except FileNotFoundError:
             return b""
+
+
+def _zeros(count: int) -> memoryview:
+    """Return *count* writable i32s, all 0, which take memory page by page once they are set.
+
+    A bytearray would clear the 20 MB of RocketMQ's 5 million slots at once, which takes 10 ms.
+    """
+    memory = mmap.mmap(-1, count * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memoryview(memory).cast("i")
 
 
 def _swapped(data: bytes) -> "array[int]":

@@ -24,9 +24,10 @@ from martlet.delivery.subscriptions import (
     from_offset,
     from_tail,
 )
-from martlet.errors import Reason, Refused
+from martlet.errors import NotReady, Reason, Refused
 from martlet.message import Message, Placed
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, is_reserved
+from martlet.turns import Steps, resume
 from martlet_line.codec import HELP, encode_error, frames
 from martlet_line.config import LineConfig
 from martlet_line.connection import Event
@@ -77,6 +78,7 @@ class BrokerParts:
     authenticate: Callable[[Password], Awaitable[Identity]]
     gate: Callable[[Identity], Gate]
     selection: Callable[[str, str], Selection]
+    finish: Callable[[Steps[None]], Awaitable[None]]
     choose: Callable[[int], int]
 
 
@@ -133,7 +135,7 @@ class LineHandler:
                 case Credit():
                     self._credit(event)
                 case Subscribe():
-                    self._subscribe(event)
+                    return self._subscribe(event)
                 case Nack() | Extend() | Unsubscribe():
                     self._settle_otherwise(event)
                 case Malformed(text):
@@ -244,55 +246,81 @@ class LineHandler:
 
     # subscribing
 
-    def _subscribe(self, packet: Subscribe) -> None:
+    def _subscribe(self, packet: Subscribe) -> Awaitable[None] | None:
         parts = self._parts
         limit = parts.config.subscriptions_max
         if len(self._feeds) >= limit:
             raise Refused(Reason.BUSY, f"{limit} subscriptions of this connection; line.subscriptions_max is {limit}")
         topic = self._topic(packet.topic, "read")
-        number = self._last_id + 1
         credit = parts.config.credit_default if packet.credit < 0 else packet.credit
-        if packet.group:
-            feed = _Feed(packet.topic, packet.group, self._join(packet, credit))
-        elif packet.name:
-            feed = self._open_durable(packet, topic, credit)
-        else:
-            feed = _Feed(packet.topic, "", self._open(packet, _start(packet), credit))
-        self._last_id = number
-        self._feeds[number] = feed
-        parts.counters.subscriptions += 1
-        self._peer.send(b"OK %d\n" % number)
+        self._check_credit(credit)
+        if packet.name and not packet.group:
+            return self._begin(self._open_durable(packet, topic, credit))
+        source = self._join(packet, credit) if packet.group else self._open(packet, _start(packet), credit)
+        self._add(_Feed(packet.topic, packet.group, source))
+        return None
+
+    def _add(self, feed: _Feed) -> None:
+        self._last_id += 1
+        self._feeds[self._last_id] = feed
+        self._parts.counters.subscriptions += 1
+        self._peer.send(b"OK %d\n" % self._last_id)
+
+    def _begin(self, steps: Steps[None]) -> Awaitable[None] | None:
+        """Run the first slice, which usually completes the command; return an awaitable that runs the rest."""
+        try:
+            steps = resume(next(steps), steps)
+        except StopIteration:
+            return None
+        except NotReady as error:
+            self._refuse_not_ready(error)
+            return None
+        return self._finish(steps)
+
+    async def _finish(self, steps: Steps[None]) -> None:
+        try:
+            await self._parts.finish(steps)
+        except NotReady as error:
+            self._refuse_not_ready(error)
+        except Refused as refused:
+            self._parts.counters.errors += 1
+            self._peer.send(_error(refused))
+
+    def _refuse_not_ready(self, error: NotReady) -> None:
+        self._parts.counters.errors += 1
+        self._peer.send(encode_error(Reason.BUSY.name, str(error)))
 
     def _open(self, packet: Subscribe, start: Start, credit: int) -> Subscription:
-        self._check_credit(credit)
         return self._gate.subscribe(
             self._peer, packet.topic, ENCODING, selection=self._selection(packet), start=start, credit=credit
         )
 
-    def _open_durable(self, packet: Subscribe, topic: Topic, credit: int) -> _Feed:
+    def _open_durable(self, packet: Subscribe, topic: Topic, credit: int) -> Steps[None]:
         """Continue at the cursors of the name's session, taking it over from the connection that has it."""
-        self._check_credit(credit)
-        session = self._attach(packet.name)
+        name = packet.name
+        session = self._attach(name)
         try:
             if any(feed.session is session and feed.topic == topic.name for feed in self._feeds.values()):
                 raise Refused(
-                    Reason.ILLEGAL, f"{packet.name!r} is already subscribed to topic[{topic.name}] on this connection"
+                    Reason.ILLEGAL, f"{name!r} is already subscribed to topic[{topic.name}] on this connection"
                 )
             cursors = Cursors(session.filters.get(topic.name, b""))
             # A queue that was added in the meantime is read from its beginning.
             otherwise = from_earliest if topic.name in session.filters else _start(packet)
-            start = cursors.start(otherwise, self._gate.query(topic.name).position_at)
-            source = self._open(packet, start, credit)
+            figures = self._gate.query(topic.name)
+            yield from cursors.check(figures)
+            if self._sessions.get(name) is not session:
+                raise Refused(Reason.BUSY, f"another connection took {name!r} over; subscribe again to take it back")
+            source = self._open(packet, cursors.start(otherwise, figures), credit)
             try:
                 session.subscribe(topic.name, cursors.pack())
             except Refused:
                 source.close()
                 raise
             self._peer.hold_until(session.until)
-            return _Feed(packet.topic, "", source, session, cursors)
-        except Refused:
-            self._detach_unused(packet.name)
-            raise
+            self._add(_Feed(topic.name, "", source, session, cursors))
+        finally:
+            self._detach_unused(name)
 
     def _attach(self, name: str) -> Session:
         session = self._sessions.get(name)
@@ -318,12 +346,11 @@ class LineHandler:
 
     def _lose(self, name: str, reason: str) -> None:
         """End the subscriptions of session *name*, which this connection lost."""
-        session = self._sessions[name]
+        session = self._sessions.pop(name)
         for number in [number for number, feed in self._feeds.items() if feed.session is session]:
             self._end(number, reason)
 
     def _join(self, packet: Subscribe, credit: int) -> Member:
-        self._check_credit(credit)
         config = self._parts.config
         lease_s = config.lease_default_s if packet.lease_s < 0 else packet.lease_s
         if not 1 <= lease_s <= config.lease_max_s:
@@ -386,8 +413,7 @@ class LineHandler:
         if packet.last >= source.cursor(packet.queue_id):
             text = f"message {packet.last} of queue {packet.queue_id} was not sent; ACK only messages that were"
             raise Refused(Reason.PARAMETER, text)
-        position = self._gate.query(feed.topic).position_at(packet.queue_id, packet.last)
-        if feed.cursors.move(packet.queue_id, packet.last + 1, position):
+        if feed.cursors.move(packet.queue_id, packet.last + 1, self._gate.query(feed.topic).readable):
             feed.session.subscribe(feed.topic, feed.cursors.pack())
 
     def _settle_otherwise(self, packet: Nack | Extend | Unsubscribe) -> None:

@@ -53,6 +53,7 @@ def protocol(
         broker.authentication.authenticate_password,
         broker.gate,
         broker.selection,
+        broker.turns.finish,
         broker.ids.below,
     )
     limits = Limits(config.line_bytes_max, config.body_bytes_max, config.words_max)

@@ -10,7 +10,7 @@ import trio
 from martlet.broker import Broker
 from martlet.contracts import Protocol as Served
 from martlet.settings import DeliveryConfig
-from martlet.store import StoreConfig
+from martlet.store import Disk, StoreConfig
 from martlet.testing.peers import MemoryPeer, Serving, serving
 from martlet_line.codec import Received, decode_batch
 from martlet_line.config import LineConfig
@@ -140,6 +140,7 @@ async def room(
     config: LineConfig | None = None,
     store: StoreConfig = ASYNC,
     delivery: DeliveryConfig | None = None,
+    disk: Disk | None = None,
 ) -> AsyncIterator[Room]:
-    async with serving(directory, store=store, delivery=delivery) as running:
+    async with serving(directory, store=store, delivery=delivery, disk=disk) as running:
         yield Room(running, config or LineConfig(idle_s=0))

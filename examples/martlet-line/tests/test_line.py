@@ -11,6 +11,7 @@ import pytest
 import trio
 import trustme
 from line_talk import Room, SocketPeer, Talk, room
+from tests.cold_disk import cold_disk
 
 from martlet.config import fill
 from martlet.contracts import Identity, Predicate, Stage
@@ -22,6 +23,7 @@ from martlet.store import Store, StoreConfig
 from martlet.tables.groups import Group
 from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC
 from martlet.testing.peers import RecordingPeer, serving
+from martlet.testing.stores import small_config
 from martlet_line.config import LineConfig
 from martlet_line.connection import LineConnection
 from martlet_line.filters import compile_properties
@@ -608,6 +610,65 @@ async def test_a_queue_that_came_while_the_client_was_away_is_read_from_its_begi
         talk = made.connect()
         assert await talk.ask("SUB t as N") == "OK 1"
         assert sorted(await talk.bodies(2)) == ["0", "other"]
+
+
+async def test_durable_subscriptions_do_not_make_the_event_loop_wait_for_the_disk(tmp_path: Path) -> None:
+    cold, disk = cold_disk()
+    store = small_config(flush="async")
+    async with room(tmp_path, store=store, disk=disk) as made:
+        talk = made.connect()
+        assert await talk.ask("SUB t as N") == "OK 1"
+        for n in range(40):
+            await made.connect().ask(f"PUB t {n}")
+        await talk.bodies(40)
+        await talk.say("ACK 1 0 20")
+        await talk.quiet()
+    async with room(tmp_path, store=store, disk=disk) as made:
+        cold.on_loop = cold.off = 0
+        talk = made.connect()
+        assert await talk.ask("SUB t as N credit 100") == "OK 1"
+        assert await talk.bodies(19) == [str(n) for n in range(21, 40)]
+        await talk.say("ACK 1 0 25")
+        await talk.quiet()
+        assert cold.on_loop == 0
+        assert cold.off > 0
+
+
+async def test_a_name_taken_over_while_the_disk_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold, disk = cold_disk()
+    store = small_config(flush="async")
+    async with room(tmp_path, store=store, disk=disk) as made:
+        talk = made.connect()
+        assert await talk.ask("SUB t as N") == "OK 1"
+        await made.connect().ask("PUB t x\nPUB t y")
+        await talk.bodies(2)
+        await talk.say("ACK 1 0 0")
+        await talk.quiet()
+    gates = [trio.Event()]
+    gates[0].set()
+    off_loop = cold.off_loop
+
+    async def wait(work: Callable[[], object]) -> object:
+        await gates[0].wait()
+        return await off_loop(work)
+
+    monkeypatch.setattr(cold, "off_loop", wait)
+    async with room(tmp_path, store=store, disk=disk) as made:
+        gates[0] = may_read = trio.Event()
+        first, second = made.connect(), made.connect()
+        await first.say("SUB t as N")
+        with trio.fail_after(60):
+            while not made.broker.turns.off_loop:
+                await trio.lowlevel.checkpoint()
+        assert await second.ask("SUB u as N") == "OK 1"
+        may_read.set()
+        assert (await first.line()).startswith("ERR BUSY another connection took 'N' over")
+        assert await second.ask("SUB t as N") == "OK 2"
+        assert await second.bodies(1, number=2) == ["y"]
+        assert await first.ask("SUB t as N") == "OK 1"
+        assert await first.bodies(1) == ["y"]
 
 
 async def test_a_durable_name_expires_as_configured(tmp_path: Path) -> None:

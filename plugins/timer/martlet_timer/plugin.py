@@ -84,6 +84,7 @@ class TimerPlugin(Hooks):
         return [self.level_offsets, self.timers]
 
     def martlet_services(self, broker: "Broker") -> Sequence[Service]:
+        self.timers.next_offset = broker.store.queue(TIMER_TOPIC, 0).next_offset  # all were applied by the replay
         self.level_delivery = LevelDelivery(
             broker, NAME, self.delays_ms, self.level_offsets, self.delay_clock, self.timer_clock.now_ms
         )

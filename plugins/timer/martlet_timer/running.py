@@ -53,17 +53,18 @@ class RunningInfo:
 
     def values(self) -> dict[str, str]:
         """Return delivered and stored messages of each level, and what is known of timers."""
-        queues = self._store.queues.topics.get(SCHEDULE_TOPIC, {})
-        levels = {
-            f"scheduleMessageOffset_{level}": f"{offset},{self._store.end_offset(queues[level - 1])}"
-            for level, offset in self._offsets.by_level.items()
-            if level - 1 in queues
-        }
+        levels: dict[str, str] = {}
+        for queue_id, queue in sorted(self._store.queues.topics.get(SCHEDULE_TOPIC, {}).items()):
+            delivered_to = max(self._offsets.by_level.get(queue_id + 1, 0), queue.first_offset)
+            end = self._store.end_offset(queue)
+            if end:
+                levels[f"scheduleMessageOffset_{queue_id + 1}"] = f"{delivered_to},{end}"
         timers, (added, delivered) = self._timers(), self._rates()
         return {
             **levels,
             "timerCongestNum": str(timers["pending"]),
             "timerDequeueTps": str(round(delivered, 1)),
             "timerEnqueueTps": str(round(added, 1)),
+            "timerOffsetBehind": str(timers["not_yet_pending"]),
             "timerReadBehind": str(int(str(timers["behind_ms"])) // 1000),
         }

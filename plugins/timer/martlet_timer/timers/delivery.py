@@ -17,6 +17,7 @@ from martlet.broker import Broker
 from martlet.errors import MartletError, Reason, Refused, StoreError, StoreFailed
 from martlet.message import Message, Record
 from martlet.state.journal import Journal
+from martlet.tables.topics import TIMER_TOPIC
 from martlet.turns import WaitingSteps
 from martlet_timer.lateness import Lateness
 
@@ -42,8 +43,8 @@ CLOCK_S: Final = 600.0
 RETRY_S: Final = 1.0
 # A message that is refused for itself, or cannot be read because the disk fails, is tried again after this time.
 POSTPONE_MS: Final = 60_000
-# Turns of the event loop for which retention waits for a timer that is being delivered.
-FREE_TURNS: Final = 10_000
+# How long a recall or retention waits for a timer that is being delivered, moved or recalled.
+FREE_S: Final = 10.0
 # Topics to count messages of that were deleted before the messages were due.
 GONE_TOPICS_MAX: Final = 1000
 
@@ -65,7 +66,8 @@ class TimerDelivery:
         timers.append_again = self.append_again
         timers.changed = self._changed
         self._woken = trio.Event()
-        self._applied = trio.Event()
+        # Who waits for timers that are taken.
+        self._freed = trio.lowlevel.ParkingLot()
         # When `run` will look again by itself; None while it is busy.
         self._wakes_ms: float | None = None
         # Timers that the disk failed to read, and when to try again.
@@ -105,10 +107,20 @@ class TimerDelivery:
                 await self._wait()
 
     def _changed(self) -> None:
-        """Wake `run` if it has something to do earlier than it thought."""
-        self._applied.set()
+        """Handle that timers were added or removed."""
+        self._freed.unpark_all()
         if self._published:
             self._count_readable()
+        self._wake_if_earlier()
+
+    def give_back(self, timers: list[Timer]) -> None:
+        """Let *timers* become due again, which were taken, but neither delivered, moved nor recalled."""
+        self._schedule.give_back(timers)
+        self._freed.unpark_all()
+        self._wake_if_earlier()
+
+    def _wake_if_earlier(self) -> None:
+        """Wake `run` if it has something to do earlier than it thought."""
         if self._wakes_ms is None:
             return
         wake_ms = self._schedule.wake_ms()
@@ -149,7 +161,7 @@ class TimerDelivery:
         except (Refused, StoreFailed) as error:
             refused = error
         finally:
-            self._schedule.give_back(list(left.values()))
+            self.give_back(list(left.values()))
         if refused is not None:
             await self._pause(refused)
         elif self._schedule.taken > TAKEN_MAX:
@@ -163,12 +175,27 @@ class TimerDelivery:
             log.warning("timers wait, because the store refuses messages; %s", refused)
         await trio.sleep(RETRY_S)
 
+    def _is_busy(self, timer: Timer) -> bool:
+        return self._schedule.is_taken(timer[1]) and self._pending.has(*timer)
+
+    async def wait_free(self, timer: Timer) -> None:
+        """Wait while *timer* is being delivered, moved or recalled.
+
+        Raises:
+          Refused: that takes longer than `FREE_S` (Reason.BUSY).
+        """
+        with trio.move_on_after(FREE_S) as scope:
+            while self._is_busy(timer):
+                await self._freed.park()
+        if scope.cancelled_caught:
+            text = f"timer due at {timer[0]} ms has been in delivery for {FREE_S:g} s"
+            raise Refused(Reason.BUSY, f"{text}; try again")
+
     async def _wait_applied(self, end: int) -> None:
         """Wait until fewer timers are taken."""
         await self._store.wait_flushed(end)
         while self._schedule.taken > TAKEN_MAX:
-            self._applied = trio.Event()
-            await self._applied.wait()
+            await self._freed.park()
 
     # ---- what was read
 
@@ -206,7 +233,7 @@ class TimerDelivery:
 
     def _retry_unreadable(self) -> None:
         timers, self._unreadable = self._unreadable, []
-        self._schedule.give_back(timers)
+        self.give_back(timers)
 
     # ---- storing
 
@@ -332,7 +359,8 @@ class TimerDelivery:
         left: dict[int, Timer] = {}
         try:
             for timer in timers:
-                yield from self._wait_free(timer)
+                if self._is_busy(timer):
+                    yield partial(self.wait_free, timer)
                 if self._schedule.hold(timer):
                     left[timer[1]] = timer
             held = list(left.values())
@@ -342,18 +370,10 @@ class TimerDelivery:
                 self._move(self._check_found(held, found, left), left)
                 held = held[len(found) :]
         finally:
-            self._schedule.give_back(list(left.values()))
+            self.give_back(list(left.values()))
 
     async def _read_into(self, found: list[Found], positions: list[int]) -> None:
         found += await self.reader.read(positions, BATCH_BYTES)
-
-    def _wait_free(self, timer: Timer) -> WaitingSteps[None]:
-        """Wait while *timer* is being delivered or recalled."""
-        for _ in range(FREE_TURNS):
-            if not self._schedule.is_taken(timer[1]) or not self._pending.has(*timer):
-                return
-            yield None
-        raise Refused(Reason.BUSY, f"timer due at {timer[0]} ms has been in delivery for {FREE_TURNS} turns")
 
     def _move(self, batch: list[Due], left: dict[int, Timer]) -> None:
         """Append the records of *batch* again, and remove what was stored from *left*."""
@@ -372,10 +392,14 @@ class TimerDelivery:
             batch = batch[count:]
 
     def statistics(self) -> dict[str, object]:
-        """Return counters; ``behind_ms`` is how long the next timer has been due."""
+        """Return counters.
+
+        ``not_yet_pending``: stored records that were not read yet. ``behind_ms``: how long the next timer has been due.
+        """
         now_ms, wake_ms = self._clock.now_ms(), self._schedule.first_due_ms()
         return {
             "pending": len(self._pending),
+            "not_yet_pending": self._store.queue(TIMER_TOPIC, 0).next_offset - self._timers.next_offset,
             "being_delivered": self._schedule.taken,
             "behind_ms": max(now_ms - wake_ms, 0) if wake_ms is not None else 0,
             "delivered": self.delivered,

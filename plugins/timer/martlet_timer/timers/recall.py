@@ -10,8 +10,6 @@ versions, which contains the topic.
 
 from typing import Final, final
 
-import trio
-
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Record, encode_properties, find_property
@@ -26,9 +24,6 @@ from .state import TimerState
 
 __all__ = ["Recalls"]
 
-# While a timer is being stored, delivered or appended again, a recall waits.
-BUSY_S: Final = 0.005
-BUSY_TRIES: Final = 1000
 READ_BYTES: Final = 1 << 20
 
 
@@ -47,20 +42,11 @@ class Recalls:
         """Recall the message of *topic* with this unique key and TIMER_OUT_MS; return the end of that in the log.
 
         Raises:
-          Refused: no such message is pending (Reason.NOT_FOUND), or the store refuses writes.
+          Refused: no such message is pending (Reason.NOT_FOUND), it is busy for too long, or the store refuses writes.
           StoreFailed: the disk failed.
         """
         due_ms = due_of(out_ms)
-        for _ in range(BUSY_TRIES):
-            if due_ms <= self._clock.now_ms():
-                text = f"message {unique!r} of topic[{topic}] was due at {due_ms} ms and cannot be recalled any more"
-                raise Refused(Reason.NOT_FOUND, f"{text}; it is delivered already")
-            timers = await self._find(topic, due_ms, unique)
-            if timers is not None:
-                break
-            await trio.sleep(BUSY_S)
-        else:
-            raise Refused(Reason.BUSY, f"message {unique!r} of topic[{topic}] is being moved; try again")
+        timers = await self._take(topic, due_ms, unique)
         if not timers:
             text = f"no message {unique!r} of topic[{topic}] is due at {due_ms} ms"
             raise Refused(Reason.NOT_FOUND, f"{text}; it was recalled already, or its handle is wrong")
@@ -68,24 +54,34 @@ class Recalls:
             keys = delete_key(topic, unique), unique
             end = self._delivery.append([self._record_of(topic, out_ms, unique, group, key) for key in keys], timers)
         except BaseException:
-            self._timers.schedule.give_back(timers)
+            self._delivery.give_back(timers)
             raise
         self.recalled += len(timers)
         return end
 
-    async def _find(self, topic: str, due_ms: int, unique: str) -> list[Timer] | None:
-        """Take the timers with this key, several if a producer sent a message again; None if one is taken already."""
+    async def _take(self, topic: str, due_ms: int, unique: str) -> list[Timer]:
+        """Take the timers with this key, several if a producer sent a message again; wait until all are free."""
+        schedule = self._timers.schedule
+        while due_ms > self._clock.now_ms():
+            found = await self._find(topic, due_ms, unique)
+            held = [timer for timer in found if schedule.hold(timer)]
+            if len(held) == len(found):
+                return held
+            self._delivery.give_back(held)
+            for timer in found:
+                await self._delivery.wait_free(timer)
+        text = f"message {unique!r} of topic[{topic}] was due at {due_ms} ms and cannot be recalled any more"
+        raise Refused(Reason.NOT_FOUND, f"{text}; it is delivered already")
+
+    async def _find(self, topic: str, due_ms: int, unique: str) -> list[Timer]:
+        """Return the pending timers with this key."""
         positions = await self._broker.turns.finish(self._timers.pending.with_key(due_ms, key_of(topic, unique)))
         found: list[Timer] = []
         for position in positions:
             (record,) = await self._delivery.reader.read([position], READ_BYTES)
             if isinstance(record, Record) and _is(record, topic, unique):
                 found.append((due_ms, position))
-        held = [timer for timer in found if self._timers.schedule.hold(timer)]
-        if len(held) == len(found):
-            return found
-        self._timers.schedule.give_back(held)
-        return None
+        return found
 
     def _record_of(self, topic: str, out_ms: int, unique: str, group: str, key: str) -> Message:
         properties = {

@@ -72,11 +72,12 @@ class TimerState:
         self.append_again: Callable[[Iterable[list[Timer]]], WaitingSteps[None]] | None = None
         # Called when timers were added or removed.
         self.changed: Callable[[], None] | None = None
-        # Records in the timer topic that are neither timers nor recalls, at the time of a recall.
-        self.unreadable = 0
+        # The offset in the timer topic after the newest applied record; set by the plugin after the replay.
+        self.next_offset = 0
 
     def apply(self, records: Sequence[RecordView]) -> None:
         pending, schedule = self.pending, self.schedule
+        newest: RecordView | None = None
         for record in records:
             if record.topic != TIMER_TOPIC:
                 for note in read_notes(bytes(record.body)):
@@ -84,11 +85,14 @@ class TimerState:
                         pending.remove(due_ms, position)
                         schedule.removed(position)
                 continue
+            newest = record
             timer = read_timer(record)
             if timer is not None:
                 due_ms, topic, unique = timer
                 pending.add(due_ms, record.position, key_of(topic, unique))
                 schedule.added(due_ms, record.position)
+        if newest is not None:
+            self.next_offset = newest.queue_offset + 1
         if self.changed is not None:
             self.changed()
 
