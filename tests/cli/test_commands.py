@@ -15,6 +15,7 @@ from martlet.cli.outcome import Exit, Unreachable, guarded
 from martlet.config import read_toml
 from martlet.errors import ConfigError, MartletError, StoreFailed, StoreLocked
 from martlet.run import Config, read_config
+from martlet_tx.plugin import TxPlugin
 
 
 def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -145,6 +146,17 @@ def test_check_compares_the_addresses_of_enabled_plugins(
     assert outcome(capsys, "check", file(text + "[plugins]\nenabled = []\n"))[0] == Exit.OK
 
 
+@pytest.mark.plain
+def test_check_finds_two_dispatchers_of_a_topic(
+    file: Callable[[str], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        TxPlugin, "martlet_dispatchers", lambda self: {"SCHEDULE_TOPIC_XXXX": lambda *record: 0}, raising=False
+    )
+    code, _, err = outcome(capsys, "check", file(""))
+    assert (code, "cannot dispatch topic 'SCHEDULE_TOPIC_XXXX'" in err) == (Exit.USAGE, True)
+
+
 def test_check_of_no_file_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = outcome(capsys, "check", str(tmp_path / "absent.toml"))
     assert code == Exit.USAGE
@@ -168,6 +180,7 @@ def test_a_setting_of_the_command_line_is_over_the_file(
         "remoting.nameservers=['ns1']",
         "plugins.required=['absent']",
         "plugins.enabled=['remoting', 'remoting']",
+        "plugins.enabled=['timer', 'tx']",
         "nameserver.listen=127.0.0.1:10911",
     ],
 )

@@ -19,6 +19,7 @@ from martlet.errors import PluginError, Reason, Refused, StoreError
 from martlet.message import Message
 from martlet.net.addresses import split_address
 from martlet.plugins.hooks import HOOKS, Hooks
+from martlet.plugins.loader import load
 from martlet.run import HOOKS_OF_A_BROKER, Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
 from martlet.store.codec import decode_record
@@ -298,6 +299,20 @@ async def test_martlet_dispatchers_of_two_plugins_for_one_topic_end_the_start(
     with pytest.raises(ExceptionGroup) as caught:
         await fail()
     assert caught.group_contains(PluginError, match="plugin 'late' cannot dispatch topic 'lengths'")
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook not in ("martlet_reload", "martlet_stopping")])
+@pytest.mark.parametrize("result", [None, "text", 42, [42], [None]])
+async def test_a_hook_that_returns_something_else_is_named(
+    monkeypatch: pytest.MonkeyPatch, hook: str, result: object
+) -> None:
+    monkeypatch.setattr(Late, hook, lambda self: result, raising=False)
+    with installed(monkeypatch), pytest.raises(PluginError) as caught:
+        await load(["late"], {}).call(hook, broker=None)
+    text = str(caught.value)
+    assert text.startswith(f"plugin 'late' failed in {hook}; it returned ")
+    assert "; return a " in text
 
 
 async def test_martlet_services_run_while_the_broker_does(monkeypatch: pytest.MonkeyPatch) -> None:

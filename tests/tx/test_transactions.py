@@ -6,13 +6,13 @@ import pytest
 from tests.tx.talk import CONFIG, GROUP, TOPIC, Sellers, half, op_bodies, sellers
 
 from martlet.contracts import Stage
-from martlet.errors import PluginError, Reason, Refused
+from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message, decode_properties
+from martlet.plugins.loader import load
 from martlet.store.layout import TRANSACTION_MASK
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock
 from martlet_tx.formats import HALF_TOPIC, OP_TOPIC, PARK_TOPIC, half_offsets, immunity_ms
-from martlet_tx.plugin import TxPlugin
 
 
 async def test_a_half_message_is_stored_as_rocketmq_stores_it() -> None:
@@ -115,16 +115,10 @@ async def test_a_delayed_transactional_message_passes_the_later_stages_at_its_co
     assert (found.stored(), found.stored("later"), found.pending()) == ([], ["k1"], [])
 
 
-async def test_the_plugin_refuses_to_come_after_the_timer() -> None:
-    found = await sellers()
-    plugin = TxPlugin(CONFIG)
-    (own,) = found.broker.stages.pairs
-    timer = "timer", Stage(lambda message: message, ("DELAY",))
-    found.broker.set_stages([own, timer])
-    assert plugin.martlet_services(found.broker)
-    found.broker.set_stages([timer, own])
-    with pytest.raises(PluginError, match=r"must come before 'timer' in plugins\.enabled"):
-        plugin.martlet_services(found.broker)
+def test_the_plugin_refuses_to_come_after_the_timer() -> None:
+    load(["tx", "timer"], {})
+    with pytest.raises(ConfigError, match=r"plugin 'tx' must come before 'timer' in plugins\.enabled; a delayed"):
+        load(["timer", "tx"], {})
 
 
 async def test_a_message_goes_to_any_queue_if_its_topic_has_fewer_now() -> None:

@@ -15,8 +15,8 @@ examples:
   martlet check martlet.toml
   martlet check martlet.toml --set store.flush=async && systemctl reload martlet
 
-It checks the settings of plugins, and that no two of them have the same `listen`, but it starts no plugin. Only
-`martlet run` reports two dispatchers for one topic, two projections with one name, or a port in use.
+It checks the settings of plugins, their order, and that no two of them have the same `listen` or dispatch the same
+topic, but it starts no plugin. Only `martlet run` reports two projections with one name, or a port in use.
 Exit codes: 0 valid; 2 invalid, with the reason on stderr.
 """
 
@@ -35,14 +35,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    import trio
+
     from martlet.plugins.loader import load
-    from martlet.run import SECTIONS, read_config
+    from martlet.run import SECTIONS, dispatchers_of, read_config
 
     tables = read_toml(arguments.file)
     for assignment in arguments.set:
         override(tables, assignment)
     config = read_config(tables)
-    load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
+    plugins = load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
+    trio.run(dispatchers_of, plugins)
     # Also check the sections of plugins that are not enabled: they may be enabled later.
     for name in config.plugin_tables:
         if name not in config.plugins.enabled:

@@ -38,9 +38,11 @@ class Hooks:
 
     ``config_class`` is a frozen dataclass whose fields are made by `setting`; ``self.config`` is one, filled from the
     plugin's section of the configuration. ``__init__`` may check it further and raise `ConfigError`.
+    ``before`` has the names of plugins that must come later in ``plugins.enabled``, and why.
     """
 
     config_class: ClassVar[type | None] = None
+    before: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Any) -> None:
         self.config = config

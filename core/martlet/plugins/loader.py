@@ -23,12 +23,15 @@ from martlet.config import fill, unknown_key
 from martlet.contracts import (
     Authenticator,
     Authorizer,
+    Command,
     Compile,
     Condition,
     Credentials,
     Identity,
     Predicate,
+    Protocol,
     RecordView,
+    Stage,
 )
 from martlet.errors import ConfigError, MartletError, PluginError, Reason, Refused
 from martlet.net.addresses import show_address, split_address
@@ -135,7 +138,9 @@ class Plugins:
                 continue
             values = [arguments[argument] for argument in implementation.argnames]
             try:
-                results.append((name, await _bounded(implementation.function, values)))
+                result = await _bounded(implementation.function, values)
+                _check_result(hook, result)
+                results.append((name, result))
             except Exception as error:
                 raise PluginError(f"plugin {name!r} failed in {hook}; {_told(error)}") from error
         return results
@@ -182,6 +187,40 @@ class Plugins:
 def _told(error: Exception) -> str:
     """Return the text of *error*; with its type unless it is one of our own errors."""
     return str(error) if isinstance(error, MartletError) else f"{type(error).__name__}: {error}"
+
+
+def _check_result(hook: str, result: object) -> None:
+    """Raise `PluginError` if *hook* must not return *result*, because a ``return`` is missing for example."""
+    if hook in MAPPINGS:
+        if not isinstance(result, Mapping):
+            raise PluginError(f"it returned {result!r}; return a mapping")
+        return
+    if hook not in SEQUENCES:
+        return
+    what, fits = SEQUENCES[hook]
+    if isinstance(result, str) or not isinstance(result, Collection):
+        raise PluginError(f"it returned {result!r}; return a sequence of {what}")
+    for each in result:
+        if not fits(each):
+            raise PluginError(f"it returned a sequence with {each!r}; return a sequence of {what}")
+
+
+def _is_projection(each: object) -> bool:
+    return all(hasattr(each, name) for name in ("name", "topics", "apply", "freeze", "restore", "floor", "roll"))
+
+
+# What hooks return: mappings, or sequences of what fits.
+MAPPINGS: Final = frozenset({"martlet_filters", "martlet_capabilities", "martlet_dispatchers"})
+SEQUENCES: Final[dict[str, tuple[str, Callable[[object], bool]]]] = {
+    "martlet_protocols": ("Protocol", lambda each: isinstance(each, Protocol)),
+    "martlet_stages": ("Stage", lambda each: isinstance(each, Stage)),
+    "martlet_routers": ("functions", callable),
+    "martlet_authenticators": ("functions", callable),
+    "martlet_authorizers": ("functions", callable),
+    "martlet_projections": ("Projection", _is_projection),
+    "martlet_services": ("functions", callable),
+    "martlet_commands": ("Command", lambda each: isinstance(each, Command)),
+}
 
 
 async def _bounded(function: Callable[..., T], values: list[object], timeout_s: float = HOOK_TIMEOUT_S) -> T:
@@ -288,8 +327,8 @@ def load(names: Sequence[str], tables: Mapping[str, object], required: Collectio
     """Import and configure the plugins *names*; a plugin's section of *tables* has its name.
 
     Raises:
-      ConfigError: a section does not fit, a plugin is named twice, a required plugin is not enabled, or two plugins
-        have the same address in their keys ``listen``.
+      ConfigError: a section does not fit, a plugin is named twice, a required plugin is not enabled, the order is not
+        what a plugin needs, or two plugins have the same address in their keys ``listen``.
       PluginError: a plugin is not installed, or is not one, or cannot be imported.
     """
     installed = available()
@@ -310,6 +349,9 @@ def load(names: Sequence[str], tables: Mapping[str, object], required: Collectio
             raise
         except Exception as error:
             raise PluginError(f"plugin {name!r} cannot be imported; {_told(error)}") from error
+        for other, reason in made.before.items():
+            if other in configs:
+                raise ConfigError(f"plugin {name!r} must come before {other!r} in plugins.enabled; {reason}")
         plugins.add(name, made, f"{entry.dist.name} {entry.dist.version}" if entry.dist else "")
     _check_addresses(configs)
     return plugins

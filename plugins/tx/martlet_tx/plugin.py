@@ -1,29 +1,28 @@
 """The plugin: holds half messages, ends transactions and has producers asked about those that did not end."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from martlet.broker import Broker
 from martlet.contracts import Service, Stage, Transactions
-from martlet.errors import PluginError
 from martlet.plugins.hooks import Hooks
 from martlet.state import Projection
 from martlet.store.layout import PREPARED
 
 from .checks import Checks
 from .config import TxConfig
-from .formats import HALF_TOPIC, NAME, OP_TOPIC
+from .formats import HALF_TOPIC, OP_TOPIC
 from .held import HeldTransactions
 from .projection import PendingTransactions
 
 __all__ = ["TxPlugin"]
 
-TIMER: Final = "timer"
-WHY_FIRST: Final = "a delayed transactional message waits for its commit first, and then for its time"
-
 
 class TxPlugin(Hooks):
     config_class: ClassVar[type | None] = TxConfig
+    before: ClassVar[Mapping[str, str]] = {
+        "timer": "a delayed transactional message waits for its commit first, and then for its time"
+    }
 
     def __init__(self, config: TxConfig) -> None:
         super().__init__(config)
@@ -50,9 +49,6 @@ class TxPlugin(Hooks):
         return (self._of(broker).state,)
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
-        names = [name for name, _ in broker.stages.pairs]
-        if TIMER in names and names.index(TIMER) < names.index(NAME):
-            raise PluginError(f"plugin {NAME!r} must come before {TIMER!r} in plugins.enabled; {WHY_FIRST}")
         checks = Checks(broker, self._config, self._of(broker))
         broker.stats.add("transactions", checks.statistics)
         return (checks.run,)
