@@ -1,5 +1,6 @@
 """Pages that are made from the program do not grow old."""
 
+import ast
 import re
 import tomllib
 from importlib.resources import files
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from martlet.cli.main import commands
-from martlet.cli.manual import CLIENT_CHAPTERS
+from martlet.cli.manual import CLIENT_CHAPTERS, PLUGIN_CHAPTERS
 from martlet.cli.manual import PAGES as MADE
 from martlet.cli.reference import Chapter, api_page, exported
 
@@ -33,6 +34,20 @@ def test_each_decision_has_a_number_of_its_own_and_its_title_begins_with_it() ->
 def test_every_public_name_of_the_client_is_on_its_page() -> None:
     said = {entry.partition(":")[0].removesuffix("()") for chapter in CLIENT_CHAPTERS for entry in chapter.names}
     assert said == set(exported("martlet_remoting.client"))
+
+
+def test_the_example_plugins_use_only_what_the_page_for_plugins_lists() -> None:
+    said = {entry.partition(":")[0].removesuffix("()") for chapter in PLUGIN_CHAPTERS for entry in chapter.names}
+    modules = [path for path in sorted((ROOT / "examples").glob("*/martlet_*/**/*.py")) if "tests" not in path.parts]
+    imports = [node for path in modules for node in ast.walk(ast.parse(path.read_text()))]
+    used = {
+        name.name
+        for node in imports
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "martlet"
+        for name in node.names
+    }
+    assert len(used) > 50
+    assert used <= said
 
 
 @pytest.mark.parametrize("name", ["client-api", "plugin-api"])

@@ -155,10 +155,26 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "What hooks return",
         "martlet.contracts",
-        ("Protocol", "WebSocket", "Stage", "Compile", "Authorizer", "Identity", "Service", "Command"),
+        (
+            "Protocol",
+            "WebSocket",
+            "Stage",
+            "Router",
+            "Dispatcher",
+            "Compile",
+            "Authorizer",
+            "Identity",
+            "Service",
+            "Command",
+            "Timers",
+            "Transactions",
+            "Producers",
+        ),
     ),
     Chapter("Peers of a protocol", "martlet.contracts", ("Connection", "Handler", "Peer")),
     Chapter("Configuration", "martlet.config", ("setting", "fill")),
+    Chapter("Time", "martlet.clock", ("Clock",)),
+    Chapter("Addresses", "martlet.net.addresses", ("split_address",)),
     Chapter("TLS", "martlet.net.tls", ("Tls", "TlsConfig")),
     Chapter(
         "The broker",
@@ -174,16 +190,16 @@ PLUGIN_CHAPTERS: Final = (
         (
             "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run give_back check_publish "
             "find_topic subscribe follow may_follow join consume open_session query query_group query_broker "
-            "query_keys record_at manage manage_group manage_broker allows check",
+            "query_keys record_at manage manage_group manage_broker share allows check",
             "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
-            "position_at bytes_since",
+            "position_at readable bytes_since",
             "TopicGrant: entries groups committed",
             "TopicAdminGrant: update delete",
             "GroupGrant: get ensure topics committed offset is_forbidden figures make_retry_topic "
             "make_dead_letter_topic",
             "GroupAdminGrant: update delete set_forbidden commit reset",
-            "ConsumeGrant: get_topic get_group ensure_group is_forbidden figures end_offset offset commit "
-            "pending_reset take_reset",
+            "ConsumeGrant: get_topic open_topic get_group ensure_group is_forbidden figures end_offset read offset "
+            "commit pending_reset take_reset",
             "PublishGrant: get auto_create retry_group",
             "BrokerGrant: topics groups group forbidden offsets_in_steps statistics disk_usage earliest_store_ms",
             "BrokerAdminGrant: set_config set_auto_create clean delete_unused_topics",
@@ -198,7 +214,11 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("Snapshots of that state", "martlet.state", ("Pages", "pack_rows", "unpack_rows")),
     Chapter("Tables beside the log", "martlet.tables.saved", ("Table", "Tables: add")),
     Chapter("Journals", "martlet.state.journal", ("Journal: note", "read_notes", "NEXT_COMMIT")),
-    Chapter("Long work", "martlet.turns", ("Turns: finish", "Steps", "Pace", "off_loop", "finish_now")),
+    Chapter(
+        "Long work",
+        "martlet.turns",
+        ("Turns: finish", "Steps", "WaitingSteps", "Wait", "Pace", "off_loop", "resume", "finish_now"),
+    ),
     Chapter(
         "Messages",
         "martlet.message",
@@ -222,6 +242,8 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.store.layout",
         ("RecordView", "Predicate", "Condition", "Find", "record_views", "Buffer"),
     ),
+    Chapter("Whole records", "martlet.store.codec", ("decode_record",)),
+    Chapter("Queues", "martlet.store", ("Queue: end_before",)),
     Chapter(
         "Topics",
         "martlet.tables.topics",
@@ -243,6 +265,7 @@ PLUGIN_CHAPTERS: Final = (
         (
             "Subscription: add_credit collect cursor close",
             "Delivery",
+            "Start",
             "from_tail",
             "from_earliest",
             "from_offset",
@@ -256,8 +279,8 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.delivery.cursor",
         (
             "Cursors: open",
-            "Feed: open close",
-            "Cursor: collect check add_filter remove_filter skip_to_tail close",
+            "Feed: open tail_position hand_on close",
+            "Cursor: position has_pending collect check add_filter remove_filter skip_to_tail close",
             "Place",
         ),
     ),
@@ -279,21 +302,22 @@ PLUGIN_CHAPTERS: Final = (
         "Sessions",
         "martlet.delivery.sessions",
         (
-            "Session: subscribe unsubscribe hand_out acknowledge acknowledgement acknowledged move keep expire_after "
-            "leave end",
+            "Session: name owner is_stored start position filters flight next_id data until subscribe unsubscribe "
+            "hand_out acknowledge acknowledgement acknowledged move keep expire_after leave end",
         ),
     ),
     Chapter("Groups", "martlet.tables.groups", ("Groups: get ensure reader offset commit", "check_group_name")),
     Chapter(
         "Errors",
         "martlet.errors",
-        ("MartletError", "Refused", "Reason", "RemoteProtocolError", "LocalProtocolError", "ConfigError"),
+        ("MartletError", "Refused", "Reason", "RemoteProtocolError", "LocalProtocolError", "ConfigError", "NotReady"),
     ),
     Chapter(
         "Testing",
         "martlet.testing.peers",
         ("serving", "Serving: connect", "MemoryPeer", "RecordingPeer", "check_connection"),
     ),
+    Chapter("A disk for tests", "martlet.testing.disk", ("FakeDisk(): fail_next after_power_cut",)),
 )
 
 

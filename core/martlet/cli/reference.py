@@ -2,7 +2,7 @@
 
 The source is parsed, not imported, so the pages are the same for compiled modules, and
 defaults and annotations appear as written. A docstring is text with sections:
-``Args:`` and ``Raises:`` with an item per line, ``Example:`` with code.
+``Args:``, ``Attributes:`` and ``Raises:`` with an item per line, ``Example:`` with code.
 """
 
 import ast
@@ -20,7 +20,7 @@ from typing import Final, TypeAlias, final
 __all__ = ["Chapter", "api_page", "exported"]
 
 SIGNATURE_CHARACTERS_MAX: Final = 100
-SECTION: Final = re.compile(r"^(Args|Raises|Example):$")
+SECTION: Final = re.compile(r"^(Args|Attributes|Raises|Example):$")
 ITEM: Final = re.compile(r"^([\w., `]+): +(.*)$", re.DOTALL)
 # Base classes whose methods are not listed.
 NOT_CALLED: Final = ("Protocol", "TypingProtocol", "Enum", "ABC")

@@ -90,10 +90,12 @@ class Session:
 
     @property
     def name(self) -> str:
+        """The name by which the client opened it; empty if it is not stored."""
         return self._state.key.partition(" ")[2]
 
     @property
     def owner(self) -> str:
+        """The name of the identity that it belongs to."""
         return self._state.owner
 
     @property
