@@ -8,10 +8,10 @@ import pytest
 
 from martlet.message import Message
 from martlet.store import ReadResult, ReadStatus, Store
-from martlet.store.layout import Condition, Predicate, RecordView
-from martlet.store.needle_match import PLACES_MAX, SEARCHED_BYTES_MAX, candidates
+from martlet.store.layout import Condition, Find, Predicate, RecordView
+from martlet.store.needle_match import PLACE_BYTES, PLACES_MAX, SEARCHED_BYTES_MAX, STEPS_MAX, Search
 from martlet.store.page_cache import Page
-from martlet.store.reading import STEPS_MAX, TESTED_MAX
+from martlet.store.reading import TESTED_MAX
 from martlet.testing.stores import bodies, small_config
 
 OpenStore = Callable[..., Awaitable[Store]]
@@ -159,27 +159,103 @@ def entries(*placed: tuple[int, int]) -> bytes:
     return b"".join(position.to_bytes(8, "big") + size.to_bytes(4, "big") + bytes(8) for position, size in placed)
 
 
+def candidates(
+    data: bytes, find: Find, load: Callable[[int], Page | None], count_max: int = 10**6
+) -> tuple[list[int] | None, int]:
+    return Search(find, None, load).candidates(data, count_max)
+
+
+PAGE_BYTES = SEARCHED_BYTES_MAX // 4
+
+
+class Pages:
+    """Pages full of *byte*, and the numbers of those that were loaded."""
+
+    def __init__(self, byte: bytes = b".") -> None:
+        self.byte = byte
+        self.loaded: list[int] = []
+
+    def __call__(self, position: int) -> Page:
+        self.loaded.append(position // PAGE_BYTES)
+        return Page(position - position % PAGE_BYTES, self.byte * PAGE_BYTES, True)
+
+
 def test_a_search_ends_after_a_number_of_bytes() -> None:
-    page_bytes = SEARCHED_BYTES_MAX // 4
-    loaded: list[int] = []
-
-    def load(position: int) -> Page | None:
-        loaded.append(position)
-        base = position - position % page_bytes
-        return Page(base, bytes(page_bytes), True)
-
-    placed = [(position, 1000) for position in range(0, 10 * page_bytes, 1000)]
-    found, checked = candidates(entries(*placed), find_all(b"x"), load)
-    assert len(loaded) == 4
-    assert placed[checked][0] >= 4 * page_bytes > placed[checked - 1][0]
+    pages = Pages()
+    placed = [(position, 1000) for position in range(0, 10 * PAGE_BYTES, 1000)]
+    found, checked = candidates(entries(*placed), find_all(b"x"), pages)
+    assert pages.loaded == [0, 1, 2, 3]
+    assert placed[checked][0] >= 4 * PAGE_BYTES > placed[checked - 1][0]
     assert found is not None
     assert len(found) == 4, "the last one of each page"
+
+
+def test_the_searches_of_a_read_end_at_the_same_page_wherever_they_begin() -> None:
+    for first in (0, PAGE_BYTES // 2, PAGE_BYTES - 1000):
+        pages = Pages()
+        search = Search(find_all(b"x"), None, pages)
+        placed = [(position, 1000) for position in range(first, 10 * PAGE_BYTES, 1000)]
+        at = 0
+        while checked := search.candidates(entries(*placed[at : at + 500]), 10**6)[1]:
+            at += checked
+        assert set(pages.loaded) == {0, 1, 2, 3}
+        assert placed[at][0] >= 4 * PAGE_BYTES > placed[at - 1][0]
+
+
+def test_a_search_ends_sooner_when_it_finds_many_places() -> None:
+    per_page = SEARCHED_BYTES_MAX // 2 // PLACE_BYTES
+    pages = Pages()
+    placed = [(position, 1000) for position in range(0, 10 * PAGE_BYTES, 1000)]
+    _, checked = candidates(entries(*placed), lambda data, begin, end: list(range(begin, begin + per_page)), pages)
+    assert pages.loaded == [0, 1]
+    assert placed[checked][0] >= 2 * PAGE_BYTES > placed[checked - 1][0]
+    pages = Pages()
+    found, checked = candidates(entries(*placed), lambda data, begin, end: None, pages, 10)
+    assert found == list(range(checked))
+    assert pages.loaded == [0]
+
+
+def test_a_search_ends_after_a_number_of_steps() -> None:
+    steps = [10**9]
+
+    def find(data: bytes | bytearray, begin: int, end: int) -> list[int]:
+        steps[0] += STEPS_MAX // 2
+        return []
+
+    pages = Pages()
+    placed = [(position, 1000) for position in range(0, 10 * PAGE_BYTES, 1000)]
+    for read in range(2):
+        assert Search(find, steps, pages).candidates(entries(*placed), 10**6)[1] > 0
+        assert pages.loaded == [0, 1] * (read + 1)
+
+
+async def test_a_read_of_many_blocks_of_entries_searches_a_bounded_part_of_the_log(open_store: OpenStore) -> None:
+    store = await open_store(
+        small_config(flush="async", page_bytes=1 << 18, segment_bytes=1 << 24, cache_bytes=1 << 20)
+    )
+    for number in range(5000):
+        store.append(Message("T", b"x" * 2500, b"a\x01%d" % number), 0)
+        if number % 100 == 0:
+            store.commit()
+    store.commit()
+    await store.checkpoint()
+    searched = 0
+
+    def find(data: bytes | bytearray, begin: int, end: int) -> list[int]:
+        nonlocal searched
+        searched += end - begin
+        return []
+
+    condition = Condition(lambda record: False, find=find)
+    result = store.read(store.queue("T", 0), 0, 32, 1 << 20, predicate=condition)
+    assert result.status is ReadStatus.NO_MATCH
+    assert SEARCHED_BYTES_MAX // 2 < searched <= SEARCHED_BYTES_MAX
 
 
 def test_damaged_entries_are_all_tested() -> None:
     page = Page(0, bytes(10_000), True)
     data = entries((5000, 100), (100, 100), (7000, 100))
-    assert candidates(data, find_all(b"x"), lambda position: page) == (None, 3)
+    assert candidates(data, find_all(b"x"), lambda position: page) == ([0, 1, 2], 3)
     assert candidates(entries((0, 0x7FFFFFFF), (100, 100)), find_all(b"x"), lambda position: None) == (None, 2)
 
 

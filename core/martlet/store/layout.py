@@ -413,7 +413,8 @@ class Condition:
       holds: the predicate; it decides.
       cost: the time of one call, in units of one property's comparison (1 us).
       find: finds records that may match in raw bytes of the log, so that *holds* is not called with others.
-      steps: one number, to which *holds* adds the steps (0.2 us) that a record takes beyond *cost*.
+      steps: one number, to which *holds* adds the steps (0.2 us) that a record takes beyond *cost*, and *find* those
+        that it takes beyond a search for a few bytes.
     """
 
     __slots__ = ("cost", "find", "holds", "steps")

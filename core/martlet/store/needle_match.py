@@ -8,59 +8,106 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from itertools import chain
 from struct import Struct
-from typing import Final
+from typing import Final, final
 
-from martlet.store.layout import ENTRY, ENTRY_BYTES, Find
+from martlet.store.layout import ENTRY, ENTRY_BYTES, I32, I64, Find
 from martlet.store.page_cache import Page
 
-__all__ = ["candidates"]
+__all__ = ["STEPS_MAX", "Search"]
 
-# One read searches pages of this many bytes in total, and at least one. It takes 1 to 3 ms; 10 for bytes made for it.
-SEARCHED_BYTES_MAX: Final = 3 << 20
+# One read searches this many bytes of the log at most, and at least one page: 2 to 6 ms. Reads that follow one another
+# in several queues end at the same page, so each page is searched once for all of them and then dropped from the cache.
+SEARCHED_BYTES_MAX: Final = 6 << 20
+# Each place found counts as this many bytes.
+PLACE_BYTES: Final = 512
+# A search ends after this many steps (`Condition`), about 3 ms.
+STEPS_MAX: Final = 16_384
 # A page is not searched for fewer entries than one for this many bytes: calling the predicate takes less time.
 SPACING_BYTES_MAX: Final = 16 << 10
 PLACES_MAX: Final = 8192  # kept with a page, 36 bytes each
 POSITIONS_AT_ONCE: Final = 64
 POSITION: Final = Struct(">q12x")
 POSITIONS: Final = Struct(">" + POSITIONS_AT_ONCE * "q12x")
-SIZE: Final = Struct(">i")
 SIZE_AT: Final = 8
 
 
-def candidates(data: bytes, find: Find, load: Callable[[int], Page | None]) -> tuple[list[int] | None, int]:
-    """Return the indexes of the entries in *data* whose records may match, None for all, and the number checked.
+@final
+class Search:
+    """The search of one read: it bounds how far the read goes.
 
-    It stops early when it has searched enough, or at a record that *load* does not have, unless that is the first one.
+    Args:
+      find: finds records that may match.
+      steps: the steps that *find* takes (`Condition`); None if it does not count them.
+      load: returns the page of a position, or None if that would wait.
     """
-    positions = _positions(data)
-    total, at, searched = len(positions), 0, 0
-    if positions != sorted(positions):
-        return None, total  # a damaged entry
-    found: list[int] = []
-    while at < total and searched < SEARCHED_BYTES_MAX:
-        page = load(positions[at])
-        if page is None:
-            return (found, at) if at else (None, total)
-        stop = max(bisect_left(positions, page.end, at), at + 1)
-        last_end = positions[stop - 1] + _size(data, stop - 1)
-        hits = _hits(page, find, stop - at, last_end)
-        if hits is None:
-            found += range(at, stop)
+
+    __slots__ = ("_end", "_find", "_load", "_steps", "_steps_end")
+
+    def __init__(self, find: Find, steps: list[int] | None, load: Callable[[int], Page | None]) -> None:
+        self._find = find
+        self._load = load
+        self._steps = steps if steps is not None else [0]
+        self._steps_end = self._steps[0] + STEPS_MAX
+        self._end = -1  # position where the search ends; unknown before the first page
+
+    def candidates(self, data: bytes, count_max: int) -> tuple[list[int] | None, int]:
+        """Return the indexes of the entries in *data* whose records may match, None for all, and the number checked.
+
+        It stops early when it has searched enough or found more than *count_max*, or at a record that *load* does not
+        have, unless that is the first one.
+        """
+        total, at = len(data) // ENTRY_BYTES, 0
+        found: list[int] = []
+        while at < total and len(found) <= count_max and not self._is_over(_position(data, at)):
+            page = self._load(_position(data, at))
+            if page is None:
+                return (found, at) if at else (None, total)
+            if self._end < 0:
+                self._end = page.base + SEARCHED_BYTES_MAX
+            stop = max(_first_from(data, page.end, at, total), at + 1)
+            positions = _positions(data, at, stop)
+            hits = None
+            if positions == sorted(positions):  # else an entry is damaged
+                hits = _hits(page, self._find, stop - at, positions[-1] + _size(data, stop - 1))
+            if hits is None:
+                found += range(at, stop)
+            else:
+                _match(found, hits, positions, data, page.base, at)
+                self._end -= len(hits) * PLACE_BYTES
+            at = stop
+        return found, at
+
+    def _is_over(self, position: int) -> bool:
+        return 0 <= self._end <= position or self._steps[0] >= self._steps_end
+
+
+def _first_from(data: bytes, position: int, begin: int, end: int) -> int:
+    """Return the index of the first of the entries from *begin* up to *end* whose record is at *position* or later."""
+    while begin < end:
+        middle = (begin + end) >> 1
+        if _position(data, middle) < position:
+            begin = middle + 1
         else:
-            _match(found, hits, positions, data, page.base, at, stop)
-        searched += len(page.data)
-        at = stop
-    return found, at
+            end = middle
+    return begin
 
 
-def _positions(data: bytes) -> list[int]:
-    whole = len(data) - len(data) % POSITIONS.size
-    rows = chain(POSITIONS.iter_unpack(memoryview(data)[:whole]), POSITION.iter_unpack(memoryview(data)[whole:]))
-    return list(chain.from_iterable(rows))
+def _position(data: bytes, index: int) -> int:
+    position: int = I64.unpack_from(data, index * ENTRY_BYTES)[0]
+    return position
+
+
+def _positions(data: bytes, begin: int, end: int) -> list[int]:
+    """Return the positions of the entries from *begin* up to *end*."""
+    whole = begin + (end - begin) // POSITIONS_AT_ONCE * POSITIONS_AT_ONCE
+    view = memoryview(data)
+    rows = POSITIONS.iter_unpack(view[begin * ENTRY_BYTES : whole * ENTRY_BYTES])
+    rest = POSITION.iter_unpack(view[whole * ENTRY_BYTES : end * ENTRY_BYTES])
+    return list(chain.from_iterable(chain(rows, rest)))
 
 
 def _size(data: bytes, index: int) -> int:
-    size: int = SIZE.unpack_from(data, index * ENTRY_BYTES + SIZE_AT)[0]
+    size: int = I32.unpack_from(data, index * ENTRY_BYTES + SIZE_AT)[0]
     return size
 
 
@@ -83,26 +130,24 @@ def _hits(page: Page, find: Find, entries: int, end: int) -> list[int] | None:
     return found
 
 
-def _match(
-    found: list[int], hits: list[int], positions: list[int], data: bytes, base: int, begin: int, stop: int
-) -> None:
-    """Append to *found* which of the entries from *begin* up to *stop* have one of *hits*, and the last one.
+def _match(found: list[int], hits: list[int], positions: list[int], data: bytes, base: int, begin: int) -> None:
+    """Append to *found* which of the entries from *begin* on, at *positions*, have one of *hits*, and the last one.
 
     The last one always counts: bytes that are no record may follow it, and its end may be in the next page.
     """
-    first = bisect_left(hits, positions[begin] - base)
-    end = bisect_left(hits, positions[stop - 1] - base, first)
-    if end - first < stop - begin:
+    first, last = bisect_left(hits, positions[0] - base), len(positions) - 1
+    end = bisect_left(hits, positions[last] - base, first)
+    if end - first <= last:
         previous = -1
         for place in hits[first:end]:
-            index = bisect_right(positions, place + base, begin, stop) - 1
-            if index != previous and place + base < positions[index] + _size(data, index):
-                found.append(index)
+            index = bisect_right(positions, place + base) - 1
+            if index != previous and place + base < positions[index] + _size(data, begin + index):
+                found.append(begin + index)
                 previous = index
     else:
-        view = memoryview(data)[begin * ENTRY_BYTES : (stop - 1) * ENTRY_BYTES]
+        view = memoryview(data)[begin * ENTRY_BYTES : (begin + last) * ENTRY_BYTES]
         for index, (position, size, _) in enumerate(ENTRY.iter_unpack(view), begin):
             at = bisect_left(hits, position - base, first, end)
             if at < end and hits[at] < position - base + size:
                 found.append(index)
-    found.append(stop - 1)
+    found.append(begin + last)

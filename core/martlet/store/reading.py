@@ -26,7 +26,7 @@ from martlet.store.layout import (
     record_views,
 )
 from martlet.store.light import names_place
-from martlet.store.needle_match import candidates
+from martlet.store.needle_match import STEPS_MAX, Search
 from martlet.store.page_cache import Page, PageCache
 from martlet.store.queues import BlockDamaged, Queue
 from martlet.store.tag_match import matching_entries
@@ -40,8 +40,6 @@ SCAN_ENTRIES: Final = 8000
 TESTED_MAX: Final = 800
 # With fewer entries a predicate is called for each: a search would take longer.
 NARROWED_MIN: Final = 16
-# A read ends after a predicate has taken this many steps (`Condition`), about 3 ms.
-STEPS_MAX: Final = 16_384
 NOT_AT_HAND: Final = -2
 
 Entries = Callable[[Queue, int, int], bytes | None]
@@ -126,13 +124,13 @@ def _with_codes(data: bytes, codes: frozenset[int] | None, count_max: int) -> tu
 
 
 def _narrow(
-    data: bytes, found: list[int] | range, covered: int, find: Find, load: Load, count_max: int
+    data: bytes, found: list[int] | range, covered: int, search: Search, count_max: int
 ) -> tuple[bytes, list[int] | range, int]:
     """Return the first *count_max* entries of *data* whose records may match, their indexes, and the number checked.
 
     Arguments and results are like those of `matching_entries`: *found* has the indexes of the entries in *data*.
     """
-    likely, checked = candidates(data, find, load)
+    likely, checked = search.candidates(data, count_max)
     if likely is None:
         likely = list(range(checked))
     if len(likely) > count_max:
@@ -145,10 +143,9 @@ def _narrow(
     return data, [found[i] for i in likely], covered
 
 
-def _steps(predicate: Predicate | None) -> tuple[list[int] | None, int]:
-    """Return what counts the steps of *predicate*, and the number at which the read ends; None if nothing does."""
-    steps = predicate.steps if isinstance(predicate, Condition) else None
-    return steps, steps[0] + STEPS_MAX if steps is not None else 0
+def _steps(predicate: Predicate | None) -> list[int] | None:
+    """Return what counts the steps of *predicate*; None if nothing does."""
+    return predicate.steps if isinstance(predicate, Condition) else None
 
 
 def _limits(predicate: Predicate | None, max_messages: int, *, by_codes: bool) -> tuple[Find | None, int, int]:
@@ -201,6 +198,7 @@ class Reader:
         """
         result = ReadResult(ReadStatus.NO_MATCH, offset, queue.first_offset, end)
         find, tests, scan = _limits(predicate, max_messages, by_codes=codes is not None)
+        search = Search(find, _steps(predicate), load) if find is not None else None
         stop = min(end, offset + scan)
         window = max_messages  # if most messages are wanted, the first entries fill the result
         while offset < stop:
@@ -221,8 +219,8 @@ class Reader:
             window = scan
             data, found, covered = _with_codes(data, codes, max_messages if predicate is None else tests)
             whole = covered
-            if find is not None and len(found) >= NARROWED_MIN:
-                data, found, covered = _narrow(data, found, covered, find, load, tests)
+            if search is not None and len(found) >= NARROWED_MIN:
+                data, found, covered = _narrow(data, found, covered, search, tests)
             before = len(result.pieces)
             taken = self._collect(result, queue, offset, found, data, max_messages, budget_bytes, predicate, load, wait)
             if queue.light:
@@ -274,7 +272,8 @@ class Reader:
         low, high, is_checked, view = 0, 0, False, memoryview(b"")
         page: Page | None = None
         run, run_end, full = -1, -1, -1
-        steps, steps_max = _steps(predicate)
+        steps = _steps(predicate)
+        steps_max = steps[0] + STEPS_MAX if steps is not None else 0
         for position, size, _ in ENTRY.iter_unpack(data):
             if count and (size > left or count >= max_messages):
                 full = indexes[count - before + skipped]

@@ -31,7 +31,16 @@ from .parser import (
     Value,
 )
 
-__all__ = ["NUMBER_CHARACTERS_MAX", "Source", "Truth", "compile_tree", "nodes", "number"]
+__all__ = [
+    "NUMBER_CHARACTERS_MAX",
+    "Source",
+    "Truth",
+    "compile_tree",
+    "cost_of",
+    "has_slow_like",
+    "nodes",
+    "number",
+]
 
 
 class Source(Protocol):
@@ -44,6 +53,7 @@ Truth: TypeAlias = Callable[[Source], bool | None]
 Evaluate: TypeAlias = Callable[[Source], Value]
 Number: TypeAlias = int | float
 
+NODES_A_MICROSECOND: Final = 4
 DIGITS_MAX: Final = 18  # as many always fit in 64 bits
 NUMBER_CHARACTERS_MAX: Final = 64
 NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
@@ -104,6 +114,11 @@ def nodes(node: Node) -> Iterator[Node]:
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, NODES):
                 yield from nodes(each)
+
+
+def cost_of(node: Node) -> int:
+    """Return the time of one evaluation of *node*, in units of one property's comparison (1 us)."""
+    return 1 + sum(1 for _ in nodes(node)) // NODES_A_MICROSECOND
 
 
 def has_slow_like(node: Node) -> bool:

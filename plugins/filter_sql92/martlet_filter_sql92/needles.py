@@ -1,19 +1,20 @@
 """What the stored bytes of every selected record contain, so that a scan can search for it and skip the rest.
 
 A record stores its properties as ``name\\x01value\\x02...``, so ``colour = 'red'`` selects only records with the bytes
-``colour\\x01red``. A needle is a regular expression over raw bytes: an escaped literal, then at most some digits. `re`
-searches the literal without going back, and the digits cannot contain it, so the time is linear in the bytes whatever
-they are. Alternatives are searched one after the other for the same reason. A needle may be found in other records as
-well, even in a body: the condition decides. It must be in every selected one.
+``colour\\x01red``. A needle is a regular expression over raw bytes: an escaped literal, then alternatives or at most
+some digits. `re` searches the literal without going back, and what follows cannot contain it, so the time is linear in
+the bytes whatever they are. Different literals are searched one after the other for the same reason. A needle may be
+found in other records as well, even in a body: the condition decides. It must be in every selected one.
 
 Numbers: a text that counts as 7 is ``7`` with sign and zeros before, or has one of ``.eE``. The whole numbers of a
-range are matched digit by digit.
+range are matched digit by digit. Where nothing follows from the form of a condition on one property, its values are
+evaluated (`values.py`).
 """
 
 import math
 import re
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from martlet.contracts import Find
@@ -35,6 +36,7 @@ from .parser import (
     Search,
     Value,
 )
+from .values import ALTERNATIVES_MAX, END, Values, key_of, values_of
 
 __all__ = ["compile_needle", "needle_of"]
 
@@ -43,10 +45,18 @@ HITS_MAX: Final = 8192  # in one call, which then takes 2 ms
 # messages, and a MiB of them takes 4 ms.
 BYTES_A_NAME: Final = 16
 NAMES_MAX: Final = 256
+# Taking the value of a name takes 0.3 us.
+BYTES_A_VALUE: Final = 96
+NAMES_A_STEP: Final = 6  # few of the names are the one that is searched
+STEPS_MAX: Final = 16_384  # 3 ms; then no further needle is searched
 NEEDLES_MAX: Final = 4
+# How much the needles tell; those with a text tell more.
+NAME_WEIGHT_MAX: Final = 20
+EXCLUDING_WEIGHT: Final = 21
+VALUES_WEIGHT: Final = 22
+HALF_RANGE_WEIGHT: Final = 30
+RANGE_WEIGHT: Final = 60
 INTEGERS_EXACT: Final = 1 << 53  # beyond, a decimal text may equal a whole number with other digits
-# A value ends before the separator, before the next record, whose first byte is that of a size, or at the end.
-END: Final = rb"(?:[\x00-\x02]|\Z)"
 SOME_DIGITS: Final = b"{0,%d}" % NUMBER_CHARACTERS_MAX
 # The repetitions are possessive: their characters cannot be what follows.
 DECIMAL: Final = rb"[+\-0-9]" + SOME_DIGITS + rb"+[.eE]"
@@ -59,26 +69,38 @@ UNDECODED: Final = "\ufffd"  # stands for bytes that are not UTF-8
 
 
 class Needle(NamedTuple):
-    patterns: tuple[bytes, ...]  # one of them is found
+    patterns: tuple[bytes | Values, ...]  # one of them is found
     weight: int  # how much it tells: of several that all must match the heaviest is searched
 
 
-def compile_needle(node: Node) -> Find | None:
-    """Return what finds records that the condition *node* may select; None if it tells nothing about their bytes."""
-    needle = needle_of(node)
+def compile_needle(node: Node, steps: list[int]) -> Find | None:
+    """Return what finds records that the condition *node* may select; None if it tells nothing about their bytes.
+
+    It adds its steps (`Condition`) to the only element of *steps*.
+    """
+    needle = needle_of(node, steps)
     if needle is None:
         return None
-    searches = [re.compile(pattern, re.DOTALL).finditer for pattern in needle.patterns]
-    has_numbers = any(DECIMAL in pattern for pattern in needle.patterns)
+    searches = [_search_of(pattern) for pattern in needle.patterns]
+    keys = [pattern.key for pattern in needle.patterns if isinstance(pattern, Values)]
+    compares_names = bool(keys) or any(b"(?:" in pattern for pattern in needle.patterns if isinstance(pattern, bytes))
 
     def find(data: bytes | bytearray, begin: int, end: int) -> list[int] | None:
-        if has_numbers and data.count(b"\x01", begin, end) > (end - begin) // BYTES_A_NAME + NAMES_MAX:
-            return None
+        if compares_names:
+            names = data.count(b"\x01", begin, end)
+            if names > (end - begin) // BYTES_A_NAME + NAMES_MAX:
+                return None
+            most = (end - begin) // BYTES_A_VALUE + NAMES_MAX
+            if names > most and sum(data.count(key, begin, end) for key in keys) > most:
+                return None
+            steps[0] += names // NAMES_A_STEP
         found: list[int] = []
+        last = steps[0] + STEPS_MAX
         for search in searches:
-            found += [match.start() for match in islice(search(data, begin, end), HITS_MAX - len(found))]
-        if len(found) == HITS_MAX:
-            return None
+            more = search(data, begin, end) if steps[0] <= last else None
+            if more is None or len(found) + len(more) >= HITS_MAX:
+                return None
+            found += more
         if len(searches) > 1:
             found.sort()
         return found
@@ -86,12 +108,41 @@ def compile_needle(node: Node) -> Find | None:
     return find
 
 
-def needle_of(node: Node) -> Needle | None:
-    """Return what a record for which *node* is TRUE contains."""
+def _search_of(pattern: bytes | Values) -> Find:
+    if isinstance(pattern, Values):
+        return pattern
+    search = re.compile(pattern, re.DOTALL).finditer
+    return lambda data, begin, end: [match.start() for match in islice(search(data, begin, end), HITS_MAX)]
+
+
+def needle_of(node: Node, steps: list[int]) -> Needle | None:
+    """Return what a record for which *node* is TRUE contains.
+
+    If only the name of a property is known, its values are evaluated.
+    """
+    found = _known(node, steps)
+    if (found is not None and found.weight > VALUES_WEIGHT) or _only_present(node):
+        return found
+    values = values_of(node, steps)
+    return found if values is None else Needle((values,), VALUES_WEIGHT if not _excludes(node) else EXCLUDING_WEIGHT)
+
+
+def _only_present(node: Node) -> bool:
+    """Return whether *node* is TRUE for every value of its properties."""
+    return isinstance(node, Not) and isinstance(node.operand, IsNull)
+
+
+def _excludes(node: Node) -> bool:
+    """Return whether *node* is TRUE for most values."""
+    return isinstance(node, Not) or (isinstance(node, Compare) and node.operator == "<>")
+
+
+def _known(node: Node, steps: list[int]) -> Needle | None:
+    """Return the needle that follows from the form of *node*."""
     if isinstance(node, And):
-        return _heaviest([*_ranges(node.operands), *[needle_of(operand) for operand in node.operands]])
+        return _heaviest([*_ranges(node.operands), *[needle_of(operand, steps) for operand in node.operands]])
     if isinstance(node, Or):
-        return _any([needle_of(operand) for operand in node.operands])
+        return _any([needle_of(operand, steps) for operand in node.operands])
     if isinstance(node, Not):
         return _present(node.operand)
     if isinstance(node, Property):
@@ -109,7 +160,7 @@ def _heaviest(needles: Sequence[Needle | None]) -> Needle | None:
 
 def _any(needles: Sequence[Needle | None]) -> Needle | None:
     found = [needle for needle in needles if needle is not None]
-    patterns = tuple(dict.fromkeys(pattern for needle in found for pattern in needle.patterns))
+    patterns: tuple[bytes | Values, ...] = tuple(dict.fromkeys(chain.from_iterable(each.patterns for each in found)))
     if len(found) < len(needles) or len(patterns) > NEEDLES_MAX:
         return None
     return Needle(patterns, min(needle.weight for needle in found))
@@ -143,7 +194,7 @@ def _names(node: Node) -> list[str]:
 
 
 def _name(name: str) -> Needle:
-    return Needle((re.escape(name.encode()) + rb"\x01",), len(name))
+    return Needle((key_of(name),), min(len(name), NAME_WEIGHT_MAX))
 
 
 # Texts
@@ -154,7 +205,7 @@ def _text(node: In | Like | Search) -> Needle | None:
         return None
     name = node.operand.name
     if isinstance(node, In):
-        return _any([_value(name, text, END) for text in sorted(node.texts)])
+        return _one_of(name, sorted(node.texts))
     if isinstance(node, Like):
         return _like(name, node)
     if node.negated or not node.text:
@@ -162,6 +213,15 @@ def _text(node: In | Like | Search) -> Needle | None:
     if node.operator == "STARTSWITH":
         return _value(name, node.text, b"")
     return _literal(node.text, END if node.operator == "ENDSWITH" else b"")
+
+
+def _one_of(name: str, texts: list[str]) -> Needle | None:
+    if len(texts) == 1:
+        return _value(name, texts[0], END)
+    if len(texts) > ALTERNATIVES_MAX or any(UNDECODED in text or "\x01" in text for text in texts):
+        return None
+    pattern = b"|".join(re.escape(text.encode()) for text in texts)
+    return Needle((key_of(name) + b"(?:" + pattern + b")" + END,), 150 + len(name) + min(map(len, texts)))
 
 
 def _like(name: str, node: Like) -> Needle | None:
@@ -180,11 +240,9 @@ def _like(name: str, node: Like) -> Needle | None:
 
 def _value(name: str, text: str, end: bytes) -> Needle | None:
     """Return the needle of property *name* whose value begins with *text*, or is it, depending on *end*."""
-    literal = _literal(text, end)
-    if literal is None:
+    if UNDECODED in text:
         return None
-    found = _name(name)
-    return Needle((found.patterns[0] + literal.patterns[0],), 100 + found.weight + literal.weight)
+    return Needle((key_of(name) + re.escape(text.encode()) + end,), 150 + len(name) + len(text))
 
 
 def _literal(text: str, end: bytes) -> Needle | None:
@@ -208,15 +266,15 @@ def _compared(node: Compare) -> Needle | None:
 def _equal(node: Property, value: Value) -> Needle | None:
     if isinstance(value, str):
         return _value(node.name, value, END)
-    found = _name(node.name)
+    key, weight = key_of(node.name), 100 + len(node.name)
     if value is True:
-        return Needle((found.patterns[0] + rb"(?i:true)" + END,), 100 + found.weight)
+        return Needle((key + rb"(?i:true)" + END,), weight)
     if value is None or value is False or abs(value) >= INTEGERS_EXACT:
         return None
     digits = DECIMAL
     if value == int(value):
         digits += b"|" + _whole(int(value))
-    return Needle((found.patterns[0] + b"(?:" + digits + b")",), 100 + found.weight)
+    return Needle((key + b"(?:" + digits + b")",), weight)
 
 
 def _whole(value: int) -> bytes:
@@ -271,9 +329,8 @@ def _range(name: str, low: int | None, high: int | None) -> Needle:
     if low is None or low < 0:
         lowest = 1 if high is None or high > -1 else -high
         texts.append(b"-" + _positive(lowest, None if low is None else -low))
-    found = _name(name)
-    weight = 30 if low is None or high is None else 60
-    return Needle((found.patterns[0] + b"(?:" + b"|".join(texts) + b")",), weight + found.weight)
+    weight = HALF_RANGE_WEIGHT if low is None or high is None else RANGE_WEIGHT
+    return Needle((key_of(name) + b"(?:" + b"|".join(texts) + b")",), weight + len(name))
 
 
 def _positive(low: int, high: int | None) -> bytes:

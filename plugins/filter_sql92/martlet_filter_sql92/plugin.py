@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 from martlet.config import setting
 from martlet.contracts import Compile, Condition
 from martlet.plugins.hooks import Hooks
 
-from .compiler import compile_tree, nodes
+from .compiler import compile_tree, cost_of
 from .needles import compile_needle
 from .parser import Limits, parse
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from martlet.broker import Broker
 
 __all__ = ["Sql92Config", "Sql92Plugin"]
-
-NODES_A_MICROSECOND: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +42,5 @@ class Sql92Plugin(Hooks):
         """
         limits = Limits(self.config.text_bytes_max, self.config.depth_max, self.config.nodes_max)
         tree, steps = parse(text, limits), [0]
-        truth, cost = compile_tree(tree, steps), 1 + sum(1 for _ in nodes(tree)) // NODES_A_MICROSECOND
-        return Condition(lambda record: truth(record) is True, cost, compile_needle(tree), steps)
+        truth = compile_tree(tree, steps)
+        return Condition(lambda record: truth(record) is True, cost_of(tree), compile_needle(tree, steps), steps)

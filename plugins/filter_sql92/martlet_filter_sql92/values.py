@@ -1,0 +1,135 @@
+"""Finds records by the values of one property: all values of a page in one search, each evaluated once.
+
+This is for conditions that name one property and say nothing about its bytes, such as ``a + 1 = 8``. Equal bytes have
+the same verdict, and most properties have few values, so a scan evaluates the condition a few times instead of once
+for each record.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final, final
+
+from .compiler import Truth, compile_tree, cost_of, has_slow_like, nodes
+from .parser import Node, Property
+
+__all__ = ["ALTERNATIVES_MAX", "END", "Values", "key_of", "values_of"]
+
+# A search evaluates this many values if the condition costs as much as one comparison (1 us), fewer if it costs more.
+EVALUATED_MAX: Final = 6144
+STEPS_A_VALUE: Final = 4
+# Verdicts are kept for this many values of this length: 100 KiB for each condition.
+VERDICTS_MAX: Final = 512
+KEPT_BYTES_MAX: Final = 64
+NODES_MAX: Final = 64  # of a condition; it is compiled twice
+ALTERNATIVES_MAX: Final = 8  # of one pattern; it compares them one after the other
+
+# A value ends before the separator, before the next record, whose first byte is that of a size, or at the end. All
+# patterns look ahead only: what they consumed could be the beginning of the next name.
+END: Final = rb"(?=[\x00-\x02]|\Z)"
+# The group is the value. A zero byte may belong to it, unless the next record begins with it: its magic, or that of the
+# segment's filler, follows the size. Neither is UTF-8, so no text contains one. A byte 1 is no separator. Where the end
+# of the value is unknown, the group ends with that byte.
+UNSURE: Final = (b"\x00", b"\x01")
+VALUE: Final = rb"(?=([^\x00-\x02]*+(?:\x00(?!...(?:\xda\xa3\x20[\xa7\xa8]|\xcb\xd4\x31\x94))|\x01)?))"
+
+
+def key_of(name: str) -> bytes:
+    """Return the pattern of what a record has before the value of property *name*."""
+    return re.escape(name.encode()) + rb"\x01"
+
+
+@final
+class _One:
+    """A record that has one property only."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: str | None) -> None:
+        self.value = value
+
+    def property(self, name: str) -> str | None:
+        return self.value
+
+
+def values_of(node: Node, steps: list[int]) -> "Values | None":
+    """Return the search for records that *node* may select; None if it does not depend on one property alone.
+
+    The search adds its evaluations to the only element of *steps*.
+    """
+    parts = list(islice(nodes(node), NODES_MAX + 1))
+    names = {each.name for each in parts if isinstance(each, Property)}
+    if len(names) != 1 or len(parts) > NODES_MAX or has_slow_like(node):
+        return None
+    truth = compile_tree(node)
+    if truth(_One(None)) is True:
+        return None
+    return Values(names.pop(), truth, cost_of(node), steps)
+
+
+@final
+class Values:
+    """Finds the places in raw bytes where property *name* has a value for which *truth* is TRUE; thread-safe."""
+
+    __slots__ = ("_chosen", "_cost", "_find_all", "_iterate", "_prefix", "_steps", "_truth", "_verdicts", "key")
+
+    def __init__(self, name: str, truth: Truth, cost: int, steps: list[int]) -> None:
+        self.key = name.encode() + b"\x01"
+        self._truth = truth
+        self._cost = cost
+        self._steps = steps
+        self._prefix = key_of(name)
+        pattern = re.compile(self._prefix + VALUE, re.DOTALL)
+        self._find_all: Callable[[bytes | bytearray, int, int], list[bytes]] = pattern.findall
+        self._iterate: Callable[[bytes | bytearray, int, int], Iterator[re.Match[bytes]]] = pattern.finditer
+        self._verdicts: dict[bytes, bool] = {}
+        # Values for which it is TRUE, and the pattern that finds them.
+        self._chosen: tuple[frozenset[bytes], re.Pattern[bytes] | None] = frozenset(), None
+
+    def __call__(self, data: bytes | bytearray, begin: int, end: int) -> list[int] | None:
+        """Return the places in ``data[begin:end]``; None if there are too many, or too many values."""
+        values = self._find_all(data, begin, end)
+        self._steps[0] += len(values)
+        wanted = self._wanted(set(values))
+        if not wanted:
+            return None if wanted is None else []
+        pattern = self._pattern(wanted)
+        if pattern is None:
+            return [match.start() for match in self._iterate(data, begin, end) if match[1] in wanted]
+        return [match.start() for match in pattern.finditer(data, begin, end)]
+
+    def _wanted(self, values: set[bytes]) -> frozenset[bytes] | None:
+        """Return those of *values* for which the condition is TRUE; None if too many are new."""
+        verdicts = self._verdicts
+        if len(verdicts) >= VERDICTS_MAX:
+            verdicts = self._verdicts = {}
+        new = values.difference(verdicts)
+        if len(new) * self._cost > EVALUATED_MAX:
+            return None
+        self._steps[0] += len(new) * self._cost * STEPS_A_VALUE
+        wanted = {value for value in values if verdicts.get(value)}
+        for value in new:
+            holds = self._holds(value)
+            if holds:
+                wanted.add(value)
+            if len(verdicts) < VERDICTS_MAX and len(value) <= KEPT_BYTES_MAX:
+                verdicts[value] = holds
+        return frozenset(wanted)
+
+    def _holds(self, value: bytes) -> bool:
+        if value[-1:] in UNSURE:
+            return True
+        return self._truth(_One(value.decode("utf-8", "replace") or None)) is True
+
+    def _pattern(self, wanted: frozenset[bytes]) -> re.Pattern[bytes] | None:
+        """Return a pattern that finds *wanted*, and others that were wanted before; None if that would be slow."""
+        values, pattern = self._chosen
+        if pattern is not None and wanted <= values:
+            return pattern
+        values = values | wanted if len(values | wanted) <= ALTERNATIVES_MAX else wanted
+        if len(values) > ALTERNATIVES_MAX:
+            return None
+        texts = [re.escape(value) + (b"" if value[-1:] in UNSURE else END) for value in sorted(values)]
+        pattern = re.compile(self._prefix + b"(?:" + b"|".join(texts) + b")")
+        self._chosen = values, pattern
+        return pattern
