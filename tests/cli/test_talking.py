@@ -130,6 +130,32 @@ def test_tail_selects_by_sql(to: Run) -> None:
     assert to(*words, "price > 40", "--tag", "books")[0] == 2
 
 
+def test_tail_refuses_faulty_sql_even_if_there_is_nothing_to_read(to: Run) -> None:
+    to("topic", "create", "Unread", "--queues", "2")
+    to("topic", "create", "Passed", "--queues", "1")
+    to("send", "Passed", "old")
+    for topic in ("Unread", "Passed"):
+        code, out, err = to("tail", topic, "--sql", "price >=", "--no-follow")
+        assert (code, out) == (1, "")
+        assert err.count("SQL92 expression 'price >=' is invalid at character 9, its end: expected a value") == 1
+        assert to("tail", topic, "--sql", "price >= 1", "--no-follow") == (0, "", "")
+
+
+def test_a_body_may_follow_options(to: Run) -> None:
+    assert to("send", "Words", "--tag", "books", "one book")[0] == 0
+    assert to("send", "--tag", "books", "Words", "--delay-level", "0", "two books")[0] == 0
+    shown = many_from_json(to("tail", "Words", "--from", "begin", "--no-follow", "--json")[1])
+    assert sorted(message["body"] for message in shown) == ["one book", "two books"]
+    sent = from_json(to("send", "Words", "--json", "three books"))
+    assert "three books" in to("message", "--topic", "Words", sent["id"])[1]
+    code, out, err = to("send", "Words", "--tag", "books", "one", "book")
+    assert (code, out) == (2, "")
+    assert "unrecognized arguments: book" in err
+    code, out, err = to("send")
+    assert (code, out) == (2, "")
+    assert "the following arguments are required: topic" in err
+
+
 def test_tail_begins_at_a_time(to: Run) -> None:
     to("send", "Timed", "old enough")
     assert "old enough" in to("tail", "Timed", "--from", "1h", "--no-follow")[1]

@@ -58,7 +58,14 @@ def _run(words: list[str]) -> int:
     if command is None:
         complain(_unknown(words[0]))
         return Exit.USAGE
-    return command.run(make_parser(command).parse_args(words[1:]))
+    return command.run(parse(make_parser(command), words[1:]))
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments *words*; an optional argument, such as a body, may follow options."""
+    if any(action.nargs == argparse.PARSER for action in parser._actions):  # has subcommands
+        return parser.parse_args(words)
+    return parser.parse_intermixed_args(words)
 
 
 def find(name: str) -> "Command | None":

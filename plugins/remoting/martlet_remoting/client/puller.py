@@ -14,7 +14,7 @@ from .errors import ClientError
 from .messages import ReceivedMessage, check_group, check_topic
 from .network import Client, Settings
 from .offsets import BrokerOffsets, max_offset, min_offset, search_offset
-from .pulling import PULL_MESSAGES_MAX, Expression, Pulled, pull, subscription_of
+from .pulling import PULL_MESSAGES_MAX, Expression, Pulled, Sql, pull, subscription_of
 
 __all__ = ["PullConsumer", "Reading"]
 
@@ -222,6 +222,9 @@ class Reading:
         if self._offset < 0:
             self._offset = await self._consumer.min_offset(self._queue)
         self._end = await self._consumer.max_offset(self._queue)
+        if isinstance(self._expression, Sql) and self._offset >= self._end:
+            # There is nothing to read, but the broker refuses an expression that it cannot evaluate.
+            await self._consumer.pull(self._queue, self._offset, expression=self._expression)
 
     async def _pull(self) -> None:
         wait_s = WAIT_S if self._follow else 0.0
