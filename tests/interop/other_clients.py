@@ -61,7 +61,8 @@ class Program:
         self.runs: list[Run] = []
 
     def start(self, *words: str) -> Run:
-        self.runs.append(Run([*self.words, *words], self.home, len(self.runs)))
+        number = len(list(self.home.glob("said-*")))  # programs of several languages may have the same home
+        self.runs.append(Run([*self.words, *words], self.home, number))
         return self.runs[-1]
 
     def run(self, *words: str) -> list[Line]:

@@ -12,9 +12,10 @@ from tests.client.listening import Listener
 from martlet_remoting.client import ConsumeFrom, Message, PushConsumer
 
 from .conftest import Target
-from .java import Failed, Java, Received, message
+from .java import Failed, Java, Jvm, Received, message
 from .other_clients import Line, Program, Run, consume_words, deliveries, send_words
 from .process import eventually
+from .store_exchange import OurBroker
 from .test_delays import DELAYS_MS
 from .test_delays import check as check_delayed
 from .test_python_client import fill, patient, producer_of
@@ -205,6 +206,34 @@ def test_a_message_that_always_fails_becomes_a_dead_letter(
 def failures(language: str, run: Run) -> list[Line]:
     lines = run.lines()
     return [line for line in lines if line.get("event") == "failure"] if language == "cpp" else deliveries(lines)
+
+
+def test_every_client_climbs_the_whole_ladder(
+    martlet: OurBroker, jvm: Jvm, cpp: Program, go: Program, node: Program
+) -> None:
+    """16 retries and a dead letter. Each pause is a second here; tests/timer/test_ladder.py has the real ones."""
+    ours = martlet(settings={"timer.levels": " ".join(["1s"] * 18)})
+    java = Java(jvm, ours.name_server)
+    runs: dict[str, Run] = {}
+    for language, program in (("cpp", cpp), ("go", go), ("node", node), ("java", None)):
+        topic, group = f"poison_{language}", f"group_{language}"
+        create(java, ours, topic, 1)
+        java.producer().send(message(topic, "poison"))
+        if program is None:
+            consumer = java.push(group, topic, failures=-1)
+        else:
+            words = consume_words(language, ours.name_server, group, topic, "1", failures=99)
+            runs[language] = program.start(*words)
+    wanted = {f"%DLQ%group_{language}" for language in (*runs, "java")}
+    eventually(lambda: True if wanted <= set(java.mqadmin("topicList").split()) else None)
+    for language in (*runs, "java"):
+        [letter] = stored(java, f"%DLQ%group_{language}", 1)
+        assert (letter.body, letter.properties["RETRY_TOPIC"]) == (b"poison", f"poison_{language}")
+    climbed = {"java": [each.reconsume_times for each in consumer.wait(17)]}
+    for language, run in runs.items():
+        climbed[language] = [line["reconsume_times"] for line in failures(language, run)]
+    assert climbed == {language: list(range(17)) for language in climbed}
+    java.close()
 
 
 # broadcast

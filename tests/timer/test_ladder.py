@@ -1,4 +1,8 @@
-"""The ladder of retries: 16 of them in 4 hours and 46 minutes, then the dead-letter topic, on trio's virtual clock."""
+"""The ladder of retries: 16 of them in 4 hours and 46 minutes, then the dead-letter topic, on trio's virtual clock.
+
+Each client has its own words for a failure. tests/interop has the same ladder with the stock clients and short pauses,
+tests/timer/test_client.py with the Python client and the real pauses.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -41,8 +45,15 @@ async def first(client: FakeClient) -> int:
 
 
 async def send_back(client: FakeClient, record: Any, position: int, failures: int, level: int = 0) -> None:
-    """Give the message back, as clients do: the broker chooses the level."""
-    ext = {"offset": str(position), "group": "G", "delayLevel": str(level), "originTopic": "t"}
+    """Give the message back as the Java, the Go and the Node client do; at level 0 the broker chooses the pause."""
+    more = {"originTopic": "t", "originMsgId": "k", "unitMode": "false", "maxReconsumeTimes": f"{RETRIES}"}
+    ext = {"offset": str(position), "group": "G", "delayLevel": str(level), **more}
+    assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)).code == 0
+
+
+async def send_back_in_few_words(client: FakeClient, record: Any, position: int, failures: int) -> None:
+    """Give the message back as the C++ client does: the group says how many retries there are."""
+    ext = {"offset": str(position), "group": "G", "delayLevel": "0"}
     assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)).code == 0
 
 
@@ -53,7 +64,7 @@ async def send_again(client: FakeClient, record: Any, position: int, failures: i
     assert (await client.ask(RequestCode.SEND_MESSAGE_V2, ext, b"poison")).code == 0
 
 
-@pytest.mark.parametrize("fail", [send_back, send_again])
+@pytest.mark.parametrize("fail", [send_back, send_back_in_few_words, send_again])
 async def test_a_message_that_always_fails_climbs_all_levels(fail: Any, autojump_clock: MockClock) -> None:
     async with consumer() as (running, client):
         position, record = await first(client), None

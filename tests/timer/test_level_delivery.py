@@ -89,7 +89,7 @@ async def test_no_level_means_no_delay(autojump_clock: MockClock, text: str) -> 
 async def test_what_is_no_level_is_refused_and_said(autojump_clock: MockClock, text: str) -> None:
     async with delays() as running:
         with pytest.raises(
-            Refused, match=r"property DELAY is .* which is not a whole number; delay levels are 1 to 18"
+            Refused, match=r"property 'DELAY' .* is not a delay level; use 1 to 18, or 0 for no delay"
         ) as refused:
             running.send("x", text)
         assert refused.value.reason is Reason.MALFORMED

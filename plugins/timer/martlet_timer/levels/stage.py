@@ -98,7 +98,7 @@ class LevelStage:
         level = int(text) if _INTEGER.fullmatch(text) else INTEGER_MAX + 1
         if not -INTEGER_MAX - 1 <= level <= INTEGER_MAX:
             shown = text[:32].decode("utf-8", "replace")
-            levels = f"delay levels are 1 to {self._levels}, and 0 for no delay"
+            levels = f"use 1 to {self._levels}, or 0 for no delay"
             # RocketMQ answers such a message with SYSTEM_ERROR and a NumberFormatException.
-            raise Refused(Reason.MALFORMED, f"property DELAY is {shown!r}, which is not a whole number; {levels}")
+            raise Refused(Reason.MALFORMED, f"property 'DELAY' {shown!r} is not a delay level; {levels}")
         return level
