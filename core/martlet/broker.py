@@ -119,26 +119,25 @@ class Broker:
         self.store.writer.light_queues = bool(routers)
         self.stages = Stages([*stages, ("", Stage(self._route))] if routers else stages)
 
-    def publish(self, message: Message, passed: str = "", *, wanted: bool = True) -> Placed:
+    def publish(self, message: Message, passed: str = "") -> Placed:
         """Store *message* and return where; it is durable once the log is flushed up to `Placed.end`.
 
         A protocol passes that position to `Peer.hold_until` before it acknowledges the message.
 
         Args:
           passed: the plugin whose stage has held the message until now: only the stages after its own run.
-          wanted: False if the caller has checked that no stage wants the message (`Stages.words`, `Stages.sys_flag`).
 
         Raises:
           Refused: there is no such topic or queue, the topic is not writable, the message is too large, or the store is
             read-only or busy.
         """
         stages = self.stages.after(passed) if passed else self.stages
-        if stages.pairs and (wanted or stages.every_message) and stages.may_want(message):
+        if stages.pairs and stages.may_want(message):
             message = self._staged(message, stages)
         topic, queue_id = self._open_topic(message), message.queue_id
         if not 0 <= queue_id < topic.write_queues:
             queue_id = self._choose_queue(topic, queue_id)
-        return self.store.append(message, queue_id)
+        return self.store.writer.append(message, queue_id)
 
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
         """Store *messages* independently; return for each where it was stored or why it was refused."""
@@ -181,9 +180,9 @@ class Broker:
         That is the case if a stage wants every message, and if `publish` would choose the queue or refuse.
         """
         found = self.topics.get(topic)
-        if self.stages.every_message or found is None or not found.perm & WRITE or not found.write_queues:
+        if self.stages.every_message or found is None or not 0 <= queue_id < found.open_queues:
             return None
-        return found.queue(queue_id) if 0 <= queue_id < max(found.write_queues, found.read_queues) else None
+        return found.queue(queue_id)
 
     def publish_run(self, run: Sequence[RunItem | Message], *, atomic: bool = False) -> RunResult:
         """Store the messages of *run* in queues from `find_queue`, without an object per message.
@@ -197,10 +196,9 @@ class Broker:
           Refused: a body is longer than ``broker.message_bytes_max``; none was stored.
           StoreFailed: the disk failed.
         """
-        if self.stages.every_message:
-            text = "a stage wants every message, which a run does not bring it; publish the messages one by one"
-            raise LocalProtocolError(text)
         limit = self.config.message_bytes_max
+        if self.stages.every_message:
+            raise self._cannot_be_in_run(0)
         items: list[RunItem] = []
         refused: dict[int, Refused] = {}
         for place, item in enumerate(run):
@@ -214,13 +212,31 @@ class Broker:
                     refused[place] = error
                 continue
             if len(item[1]) > limit:
-                text = f"message body is {len(item[1])} bytes; broker.message_bytes_max is {limit}"
-                raise Refused(Reason.ILLEGAL, text)
+                raise self._cannot_be_in_run(len(item[1]))
             items.append(item)
-        result = self.store.append_run(items, atomic=atomic)
+        result = self.store.writer.append_run(items, atomic=atomic)
         if refused:
             result.add_refused(refused)
         return result
+
+    def publish_item(self, item: RunItem) -> Placed:
+        """Store one message like `publish_run`, and return where.
+
+        Raises:
+          LocalProtocolError: a stage wants every message.
+          Refused: the body is longer than ``broker.message_bytes_max``, or the store is read-only or busy.
+          StoreFailed: the disk failed.
+        """
+        if self.stages.every_message or len(item[1]) > self.config.message_bytes_max:
+            raise self._cannot_be_in_run(len(item[1]))
+        return self.store.writer.append_item(item)
+
+    def _cannot_be_in_run(self, body_bytes: int) -> MartletError:
+        if self.stages.every_message:
+            text = "a stage wants every message, which a run does not bring it; publish the messages one by one"
+            return LocalProtocolError(text)
+        limit = self.config.message_bytes_max
+        return Refused(Reason.ILLEGAL, f"message body is {body_bytes} bytes; broker.message_bytes_max is {limit}")
 
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = (), passed: str = ""

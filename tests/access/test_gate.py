@@ -56,6 +56,7 @@ def attempts(gate: Gate, topic: str = "t") -> Iterator[object]:
     yield lambda: gate.publish_batch([Message(topic, b"x")])
     yield lambda: gate.publish_atomic([Message(topic, b"x")])
     yield lambda: gate.publish_run([run_item(topic)])
+    yield lambda: gate.publish_item(run_item(topic))
     yield lambda: gate.subscribe(peer, topic, LINES)
     yield lambda: gate.join(peer, topic, "G", LINES, lease_s=1)
     yield lambda: gate.consume("G", topic)
@@ -188,7 +189,7 @@ async def test_what_is_denied_happens_on_no_path() -> None:
         assert broker.store.appended == 0
         assert broker.subscriptions.statistics()["subscriptions"] == 0
         assert broker.groups.get("G") is None
-        assert broker.statistics()["refused_by_authorizers"] == 10
+        assert broker.statistics()["refused_by_authorizers"] == 11
 
 
 async def test_without_an_opinion_of_any_authorizer_the_answer_is_no() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from martlet.broker import Broker
 from martlet.contracts import Stage
+from martlet.errors import LocalProtocolError, Refused
 from martlet.message import Message
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
@@ -95,15 +96,22 @@ async def test_whoever_searches_for_the_words_of_all_stages_finds_what_they_want
     assert stages.may_want_any([*(message(*each) for each in UNWANTED), message(properties, sys_flag)])
 
 
-async def test_what_a_caller_has_checked_passes_only_stages_that_want_every_message(broker: Broker) -> None:
+async def test_an_item_that_a_caller_has_checked_passes_no_stage(broker: Broker) -> None:
     seen = Seen()
     seen.install(broker)
-    broker.publish(message(b"DELAY\x011\x02", 0), wanted=False)
+    queue = broker.find_queue("t", 1)
+    assert queue is not None
+    item = (queue, b"x", b"DELAY\x011\x02", 0, 0, 0, 0, bytes(8), 0, 0)
+    assert broker.publish_item(item).queue_offset == 0
     assert seen.messages == []
+    long = bytes(broker.config.message_bytes_max + 1)
+    with pytest.raises(Refused, match="message body is"):
+        broker.publish_item((queue, long, *item[2:]))
     broker.set_stages([*broker.stages.pairs, ("every", Stage(seen.change))])
-    broker.publish(message(b"", 0), wanted=False)
-    assert seen.messages == [(b"", 0)]
     assert broker.find_queue("t", 1) is None
+    with pytest.raises(LocalProtocolError, match="a stage wants every message"):
+        broker.publish_item(item)
+    assert queue.next_offset == 1
 
 
 async def test_a_later_stage_sees_what_an_earlier_one_has_added(broker: Broker) -> None:

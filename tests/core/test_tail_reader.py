@@ -311,6 +311,18 @@ async def test_new_queues_are_followed_and_a_deleted_topic_is_left() -> None:
         assert broker.tails.statistics()["followed"] == 0
 
 
+async def test_what_a_new_queue_has_already_is_routed_without_another_commit() -> None:
+    async with broker_in_memory() as broker:
+        _, trie = follow(broker, 1)
+        receiver = Listening()
+        trie.add("a", receiver)
+        broker.store.append(Message("t", b"before it was followed", tag("a")), 1)
+        broker.store.commit()
+        broker.topics.update("t", read_queues=2, write_queues=2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert receiver.bodies == ["before it was followed"]
+
+
 async def test_a_receiver_that_raises_is_logged_and_costs_the_others_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from martlet.message import Record
+from martlet.contracts import Stage
+from martlet.message import Message, Record
 from martlet.store.codec import decode_records
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode, ResponseCode
@@ -99,16 +100,16 @@ USUAL = [
     pytest.param(send_ext("T", 1, UNIQUE, h="7", f="1"), id="flag, and compressed"),
     pytest.param(send_ext("T", 1, UNIQUE + "Größe\x01süß\x02"), id="letters beyond ASCII"),
     pytest.param(send_ext("T", 1, UNIQUE, g="1"), id="born long ago"),
-    pytest.param(send_ext("T", 9, UNIQUE), id="no such queue"),
-    pytest.param(send_ext("read-only", 0, UNIQUE), id="topic that takes none"),
-]
-UNUSUAL = [
-    pytest.param(send_ext("T", 2, "TAGS\x01A\x02UNIQ_KEY\x01a b\x02"), id="unique key that needs escaping"),
-    pytest.param(send_ext("T", 2, "XUNIQ_KEY\x01abc\x02" + UNIQUE), id="end of another property's name"),
     pytest.param(send_ext("T", 2, UNIQUE + "DELAY\x010\x02"), id="delay of 0"),
     pytest.param(send_ext("T", 2, UNIQUE + "DELAY\x013\x02"), id="delay"),
     pytest.param(send_ext("T", 2, UNIQUE + "TIMER_DELAY_MS\x015\x02"), id="timer"),
     pytest.param(send_ext("T", 2, UNIQUE + "TRAN_MSG\x01true\x02"), id="transaction"),
+]
+UNUSUAL = [
+    pytest.param(send_ext("T", 9, UNIQUE), id="no such queue"),
+    pytest.param(send_ext("read-only", 0, UNIQUE), id="topic that takes none"),
+    pytest.param(send_ext("T", 2, "TAGS\x01A\x02UNIQ_KEY\x01a b\x02"), id="unique key that needs escaping"),
+    pytest.param(send_ext("T", 2, "XUNIQ_KEY\x01abc\x02" + UNIQUE), id="end of another property's name"),
     pytest.param(send_ext("T", 2, UNIQUE + "CLUSTER\x01other\x02"), id="cluster"),
     pytest.param(send_ext("T", 2, UNIQUE + "MSG_REGION\x01other\x02"), id="region"),
     pytest.param(send_ext("T", 2, UNIQUE + "POP_CK\x01x\x02"), id="handle of a pop"),
@@ -134,6 +135,22 @@ async def test_unusual_sends_take_the_long_way(paths: Paths, ext: Mapping[str, o
     usual, long = await paths.send(ext)
     assert usual == long
     assert paths.taken_long == 1
+
+
+async def test_a_stage_that_wants_every_message_gets_those_that_take_the_short_way(paths: Paths) -> None:
+    seen: list[bytes] = []
+
+    def note(message: Message) -> Message:
+        seen.append(message.body)
+        message.properties += b"SEEN\x011\x02"
+        return message
+
+    broker = paths.harness.broker
+    broker.set_stages([*broker.stages.pairs, ("every", Stage(note))])
+    usual, long = await paths.send(send_ext("T", 2, UNIQUE))
+    assert usual == long
+    assert seen == [b"hello"] * 2
+    assert paths.taken_long == 0
 
 
 async def test_a_body_is_wanted_on_both_ways(paths: Paths) -> None:

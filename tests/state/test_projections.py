@@ -85,20 +85,20 @@ async def test_a_record_that_two_followed_queues_index_comes_once(
     monkeypatch.setattr(log_order, "RUN_RECORDS", runs)
     monkeypatch.setattr(log_order, "MERGED", merged)
     topics = frozenset(("A", "%LMQ%x", "%LMQ%y"))
-    running = await start(disk, Tally(topics), flush="async")
-    running.store.writer.light_queues = True
     expected: set[str] = set()
-    for number in range(300):  # `Tally.apply` raises when one comes twice
-        made = message(f"m{number}", "AC"[number % 2], unique=f"m{number}")
-        names = [name for name, each in (("%LMQ%x", 3), ("%LMQ%y", 5)) if number % each == 0]
-        if names:
-            made.properties += f"INNER_MULTI_DISPATCH\x01{','.join(names)}\x02".encode()
-        running.store.append(made, 0)
-        running.store.commit()
-        if names or number % 2 == 0:
-            expected.add(f"m{number}")
-    assert {row[1] for row in running.tally.records.values()} == expected
-    await stop(running)
+    async with started(disk, Tally(topics), flush="async") as running:
+        running.store.writer.light_queues = True
+        for number in range(300):  # `Tally.apply` raises when one comes twice
+            made = message(f"m{number}", "AC"[number % 2], unique=f"m{number}")
+            names = [name for name, each in (("%LMQ%x", 3), ("%LMQ%y", 5)) if number % each == 0]
+            if names:
+                made.properties += f"INNER_MULTI_DISPATCH\x01{','.join(names)}\x02".encode()
+            running.store.append(made, 0)
+            running.store.commit()
+            if names or number % 2 == 0:
+                expected.add(f"m{number}")
+        await wait_all_tasks_blocked()
+        assert {row[1] for row in running.tally.records.values()} == expected
     for gone in ([], [FILE]):
         for path in gone:
             disk.unlink(path)

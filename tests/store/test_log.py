@@ -162,6 +162,20 @@ async def test_callbacks_run_after_readable_moved(open_store: OpenStore) -> None
     assert seen == [store.written]
 
 
+async def test_only_watched_queues_report_new_records_and_then_once_after_all_watchers(open_store: OpenStore) -> None:
+    store = await open_store(small_config(flush="async"))
+    seen: list[object] = []
+    store.readable_end.on_watched.append(lambda: seen.append(store.readable))
+    store.append(message(), 0)
+    store.commit()
+    assert seen == []
+    for queue_id in (0, 1):
+        store.queue("T", queue_id).watchers = [lambda queue: seen.append(queue.queue_id)]
+        store.append(message(), queue_id)
+    store.commit()
+    assert seen == [0, 1, store.written]
+
+
 async def test_a_read_keeps_to_its_limits_but_the_first_message_always_comes(open_store: OpenStore) -> None:
     store = await open_store()
     fill(store, 20)

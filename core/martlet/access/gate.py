@@ -67,7 +67,7 @@ class Behind(Protocol):
 
     def capability(self, kind: type[T]) -> T | None: ...
 
-    def publish(self, message: Message, *, wanted: bool = ...) -> Placed: ...
+    def publish(self, message: Message) -> Placed: ...
 
     def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]: ...
 
@@ -76,6 +76,8 @@ class Behind(Protocol):
     def find_queue(self, topic: str, queue_id: int) -> Queue | None: ...
 
     def publish_run(self, run: Sequence[RunItem | Message], *, atomic: bool = ...) -> RunResult: ...
+
+    def publish_item(self, item: RunItem) -> Placed: ...
 
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ...
@@ -117,19 +119,16 @@ class Gate:
 
     # publishing
 
-    def publish(self, message: Message, *, wanted: bool = True) -> Placed:
+    def publish(self, message: Message) -> Placed:
         """Store *message* like `Broker.publish`; requires ``publish`` on its topic or on its name there.
 
         With light queues, it also requires ``publish`` on each light topic that the message names.
-
-        Args:
-          wanted: False if the caller has checked that no stage wants the message (`Stages`).
         """
         if message.topic not in self.publishable:
             self._check_message(message.topic, message.properties)
         if self._behind.routers:  # looked up each time: a gate may be older than they are
             self._check_light(message)
-        return self._behind.publish(message, wanted=wanted)
+        return self._behind.publish(message)
 
     def _check_light(self, message: Message) -> None:
         """Raise `Refused` unless *message* may go to the light topics that it names; only routers make them count."""
@@ -167,12 +166,19 @@ class Gate:
 
     def publish_run(self, run: Sequence[RunItem | Message], *, atomic: bool = False) -> RunResult:
         """Store the messages of *run* in queues from `find_queue`, like `Broker.publish_run`."""
-        topics = [item.topic if isinstance(item, Message) else item[0].topic for item in run]
-        if not self.publishable.keys() >= set(topics):
-            for topic, item in zip(topics, run, strict=True):
-                if topic not in self.publishable:
-                    self._check_message(topic, item.properties if isinstance(item, Message) else item[2])
+        publishable = self.publishable
+        for item in run:
+            topic = item.topic if isinstance(item, Message) else item[0].topic
+            if topic not in publishable:
+                self._check_message(topic, item.properties if isinstance(item, Message) else item[2])
         return self._behind.publish_run(run, atomic=atomic)
+
+    def publish_item(self, item: RunItem) -> Placed:
+        """Store one message for a queue from `find_queue`, like `Broker.publish_item`."""
+        topic = item[0].topic
+        if topic not in self.publishable:
+            self._check_message(topic, item[2])
+        return self._behind.publish_item(item)
 
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ()

@@ -10,7 +10,6 @@ from typing import Final, final
 from martlet.errors import Reason, Refused
 from martlet.store import Queue, ReadResult, Store, StoreConfig, StoreStatistics, Usage
 from martlet.store.notes import OWN_PREFIX
-from martlet.store.segments import Segment
 from martlet.tables.groups import Group, Groups
 from martlet.tables.rocketmq_json import DataVersion
 from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, READ, RETRY_PREFIX, WRITE, Topic, Topics
@@ -349,11 +348,6 @@ class PublishGrant(_Grant):
     def unflushed_bytes(self) -> int:
         """Return how many appended bytes of the log are not readable yet."""
         return self._tail.position - self._readable_end.position
-
-    @property
-    def segment(self) -> Segment:
-        """The last segment of the log; records in earlier ones are committed already."""
-        return self._tail.segment
 
 
 class BrokerGrant:

@@ -180,17 +180,17 @@ PLUGIN_CHAPTERS: Final = (
         "The broker",
         "martlet.broker",
         (
-            "Broker: gate publish publish_many publish_batch publish_atomic find_queue publish_run journal capability "
-            "selection filter_compiler call_when_saved",
+            "Broker: gate publish publish_many publish_batch publish_atomic find_queue publish_run publish_item "
+            "journal capability selection filter_compiler call_when_saved",
         ),
     ),
     Chapter(
         "The gate",
         "martlet.access",
         (
-            "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run give_back check_publish "
-            "find_topic subscribe follow may_follow join consume open_session query query_group query_broker "
-            "query_keys record_at manage manage_group manage_broker share allows check",
+            "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run publish_item give_back "
+            "check_publish find_topic subscribe follow may_follow join consume open_session query query_group "
+            "query_broker query_keys record_at manage manage_group manage_broker share allows check",
             "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
             "position_at readable bytes_since",
             "TopicGrant: entries groups committed",

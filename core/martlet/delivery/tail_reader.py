@@ -195,6 +195,7 @@ class TailReader:
                 watch(queue, self._arrived)
                 if queue.next_offset > self._routed[queue]:
                     self._arrived(queue)
+                    self._tails.route_later(self)
 
     def close(self) -> None:
         for queue in self._routed:
@@ -523,7 +524,7 @@ class Tails:
         self._rung = trio.Event()
         self.wakes = Wakes()
         topics.changed.append(self._topic_changed)
-        store.on_flushed.append(self._flushed)
+        store.readable_end.on_watched.append(self._route_touched)
 
     def of(self, topic: Topic) -> TailReader:
         """Return the reader of *topic*; it ends when nobody follows the topic any more, or the topic is deleted."""
@@ -552,11 +553,15 @@ class Tails:
         for reader in [each for name, each in self._readers.items() if self._topics.get(name) is None]:
             self._drop(reader)
 
-    def _flushed(self) -> None:
+    def route_later(self, reader: TailReader) -> None:
+        """Have `run` route what *reader* has not routed yet."""
+        if reader.is_behind:
+            self._behind[reader] = None
+            self._rung.set()
+
+    def _route_touched(self) -> None:
         """Route a slice of the new readable records immediately."""
         self.wakes.flushed()
-        if not self.touched:
-            return
         touched, self.touched = self.touched, {}
         for reader in touched:
             if reader not in self._behind and not reader.route_near():

@@ -136,7 +136,7 @@ class Projections:
         store.on_deleted.append(self._forget)
         for driven in self._driven:
             await self._catch_up(driven)
-        store.on_flushed.append(self._readable_moved)
+        store.readable_end.on_watched.append(self._apply_readable)
         self._replayed = True
 
     async def _restore(self, driven: Driven) -> None:
@@ -263,12 +263,7 @@ class Projections:
 
     # ---- what becomes readable
 
-    def _readable_moved(self) -> None:
-        for driven in self._driven:  # most commits concern none; a loop costs less than a list
-            if driven.order.behind:
-                break
-        else:
-            return
+    def _apply_readable(self) -> None:
         behind = [driven for driven in self._driven if driven.order.behind and not driven.failed]
         for driven in behind:
             self._apply_some(driven, max(RUNS_AT_ONCE // len(behind), 1))

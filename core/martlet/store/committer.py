@@ -123,10 +123,8 @@ class Committer:
             raise lost
         if not self.pending:
             return
-        tail = self._tail
-        self._flusher.wrote(tail.segment.path)
         try:
-            tail.write_out()
+            self._tail.write_out()
         except OSError as error:
             self._take_back()
             raise self._admission.refuse(error) from error
@@ -164,7 +162,7 @@ class Committer:
             raise self._flusher.failed
         before = self._tail.segment
         if before.path:
-            self._flusher.wrote(before.path)
+            self._flusher.rolled(before.path)
         try:
             self._tail.roll()
         except OSError as error:

@@ -58,8 +58,8 @@ class Flusher:
         self._moved = trio.Event()
         self._busy = False
 
-    def wrote(self, path: str) -> None:
-        """Note that *path* has data that is not durable."""
+    def rolled(self, path: str) -> None:
+        """Note that *path*, which was the last segment until now, has data that is not durable."""
         self._dirty.add(path)
 
     def created(self) -> None:
@@ -149,6 +149,9 @@ class Flusher:
     def _take(self) -> tuple[int, list[str], bool] | None:
         if self.failed is not None or self._busy or self.durable >= self.tail.written:
             return None
+        last = self.tail.segment
+        if self.tail.written > last.start:
+            self._dirty.add(last.path)
         work = self.tail.written, sorted(self._dirty), self._new_directory
         self._dirty.clear()
         self._new_directory = False

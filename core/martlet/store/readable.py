@@ -16,15 +16,18 @@ __all__ = ["ReadableEnd"]
 class ReadableEnd:
     """The log position before which everything is readable; it changes nowhere else.
 
-    ``on_moved`` is called after each move, and when the store failed. Each of ``confirmed`` returns the log position up
-    to which a component has confirmed the log; when that moves, the component calls `update`.
+    ``on_moved`` is called after each move, and when the store failed. ``on_watched`` is called before that, once after
+    the watchers of all queues with new records; nobody has to ask about queues without watchers. Each of ``confirmed``
+    returns the log position up to which a component has confirmed the log; when that moves, the component calls
+    `update`.
     """
 
-    __slots__ = ("_limit", "_touched", "confirmed", "on_moved", "position")
+    __slots__ = ("_limit", "_touched", "confirmed", "on_moved", "on_watched", "position")
 
     def __init__(self) -> None:
         self.position = 0
         self.on_moved: list[Callable[[], None]] = []
+        self.on_watched: list[Callable[[], None]] = []
         self.confirmed: list[Callable[[], int]] = []
         # What is durable or, with async flush, written.
         self._limit = 0
@@ -71,3 +74,5 @@ class ReadableEnd:
                 self._touched[queue] = None
             for watcher in tuple(queue.watchers or ()):
                 watcher(queue)
+        for callback in self.on_watched:
+            callback()

@@ -98,13 +98,17 @@ def is_reserved(name: str) -> bool:
 
 @final
 class Topic:
-    """One topic. ``queues`` has the store's queues that were used so far, by id."""
+    """One topic, which is replaced when it changes. ``queues`` has the store's queues that were used so far, by id.
+
+    ``open_queues`` is the number of queues that accept messages: 0 if the topic is not writable.
+    """
 
     __slots__ = (
         "_store",
         "attributes",
         "filter_type",
         "name",
+        "open_queues",
         "order",
         "perm",
         "queues",
@@ -134,6 +138,7 @@ class Topic:
         self.order = order
         self.attributes = attributes or {}
         self.filter_type = filter_type
+        self.open_queues = max(write_queues, read_queues) if perm & WRITE and write_queues else 0
         self.queues: dict[int, Queue] = {}
 
     def queue(self, queue_id: int) -> Queue:

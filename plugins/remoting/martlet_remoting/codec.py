@@ -76,9 +76,9 @@ END_BEGINNING: Final = b'{"code":37,'
 BINARY_SEND: Final = RequestCode.SEND_MESSAGE_V2.to_bytes(2, "big")
 BINARY_END: Final = RequestCode.END_TRANSACTION.to_bytes(2, "big")
 ACK_BEGINNING: Final = b'{"code":200051,'  # in JSON only
-SENDS_MIN: Final = 4  # fewer are not worth a run: its setup costs 5 us and it saves 1.5 us per send
-RUN_BYTES_MIN: Final = 512
+RUN_BEGINNINGS: Final = (SEND_BEGINNING, END_BEGINNING, BINARY_SEND, BINARY_END, ACK_BEGINNING)
 SENDS_MAX: Final = 64  # in one run
+ACKS_MIN: Final = 4  # of the size of the first; fewer are not worth a run
 ACKS_MAX: Final = 256
 SEND_BYTES_MAX: Final = 65536  # largest frame in a run; larger ones gain nothing
 # Frequent requests, whose handlers read the fields directly from the JSON (martlet_remoting.fields).
@@ -114,11 +114,22 @@ class FrameBuffer:
     answer to a large batch has an id for each message.
     """
 
-    __slots__ = ("_data", "_error", "_need", "_pieces", "_position", "_waiting", "frame_bytes_max", "header_bytes_max")
+    __slots__ = (
+        "_data",
+        "_error",
+        "_need",
+        "_pieces",
+        "_position",
+        "_run_frame_bytes_max",
+        "_waiting",
+        "frame_bytes_max",
+        "header_bytes_max",
+    )
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.header_bytes_max = header_bytes_max
+        self._run_frame_bytes_max = min(frame_bytes_max, SEND_BYTES_MAX)
         self._data = b""
         self._position = 0
         # The incomplete frame in pieces, its size so far, and the size at which to examine it again.
@@ -188,30 +199,22 @@ class FrameBuffer:
         except RemoteProtocolError as error:
             raise self._broken(error) from error.__cause__
 
-    def may_hold_run(self) -> bool:
-        """Return whether the buffer may contain enough requests for a run, judging by the size of the next one."""
-        available = len(self._data) - self._position
-        if available < RUN_BYTES_MIN:
-            return False
-        length: int = _LENGTH.unpack_from(self._data, self._position)[0]
-        return available >= SENDS_MIN * length
-
-    def next_run(self) -> SendRun | AckRun:
+    def next_run(self) -> SendRun | AckRun | None:
         """Return the next sends and ends of transactions, or acknowledgements of popped messages.
 
-        They end before the first request that is of another kind, incomplete, large or unusual. Empty if
-        `may_hold_run` returns false. The requests stay in the buffer until `skip_to` or `next_command` takes them out.
+        They end before the first request that is of another kind, incomplete, large or unusual. None if the next
+        request is that. The requests stay in the buffer until `skip_to` or `next_command` takes them out.
         """
+        data, start = self._data, self._position
+        if not data.startswith(RUN_BEGINNINGS, start + PREFIX_BYTES):
+            return None
+        if data.startswith(ACK_BEGINNING, start + PREFIX_BYTES):
+            return self._next_acks()
         sends: list[Send] = []
         ends: list[End] = []
-        if not self.may_hold_run():
-            return SendRun(sends, ends)
-        data, start = self._data, self._position
-        if data.startswith(ACK_BEGINNING, start + PREFIX_BYTES):
-            return AckRun(self._next_acks())
         available, header_bytes_max = len(data), self.header_bytes_max
-        frame_bytes_max = min(self.frame_bytes_max, SEND_BYTES_MAX)
-        while available - start >= PREFIX_BYTES and len(sends) + len(ends) < SENDS_MAX:
+        frame_bytes_max = self._run_frame_bytes_max
+        while available - start > PREFIX_BYTES and len(sends) + len(ends) < SENDS_MAX:
             length, marked = _LENGTHS.unpack_from(data, start)
             header_bytes = marked & HEADER_LENGTH
             header_start, end = start + PREFIX_BYTES, start + 4 + length
@@ -219,7 +222,13 @@ class FrameBuffer:
             if end > available or length > frame_bytes_max or body_start > end or header_bytes > header_bytes_max:
                 break
             header = data[header_start:body_start]
-            head = _json_head(header) if marked == header_bytes else _binary_head(header, marked >> 24)
+            head: SendHead | EndHead | None
+            if marked != header_bytes:
+                head = _binary_head(header, marked >> 24)
+            elif header.startswith(SEND_BEGINNING):
+                head = send_head(header)
+            else:
+                head = end_head(header) if header.startswith(END_BEGINNING) else None
             if type(head) is SendHead and body_start != end:
                 sends.append((head, data[body_start:end], end))
             elif type(head) is EndHead:
@@ -227,12 +236,14 @@ class FrameBuffer:
             else:
                 break
             start = end
-        return SendRun(sends, ends)
+        return SendRun(sends, ends, start) if start > self._position else None
 
-    def _next_acks(self) -> list[Ack]:
+    def _next_acks(self) -> AckRun | None:
         acks: list[Ack] = []
         data, start, header_bytes_max = self._data, self._position, self.header_bytes_max
         available = len(data)
+        if available - start < ACKS_MIN * _LENGTH.unpack_from(data, start)[0]:
+            return None
         while available - start >= PREFIX_BYTES and len(acks) < ACKS_MAX:
             length, header_bytes = _LENGTHS.unpack_from(data, start)
             header_start, end = start + PREFIX_BYTES, start + 4 + length
@@ -243,11 +254,16 @@ class FrameBuffer:
                 break
             acks.append((head, end))
             start = end
-        return acks
+        return AckRun(acks) if acks else None
 
-    def skip_to(self, end: int) -> None:
-        """Take out the requests before *end*."""
+    def skip_to(self, end: int) -> bool:
+        """Take out the requests before *end*; return whether there are more bytes."""
         self._position = end
+        if end < len(self._data):
+            return True
+        self._data = b""
+        self._position = 0
+        return False
 
     def _next_large(self) -> Command:
         """Decode the frame in the pieces; the body, up to 16 MiB, is copied only once."""
@@ -393,15 +409,8 @@ def _decode_json(header: bytes, body: bytes) -> Command:
     return command
 
 
-def _json_head(header: bytes) -> SendHead | EndHead | None:
-    """Decode the JSON header of a usual send or end of a transaction; return None for any other."""
-    if header.startswith(SEND_BEGINNING):
-        return send_head(header)
-    return end_head(header) if header.startswith(END_BEGINNING) else None
-
-
 def _binary_head(header: bytes, encoding: int) -> SendHead | EndHead | None:
-    """Like `_json_head`, for the binary header of RocketMQ's benchmarks and of clients that are told to use it."""
+    """Decode the binary header that RocketMQ's benchmarks use, and clients that are told to; None if it is unusual."""
     if encoding != BINARY_HEADER or not header.startswith((BINARY_SEND, BINARY_END)):
         return None
     try:

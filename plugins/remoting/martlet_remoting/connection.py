@@ -75,32 +75,36 @@ class RemotingConnection:
         Raises:
           RemoteProtocolError: the bytes are not a valid command; the text says which other protocol they may be.
         """
-        next_command = self._frames.next_command
+        frames = self._frames
         try:
-            if self.takes_runs and self._frames.may_hold_run():
-                yield from self._runs()
-            while (command := next_command()) is not None:
-                yield command
+            while True:
+                if self.takes_runs and (run := frames.next_run()) is not None:
+                    yield run
+                    if run.taken < run.count:
+                        yield from self._rest_of(run)
+                    elif not frames.skip_to(run.end):
+                        return
+                elif (command := frames.next_command()) is not None:
+                    yield command
+                else:
+                    return
         except RemoteProtocolError as error:
             if hint := _other_protocol(self._beginning):
                 raise RemoteProtocolError(hint) from error
             raise
 
-    def _runs(self) -> Iterator[Command | SendRun | AckRun]:
+    def _rest_of(self, run: SendRun | AckRun) -> Iterator[Command | SendRun | AckRun]:
+        """Yield the requests that the handler does not take as commands, and what is between them as runs again."""
         frames = self._frames
-        while True:
-            run = frames.next_run()
-            while len(run):
+        while len(run):
+            if taken_to := run.taken_to():
+                frames.skip_to(taken_to)
+            if run.taken < run.count and (command := frames.next_command()) is not None:
+                command.unusual = True
+                yield command
+            run = run.rest()
+            if len(run):
                 yield run
-                if taken_to := run.taken_to():
-                    frames.skip_to(taken_to)
-                # The handler did not take the next request: yield it as a command, then continue with the others.
-                if run.stopped and (command := frames.next_command()) is not None:
-                    yield command
-                run = run.rest()
-            if (command := frames.next_command()) is None:
-                return
-            yield command
 
     def farewell(self, error: Exception) -> bytes:
         """Return an HTTP error for a client that speaks HTTP; a remoting client gets nothing."""

@@ -84,7 +84,8 @@ class RemotingHandler:
         """Handle a request, or the answer to a request of ours; return an awaitable that finishes a long request."""
         context = self.context
         if isinstance(event, SendRun):
-            event.taken = send.send_run(context, event.sends)
+            if event.sends:
+                event.taken = send.send_together(context, context.own_gate or context.connection_gate(), event.sends)
             if event.ends:
                 self._end_run(event)
             return None

@@ -53,23 +53,21 @@ class SendRun:
     """Consecutive requests of one read that store messages: SEND_MESSAGE_V2 and END_TRANSACTION.
 
     The handler sets `taken` to the number of sends that it has handled, from the first one on, and handles all
-    `taken_ends`. The next send then follows as a `Command`.
+    `taken_ends`. The next send then follows as a `Command`. ``count`` is the number of sends, ``end`` the end of the
+    last frame.
     """
 
-    __slots__ = ("ends", "sends", "taken")
+    __slots__ = ("count", "end", "ends", "sends", "taken")
 
-    def __init__(self, sends: list[Send], ends: list[End]) -> None:
+    def __init__(self, sends: list[Send], ends: list[End], end: int) -> None:
         self.sends = sends
+        self.count = len(sends)
         self.ends = ends
+        self.end = end
         self.taken = 0
 
     def __len__(self) -> int:
         return len(self.sends) + len(self.ends)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a send was not taken."""
-        return self.taken < len(self.sends)
 
     def taken_ends(self) -> list[End]:
         """Return the ends of transactions before the first send that was not taken."""
@@ -80,13 +78,15 @@ class SendRun:
 
     def taken_to(self) -> int:
         """Return where the last frame ends that was taken; 0 if none was."""
+        if self.taken == len(self.sends):
+            return self.end
         ends = self.taken_ends()
         last = self.sends[self.taken - 1][2] if self.taken else 0
         return max(last, ends[-1][1]) if ends else last
 
     def rest(self) -> "SendRun":
         """Return the requests after the first send that was not taken."""
-        return SendRun(self.sends[self.taken + 1 :], self.ends[len(self.taken_ends()) :])
+        return SendRun(self.sends[self.taken + 1 :], self.ends[len(self.taken_ends()) :], self.end)
 
 
 @final
@@ -94,22 +94,19 @@ class AckRun:
     """Consecutive ACK_MESSAGE requests of one read.
 
     The handler sets `taken` to the number that it has handled, from the first one on. The next one then follows as a
-    `Command`.
+    `Command`. ``end`` is the end of the last frame.
     """
 
-    __slots__ = ("acks", "taken")
+    __slots__ = ("acks", "count", "end", "taken")
 
     def __init__(self, acks: list[Ack]) -> None:
         self.acks = acks
+        self.count = len(acks)
+        self.end = acks[-1][1] if acks else 0
         self.taken = 0
 
     def __len__(self) -> int:
         return len(self.acks)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a request was not taken."""
-        return self.taken < len(self.acks)
 
     def taken_to(self) -> int:
         """Return where the last frame ends that was taken; 0 if none was."""

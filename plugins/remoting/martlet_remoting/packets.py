@@ -63,10 +63,23 @@ class Command:
     booleans; read them with `text`, `integer` and `boolean`, which accept all of these.
     ``raw`` is the JSON of ``ext``, decoded at the first access. The most frequent requests
     are decoded from ``raw`` as records (`martlet_remoting.fields`) and never need ``ext``.
-    ``identity`` is the user who signed the command, None if it has no signature.
+    ``identity`` is the user who signed the command, None if it has no signature. ``unusual`` says that it is a send
+    that the handler did not take as part of a run.
     """
 
-    __slots__ = ("_ext", "body", "code", "flag", "identity", "language", "opaque", "raw", "remark", "version")
+    __slots__ = (
+        "_ext",
+        "body",
+        "code",
+        "flag",
+        "identity",
+        "language",
+        "opaque",
+        "raw",
+        "remark",
+        "unusual",
+        "version",
+    )
 
     def __init__(
         self,
@@ -82,6 +95,7 @@ class Command:
     ) -> None:
         self.code = code
         self.identity: Identity | None = None
+        self.unusual = False
         self._ext = ext
         self.raw = raw
         self.body = body

@@ -13,13 +13,12 @@ from martlet.errors import MartletError, Reason, Refused
 from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_property, remove_property
 from martlet.stages import Stages
-from martlet.store.queues import Queue
 from martlet.store.writer import RunItem
 from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
 from martlet.turns import Steps
 from martlet_remoting.batches import Member, split_batch
 from martlet_remoting.codec import encode_send_response
-from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
+from martlet_remoting.codes import FLAG_ONEWAY, VERSION_3_4_9, RequestCode, ResponseCode
 from martlet_remoting.context import Answer, Context, Declined, Handle, refusal, supports_transactions
 from martlet_remoting.fields import SendFields, SendHead, send_fields
 from martlet_remoting.headers import Send, SendHeader, decode_send_header
@@ -41,6 +40,7 @@ I32_MAX: Final = (1 << 31) - 1
 DELAY_KEYS: Final = (b"DELAY", *(key.encode() for key in TIMER_KEYS))
 # Properties that the broker sets; those that a producer sent are removed first.
 BROKER_KEYS: Final = (b"CLUSTER", b"MSG_REGION", b"TRACE_ON", b"POP_CK")
+BROKER_WORDS: Final = ("CLUSTER", "MSG_REGION", "POP_CK")
 # Members of a batch that are stored in one turn of the event loop, in 3 ms; a longer batch takes several turns.
 BATCH_AT_ONCE: Final = 1024
 
@@ -53,50 +53,158 @@ class _PlacedBatch(NamedTuple):
 
 
 def send_usual(context: Context, command: Command) -> Answer:
-    """Fast path of `send_message` for a usual message, which nearly all are; it takes half the time.
+    """Store a usual send, which takes half the time; any other by `send_message`."""
+    fields = None if command.unusual else send_fields(command)
+    if fields is not None and command.body:
+        head = SendHead(command.code, fields, command.opaque, command.flag)
+        if send_alone(context, context.gate(command), (head, command.body, 0)):
+            return None
+    return send_message(context, command)
 
-    Usual: short field names, a known topic, a unique key, no batch, no retry, and no property with a meaning for
-    the broker.
-    """
-    fields = send_fields(command)
-    if fields is None:
-        return send_message(context, command)
-    state, templates = context.state, context.state.templates
-    name = fields.b
-    gate = context.own_gate
-    if gate is None or command.identity is not None:
-        gate = context.gate(command)
-    grant = gate.publishable.get(name)
+
+def send_alone(context: Context, gate: Gate, send: Send) -> bool:
+    """Store and answer a usual send, like `send_run`; return False for any other."""
+    head, body, _ = send
+    fields = head.extFields
+    name, properties = fields.b, fields.i
+    grant = gate.publishable.get(name) or _ask_grant(gate, name)
     if grant is None:
-        try:
-            grant = gate.check_publish(name)
-        except Refused:
-            return send_message(context, command)
-    topic = grant.get()
-    stored = fields.i.encode()
-    unique = usual_key(fields, stored, state.broker.stages)
+        return False
+    state, peer, topic = context.state, context.peer, grant.get()
+    stages, templates, stored = state.broker.stages, state.templates, properties.encode()
+    unique = usual_key(fields, stored, UNUSUAL_SYS_FLAG & ~stages.sys_flag)
     if (
         not unique
-        or _may_be_staged(fields, state.broker.stages)
         or topic is None
+        or not 0 <= fields.e < topic.open_queues
         or topic.filter_type != "SINGLE_TAG"
         or name[0] == "%"
-        or not command.body
+        or head.flag & ~FLAG_ONEWAY
+        or len(stored) + len(templates.stamp_after) > PROPERTIES_BYTES_MAX
+        or len(body) > state.broker.config.message_bytes_max
         or grant.unflushed_bytes > state.config.unflushed_bytes_max
+        or _contains(properties, BROKER_WORDS)
     ):
-        return send_message(context, command)
-    peer = context.peer
+        return False
     stored += templates.stamp if stored[-1] == 2 else templates.stamp_after
-    message = Message(name, command.body, stored, fields.e, fields.h, fields.f, fields.g, peer.host)
-    placed = gate.publish(message, wanted=False)
+    staged = stages.every_message or fields.f & stages.sys_flag or _contains(properties, stages.words)
+    try:
+        if staged:
+            message = Message(name, body, stored, fields.e, fields.h, fields.f, fields.g, peer.host)
+            _send_staged(context, gate, head, message, unique)
+            return True
+        queue = topic.queues.get(fields.e) or topic.queue(fields.e)
+        placed = gate.publish_item(
+            (queue, body, stored, grant.code_of(stored), fields.h, fields.f, fields.g, peer.host, 0, 0)
+        )
+    except MartletError as error:
+        peer.send(_run_refusal(context, head, error))
+        return True
     peer.hold_until(placed.end)
-    header = templates.sent_usual % (placed.queue_id, unique, placed.position, placed.queue_offset, command.opaque)
-    return LENGTHS.pack(4 + len(header), len(header)) + header
+    if not head.flag:
+        header = templates.sent_usual % (fields.e, unique, placed.position, placed.queue_offset, head.opaque)
+        peer.send(LENGTHS.pack(4 + len(header), len(header)) + header)
+    return True
 
 
-def usual_key(fields: SendFields, stored: bytes, stages: Stages) -> bytes:
+def _send_staged(context: Context, gate: Gate, head: SendHead, message: Message, unique: bytes) -> None:
+    placed = gate.publish(message)
+    context.peer.hold_until(placed.end)
+    if not head.flag:
+        context.peer.send(_staged_response(context, head, message, unique, placed.position, placed.queue_offset))
+
+
+def _ask_grant(gate: Gate, name: str) -> PublishGrant | None:
+    """Return the grant for the first message to a topic, or where the name of each message decides."""
+    try:
+        return gate.check_publish(name)
+    except Refused:
+        return None
+
+
+# runs: the usual sends of one read
+
+
+def send_together(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
+    """Store and answer the usual sends at the beginning of *sends*; return their number."""
+    broker, taken = context.state.broker, 0
+    if len(sends) > 1 and sends[0][0].extFields.b in gate.publishable and not broker.stages.every_message:
+        taken = send_run(context, gate, sends)
+    else:
+        while taken < len(sends) and send_alone(context, gate, sends[taken]):
+            taken += 1
+    context.state.counters.requests += taken
+    return taken
+
+
+def send_run(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
+    """Store and answer the usual sends at the beginning of *sends* together; return their number.
+
+    Usual: short field names, a known topic, a unique key, no batch, no retry, and no property that the broker sets.
+    Only those that a stage may want become a `Message`. The topic of the first one must have been granted.
+    """
+    name = sends[0][0].extFields.b
+    grant = gate.publishable[name]
+    state, host = context.state, context.peer.host
+    stages, stamp, stamp_after = state.broker.stages, state.templates.stamp, state.templates.stamp_after
+    unflushed, unflushed_max = grant.unflushed_bytes, state.config.unflushed_bytes_max
+    body_bytes_max, code_of = state.broker.config.message_bytes_max, grant.code_of
+    unusual_flags, suspects = UNUSUAL_SYS_FLAG & ~stages.sys_flag, _find_words(sends, stages)
+    topic = _usual_topic(grant)
+    run: list[RunItem | Message] = []
+    keys: list[bytes] = []
+    for head, body, _ in sends:
+        fields = head.extFields
+        if fields.b != name:
+            name = fields.b
+            topic = _usual_topic(gate.publishable.get(name))
+        stored = fields.i.encode()
+        unique = usual_key(fields, stored, unusual_flags)
+        if (
+            not unique
+            or topic is None
+            or not 0 <= fields.e < topic.open_queues
+            or head.flag & ~FLAG_ONEWAY
+            or unflushed > unflushed_max
+            or len(body) > body_bytes_max
+            or len(stored) + len(stamp_after) > PROPERTIES_BYTES_MAX
+            or (suspects and _contains(fields.i, BROKER_WORDS))
+        ):
+            break
+        stored += stamp if stored[-1] == 2 else stamp_after
+        queue = topic.queues.get(fields.e) or topic.queue(fields.e)
+        unflushed += queue.overhead + len(body) + len(stored)
+        if fields.f & stages.sys_flag or (suspects and _contains(fields.i, stages.words)):
+            run.append(Message(name, body, stored, fields.e, fields.h, fields.f, fields.g, host))
+        else:
+            run.append((queue, body, stored, code_of(stored), fields.h, fields.f, fields.g, host, 0, 0))
+        keys.append(unique)
+    if run:
+        _publish_run(context, gate, sends[: len(run)], run, keys)
+    return len(run)
+
+
+def _usual_topic(grant: PublishGrant | None) -> Topic | None:
+    """Return the topic of *grant* if its messages may be in a run."""
+    topic = grant.get() if grant is not None else None
+    return None if topic is None or topic.filter_type != "SINGLE_TAG" or topic.name[0] == "%" else topic
+
+
+def _find_words(sends: Sequence[Send], stages: Stages) -> bool:
+    """Return whether the properties of one of *sends* may have a meaning for the broker or for a stage."""
+    return _contains("\x02".join([head.extFields.i for head, _, _ in sends]), (*BROKER_WORDS, *stages.words))
+
+
+def _contains(text: str, words: Sequence[str]) -> bool:
+    # Search in the str: `in` on bytes raises and catches a TypeError internally each time. A generator is slower.
+    for word in words:  # noqa: SIM110
+        if word in text:
+            return True
+    return False
+
+
+def usual_key(fields: SendFields, stored: bytes, unusual_flags: int) -> bytes:
     """Return the unique key of a usual send with the encoded properties *stored*; empty if the send is not usual."""
-    properties = fields.i  # search in the str: `in` on bytes raises and catches a TypeError internally each time
     at = stored.find(b"UNIQ_KEY\x01")
     if at < 0:
         return b""
@@ -105,116 +213,39 @@ def usual_key(fields: SendFields, stored: bytes, stages: Stages) -> bytes:
     if (
         fields.m
         or fields.j
-        or (at and stored[at - 1] != 2)
-        or not unique.isalnum()
-        or fields.f & UNUSUAL_SYS_FLAG & ~stages.sys_flag
+        or fields.f & unusual_flags
         or fields.h < 0
         or fields.g < 0
-        or "CLUSTER" in properties
-        or "MSG_REGION" in properties
-        or "POP_CK" in properties
+        or (at and stored[at - 1] != 2)
+        or not unique.isalnum()
     ):
         return b""
     return unique
 
 
-def _may_be_staged(fields: SendFields, stages: Stages) -> bool:
-    """Return whether one of *stages* may want the message of a send."""
-    if fields.f & stages.sys_flag:
-        return True
-    properties = fields.i
-    for word in stages.words:  # noqa: SIM110
-        if word in properties:
-            return True
-    return False
-
-
-# runs: the usual sends of one read
-
-
-def send_run(context: Context, sends: Sequence[Send]) -> int:
-    """Store and answer the usual sends at the beginning of *sends* together; return their number.
-
-    Like `send_usual` for each, but without creating a `Command`, a `Message` and a `Placed`. Only those that a stage
-    may want become a `Message`.
-    """
-    state, gate, host = context.state, context.connection_gate(), context.peer.host
-    grant = gate.publishable.get(sends[0][0].extFields.b) if sends else None
-    if grant is None:
-        return 0
-    stamp, stamp_after = state.templates.stamp, state.templates.stamp_after
-    unflushed, unflushed_max = grant.unflushed_bytes, state.config.unflushed_bytes_max
-    body_bytes_max, code_of = state.broker.config.message_bytes_max, grant.code_of
-    stages = state.broker.stages
-    queues: dict[tuple[str, int], Queue] = {}
-    run: list[RunItem | Message] = []
-    keys: list[bytes] = []
-    for head, body, _ in sends:
-        fields = head.extFields
-        stored = fields.i.encode()
-        unique = usual_key(fields, stored, stages)
-        queue = queues.get((fields.b, fields.e)) or _find_queue(gate, queues, fields)
-        if (
-            not unique
-            or queue is None
-            or head.flag
-            or unflushed > unflushed_max
-            or len(body) > body_bytes_max
-            or len(stored) + len(stamp_after) > PROPERTIES_BYTES_MAX
-        ):
-            break
-        stored += stamp if stored[-1] == 2 else stamp_after
-        unflushed += queue.overhead + len(body) + len(stored)
-        if _may_be_staged(fields, stages):
-            run.append(Message(fields.b, body, stored, fields.e, fields.h, fields.f, fields.g, host))
-        else:
-            run.append((queue, body, stored, code_of(stored), fields.h, fields.f, fields.g, host, 0, 0))
-        keys.append(unique)
-    if run:
-        _publish_run(context, gate, grant, sends, run, keys)
-    return len(run)
-
-
-def _find_queue(gate: Gate, queues: dict[tuple[str, int], Queue], fields: SendFields) -> Queue | None:
-    """Return the queue of a usual send; *queues* caches it for the other sends of the run."""
-    grant = gate.publishable.get(fields.b)
-    topic = grant.get() if grant is not None else None
-    if topic is None or topic.filter_type != "SINGLE_TAG" or topic.name[0] == "%":
-        return None
-    queue = gate.find_queue(fields.b, fields.e)
-    if queue is not None:
-        queues[fields.b, fields.e] = queue
-    return queue
-
-
 def _publish_run(
-    context: Context,
-    gate: Gate,
-    grant: PublishGrant,
-    sends: Sequence[Send],
-    run: Sequence[RunItem | Message],
-    keys: Sequence[bytes],
+    context: Context, gate: Gate, sends: Sequence[Send], run: Sequence[RunItem | Message], keys: Sequence[bytes]
 ) -> None:
-    """Store *run*, which was made from the first of *sends*, and answer these."""
-    state, peer = context.state, context.peer
-    state.counters.requests += len(run)
-    segment = grant.segment
+    """Store *run*, which was made from *sends*, and answer these."""
+    peer = context.peer
     try:
         result = gate.publish_run(run)
     except MartletError as error:
-        for head, _, _ in sends[: len(run)]:
+        for head, _, _ in sends:
             peer.send(_run_refusal(context, head, error))
         return
-    template, answers = state.templates.sent_usual, []
+    template, answers = context.state.templates.sent_usual, []
     for (head, _, _), item, unique, position, offset in zip(
-        sends[: len(run)], run, keys, result.positions, result.offsets, strict=True
+        sends, run, keys, result.positions, result.offsets, strict=True
     ):
-        if isinstance(item, Message):
+        if head.flag:
+            answers.append(b"")
+        elif isinstance(item, Message):
             answers.append(_staged_response(context, head, item, unique, position, offset))
-            continue
-        header = template % (item[0].queue_id, unique, position, offset, head.opaque)
-        answers.append(LENGTHS.pack(4 + len(header), len(header)) + header)
-    if not result.refused and grant.segment is segment:
+        else:
+            header = template % (item[0].queue_id, unique, position, offset, head.opaque)
+            answers.append(LENGTHS.pack(4 + len(header), len(header)) + header)
+    if not result.refused and not result.rolled:
         peer.hold_until(result.end)
         peer.send(b"".join(answers))
         return
@@ -244,7 +275,8 @@ def _staged_response(
 
 def _run_refusal(context: Context, head: SendHead, error: MartletError) -> bytes:
     state = context.state
-    return refusal(state.counters, Command(head.code, opaque=head.opaque), error, state.templates.send_ext)
+    answer = refusal(state.counters, Command(head.code, opaque=head.opaque), error, state.templates.send_ext)
+    return b"" if head.flag else answer
 
 
 # any send
