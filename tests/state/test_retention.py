@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 import trio
-from tests.state.tally import Running, Tally, send, start, started
+from tests.state.tally import ROOT, Running, Tally, _append, send, start, started
 from trio.testing import MockClock
 
 from martlet.errors import Reason, Refused
 from martlet.message import Message
+from martlet.state import Projections
+from martlet.store import Store
 from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import ManualClock, small_config
+from martlet.turns import Turns
 
 CONFIG: dict[str, Any] = {"disk_clean_ratio": 0.9, "retention_interval_ms": 1000, "persist_interval_ms": 100}
 
@@ -46,6 +50,29 @@ async def test_what_is_live_is_appended_again_before_its_segment_goes(autojump_c
     again = await start(found)
     assert "precious" in known(again.tally, again.store.first_position)
     again.store.crash()
+
+
+async def test_nothing_is_removed_before_the_replay(autojump_clock: MockClock) -> None:
+    """The store applies retention as soon as it runs, and only the projections know what is live."""
+    disk, tally = FakeDisk(), Tally()
+    async with full(disk, tally):
+        found = disk.after_power_cut(Cut.KILLED, Random(0))
+    found.used_ratio = 0.95
+    store = await Store.open(ROOT, small_config(flush="sync", **CONFIG), ManualClock(), found)
+    projections = Projections(store, Turns())
+    tally = Tally(append=lambda one: _append(store, one))
+    projections.add("toy", tally)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await trio.sleep(5)
+        assert store.first_position == 0
+        await projections.replay()
+        nursery.start_soon(projections.run)
+        await trio.sleep(5)
+        assert store.first_position > 0
+        assert "precious" in known(tally, store.first_position)
+        nursery.cancel_scope.cancel()
+    store.crash()
 
 
 async def test_a_projection_that_needs_nothing_is_not_asked(autojump_clock: MockClock) -> None:

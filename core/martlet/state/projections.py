@@ -103,6 +103,8 @@ class Projections:
         self.released = 0
         self._roll_tries = 0
         self._replayed = False
+        # Already now: the store applies retention while the projections are replayed.
+        store.retention.keeper = self
 
     def __len__(self) -> int:
         return len(self._driven)
@@ -128,7 +130,6 @@ class Projections:
           StoreError: the log cannot be read; the text names the file.
         """
         store = self._store
-        store.retention.keeper = self
         for driven in self._driven:
             if not driven.failed:
                 await self._restore(driven)
