@@ -216,6 +216,21 @@ async def test_a_topic_deleted_after_the_snapshot_is_forgotten_at_the_start(disk
     again.store.crash()
 
 
+async def test_a_queue_without_records_may_be_missing_at_the_start(disk: FakeDisk) -> None:
+    """It exists once somebody asks for it, so that it is missing says nothing about its topic."""
+    running = await start(disk)
+    running.store.queue("A", 1)
+    send(running.store, "B", "b1")
+    send(running.store, "A", "a1")
+    running.store.flusher.flush_now()
+    await stop(running)
+    again = await start(disk)
+    assert again.store.find_queue("A", 1) is None
+    assert again.tally.restored == 2
+    again.check()
+    again.store.crash()
+
+
 async def test_a_queue_that_is_made_later_is_followed(disk: FakeDisk) -> None:
     running = await start(disk, flush="async")
     send(running.store, "A", "a1", queue_id=7)
