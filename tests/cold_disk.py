@@ -11,19 +11,20 @@ T = TypeVar("T")
 
 
 class ColdDisk:
-    """A disk of which nothing is in the page cache; counts the reads that keep the event loop waiting."""
+    """A disk with nothing in the page cache while ``is_cold``; counts the reads that keep the event loop waiting."""
 
     def __init__(self) -> None:
         self.disk = FakeDisk()
         self._is_off_loop = False
+        self.is_cold = True
         self.on_loop = 0
         self.off = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.disk, name)
 
-    def read_now(self, fd: int, size: int, position: int) -> None:
-        return None
+    def read_now(self, fd: int, size: int, position: int) -> bytes | None:
+        return None if self.is_cold else self.disk.read(fd, size, position)
 
     def read(self, fd: int, size: int, position: int) -> bytes:
         self.on_loop += not self._is_off_loop

@@ -12,7 +12,7 @@ from tests.timer.timer_talk import DAY_MS, timed
 from trio.testing import MockClock
 
 from martlet.errors import Refused, StoreError
-from martlet.message import decode_properties
+from martlet.message import Record, decode_properties
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
@@ -87,6 +87,25 @@ async def test_records_on_the_disk_are_read_by_a_thread(autojump_clock: MockCloc
         assert made.plugin.timers.floor() > 8192
         assert made.statistics["pending"] == 20
         assert disk.on_loop == 0
+
+
+async def test_records_in_the_kernels_page_cache_are_read_without_a_thread(autojump_clock: MockClock) -> None:
+    disk, fake = cold_disk()
+    async with timed(fake, topics=("T", "other"), **SMALL) as made:
+        bodies = [b"small", b"large" * 1000, b"last"]
+        for body in bodies:
+            made.publish(body=body, TIMER_DELAY_MS=3_600_000)
+        for _ in range(40):
+            made.publish("other", b"x" * 900)
+        await trio.sleep(1)
+        (timers,) = made.plugin.timers.pending.in_range(0, made.broker.store.appended)
+        positions, reader = [position for _, position in timers], made.plugin.timer_delivery.reader
+        for is_cold in (False, True):
+            disk.is_cold, disk.off, disk.on_loop = is_cold, 0, 0
+            found = await reader.read(positions, 1 << 20)
+            assert [each.body for each in found if isinstance(each, Record)] == bodies
+            assert (disk.off, disk.on_loop) == (int(is_cold), 0)
+            assert len(await reader.read(positions, 5000)) == 2, "as many as fit, and the one that does not"
 
 
 async def test_a_record_that_the_disk_fails_to_read_keeps_its_segment_and_no_other_timer_back(

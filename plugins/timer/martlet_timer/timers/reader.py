@@ -13,6 +13,8 @@ __all__ = ["RECORD_BYTES_MAX", "Found", "RecordReader"]
 
 # Timers with the same time were often stored one after the other, so a read takes more than one record.
 BLOCK_BYTES: Final = 16_384
+# A record in the kernel's page cache is read on the event loop, in a few us; most have less than this.
+RECORD_BYTES: Final = 2048
 RECORD_BYTES_MAX: Final = 16 << 20
 
 # The record; None if it is damaged or gone; the error if the disk failed to read it.
@@ -29,27 +31,44 @@ class RecordReader:
 
     async def read(self, positions: Sequence[int], bytes_max: int) -> list[Found]:
         """Return the records at *positions*: the first one, and as many more as *bytes_max* allows."""
-        found = self._from_memory(positions, bytes_max)
+        found = self._read_cached(positions, bytes_max)
         if found is not None:
             return found
         return await self._store.disk.off_loop(lambda: self.read_now(positions, bytes_max))
 
-    def _from_memory(self, positions: Sequence[int], bytes_max: int) -> list[Found] | None:
-        """Like `read`; None if one of the records is not in memory."""
+    def _read_cached(self, positions: Sequence[int], bytes_max: int) -> list[Found] | None:
+        """Like `read`; None if a record is neither in a page of the log nor in the kernel's page cache."""
         found: list[Found] = []
         for position in positions:
-            page = self._store.pages.find(position)
-            if page is None or position + 4 > page.end:
+            data = self._from_page(position) or self._from_kernel(position)
+            if data is None:
                 return None
-            at = position - page.base
-            size: int = I32.unpack_from(page.view, at)[0]
-            if not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX or position + size > page.end:
-                return None
-            found.append(_decode(bytes(page.view[at : at + size]), position))
-            bytes_max -= size
+            found.append(_decode(data, position))
+            bytes_max -= len(data)
             if bytes_max <= 0:
                 break
         return found
+
+    def _from_page(self, position: int) -> bytes | None:
+        page = self._store.pages.find(position)
+        if page is None or position + 4 > page.end:
+            return None
+        at = position - page.base
+        size: int = I32.unpack_from(page.view, at)[0]
+        if not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX or position + size > page.end:
+            return None
+        return bytes(page.view[at : at + size])
+
+    def _from_kernel(self, position: int) -> bytes | None:
+        """Return a record without waiting for the disk; a thread would cost more than the read."""
+        segments = self._store.segments
+        data = segments.read_now(position, RECORD_BYTES)
+        size = I32.unpack_from(data)[0] if data is not None and len(data) >= 4 else 0
+        if data is None or not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX:
+            return None
+        if size > len(data):
+            data = segments.read_now(position, size)
+        return bytes(data[:size]) if data is not None and len(data) >= size else None
 
     def read_now(self, positions: Sequence[int], bytes_max: int) -> list[Found]:
         """Like `read`, blocking; may be called in a thread."""
