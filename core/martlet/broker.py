@@ -328,7 +328,10 @@ class Broker:
             if not stages.wants(place, message):
                 continue
             try:
-                message = stage.change(message)
+                changed: object = stage.change(message)
+                if not isinstance(changed, Message):
+                    raise TypeError(f"it returned {changed!r}; return the message")
+                message = changed
             except Refused:
                 self.refused += 1
                 raise
@@ -345,7 +348,7 @@ class Broker:
         topics: dict[str, None] = {}
         for plugin, router in self.routers:
             try:
-                topics.update(dict.fromkeys(router(message)))
+                topics.update(dict.fromkeys(map(_checked_name, router(message))))
             except Refused:
                 raise
             except Exception as error:
@@ -424,3 +427,9 @@ class Broker:
             "refused_by_authenticators": self.authentication.refused,
             "refused_by_authorizers": self.rules.denied,
         }
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"it returned {name!r} as a topic; return strings")
+    return name

@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from martlet.broker import Broker
 from martlet.contracts import Stage
-from martlet.errors import LocalProtocolError, Refused
+from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.message import Message
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
@@ -125,3 +126,20 @@ async def test_a_later_stage_sees_what_an_earlier_one_has_added(broker: Broker) 
     broker.set_stages(stages)
     broker.publish(message(b"DELAY\x011\x02", 0))
     assert seen.messages == [(b"DELAY\x011\x02TRAN_MSG\x01true\x02", 0)]
+
+
+@pytest.mark.parametrize("result", [None, 42])
+async def test_a_stage_that_returns_no_message_is_named(broker: Broker, result: object) -> None:
+    broker.set_stages([("absent", Stage(lambda message: cast(Message, result)))])
+    with pytest.raises(Refused, match="plugin 'absent' failed in its stage; TypeError") as caught:
+        broker.publish(message(PLAIN, 0))
+    assert caught.value.reason is Reason.UNAVAILABLE
+    (refused,) = broker.publish_many([message(PLAIN, 0)])
+    assert isinstance(refused, Refused)
+
+
+@pytest.mark.parametrize("result", [None, [None], [b"%LMQ%a"]])
+async def test_a_router_that_returns_no_names_is_named(broker: Broker, result: object) -> None:
+    broker.set_stages([], [("absent", lambda message: cast(list[str], result))])
+    with pytest.raises(Refused, match="plugin 'absent' failed in its router; TypeError"):
+        broker.publish(message(PLAIN, 0))
