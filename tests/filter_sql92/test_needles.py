@@ -164,7 +164,7 @@ def test_the_most_telling_bytes_are_searched(text: str, patterns: tuple[bytes, .
         assert needle is not None
         assert len(needle.patterns) <= NEEDLES_MAX
         for found, expected in zip(needle.patterns, patterns, strict=True):
-            shown = b"values of " + found.key[:-1] if isinstance(found, Values) else found
+            shown = b"values of " + found.name.encode() if isinstance(found, Values) else found
             assert shown.startswith(expected)
             assert shown[len(expected) :] in (b"", END) or b"0-9" in shown
 

@@ -10,7 +10,7 @@ from martlet.store.codec import encode_filler, encode_record
 from martlet_filter_sql92.compiler import Source, compile_tree
 from martlet_filter_sql92.needles import compile_needle
 from martlet_filter_sql92.parser import parse
-from martlet_filter_sql92.values import EVALUATED_MAX, KEPT_BYTES_MAX, VERDICTS_MAX, Values, values_of
+from martlet_filter_sql92.values import EVALUATED_MAX, KEPT_BYTES_MAX, PIECE_BYTES, VERDICTS_MAX, Values, values_of
 
 CONDITIONS = (
     "a + 1 = 8",
@@ -153,3 +153,14 @@ def test_a_page_full_of_the_name_is_not_searched_for_values() -> None:
     data = b"a\x017\x02" + b"a\x01" + b"8" * 17 + b"\x02"
     assert find(data, 0, len(data)) == [0]
     assert find(data * 10_000, 0, len(data) * 10_000) is None
+    crowd = b"a\x01" * 500_000  # no separator where the search could pause
+    assert find(crowd, 0, len(crowd)) is None
+
+
+def test_a_search_in_pieces_finds_what_one_search_finds() -> None:
+    search = search_of("a + 1 = 8")
+    records = []
+    for number in range(2000):
+        body = b"." * (number % 331) if number % 400 else b"c\x01" + b"." * 3 * PIECE_BYTES
+        records.append(stored(b"b\x01%d\x02a\x01%d" % (number, number % 20), body))
+    assert found_in(search, [*records, LAST])[:-1] == selected("a + 1 = 8", records)
