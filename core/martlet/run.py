@@ -169,7 +169,7 @@ async def run(
     Return False, and log a warning, if the disk was too full for the last checkpoint.
 
     Raises:
-      MartletError: the broker cannot start, or its store failed.
+      MartletError: the broker cannot start, its store failed, or the disk was too full for the last changes of tables.
     """
     clock = clock or SystemClock()
     plugins = load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
@@ -183,10 +183,10 @@ async def run(
                 store = await _open_store(config, await dispatchers_of(plugins), clock, disk or RealDisk(), report)
             if not opening.cancelled_caught:
                 try:
-                    in_order = await _run_with_store(config, plugins, store, clock, ready, stop)
+                    await _run_with_store(config, plugins, store, clock, ready, stop)
                 finally:
                     with trio.CancelScope(shield=True):
-                        in_order = await store.close() and in_order
+                        in_order = await store.close()
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise _cause(group) from None
@@ -247,8 +247,12 @@ async def _run_with_store(
     clock: Clock,
     ready: Callable[[dict[str, str]], None],
     stop: trio.Event,
-) -> bool:
-    """Run until *stop*; return False if the last changes of a table could not be written to a full disk."""
+) -> None:
+    """Run until *stop*.
+
+    Raises:
+      StoreError: the last changes of a table could not be written to a full disk.
+    """
     stats = Stats()
     with _usable(config.data):
         broker = build(config, store, clock, stats)
@@ -287,10 +291,10 @@ async def _run_with_store(
     broker.projections.save()
     with _usable(config.data):
         lost = persistence.save(broker)
-    if lost:
-        log.error("the last changes are lost: %s", lost)
     live.check()
-    return not lost
+    if lost:
+        text = f"data directory {str(config.data)!r} is on a full disk; the last changes are lost: {lost}"
+        raise StoreError(f"{text}; free some space before the next start")
 
 
 async def _replayed(broker: Broker, stop: trio.Event) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from martlet.errors import Reason, Refused, StoreFailed
+from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.run import Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
 from martlet.store import Store, StoreConfig
@@ -439,14 +439,30 @@ async def test_a_broker_starts_on_a_full_disk_with_a_table_to_write(
         stop.set()
 
 
-async def test_a_stop_on_a_full_disk_logs_which_changes_are_lost(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stop_on_a_full_disk_fails_and_says_which_changes_are_lost() -> None:
     disk, stop = FakeDisk(), trio.Event()
     store = await open_on(disk)
     assert send(store, b"x")
     assert await store.close()
     disk.free_bytes = 0
-    assert not await run(without_plugins(), ready=lambda addresses: stop.set(), disk=disk, stop=stop)
-    assert "the last changes are lost: config/topics.json cannot be written; [Errno 28]" in caplog.text
+    with pytest.raises(
+        StoreError, match=r"the last changes are lost: config/topics\.json cannot be written; \[Errno 28"
+    ):
+        await run(without_plugins(), ready=lambda addresses: stop.set(), disk=disk, stop=stop)
+    disk.free_bytes = None
+    assert await (await open_on(disk)).close(), "the directory was released"
+
+
+async def test_a_stop_on_a_full_disk_without_changes_succeeds() -> None:
+    disk, stop = FakeDisk(), trio.Event()
+    assert await run(without_plugins(), ready=lambda addresses: stop.set(), disk=disk, stop=stop)
+    stop = trio.Event()
+
+    def fill_up(addresses: dict[str, str]) -> None:
+        disk.free_bytes = 0
+        stop.set()
+
+    assert await run(without_plugins(), ready=fill_up, disk=disk, stop=stop)
 
 
 async def test_a_full_disk_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
