@@ -66,6 +66,8 @@ async def test_notes_of_a_commit_are_one_record_after_its_messages() -> None:
     journal.note(b"3")
     flush(store)
     assert [read_notes(body) for body in bodies_of(store, journal.topic)] == [[b"1", b"2"], [b"3"]]
+    body = bodies_of(store, journal.topic)[0]
+    assert read_notes(memoryview(body)) == read_notes(bytearray(body)) == [b"1", b"2"], "as `RecordView.body` gives it"
     assert notes_of(store, other) == [b"x"]
     first = store.queues.position_at(store.queue(journal.topic, 0), 0)
     assert first == placed.end

@@ -167,7 +167,7 @@ class GroupState:
 
     def apply(self, records: Sequence[RecordView]) -> None:
         for record in records:
-            for note in read_notes(bytes(record.body)):
+            for note in read_notes(record.body):
                 self._apply_note(note, record.position)
 
     def _apply_note(self, note: bytes, position: int) -> None:

@@ -90,7 +90,7 @@ class SessionTable:
 
     def apply(self, records: Sequence[RecordView]) -> None:
         for record in records:
-            for note in read_notes(bytes(record.body)):
+            for note in read_notes(record.body):
                 kind, key, number, arguments = decode_note(note)
                 self._apply(kind, key, number, arguments, record.position)
 

@@ -17,6 +17,7 @@ import msgpack  # type: ignore[import-untyped]
 from martlet.errors import Reason, Refused, StoreFailed
 from martlet.message import Message
 from martlet.store import Store
+from martlet.store.layout import Buffer
 from martlet.store.notes import OWN_PREFIX
 
 __all__ = ["NEXT_COMMIT", "Journal", "read_notes"]
@@ -116,7 +117,7 @@ class Journal:
         self._store.admission.check()
 
 
-def read_notes(body: bytes) -> list[bytes]:
+def read_notes(body: Buffer) -> list[bytes]:
     """Return the notes in the *body* of a journal's record."""
     notes: list[bytes] = msgpack.unpackb(body)
     return notes

@@ -89,7 +89,7 @@ class PendingTransactions:
             elif topic == OP:
                 self._apply_op(record)
             else:
-                for note in read_notes(bytes(record.body)):
+                for note in read_notes(record.body):
                     self._apply_note(*msgpack.unpackb(note))
         self._add(fresh)
 

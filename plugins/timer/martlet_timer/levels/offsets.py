@@ -88,7 +88,7 @@ class LevelOffsets:
         for record in records:
             if record.position < self._position:
                 continue
-            for note in read_notes(bytes(record.body)):
+            for note in read_notes(record.body):
                 self.by_level = msgpack.unpackb(note, strict_map_key=False)
             self._noted_at, self._position = record.position, record.position + record.size
             self._version.next(self._broker.clock)

@@ -80,7 +80,7 @@ class TimerState:
         newest: RecordView | None = None
         for record in records:
             if record.topic != TIMER_TOPIC:
-                for note in read_notes(bytes(record.body)):
+                for note in read_notes(record.body):
                     for due_ms, position in _read_gone(note):
                         pending.remove(due_ms, position)
                         schedule.removed(position)
