@@ -19,7 +19,7 @@ from martlet.errors import StoreError
 from martlet.store import Store
 from martlet.store.files import is_full
 from martlet.tables.saved import Table
-from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC, Topic, is_reserved
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, REVIVE_PREFIX, TEMPLATE_TOPIC, Topic, is_reserved
 from martlet.turns import finish_now, finish_off_loop
 
 __all__ = ["load", "run", "save"]
@@ -42,7 +42,7 @@ def load(broker: Broker) -> None:
     if not 0 <= groups.offsets_position <= broker.store.readable:
         # RocketMQ wrote the offsets, or they are of another log: all offsets noted in our log so far are older.
         groups.offsets_position = broker.store.readable
-        groups.offsets_are_foreign = True
+        groups.has_foreign_pops = any(topic.name.startswith(REVIVE_PREFIX) for topic in broker.topics)
         groups.offsets_changed()
     _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())
 

@@ -16,6 +16,7 @@ from martlet.delivery.lease_notes import Key, LeaseState
 from martlet.message import Message, encode_properties
 from martlet.settings import DeliveryConfig
 from martlet.tables.groups import Group
+from martlet.tables.rocketmq_json import parse
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
@@ -143,7 +144,9 @@ class Moved:
             if revived >= 0:
                 broker.groups.commit(REVIVE_GROUP, REVIVE, 0, revived)
             broker.store.commit()
-            broker.groups.stays_foreign = True
+        path = "/data/config/consumerOffset.json"
+        table = parse(bytes(self.disk.files[path].data), path)
+        self.disk.files[path].data[:] = json.dumps({"offsetTable": table["offsetTable"]}).encode()
 
     @asynccontextmanager
     async def as_martlet(self, delivery: DeliveryConfig | None = None) -> AsyncIterator[Harness]:
@@ -242,6 +245,24 @@ async def test_a_start_that_was_killed_is_repeated(autojump_clock: MockClock) ->
     async with moved.as_martlet() as harness:
         assert list(leases(harness.broker)) == [0, 1, 2]
         assert harness.broker.groups.offset("G", "T", 0) == 0
+
+
+async def test_they_are_taken_over_at_the_first_start_with_remoting(autojump_clock: MockClock) -> None:
+    moved = Moved()
+    async with moved.as_rocketmq(committed=3) as broker:
+        fill_topic(broker, 4)
+        put(broker, message(popped(moved.clock, 0, [0, 1, 2])))
+    for end in range(4, 6):
+        async with moved.open() as broker:  # without remoting
+            assert broker.groups.offset("G", "T", 0) == end - 1
+            broker.groups.commit("G", "T", 0, end)
+            fill_topic(broker, 1)
+    async with moved.as_martlet() as harness:
+        assert list(leases(harness.broker)) == [0, 1, 2]
+        client = harness.client()
+        assert [each.offset for each in await pop(client, "T")] == [5]
+    async with moved.open() as broker:
+        assert not broker.groups.has_foreign_pops
 
 
 async def test_more_than_can_be_leased_is_delivered_from_the_first_one_on(autojump_clock: MockClock) -> None:

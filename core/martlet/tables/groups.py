@@ -22,6 +22,7 @@ __all__ = ["BUILT_IN", "Group", "Groups", "check_group_name"]
 GROUPS_MAX: Final = 40_000
 # Pairs of a group and a topic that it must not read.
 FORBIDDEN_MAX: Final = 100_000
+FOREIGN_POPS_KEY: Final = "martletForeignPops"
 OFFSETS_MAX: Final = 500_000  # the default of broker.offsets_max
 GROUP_CHARS_MAX: Final = 120  # RocketMQ 5.x TopicValidator/GroupValidator
 
@@ -126,9 +127,8 @@ class Groups:
         self.keeps_light_offsets = False
         # The loaded offsets include all notes of offsets before this log position, or newer ones.
         self.offsets_position = 0
-        # RocketMQ wrote the loaded offsets, or they are of another log. With `stays_foreign` the file will say so too.
-        self.offsets_are_foreign = False
-        self.stays_foreign = False
+        # RocketMQ wrote the offsets last, and nobody has taken over what it had popped; the file says so until then.
+        self.has_foreign_pops = False
         self.changed: list[Callable[[str], None]] = []
         self.was_reset: list[Callable[[str, str], None]] = []  # called with group and topic
 
@@ -369,7 +369,9 @@ class Groups:
 
         The offsets of one group and topic are those at the time of their slice, which may run in a worker thread.
         """
-        head = head_of(self.offsets_version, NO_POSITION if self.stays_foreign else position)
+        head = head_of(self.offsets_version, position)
+        if self.has_foreign_pops:
+            head[FOREIGN_POPS_KEY] = True
         return render_in_steps(head, "offsetTable", self._offsets_by_key(), bare_keys=True)
 
     def _offsets_by_key(self, *, light: bool | None = None) -> Iterator[tuple[str, Mapping[int, int]]]:
@@ -393,6 +395,7 @@ class Groups:
             position = int(table.get(POSITION_KEY, NO_POSITION))
         self.offsets_version.load(table.get("dataVersion"))
         self.offsets_position = position
+        self.has_foreign_pops = table.get(FOREIGN_POPS_KEY) is True
         self._replace_offsets(found)
 
     def _replace_offsets(self, found: Mapping[tuple[str, str], dict[int, int]]) -> None:

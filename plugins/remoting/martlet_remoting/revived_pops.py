@@ -142,9 +142,8 @@ class RevivedPops:
         self._broker = broker
         self._read = 0
         self._topics = [topic.name for topic in broker.topics if topic.name.startswith(REVIVE_PREFIX)]
-        self._wanted = broker.groups.offsets_are_foreign and bool(self._topics)
         # If the broker is killed before the end, the next start takes over everything again.
-        broker.groups.stays_foreign = self._wanted
+        self._wanted = broker.groups.has_foreign_pops
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take over the pops, and report that clients can be served."""
@@ -175,15 +174,15 @@ class RevivedPops:
 
     def _save(self) -> None:
         groups = self._broker.groups
-        groups.stays_foreign = False
+        groups.has_foreign_pops = False
         groups.offsets_changed()
         try:
             problem = save(self._broker)
         except OSError:
-            groups.stays_foreign = True
+            groups.has_foreign_pops = True
             raise
         if problem:
-            groups.stays_foreign = True
+            groups.has_foreign_pops = True
             raise StoreError(problem)
         self._wanted = False
 
