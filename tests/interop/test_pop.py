@@ -16,6 +16,7 @@ from .store_exchange import OurBroker, RealBroker
 Name = Callable[[str], str]
 POP_MESSAGE = 200050
 ACK_MESSAGE = 200051
+MAX_OFFSET = 30
 CHANGE_INVISIBLE = 200053
 LONG_MS = 600_000
 INVISIBLE_MS = 5000  # the least that the Java client asks for
@@ -275,10 +276,20 @@ def test_messages_that_were_popped_and_not_acknowledged_come_from_rocketmq_after
     clients.close()
 
 
-def pop_by_hand(address: str, group: str, topic: str, count: int) -> wire.Answer:
-    """Pop *count* messages of queue 0 for a long time."""
+def wait_stored(address: str, topic: str, count: int) -> None:
+    """Wait until queue 0 of *topic* has *count* messages that can be read."""
+
+    def look() -> bool | None:
+        answer = wire.ask(address, MAX_OFFSET, {"topic": topic, "queueId": "0", "committed": "true"})
+        return True if answer is not None and int(answer.fields.get("offset", "0")) >= count else None
+
+    eventually(look)
+
+
+def pop_by_hand(address: str, group: str, topic: str, count: int, invisible_ms: int = LONG_MS) -> wire.Answer:
+    """Pop *count* messages of queue 0."""
     where = {"consumerGroup": group, "topic": topic, "queueId": "0"}
-    pop = {"maxMsgNums": str(count), "invisibleTime": str(LONG_MS), "pollTime": "0", "bornTime": "0"}
+    pop = {"maxMsgNums": str(count), "invisibleTime": str(invisible_ms), "pollTime": "0", "bornTime": "0"}
 
     def look() -> wire.Answer | None:
         answer = wire.ask(address, POP_MESSAGE, {**where, **pop, "initMode": "0"})
@@ -308,12 +319,17 @@ def test_what_was_popped_from_rocketmq_and_not_acknowledged_comes_from_martlet(
     clients = Java(jvm, names.address)
     clients.queries().create_topic("Moved", real.address, queues=1)
     clients.producer().send(*(message("Moved", f"{i}") for i in range(6)))
+    wait_stored(real.address, "Moved", 6)
     popped = pop_by_hand(real.address, "movers", "Moved", 5)
     assert popped.fields["msgOffsetInfo"] == "0 0 0,1,2,3,4"
     for offset in (1, 3):
         assert settle_by_hand(real.address, ACK_MESSAGE, "movers", "Moved", popped, offset).code == 0
+    # RocketMQ puts what this group popped into its retry topic.
+    assert pop_by_hand(real.address, "retriers", "Moved", 2, 1000).fields["msgOffsetInfo"] == "0 0 0,1"
+    wait_stored(real.address, "%RETRY%retriers_Moved", 2)
     clients.close()
     wait_offset_saved(data, "Moved@movers", 5)
+    wait_offset_saved(data, "Moved@retriers", 2)
     if end == "stopped":
         real.stop()
     else:
@@ -330,4 +346,12 @@ def test_what_was_popped_from_rocketmq_and_not_acknowledged_comes_from_martlet(
 
     eventually(look)
     assert offsets == {4, 5}
+    clients = Java(jvm, names.address)
+    pops = clients.pops(ours.address, "broker-a", "retriers", "Moved")
+    retried = pops.pop(32, invisible_ms=LONG_MS)
+    assert sorted((m.topic, m.body, m.reconsume_times) for m in retried) == [("Moved", b"0", 1), ("Moved", b"1", 1)]
+    assert pops.ack(*retried) == "OK"
+    wire.wait_committed(ours.address, "retriers", "%RETRY%retriers_Moved", 2, 1)
+    assert {m.body for m in pops.pop(32, invisible_ms=LONG_MS)} == {b"2", b"3", b"4", b"5"}
+    clients.close()
     assert ours.stop() == 0

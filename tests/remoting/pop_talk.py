@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import trio
 
+from martlet.message import find_property
 from martlet.store.codec import decode_records
+from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import Command
-from martlet_remoting.pop_handles import Handle, retry_flag
+from martlet_remoting.pop_handles import Handle, parse_handle, real_topic, retry_flag
 
 from .conftest import FakeClient, Harness
 
@@ -51,9 +53,10 @@ def waiting_ext(topic: str, queue_id: int = -1, **more: object) -> dict[str, obj
 
 def ack_ext(message: Popped, **more: object) -> dict[str, object]:
     """The header of an acknowledgement, or with ``invisibleTime`` of a change of that."""
+    topic = message.topic
     return {
         "consumerGroup": "G",
-        "topic": message.topic,
+        "topic": topic if topic.startswith(RETRY_PREFIX) else real_topic(topic, "G", message.handle.retry),
         "queueId": str(message.queue_id),
         "extraInfo": str(message.handle),
         "offset": str(message.offset),
@@ -73,10 +76,12 @@ def popped(answer: Command) -> list[Popped]:
     pop_ms, invisible_ms, revive = (answer.integer(name) for name in ("popTime", "invisibleTime", "reviveQid"))
     found: list[Popped] = []
     for record in decode_records(answer.body):
-        retry = retry_flag(record.topic)
+        own = find_property(record.properties, b"POP_CK").decode()
+        retry = parse_handle(own).retry if own else retry_flag(record.topic)
         key = retry, str(record.queue_id)
         assert offsets[key].pop(0) == record.queue_offset
         handle = Handle(first[key], pop_ms, invisible_ms, revive, retry, BROKER, record.queue_id, record.queue_offset)
+        assert not own or own == str(handle)
         found.append(
             Popped(
                 record.topic, record.queue_id, record.queue_offset, bytes(record.body), record.reconsume_times, handle

@@ -26,7 +26,8 @@ from martlet_remoting.config import RemotingConfig
 from martlet_remoting.revived_pops import REVIVE_GROUP, CheckPoints, PoppedQueue, RevivedPops
 
 from .conftest import FakeClock, Harness
-from .pop_talk import ack, bodies, pop, run
+from .pop_talk import ack, bodies, pop, run, waiting_ext
+from .pop_talk import popped as popped_in
 
 REVIVE = "rmq_sys_REVIVE_LOG_DefaultCluster"
 CHECK = Struct(">qqqqqqq")
@@ -263,6 +264,91 @@ async def test_they_are_taken_over_at_the_first_start_with_remoting(autojump_clo
         assert [each.offset for each in await pop(client, "T")] == [5]
     async with moved.open() as broker:
         assert not broker.groups.has_foreign_pops
+
+
+def fill_retries(broker: Broker, topic: str, *bodies: bytes, user: str = "") -> None:
+    """Put messages into a retry topic, as RocketMQ does once their invisible time has ended."""
+    broker.topics.ensure(topic, 1)
+    properties = encode_properties({"TAGS": "A", "ORIGIN_GROUP": "G", "1ST_POP_TIME": "1", "user": user})
+    put(broker, *(Message(topic, body, properties, 0, born_host=HOST, reconsume_times=1) for body in bodies))
+
+
+async def test_what_rocketmq_has_put_into_its_retry_topics_is_popped_first(autojump_clock: MockClock) -> None:
+    moved = Moved()
+    async with moved.as_rocketmq(committed=1) as broker:
+        fill_topic(broker, 3)
+        fill_retries(broker, "%RETRY%G_T", b"done", b"old")
+        broker.groups.commit("G", "%RETRY%G_T", 0, 1)
+        fill_retries(broker, "%RETRY%G+T", b"new", b"newer")
+    async with moved.as_martlet() as harness:
+        run(harness, harness.nursery)
+        client = harness.client()
+        came = [*await pop(client, "T"), *await pop(client, "T", queue_id=0), *await pop(client, "T")]
+        assert [(each.topic, each.body, each.times, each.handle.retry) for each in came] == [
+            ("T", b"old", 1, "1"),
+            ("T", b"new", 1, "2"),
+            ("T", b"newer", 1, "2"),
+            ("T", b"1", 0, "0"),
+            ("T", b"2", 0, "0"),
+        ]
+        await ack(client, *came[:2], *came[3:])
+        await harness.step()
+        offsets = {name: harness.broker.groups.offset("G", name, 0) for name in ("T", "%RETRY%G_T", "%RETRY%G+T")}
+        assert offsets == {"T": 3, "%RETRY%G_T": 2, "%RETRY%G+T": 1}
+        asks = client.send(RequestCode.NOTIFICATION, waiting_ext("T"))
+        waits = client.send(RequestCode.POP_MESSAGE, waiting_ext("T", pollTime="60000"))
+        await harness.step()
+        assert not client.answers
+        harness.state.pops.sweep()
+        await trio.sleep(30.1)
+        await harness.step()
+        [again] = popped_in(client.answers.pop(waits))
+        assert (again.topic, again.body, again.times) == ("T", b"newer", 2)
+        assert client.answers.pop(asks).ext["hasMsg"] == "true"
+        await ack(client, again)
+    async with moved.as_martlet() as harness:
+        assert await pop(harness.client(), "T") == []
+
+
+async def test_a_retry_without_room_for_its_handle_comes_as_it_is_stored(autojump_clock: MockClock) -> None:
+    moved = Moved()
+    async with moved.as_rocketmq(committed=0) as broker:
+        fill_retries(broker, "%RETRY%G_T", b"old", user="x" * 32_700)
+    async with moved.as_martlet() as harness:
+        client = harness.client()
+        [message] = await pop(client, "T")
+        assert (message.topic, message.body, message.handle.retry) == ("%RETRY%G_T", b"old", "1")
+        await ack(client, message)
+
+
+async def test_in_order_no_retry_topic_is_popped(autojump_clock: MockClock) -> None:
+    moved = Moved()
+    async with moved.as_rocketmq(committed=0) as broker:
+        fill_topic(broker, 1)
+        fill_retries(broker, "%RETRY%G_T", b"old")
+    async with moved.as_martlet() as harness:
+        assert bodies(await pop(harness.client(), "T", order="true")) == [b"0"]
+
+
+async def test_the_retry_topic_of_another_group_is_left_alone(autojump_clock: MockClock) -> None:
+    moved = Moved()
+    async with moved.as_rocketmq(committed=0) as broker:
+        broker.groups.update(Group("G_T"))
+        fill_retries(broker, "%RETRY%G_T", b"of G_T")
+    async with moved.as_martlet() as harness:
+        assert await pop(harness.client(), "T") == []
+
+
+async def test_a_retry_topic_that_is_deleted_is_popped_no_longer(autojump_clock: MockClock) -> None:
+    moved = Moved()
+    async with moved.as_rocketmq(committed=0) as broker:
+        fill_topic(broker, 1)
+        fill_retries(broker, "%RETRY%G_T", *[b"old"] * 40)
+    async with moved.as_martlet() as harness:
+        client = harness.client()
+        assert len(await pop(client, "T")) == 32
+        harness.broker.topics.delete("%RETRY%G_T")
+        assert bodies(await pop(client, "T")) == [b"0"]
 
 
 async def test_more_than_can_be_leased_is_delivered_from_the_first_one_on(autojump_clock: MockClock) -> None:

@@ -88,7 +88,8 @@ def check_name(name: str) -> None:
         text = "is a light topic, which nobody creates or sends to; name it in a message's INNER_MULTI_DISPATCH"
         raise Refused(Reason.PARAMETER, f"topic[{name}] {text}")
     limit = RETRY_TOPIC_CHARS_MAX if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_CHARS_MAX
-    names.check("topic", name, limit)
+    # RocketMQ names a retry topic of POP %RETRY%group+topic.
+    names.check("topic", name.replace("+", "_", 1) if name.startswith(RETRY_PREFIX) else name, limit)
 
 
 def is_reserved(name: str) -> bool:

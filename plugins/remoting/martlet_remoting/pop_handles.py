@@ -23,6 +23,7 @@ __all__ = [
     "places",
     "real_topic",
     "retry_flag",
+    "retry_topics",
 ]
 
 # The reviveQid of messages popped in order (RocketMQ KeyBuilder.POP_ORDER_REVIVE_QUEUE); 0 for all others.
@@ -117,6 +118,13 @@ def real_topic(topic: str, group: str, retry: str) -> str:
     if retry == RETRY_V2:
         return f"{RETRY_PREFIX}{group}+{topic}"
     raise Refused(Reason.MALFORMED, f"retry flag {retry!r:.20} of a handle is unknown; it must be 0, 1 or 2")
+
+
+def retry_topics(topic: str, group: str) -> list[str]:
+    """Return the topics into which RocketMQ puts messages of *topic* that *group* popped and did not acknowledge."""
+    if topic.startswith(RETRY_PREFIX):
+        return []
+    return [real_topic(topic, group, RETRY_V1), real_topic(topic, group, RETRY_V2)]
 
 
 @final

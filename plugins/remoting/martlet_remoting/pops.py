@@ -9,8 +9,12 @@ look again: client addresses take turns, and of one address the pop that has wai
 messages, the core wakes the member once more. A pop that arrives meanwhile waits for its turn too, so a client that
 pops all the time takes nothing from one that waits. If a connection does not collect what it was woken for, because its
 client reads slowly, the next pop is called after `STALL_S`.
+
+RocketMQ puts popped messages that were not acknowledged into a retry topic of the group and topic. In a store that it
+has used, the group pops these topics as well (`PopGroup.retries`), before its own.
 """
 
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from typing import Any, Final, TypeAlias, final
@@ -20,16 +24,19 @@ from martlet.broker import Broker
 from martlet.contracts import Buffer, Peer
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.group_members import Member
-from martlet.delivery.selection import EVERYTHING
+from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.share import MemberPeer, Share
-from martlet.delivery.subscriptions import Delivery, Start
+from martlet.delivery.subscriptions import Delivery, Start, from_earliest
 from martlet.errors import Reason, Refused
 from martlet.store.layout import I32
-from martlet.tables.topics import Topic
+from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 
 from .deadlines import Deadlines
+from .pop_handles import retry_topics
 
 __all__ = ["ANY_QUEUE", "PendingPops", "Pop", "PopGroup", "PopGroups", "split_records"]
+
+log = logging.getLogger("martlet.remoting")
 
 ANY_QUEUE: Final = -1
 STALL_S: Final = 0.25
@@ -200,7 +207,19 @@ class WaitingPops:
 class PopGroup:
     """One group that pops one topic, and its pops that wait, by queue."""
 
-    __slots__ = ("_called", "_deadlines", "_now", "_reads", "_taker", "bucket", "member", "used_at", "waiting")
+    __slots__ = (
+        "_called",
+        "_deadlines",
+        "_now",
+        "_reads",
+        "_taker",
+        "bucket",
+        "heir",
+        "member",
+        "retries",
+        "used_at",
+        "waiting",
+    )
 
     def __init__(self, deadlines: Deadlines, now: Callable[[], float]) -> None:
         self.bucket = -1
@@ -211,6 +230,9 @@ class PopGroup:
         self._reads = False  # a pop waits for a thread that reads
         self.member: Member | None = None
         self.used_at = now()
+        # The same group on RocketMQ's retry topics of this topic; on one of those, the group that pops this topic.
+        self.retries: list[PopGroup] = []
+        self.heir: PopGroup | None = None
         # By queue, and whether they want their messages in order.
         self.waiting: dict[Line, WaitingPops] = {}
 
@@ -237,23 +259,49 @@ class PopGroup:
         self._count(1)
 
     def _count(self, change: int) -> None:
-        assert self.member is not None
-        self.member.credit += change
+        for group in (self, *self.retries):
+            assert group.member is not None
+            group.member.credit += change
 
     @property
     def has_called(self) -> bool:
         """Whether a pop was called for messages and did not run since."""
         return bool(self._called)
 
-    def hand_out(self, pop: Pop, budget_bytes: int) -> list[Delivery]:
-        """Lease messages for *pop*: at most ``count_max``, and about *budget_bytes*."""
+    def _open_retries(self) -> list["PopGroup"]:
+        return [group for group in self.retries if not group.share.gone]
+
+    def is_ready(self, queue_id: int, *, in_order: bool) -> bool:
+        """Return whether there may be messages for a pop of this queue."""
+        if not in_order and any(group.share.is_ready() for group in self._open_retries()):
+            return True
+        return self.share.is_ready(queue_id, in_order=in_order)
+
+    def is_reading(self, queue_id: int, *, in_order: bool) -> bool:
+        """Return whether a thread reads messages for a pop of this queue."""
+        if not in_order and any(group.share.is_reading() for group in self._open_retries()):
+            return True
+        return self.share.is_reading(queue_id)
+
+    def hand_out(self, pop: Pop, budget_bytes: int) -> tuple["PopGroup", list[Delivery]]:
+        """Lease messages for *pop*: at most ``count_max``, and about *budget_bytes*.
+
+        All are of one topic; the first result is the group on it.
+        """
+        self.used_at = self._now()
+        for group in self._open_retries() if not pop.in_order else ():
+            if group.share.is_ready() and (found := group.lease(pop, ANY_QUEUE, budget_bytes)):
+                return group, found
+        return self, self.lease(pop, pop.queue_id, budget_bytes)
+
+    def lease(self, pop: Pop, queue_id: int, budget_bytes: int) -> list[Delivery]:
+        """Lease messages of this topic for *pop*."""
         taker = self._taker
         taker.peer = pop.pending.peer
         taker.lease_s = pop.invisible_ms / 1000
         taker.credit = pop.count_max
-        self.used_at = self._now()
         try:
-            return self.share.hand_out(taker, budget_bytes, pop.queue_id, in_order=pop.in_order)
+            return self.share.hand_out(taker, budget_bytes, queue_id, in_order=pop.in_order)
         finally:
             taker.peer = self
 
@@ -261,13 +309,14 @@ class PopGroup:
         """Call the next pop of each queue that has messages; all pops when they must be refused."""
         if self.member is None:
             return  # it is joining, and no pop waits
-        share = self.share
         self.member.woken = False
-        if share.gone:
+        if self.heir is not None:
+            self.heir.wake()
+        if self.share.gone:
             self.call_all()
             return
         for queue_id, in_order in list(self.waiting):
-            if share.is_ready(queue_id, in_order=in_order):
+            if self.is_ready(queue_id, in_order=in_order):
                 line = self.waiting[queue_id, in_order]
                 pop = line.next()
                 pop.pending.call(pop)
@@ -338,24 +387,42 @@ class PopGroups:
         Raises:
           Refused: the topic or the group may not be read, or there are too many groups.
         """
-        key, selection = (pop.name, pop.topic), pop.selection
-        group = self.find(*key)
+        selection = pop.selection
+        group = self.find(pop.name, pop.topic)
         if group is None:
-            old = self._groups.pop(key, None)
-            if old is not None:
-                self._leave(old)
-            group = PopGroup(self._deadlines, self._now)
-            group.member = pop.gate.join(
-                group, pop.topic, pop.name, STORED, lease_s=0.0, selection=selection, start=start
-            )
-            group.member.woken = False
-            self._groups[key] = group
+            group = self._join(pop, pop.topic, selection, start)
+            self._open_retries(pop, group)
         elif pop.count_max and group.share.selection.name != selection.name:
             if len(group.share) > 1:
                 text = f"group {pop.name!r} selects {group.share.selection.name!r} of topic {pop.topic!r}"
                 raise Refused(Reason.ILLEGAL, f"{text} over another protocol; use the same selection")
             group.share.select(selection)
         return group
+
+    def _join(self, pop: Pop, topic: str, selection: Selection, start: Start) -> PopGroup:
+        old = self._groups.pop((pop.name, topic), None)
+        if old is not None:
+            self._leave(old)
+        group = PopGroup(self._deadlines, self._now)
+        group.member = pop.gate.join(group, topic, pop.name, STORED, lease_s=0.0, selection=selection, start=start)
+        group.member.woken = False
+        self._groups[pop.name, topic] = group
+        return group
+
+    def _open_retries(self, pop: Pop, group: PopGroup) -> None:
+        """Let *group* pop RocketMQ's retry topics of its topic as well, if there are any."""
+        for name in retry_topics(pop.topic, pop.name):
+            # A topic named with "_" may also be the retry topic of a group, whose messages are for that alone.
+            topic, owner = self._broker.topics.get(name), name.removeprefix(RETRY_PREFIX)
+            if topic is None or not topic.perm & READ or self._broker.groups.get(owner) is not None:
+                continue
+            try:
+                retries = self.find(pop.name, name) or self._join(pop, name, EVERYTHING, from_earliest)
+            except Refused as refused:
+                log.warning("group %r cannot pop what RocketMQ left in topic[%s]; %s", pop.name, name, refused)
+                continue
+            retries.heir = group
+            group.retries.append(retries)
 
     def share(self, gate: Gate, name: str, topic: str) -> Share | None:
         """Return the shared group to settle messages by handle; None if the group has never consumed the topic."""
@@ -423,7 +490,7 @@ class PopGroups:
         """Forget groups that nobody has popped for a while."""
         until = self._now() - IDLE_S
         for key, group in list(self._groups.items()):
-            if not group.waiting and group.used_at <= until:
+            if not group.waiting and group.used_at <= until and group.heir is None:
                 del self._groups[key]
                 self._leave(group)
 
@@ -431,6 +498,11 @@ class PopGroups:
         group.call_all()
         if group.bucket >= 0:
             self._deadlines.give_up(group)
+        if group.heir is not None:
+            group.heir.retries.remove(group)
+            group.heir = None
+        for each in group.retries:
+            each.heir = None  # it leaves when it is idle
         assert group.member is not None
         group.member.leave(keep=True)
 

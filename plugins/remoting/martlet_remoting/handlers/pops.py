@@ -12,9 +12,12 @@ from martlet.access import ConsumeGrant, Gate
 from martlet.broker import Broker
 from martlet.contracts import Buffer
 from martlet.delivery.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
+from martlet.delivery.share import Share
 from martlet.delivery.subscriptions import Delivery, Start, from_earliest
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
+from martlet.message import PROPERTIES_BYTES_MAX, Message, put_property
 from martlet.store import Queue
+from martlet.store.codec import decode_records, encode_record
 from martlet.store.layout import RecordView, with_reconsume_times
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet.turns import Steps
@@ -24,7 +27,8 @@ from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, La
 from martlet_remoting.handlers.offsets import begins_near
 from martlet_remoting.headers import PopHeader, decode_pop_header
 from martlet_remoting.packets import Command
-from martlet_remoting.pop_handles import IN_ORDER_QUEUE, Popped, places
+from martlet_remoting.pop_handles import IN_ORDER_QUEUE, Popped, places, retry_flag
+from martlet_remoting.pop_handles import Handle as MessageHandle
 from martlet_remoting.pops import ANY_QUEUE, STALL_S, Pop, PopGroup, split_records
 from martlet_remoting.subscriptions import select
 
@@ -39,6 +43,7 @@ READ_S: Final = 10.0
 ANSWER_BYTES: Final = 1024  # cost of an answer itself, in bytes of messages that take the same time
 # Java clients require these fields in every answer.
 NOTHING: Final[Mapping[str, object]] = {"popTime": 0, "invisibleTime": 0, "reviveQid": 0, "restNum": 0}
+HANDLE_KEY: Final = b"POP_CK"  # MessageConst.PROPERTY_POP_CK
 NO_MESSAGE: Final = "NO_MESSAGE_IN_QUEUE"
 
 
@@ -239,7 +244,7 @@ def _run(context: Context, pop: Pop, start: Start) -> int:
     state = context.state
     group = state.pops.open(pop, start)
     if not pop.count_max:
-        if group.share.is_ready(pop.queue_id, in_order=pop.in_order):
+        if group.is_ready(pop.queue_id, in_order=pop.in_order):
             _answer_notification(context, pop, found=True)
             group.wake()
         else:
@@ -247,11 +252,11 @@ def _run(context: Context, pop: Pop, start: Start) -> int:
         return 0
     if not pop.counted and group.has_called and _queue(context, pop, group):
         return 0
-    found = group.hand_out(pop, state.config.pull_bytes_max)
+    source, found = group.hand_out(pop, state.config.pull_bytes_max)
     if not found:
         _wait(context, pop, group)
         return 0
-    return _answer(context, pop, group, found)
+    return _answer(context, pop, source.share, found)
 
 
 def _queue(context: Context, pop: Pop, group: PopGroup) -> bool:
@@ -265,12 +270,12 @@ def _queue(context: Context, pop: Pop, group: PopGroup) -> bool:
 
 def _wait(context: Context, pop: Pop, group: PopGroup) -> None:
     """Hold *pop*, which found nothing, or answer it."""
-    state, pops, share = context.state, context.state.pops, group.share
-    now, is_reading = state.now(), share.is_reading(pop.queue_id)
+    state, pops = context.state, context.state.pops
+    now, is_reading = state.now(), group.is_reading(pop.queue_id, in_order=pop.in_order)
     if pop.last or pops.stopping or (pop.until <= now and not is_reading):
         _answer_nothing(context, pop, ResponseCode.POLLING_TIMEOUT)
         return
-    if not is_reading and share.is_ready(pop.queue_id, in_order=pop.in_order):
+    if not is_reading and group.is_ready(pop.queue_id, in_order=pop.in_order):
         pop.group = group  # what was read did not match; there is more
         pop.pending.call(pop)
         return
@@ -285,9 +290,9 @@ def _wait(context: Context, pop: Pop, group: PopGroup) -> None:
 # answers
 
 
-def _answer(context: Context, pop: Pop, group: PopGroup, found: Sequence[Delivery]) -> int:
-    """Send *found*, which `Share.hand_out` returned: by queue, and all of the same generation."""
-    state = context.state
+def _answer(context: Context, pop: Pop, share: Share, found: Sequence[Delivery]) -> int:
+    """Send *found*, which ``share.hand_out`` returned: by queue, and all of the same generation."""
+    state, is_retry = context.state, share.topic.name != pop.topic
     pieces: list[Buffer] = []
     by_queue: dict[int, Popped] = {}
     size = count = 0
@@ -296,6 +301,8 @@ def _answer(context: Context, pop: Pop, group: PopGroup, found: Sequence[Deliver
         queue_id, failures = delivery.queue_id, delivery.delivery - 1
         if failures:
             data = _failed_before(data, failures)
+        if is_retry:
+            data = _as_of_topic(context, pop, data, delivery)
         pieces.append(data)
         size += len(data)
         count += delivery.count
@@ -315,8 +322,8 @@ def _answer(context: Context, pop: Pop, group: PopGroup, found: Sequence[Deliver
         found[0].generation,
         pop.invisible_ms,
         IN_ORDER_QUEUE if pop.in_order else 0,
-        group.share.rest(pop.queue_id),
-        places(pop.topic, list(by_queue.values()), in_order=pop.in_order),
+        share.rest(ANY_QUEUE if is_retry else pop.queue_id),
+        places(share.topic.name, list(by_queue.values()), in_order=pop.in_order),
         size,
     )
     context.peer.send(prefix, *pieces)
@@ -328,6 +335,46 @@ def _failed_before(data: Buffer, failures: int) -> bytes:
     changed = [
         with_reconsume_times(record, RecordView(record).reconsume_times + failures) for record in split_records(data)
     ]
+    return b"".join(changed)
+
+
+def _as_of_topic(context: Context, pop: Pop, data: Buffer, delivery: Delivery) -> bytes:
+    """Return the records in *data*, which are of a retry topic, with the topic of *pop*, as RocketMQ returns them.
+
+    A property has the handle. One that would be too long for it is left as it is stored: clients understand both.
+    """
+    changed: list[bytes] = []
+    for stored, record in zip(split_records(data), decode_records(data), strict=True):
+        handle = MessageHandle(
+            delivery.offsets[0],
+            delivery.generation,
+            pop.invisible_ms,
+            0,
+            retry_flag(record.topic),
+            context.state.broker.config.name,
+            record.queue_id,
+            record.queue_offset,
+        )
+        properties = put_property(record.properties, HANDLE_KEY, str(handle).encode())
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            changed.append(stored)
+            continue
+        message = Message(
+            pop.topic,
+            record.body,
+            properties,
+            record.queue_id,
+            record.flag,
+            record.sys_flag,
+            record.born_ms,
+            record.born_host,
+            record.reconsume_times,
+        )
+        changed.append(
+            encode_record(
+                message, record.queue_id, record.queue_offset, record.position, record.store_ms, record.store_host
+            )
+        )
     return b"".join(changed)
 
 
