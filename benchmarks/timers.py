@@ -148,14 +148,18 @@ async def until_applied(plugin: TimerPlugin, count: int) -> None:
 
 
 def table(count: int) -> None:
-    before, pending = resident(), Pending(1 << 30)
     start_ms = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
-    for number in range(count):
-        pending.add(start_ms + number * 7919 % count * 60_000 // count, number * 400, number)
-    print(f"table: {(resident() - before) / count:.1f} bytes a timer while they are far, ", end="")
-    schedule = Schedule(pending)
-    finish_now(schedule.prepare(start_ms))
-    print(f"{(resident() - before) / count:.1f} once they are near", flush=True)
+    kept: list[object] = []  # else the second would get the memory of the first
+    for name, span_ms in (("a minute", 60_000), ("a year", 365 * DAY_MS)):
+        before, pending = resident(), Pending(1 << 30)
+        for number in range(count):
+            pending.add(start_ms + number * 7919 % count * span_ms // count, number * 400, number)
+        far = (resident() - before) / count
+        schedule = Schedule(pending)
+        finish_now(schedule.prepare(start_ms))
+        near = (resident() - before) / count
+        kept += [pending, schedule]
+        print(f"table, due within {name}: {far:.1f} bytes a timer, {near:.1f} once the first are near", flush=True)
 
 
 async def pending(count: int, flush: str) -> None:
