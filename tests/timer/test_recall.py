@@ -1,9 +1,11 @@
 """A recalled message is never delivered, and nothing but the right time, topic and key recalls it."""
 
+from errno import EIO
 from random import Random
 
 import pytest
 import trio
+from tests.cold_disk import cold_disk
 from tests.timer.timer_talk import timed
 from trio.testing import MockClock
 
@@ -117,6 +119,22 @@ async def test_a_recall_that_is_refused_changes_nothing(autojump_clock: MockCloc
         with pytest.raises(Refused, match="no room for a test"):
             await made.plugin.recalls.recall("T", OUT_MS, "K0")
         made.broker.store.admission.refusal = ""
+        await made.plugin.recalls.recall("T", OUT_MS, "K0")
+        await trio.sleep(5)
+        assert made.records() == []
+
+
+async def test_a_recall_that_cannot_read_the_message_does_not_say_that_it_is_gone(autojump_clock: MockClock) -> None:
+    _, disk = cold_disk()
+    async with timed(disk, topics=("T", "other"), segment_bytes=8192, page_bytes=1024, cache_bytes=16_384) as made:
+        made.publish(UNIQ_KEY="K0", TIMER_DELIVER_MS=DUE_MS)
+        for _ in range(40):
+            made.publish("other", b"x" * 900)
+        await trio.sleep(1)
+        disk.fail_next("read", EIO)
+        with pytest.raises(Refused, match=r"cannot be read; Input.output error, check the disk") as refused:
+            await made.plugin.recalls.recall("T", OUT_MS, "K0")
+        assert refused.value.reason == Reason.UNAVAILABLE
         await made.plugin.recalls.recall("T", OUT_MS, "K0")
         await trio.sleep(5)
         assert made.records() == []

@@ -42,7 +42,8 @@ class Recalls:
         """Recall the message of *topic* with this unique key and TIMER_OUT_MS; return the end of that in the log.
 
         Raises:
-          Refused: no such message is pending (Reason.NOT_FOUND), it is busy for too long, or the store refuses writes.
+          Refused: no such message is pending (Reason.NOT_FOUND), it is busy for too long (Reason.BUSY), its record
+            cannot be read (Reason.UNAVAILABLE), or the store refuses writes.
           StoreFailed: the disk failed.
         """
         due_ms = due_of(out_ms)
@@ -79,6 +80,9 @@ class Recalls:
         found: list[Timer] = []
         for position in positions:
             (record,) = await self._delivery.reader.read([position], READ_BYTES)
+            if isinstance(record, OSError):
+                text = f"record at position {position} cannot be read; {record.strerror or record}, check the disk"
+                raise Refused(Reason.UNAVAILABLE, text) from record
             if isinstance(record, Record) and _is(record, topic, unique):
                 found.append((due_ms, position))
         return found
