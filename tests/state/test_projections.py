@@ -543,6 +543,29 @@ async def test_a_snapshot_that_cannot_be_read_only_makes_the_start_slower(
     store.crash()
 
 
+class Unrendered(Tally):
+    """Fails to render its state."""
+
+    def freeze(self) -> Steps[Sequence[bytes]]:
+        yield
+        raise ValueError("no ink")
+
+
+async def test_a_projection_that_cannot_render_its_state_only_makes_the_next_start_slower(
+    disk: FakeDisk, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await start(disk, Unrendered(), flush="sync", snapshot_bytes=100)
+    send(running.store, "A", "x" * 100)
+    await trio.sleep(1)
+    reason = "plugin 'toy' failed to render it; ValueError: no ink"
+    await stop(running)
+    assert f"config/tally.snapshot cannot be written, so the next start takes longer; {reason}" in caplog.text
+    assert FILE not in disk.files
+    again = await start(disk)
+    assert again.tally.applied == 1
+    again.store.crash()
+
+
 async def test_a_log_that_cannot_be_read_at_shutdown_only_makes_the_next_start_slower(
     disk: FakeDisk, caplog: pytest.LogCaptureFixture
 ) -> None:

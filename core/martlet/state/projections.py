@@ -12,7 +12,7 @@ from typing import Final, final
 import trio
 
 from martlet.checksum import crc32
-from martlet.errors import PluginError, Refused, StoreError
+from martlet.errors import MartletError, PluginError, Refused, StoreError
 from martlet.state.log_order import LogOrder, Run
 from martlet.state.projection import Projection
 from martlet.state.snapshot import Mark, Snapshot, decode_snapshot, encode_snapshot
@@ -366,7 +366,7 @@ class Projections:
             await store.flusher.wait_durable(position)
             await store.disk.off_loop(partial(store.write_file, driven.path, *pieces))
         except Exception as error:
-            log.error("%s cannot be written, retrying later; %s", driven.path, error)
+            log.error("%s cannot be written, retrying later; %s", driven.path, _reason(driven, error))
             driven.retry_at = trio.current_time() + RETRY_S
             return
         driven.saved_bytes = sum(map(len, pieces))
@@ -387,7 +387,8 @@ class Projections:
             try:
                 self._save_blocking(driven)
             except Exception as error:
-                log.error("%s cannot be written, so the next start takes longer; %s", driven.path, error)
+                text = "%s cannot be written, so the next start takes longer; %s"
+                log.error(text, driven.path, _reason(driven, error))
 
     def _save_blocking(self, driven: Driven) -> None:
         while not driven.failed and not driven.order.at_end:
@@ -441,3 +442,10 @@ class Projections:
             }
             for driven in self._driven
         }
+
+
+def _reason(driven: Driven, error: Exception) -> str:
+    """Return why there is no snapshot; names the plugin if its projection raised."""
+    if isinstance(error, MartletError | OSError):
+        return str(error)
+    return f"plugin {driven.plugin!r} failed to render it; {type(error).__name__}: {error}"
