@@ -6,11 +6,12 @@
 Each read has --in-flight half messages of 1 KiB, and before each the oneway request that commits one of the previous
 read, as from as many threads of RocketMQ's TransactionProducer, with its fields and its binary headers. The plugin
 timer is on as well, as by default. Prints the least and the median of the rounds in microseconds a
-transaction, how long a start takes that computes the state of 100,000 half messages from the log, and the longest
-pause of a round of checks over them.
+transaction, how long a start takes that computes the state of 100,000 half messages from the log, and the longest turn
+of the event loop, in its processor time, while a round checks them: the best of three rounds.
 
 With --many: a process sends that many half messages of 100 bytes, commits all but each tenth, and kills itself. Prints
-how far the state was behind the log, how many bytes the state takes, and how long the next start takes.
+how far the state was behind the log, how long the next start takes, in real and in processor time, how many bytes the
+state takes, and rounds of checks over the tenth that is pending, which lies all over the log.
 """
 
 import argparse
@@ -52,6 +53,7 @@ from martlet_tx.projection import PendingTransactions
 
 TOPIC, GROUP = "Transactions", "benchmark_transaction_producer"
 READS = 30
+ROUNDS = 3
 HALVES = 100_000
 CONFIG = TxConfig(immunity_ms=0, pending_max=10_000_000, check_bytes_max=1 << 40)
 COMMIT = 8
@@ -79,9 +81,10 @@ async def running(folder: str) -> AsyncIterator[Broker]:
         broker.set_stages([("tx", stage) for stage in plugin.martlet_stages(broker)])
         return plugin.martlet_projections(broker)
 
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     async with serving(Path(folder), store=StoreConfig(flush="async"), projections=install) as served:
-        print(f"start: {time.perf_counter() - began:6.2f} s to recover the store and to compute the state")
+        took, used = time.perf_counter() - began, time.process_time() - used
+        print(f"start: {took:6.2f} s, {used:6.2f} s of CPU to recover the store and to compute the state")
         timer = load(["timer"], {})
         await timer.call("martlet_capabilities", broker=served.broker)
         found = await timer.call("martlet_stages", broker=served.broker)
@@ -149,6 +152,36 @@ async def commits(rounds: int, in_flight: int) -> None:
             print(f"transaction of 1 KiB, {in_flight} in flight: least {least:6.2f} us, median {median:6.2f} us")
 
 
+async def rounds_of_checks(broker: Broker, held: HeldTransactions) -> None:
+    """Check every pending transaction `ROUNDS` times; print the processor time and the longest turn of the best."""
+    asked, best = 0, (9e9, 9e9)
+
+    def check(*arguments: object) -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    broker.capabilities[Producers] = Producers(check)
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            began = time.thread_time()
+            await trio.lowlevel.checkpoint()
+            longest = max(longest, time.thread_time() - began)
+
+    for _ in range(ROUNDS):
+        asked, longest, began = 0, 0.0, time.process_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await Checks(broker, CONFIG, held).round()
+            nursery.cancel_scope.cancel()
+        best = min(best, (longest, time.process_time() - began))
+    longest, spent = best
+    print(f"a round of {asked} checks: {spent:6.2f} s of CPU, longest turn {longest * 1000:5.1f} ms of CPU")
+
+
 def forget(folder: Path) -> None:
     """Remove the snapshots in *folder*."""
     for path in folder.rglob("*.snapshot*"):
@@ -168,33 +201,10 @@ async def checks() -> None:
                 broker.store.commit()
                 list(peer.frames.commands())
                 await trio.lowlevel.checkpoint()
-            asked = 0
-
-            def check(*arguments: object) -> bool:
-                nonlocal asked
-                asked += 1
-                return True
-
-            broker.capabilities[Producers] = Producers(check)
             held = broker.capability(Transactions)
             assert isinstance(held, HeldTransactions)
             await trio.sleep(0.5)
-            longest = 0.0
-
-            async def watch() -> None:
-                nonlocal longest
-                while True:
-                    began = time.perf_counter()
-                    await trio.lowlevel.checkpoint()
-                    longest = max(longest, time.perf_counter() - began)
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch)
-                began = time.process_time()
-                await Checks(broker, CONFIG, held).round()
-                spent = time.process_time() - began
-                nursery.cancel_scope.cancel()
-            print(f"a round of {asked} checks: {spent:6.2f} s of CPU, longest pause {longest * 1000:5.1f} ms")
+            await rounds_of_checks(broker, held)
         forget(Path(folder))
         async with running(folder):
             pass
@@ -247,6 +257,7 @@ async def start_again(folder: str, count: int) -> None:
         assert state.halves.pending == count // 10
         size = memory_of(broker, state)
         print(f"{state.halves.next} half messages, {state.halves.pending} pending: {size / 1024:.0f} KiB of memory")
+        await rounds_of_checks(broker, held)
         first = state.ops.first_with(state.halves.first())
         print(f"RocketMQ would read {state.ops.next - first} of {state.ops.next} op records")
 

@@ -72,7 +72,7 @@ class HalvesModel(RuleBasedStateMachine):
         restored = Halves()
         restored.next = self.halves.next
         for number, page in unpack_rows(1, data):
-            restored.restore(number, page)
+            restored.restore(number, *page)
         self.halves, self.model = restored, before
 
     def end_one(self, offset: int) -> None:

@@ -138,9 +138,8 @@ class Halves:
         """Return the rows of a snapshot; no later change shows in them."""
         return self._pages.freeze()
 
-    def restore(self, number: int, page: Page) -> None:
+    def restore(self, number: int, position: int, store_ms: int, data: bytes) -> None:
         """Add a page of a snapshot; they come in the order of `freeze`."""
-        position, store_ms, data = page
         self._pages[number] = position, store_ms, data
         self.pending += PAGE - data.count(0)
 

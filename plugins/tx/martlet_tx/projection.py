@@ -192,7 +192,7 @@ class PendingTransactions:
             self.resumed, self._copies = set(parked), dict(copies)
         pace = Pace()
         for number, page in rows:
-            self.halves.restore(number, page)
+            self.halves.restore(number, *page)
             if pace.is_over():
                 yield
 
