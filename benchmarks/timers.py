@@ -1,22 +1,26 @@
 """What a million pending timers cost, and how late they are delivered.
 
-    python benchmarks/timers.py [table] [pending] [kill] [deliver] [--timers 1000000] [--seconds 60] [--flush async]
+    python benchmarks/timers.py [table] [pending] [kill] [deliver] [kills] [--timers 1000000] [--seconds 60]
+        [--flush async]
 
 table: memory of the table of pending timers alone.
 pending: timers of the next day in a broker on a real disk: appended, saved, appended again for retention, restored.
 kill: the start after kill -9 with as many timers pending.
 deliver: timers due within --seconds, delivered end to end; from when each is due to when it is readable.
+kills: the same, with kill -9 again and again; each message must come once, and none early.
 
 A turn is one round of the event loop; its processor time does not depend on what else the machine does.
 """
 
 import argparse
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,10 +28,11 @@ from pathlib import Path
 import trio
 
 from martlet.broker import Broker
-from martlet.message import Message
+from martlet.message import Message, find_property
 from martlet.old_objects import OldObjects
 from martlet.state import Projection
 from martlet.store import StoreConfig
+from martlet.store.codec import decode_records
 from martlet.testing.peers import serving
 from martlet.turns import finish_now
 from martlet_timer.config import TimerConfig
@@ -190,6 +195,50 @@ async def restored(folder: str, count: int, flush: str, name: str) -> None:
         assert len(plugin.timers.pending) == count, len(plugin.timers.pending)
 
 
+async def delivering(folder: str, count: int, seconds: float, flush: str, first_ms: int) -> None:
+    """Append timers if *first_ms* is not 0, say so, and deliver until somebody ends the process."""
+    async with running(folder, flush) as (broker, _):
+        if first_ms:
+            await append(broker, count, first_ms, first_ms + int(seconds * 1000))
+        print("ready", flush=True)
+        await trio.sleep_forever()
+
+
+def kills(count: int, seconds: float, flush: str) -> None:
+    first_ms = time.time_ns() // 1_000_000 + count // 3 + 5000
+    number = 0
+    with tempfile.TemporaryDirectory() as folder:
+        while time.time() < first_ms / 1000 + seconds:
+            words = ["--child", folder, "--timers", str(count), "--seconds", str(seconds), "--flush", flush]
+            words += ["--first", str(0 if number else first_ms)]
+            with subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                process.stdout.readline()
+                time.sleep(max(first_ms / 1000 - time.time(), 0) + random.uniform(0.5, seconds / 5))
+                process.kill()
+            number += 1
+        print(f"killed {number} times during deliveries, {flush} flush", flush=True)
+        trio.run(checked, folder, count, flush)
+
+
+async def checked(folder: str, count: int, flush: str) -> None:
+    """Wait for what is still pending, then look at each delivered message."""
+    came: Counter[bytes] = Counter()
+    early = 0
+    async with running(folder, flush) as (broker, plugin):
+        await until_applied(plugin, 0)
+        await flushed(broker)
+        for queue in broker.store.queues.topics["T"].values():
+            offset = queue.first_offset
+            while offset < broker.store.end_offset(queue):
+                result = await broker.store.read_far(queue, offset, 1000, 1 << 20)
+                for record in decode_records(b"".join(result.pieces)):
+                    came[find_property(record.properties, b"UNIQ_KEY")] += 1
+                    early += record.store_ms < int(find_property(record.properties, b"TIMER_DELIVER_MS"))
+                offset = result.next_offset
+    print(f"  {len(came):,} of {count:,} came, {came.total() - len(came)} of them again, {early} early", flush=True)
+
+
 async def child(folder: str, count: int, flush: str) -> None:
     async with running(folder, flush) as (broker, plugin):
         now_ms = broker.clock.now_ms()
@@ -224,13 +273,17 @@ async def deliver(count: int, seconds: float, flush: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["table", "pending", "kill", "deliver"])
+    parser.add_argument("parts", nargs="*", default=["table", "pending", "kill", "deliver", "kills"])
     parser.add_argument("--timers", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--flush", choices=["sync", "async"], default="async")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, default=-1, help=argparse.SUPPRESS)
     words = parser.parse_args()
     OldObjects().start()
+    if words.first >= 0:
+        trio.run(delivering, words.child, words.timers, words.seconds, words.flush, words.first)
+        return
     if words.child:
         trio.run(child, words.child, words.timers, words.flush)
         return
@@ -241,6 +294,8 @@ def main() -> None:
             trio.run(pending, words.timers, words.flush, instruments=[TURN])
         elif part == "kill":
             kill(words.timers, words.flush)
+        elif part == "kills":
+            kills(words.timers, words.seconds, words.flush)
         else:
             trio.run(deliver, words.timers, words.seconds, words.flush, instruments=[TURN])
 
