@@ -12,6 +12,7 @@ from martlet_remoting.client import (
     Admin,
     ConsumeFrom,
     Message,
+    PopConsumer,
     PullConsumer,
     ReceivedMessage,
     TransactionProducer,
@@ -169,6 +170,23 @@ def test_a_consumer_of_the_group_gets_what_was_resent(to: Run, broker: str) -> N
     with blocking.PushConsumer(broker, "workers", listen, {"Jobs": "*"}, consume_from=ConsumeFrom.FIRST):
         assert came.wait(60)
     assert [(message.topic, message.body) for message in received] == [("Jobs", b"the job")]
+
+
+def test_dead_letters_of_a_group_that_pops_go_to_their_topic(to: Run, broker: str) -> None:
+    to("topic", "create", "Popped", "--queues", "1")
+    to("group", "create", "poppers", "--retries", "0")
+    to("send", "Popped", "poison")
+
+    async def fail() -> None:
+        async with PopConsumer(broker, "poppers") as consumer:
+            [popped] = await consumer.receive("Popped")
+            await consumer.change_invisible(popped, 0)
+
+    trio.run(fail)
+    while not any(row["group"] == "poppers" for row in json.loads(to("dlq", "list", "--json")[1])):
+        pass  # until the broker has moved it
+    assert to("dlq", "resend", "poppers") == (0, "1 message resent to topic Popped, for all its groups\n", "")
+    assert [message.body for message in read(broker, "Popped")] == [b"poison", b"poison"]
 
 
 def test_a_group_that_never_failed_has_none(to: Run) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from . import fetch
 from .conftest import Target
+from .java import Java, message
+from .process import eventually
 
 Run = Callable[..., str]
 
@@ -52,6 +54,30 @@ def test_a_topic_is_made_filled_read_and_deleted(martlet: Run, name: Callable[[s
 def test_groups_and_counters_are_shown(martlet: Run) -> None:
     assert "group" in martlet("group", "list", "--all")
     assert "putTps" in martlet("stats", "--rocketmq")
+
+
+def test_dead_letters_of_a_java_group_are_listed_shown_and_resent(
+    martlet: Run, newest: Java, name: Callable[[str], str]
+) -> None:
+    topic, group = name("dead"), name("group")
+    [sent] = newest.producer(queues=1).send(message(topic, "poison", tags="T", keys="k"))
+    consumer = newest.push(group, topic, failures=-1, retries_max=0)
+    consumer.wait(1)
+
+    def listed(waiting: int) -> bool | None:
+        rows = {row["group"]: row for row in json.loads(martlet("dlq", "list", "--json"))}
+        return True if group in rows and (rows[group]["messages"], rows[group]["not resent"]) == (1, waiting) else None
+
+    eventually(lambda: listed(1))
+    letter = json.loads(martlet("dlq", "show", group, "--json"))
+    assert (letter["id"], letter["origin_topic"], letter["body"]) == (sent.msg_id, topic, "poison")
+    route = newest.mqadmin("topicRoute", "-t", f"%DLQ%{group}")
+    assert re.search(r'"perm":6,\s+"readQueueNums":1,', route), route
+    consumer.heal()
+    assert martlet("dlq", "resend", group) == f"1 message resent to group {group}\n"
+    again = consumer.wait(2)[1]
+    assert (again.topic, again.body, again.msg_id, again.accepted) == (topic, b"poison", sent.msg_id, True)
+    eventually(lambda: listed(0))
 
 
 def test_a_load_is_put_on_it(martlet: Run) -> None:

@@ -54,6 +54,7 @@ examples:
   martlet dlq resend billing                     resend all that were not resent yet, to this group only
   martlet dlq resend billing --from 12 --count 1 resend the one at offset 12, even if it was resent already
   martlet dlq resend billing --topic orders.bad  resend to this topic instead
+A group that pops has no topic for its retries: its dead letters go to the topic that they came from, for all groups.
 """
 
 
@@ -153,6 +154,7 @@ def _show(message: ReceivedMessage, *, as_json: bool) -> None:
 
 async def do_resend(arguments: Any) -> int:
     resent = 0
+    places: set[str] = set()
     async with PullConsumer(arguments.settings, TOOLS_GROUP) as consumer:
         network = consumer.network
         sending = Sending(network, PRODUCER_GROUP, RETRIES, arguments.settings.request_timeout_s, default_queues=1)
@@ -161,14 +163,22 @@ async def do_resend(arguments: Any) -> int:
             async for message in _letters(consumer, queue, await _begin(arguments, consumer, queue), left):
                 header = _header(message, arguments, network.clock.now_ms())
                 await sending.send(header, message.body, RequestCode.SEND_MESSAGE_V2)
+                places.add(_place(header.topic, arguments))
                 resent += 1
                 if arguments.start is None:
                     await consumer.commit(queue, message.queue_offset + 1)
     if arguments.json:
         print_json({"group": arguments.group, "resent": resent})
     else:
-        print(f"{plural(resent, 'message')} resent to {arguments.topic or f'group {arguments.group}'}")
+        where_to = " and ".join(sorted(places)) or f"group {arguments.group}"
+        print(f"{plural(resent, 'message')} resent to {where_to}")
     return Exit.OK
+
+
+def _place(topic: str, arguments: Any) -> str:
+    if topic == RETRY_PREFIX + arguments.group:
+        return f"group {arguments.group}"
+    return f"topic {topic}, for all its groups"
 
 
 async def _begin(arguments: Any, consumer: PullConsumer, queue: MessageQueue) -> int:
