@@ -27,6 +27,12 @@ KINDS = [
     "dead letter of POP",
     "request and reply",
     "broadcast",
+    "from first or last",
+    "from a time",
+    "reset",
+    "pushed reset",
+    "running info",
+    "consumed on request",
     "trace",
 ]
 EACH_VERSION = {"java", "clients"}  # the fixtures that run a test with each Java client

@@ -132,7 +132,7 @@ def newest(jvms: Callable[[str], Jvm], target: Target) -> Iterator[Java]:
 @pytest.fixture
 def cpp(tmp_path: Path) -> Iterator[Program]:
     """The program over the C++ client."""
-    program = Program([str(fetch.cpp_python()), str(HERE / "cpp" / "client.py")], tmp_path)
+    program = Program([str(fetch.cpp_python()), str(HERE / "cpp" / "client.py")], tmp_path / "cpp")
     yield program
     program.close()
 
@@ -140,7 +140,7 @@ def cpp(tmp_path: Path) -> Iterator[Program]:
 @pytest.fixture
 def go(tmp_path: Path) -> Iterator[Program]:
     """The program over the Go client."""
-    program = Program([str(fetch.go_program())], tmp_path)
+    program = Program([str(fetch.go_program())], tmp_path / "go")
     yield program
     program.close()
 
@@ -148,7 +148,7 @@ def go(tmp_path: Path) -> Iterator[Program]:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Program]:
     """The program over the Node client."""
-    program = Program(fetch.node_program("node", HERE / "node" / "client.js"), tmp_path)
+    program = Program(fetch.node_program("node", HERE / "node" / "client.js"), tmp_path / "node")
     yield program
     program.close()
 

@@ -58,6 +58,7 @@ class Program:
     def __init__(self, words: Sequence[str], home: Path) -> None:
         self.words = list(words)
         self.home = home
+        home.mkdir(exist_ok=True)
         self.runs: list[Run] = []
 
     def start(self, *words: str) -> Run:

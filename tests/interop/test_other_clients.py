@@ -1,15 +1,20 @@
 """Clients in other languages: the C++, the Go and the Node client, each in a process of its own."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
 
+from martlet_remoting.client import ConsumeFrom, blocking
+
 from . import wire
 from .conftest import Target
-from .java import Java, LitePull, Received, message
-from .other_clients import Line, Program, deliveries
+from .fetch import CLIENT_VERSIONS
+from .java import Java, Jvm, LitePull, Received, message
+from .other_clients import Line, Program, consume_words, deliveries
 from .process import eventually
+from .test_python_client import patient
 
 Name = Callable[[str], str]
 
@@ -230,3 +235,89 @@ def test_a_reset_reaches_every_running_client(
     wire.wait_committed(target.address, group, topic, COUNT, queues=1)
     assert "#offset" in newest.mqadmin("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0")
     eventually(lambda: delivered(2))
+
+
+def test_a_reset_is_pushed_to_running_clients(
+    cpp: Program, go: Program, jvms: Callable[[str], Jvm], newest: Java, target: Target, target_kind: str, name: Name
+) -> None:
+    """The broker sends the offsets instead of using them itself; Node ignores what a broker sends it."""
+    older = Java(jvms(CLIENT_VERSIONS[0]), target.name_server)
+    sent = [f"{i}" for i in range(COUNT)]
+    topics = {language: name(language) for language in ("older", "newest", "cpp", "go", "python")}
+    groups = {language: name(f"{language}_group") for language in topics}
+    newest.producer(queues=1).send(*(message(topic, body) for topic in topics.values() for body in sent))
+    consumers = {
+        which: java.push(groups[which], topics[which]) for which, java in (("older", older), ("newest", newest))
+    }
+    runs = {
+        which: program.start(*consume_words(which, target.name_server, groups[which], topics[which], ENDLESS))
+        for which, program in (("cpp", cpp), ("go", go))
+    }
+
+    heard: list[str] = []
+    python = blocking.PushConsumer(
+        patient(target),
+        groups["python"],
+        lambda received: heard.append(received.body.decode()),
+        {topics["python"]: "*"},
+        consume_from=ConsumeFrom.FIRST,
+    )
+
+    def counts() -> dict[str, Counter[str]]:
+        """Return how often each group was given each message."""
+        got = {which: Counter(m.body.decode() for m in consumer.seen) for which, consumer in consumers.items()}
+        got["python"] = Counter(heard)
+        return got | {which: Counter(line["body"] for line in deliveries(run.lines())) for which, run in runs.items()}
+
+    def more_than(before: dict[str, Counter[str]], which: str) -> bool:
+        return all(counts()[which][body] > before[which][body] for body in sent)
+
+    with python:
+        none = {which: Counter[str]() for which in topics}
+        eventually(lambda: True if all(more_than(none, which) for which in topics) else None)
+        change = ("updateBrokerConfig", "-b", target.address, "-k", "useServerSideResetOffset", "-v")
+        assert "success" in newest.mqadmin(*change, "false")
+        try:
+            for which, topic in topics.items():
+                wire.wait_committed(target.address, groups[which], topic, COUNT, queues=1)
+            before = counts()
+            for which, topic in topics.items():
+                assert "#offset" in newest.mqadmin("resetOffsetByTime", "-g", groups[which], "-t", topic, "-s", "0")
+        finally:
+            newest.mqadmin(*change, "true")
+        reached = [
+            which for which in topics if which != "cpp" or target_kind == "martlet"
+        ]  # RocketMQ sends it Java's form
+        eventually(lambda: True if all(more_than(before, which) for which in reached) else None)
+    older.leave()
+
+
+@pytest.mark.parametrize("language", ["cpp", "go"])
+def test_the_admin_tool_asks_running_clients(
+    language: str, request: pytest.FixtureRequest, newest: Java, target: Target, name: Name
+) -> None:
+    program: Program = request.getfixturevalue(language)
+    topic, group = name(f"{language}_asked"), name("group")
+    [sent] = newest.producer(queues=1).send(message(topic, "x"))
+    child = program.start(*consume_words(language, target.name_server, group, topic, ENDLESS))
+    eventually(lambda: True if deliveries(child.lines()) else None)
+    [client] = re.findall(r"(?m)^(\S+@\S+) +\S+:\d+ ", newest.mqadmin("consumerConnection", "-g", group))
+    said = newest.mqadmin("consumerStatus", "-g", group, "-i", client)
+    assert re.search(rf"(?m)^{topic} +\S+ +0 +1 *$", said), said
+    assert re.search(rf"Topic: {topic} +ClassFilter: false +SubExpression: \*", said), said
+    if language == "go":  # C++ consumes nothing that a broker sends it
+        words = ("-t", topic, "-i", sent.offset_msg_id, "-g", group, "-d", client)
+        assert "consumeResult=CR_SUCCESS" in newest.mqadmin("queryMsgById", *words)
+        assert [line["body"] for line in deliveries(child.lines())] == ["x", "x"]
+
+
+def test_the_admin_tool_asks_running_java_clients(java: Java, name: Name) -> None:
+    topic, group = name("asked"), name("group")
+    [sent] = java.producer(queues=1).send(message(topic, "x"))
+    consumer = java.push(group, topic)
+    consumer.wait(1)
+    [client] = re.findall(r"(?m)^(\S+@\S+) +\S+:\d+ ", java.mqadmin("consumerConnection", "-g", group))
+    assert re.search(rf"(?m)^{topic} +\S+ +0 +1 ", java.mqadmin("consumerStatus", "-g", group, "-i", client))
+    words = ("queryMsgByUniqueKey", "-t", topic, "-i", sent.msg_id, "-g", group, "-d", client)
+    assert "consumeResult=CR_SUCCESS" in java.mqadmin(*words)
+    assert [m.body for m in consumer.wait(2)] == [b"x", b"x"]

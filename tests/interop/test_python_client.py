@@ -38,6 +38,8 @@ from .conftest import RocketMQ, Target
 from .fetch import CLIENT_VERSIONS
 from .java import Java, Jvm
 from .martlet_process import Martlet
+from .other_clients import Program, Run, consume_words, deliveries
+from .process import eventually
 
 Name = Callable[[str], str]
 
@@ -323,10 +325,11 @@ async def test_a_timestamp_start_skips_what_is_older(forgetful: Target, jvms: Ca
         await producer.send(Message(topic, b"newer"))
     moment = time.strftime("%Y%m%d%H%M%S", time.localtime(start_s))
     listener = Listener()
-    java = Java(jvms(CLIENT_VERSIONS[-1]), forgetful.name_server)
+    javas = [Java(jvms(version), forgetful.name_server) for version in CLIENT_VERSIONS]
+    start = {"from": "TIMESTAMP", "from_time": moment}
     try:
-        push = partial(java.push, name("java"), topic, **{"from": "TIMESTAMP", "from_time": moment})
-        consumer = await trio.to_thread.run_sync(push)
+        pushes = [partial(java.push, name(f"java_{java.jvm.version[0]}"), topic, **start) for java in javas]
+        consumers = [await trio.to_thread.run_sync(push) for push in pushes]
         async with PushConsumer(
             patient(forgetful),
             name("python"),
@@ -336,11 +339,54 @@ async def test_a_timestamp_start_skips_what_is_older(forgetful: Target, jvms: Ca
             consume_from_ms=start_s * 1000,
         ):
             await listener.wait_count(1)
-        seen = await trio.to_thread.run_sync(consumer.wait, 1)
+        seen = [await trio.to_thread.run_sync(consumer.wait, 1) for consumer in consumers]
     finally:
-        await trio.to_thread.run_sync(java.close)
-    assert (listener.bodies, [each.body for each in seen]) == ([b"newer"], [b"newer"])
-    assert seen[0].offset == older.queue_offset + 1
+        for java in javas:
+            await trio.to_thread.run_sync(java.close)
+    assert listener.bodies == [b"newer"]
+    assert [[each.body for each in found] for found in seen] == [[b"newer"]] * len(javas)
+    assert [found[0].offset for found in seen] == [older.queue_offset + 1] * len(javas)
+
+
+def test_new_groups_of_other_clients_start_where_they_ask(
+    go: Program, node: Program, forgetful: Target, monkeypatch: pytest.MonkeyPatch, name: Name
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")  # Go takes the time as UTC, Node as local
+    topic = name("old")
+    trio.run(lose_the_first, forgetful, topic)
+    trio.run(send_one, forgetful, topic, b"older")
+    start_s = int(time.time()) + 1
+    eventually(lambda: True if time.time() >= start_s else None)
+    trio.run(send_one, forgetful, topic, b"newer")
+    moment = time.strftime("%Y%m%d%H%M%S", time.gmtime(start_s))
+    runs: dict[tuple[str, str], Run] = {}
+    for start in ("first", "last", moment):
+        monkeypatch.setenv("INTEROP_FROM", start)
+        for language, program in (("go", go), ("node", node)):
+            group = name(f"{language}_{start}")
+            words = consume_words(language, forgetful.name_server, group, topic, count="1000000")
+            runs[language, start] = program.start(*words)
+
+    def bodies(language: str, start: str) -> list[str]:
+        return [line["body"] for line in deliveries(runs[language, start].lines())]
+
+    def all_begun() -> bool | None:
+        """A group that begins at the end has begun if it gets what is sent now."""
+        trio.run(send_one, forgetful, topic, b"now")
+        return True if all("now" in bodies(*which) for which in runs) else None
+
+    eventually(all_begun)
+    for language in ("go", "node"):
+        first = bodies(language, "first")
+        assert {"older", "newer"} <= set(first)
+        assert len(first) > first.count("now") + 2
+        assert set(bodies(language, "last")) == {"now"}
+        assert set(bodies(language, moment)) == {"newer", "now"}
+
+
+async def send_one(broker: Target, topic: str, body: bytes) -> None:
+    async with producer_of(broker, "one") as producer:
+        await producer.send(Message(topic, body))
 
 
 def passed(second: int) -> Callable[[], Awaitable[bool]]:

@@ -106,6 +106,7 @@ class FakeClient:
         self.peer = FakePeer(harness, number, host)
         self.connection = RemotingConnection(harness.config.frame_bytes_max, harness.config.idle_s, 0.0)
         self.handler = RemotingHandler(harness.state, self.peer, self.connection, fast=fast)
+        self.language = "JAVA"
         self.answers: dict[int, Command] = {}
         self.requests: list[Command] = []
         self._frames = FrameBuffer()
@@ -116,7 +117,7 @@ class FakeClient:
     ) -> int:
         """Send a request and return its number; answers are taken at the next `Harness.step`."""
         self._opaque += 1
-        self.send_command(Command(code, ext, body, self._opaque, flag, None, "JAVA", version))
+        self.send_command(Command(code, ext, body, self._opaque, flag, None, self.language, version))
         return self._opaque
 
     def send_command(self, command: Command) -> None:

@@ -6,7 +6,9 @@
 //	                                                     a JSON line a delivery, ends after COUNT accepted messages;
 //	                                                     EXPRESSION is tags, or SQL92:...; in place of "concurrent",
 //	                                                     "replying" answers each message, "traced" leaves a trace;
-//	                                                     FAILURES -1: all deliveries fail, with one retry
+//	                                                     FAILURES -1: all deliveries fail, with one retry; a new group
+//	                                                     begins at the first offset, or where INTEROP_FROM says: last, or
+//	                                                     a time as 20060102150405 in UTC
 //	client send NAME_SERVER sync|traced|request MESSAGES sends messages given as a JSON list, a JSON line a result;
 //	                                                     "traced" does not end by itself
 //	client transact NAME_SERVER GROUP TOPIC LOCAL:CHECK...
@@ -213,11 +215,23 @@ func reply(replier rocketmq.Producer, got *primitive.MessageExt) {
 	check(err)
 }
 
+func begin(from string) consumer.Option {
+	switch from {
+	case "", "first":
+		return consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset)
+	case "last":
+		return consumer.WithConsumeFromWhere(consumer.ConsumeFromLastOffset)
+	default:
+		return consumer.WithConsumeFromWhere(consumer.ConsumeFromTimestamp)
+	}
+}
+
 func consume(nameServer, group, topic string, count int, expression, how string, failures int32) {
 	options := []consumer.Option{
 		consumer.WithNsResolver(primitive.NewPassthroughResolver([]string{nameServer})),
 		consumer.WithGroupName(group),
-		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
+		begin(os.Getenv("INTEROP_FROM")),
+		consumer.WithConsumeTimestamp(os.Getenv("INTEROP_FROM")), // counts only for such a beginning
 		consumer.WithConsumerOrder(how == "orderly"),
 	}
 	if how == "broadcasting" {

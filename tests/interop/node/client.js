@@ -5,7 +5,8 @@
 //
 // A JSON line a delivery, ends after COUNT accepted messages; the first FAILURES deliveries of each fail (-1: all of them,
 // and a message is retried once). An error of the client is a line {"event": "error"}, a commit one {"event": "commit"}.
-// EXPRESSION is tags, or SQL92:...
+// EXPRESSION is tags, or SQL92:... A new group begins at the last offset, or where INTEROP_FROM says: first, last, or a
+// time as 20060102150405 in the local time zone.
 //
 //   client.js send NAME_SERVER MESSAGES
 //
@@ -50,6 +51,7 @@ async function consume(nameServer, group, topic, count, failures, expression = '
     say({ event: 'commit', topic: queue.topic, queue: queue.queueId, offset });
   };
 
+  const from = process.env.INTEROP_FROM || 'last';
   const consumer = new Consumer({
     httpclient,
     nameSrv: nameServer,
@@ -58,6 +60,8 @@ async function consume(nameServer, group, topic, count, failures, expression = '
     consumerGroup: group,
     persistConsumerOffsetInterval: 1000,
     rebalanceInterval: 1000,
+    consumeFromWhere: `CONSUME_FROM_${{ first: 'FIRST_OFFSET', last: 'LAST_OFFSET' }[from] || 'TIMESTAMP'}`,
+    consumeTimestamp: from,
     isBroadcast: how === 'broadcasting',
     maxReconsumeTimes: failures === '-1' ? 1 : 16,
   });

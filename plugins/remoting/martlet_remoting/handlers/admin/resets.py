@@ -20,7 +20,7 @@ from .common import QUEUES_AT_ONCE, message_queue
 __all__ = ["TABLE"]
 
 CLIENTS_AT_ONCE: Final = 64
-BYTES_OF_A_STEP: Final = 65_536  # of a request that is sent to each member member member
+BYTES_OF_A_STEP: Final = 65_536  # of a request that is sent to each member
 
 
 def reset(context: Context, command: Command) -> Steps[Frame]:
@@ -117,15 +117,19 @@ def _tell(members: Members, command: Command, group: str, topic: str, table: dic
         text = f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic}"
         raise Declined(ResponseCode.CONSUMER_NOT_ONLINE, f"{text} Timestamp: {command.integer('timestamp', -1)}")
     ext = {name: command.ext[name] for name in ("topic", "group", "timestamp", "isForce") if name in command.ext}
-    offsets = _as_list(table) if command.language == "CPP" else table
-    body = b"".join((yield from dumps_in_steps({"offsetTable": offsets})))
     present = list(live.members.values())
-    pace = Pace(CLIENTS_AT_ONCE)
     for member in present:
         if member.version < VERSION_3_0_7:
             text = f"the client does not support this feature. version={member.version}"
             raise Declined(ResponseCode.SYSTEM_ERROR, f"[reset-offset] {text}")
+    bodies: dict[bool, bytes] = {}
+    pace = Pace(CLIENTS_AT_ONCE)
     for member in present:
+        is_cpp = member.language == "CPP"
+        if is_cpp not in bodies:
+            offsets = _as_list(table) if is_cpp else table
+            bodies[is_cpp] = b"".join((yield from dumps_in_steps({"offsetTable": offsets})))
+        body = bodies[is_cpp]
         if member.connection in live.members:
             member.connection.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
         if pace.is_over(1 + len(body) // BYTES_OF_A_STEP):
