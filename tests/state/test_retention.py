@@ -119,6 +119,28 @@ async def test_nobody_holds_records_back_for_ever(autojump_clock: MockClock, cap
         assert "although a projection needs them; the disk is full" in caplog.text
 
 
+async def test_of_what_was_held_back_one_segment_is_given_up(autojump_clock: MockClock) -> None:
+    """The space that it leaves is enough for what is live in the others."""
+
+    def append(one: Message) -> None:
+        if running.store.first_position == 0:
+            raise Refused(Reason.UNAVAILABLE, "the disk is full")
+        made.append(one.body)
+
+    made: list[bytes] = []
+    disk, tally = FakeDisk(), Tally(append=append)
+    async with full(disk, tally) as running:
+        for _ in range(2):
+            send(running.store, "A", "later", keys="live")
+            for number in range(80):
+                send(running.store, "A", f"n{number}" * 20)
+        await running.store.flusher.wait_durable(running.store.written)
+        await running.store.checkpoint()
+        await trio.sleep(14)
+        assert running.store.first_position > 0
+        assert made == [b"later", b"later"]
+
+
 async def test_a_failed_projection_holds_nothing_back(autojump_clock: MockClock) -> None:
     disk, tally = FakeDisk(), Tally()
     async with full(disk, tally) as running:

@@ -404,7 +404,8 @@ class Projections:
     async def release(self, end: int) -> None:
         """Have projections append again what they need of the records before *end*, so that these can be removed.
 
-        If `roll` is refused because the disk is full, it is retried at the next `ROLL_TRIES` removals.
+        If `roll` is refused because the disk is full, it is retried at the next `ROLL_TRIES` removals. Then one segment
+        is given up: the space that it leaves is enough to append again what is needed of the others.
         """
         live = [driven for driven in self._driven if not driven.failed]
         if not self._replayed or end <= self.released or not all(driven.order.passed(end) for driven in live):
@@ -426,6 +427,7 @@ class Projections:
                     error,
                 )
                 return
+            end = min(end, self._store.segments.items[0].end)
             text = "removing records from position %d to %d although a projection needs them; %s"
             log.error(text, start, end, error)
         self._roll_tries = 0
