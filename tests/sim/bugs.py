@@ -4,15 +4,20 @@ They are here to show that the simulation finds what it is for. A bug is a pair 
 a function that replaces one of its own.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 from martlet import persistence
 from martlet.broker import Broker
+from martlet.contracts import HalfMessage
+from martlet.delivery.group_state import GroupNotes, Lane
+from martlet.delivery.leases import Leases
+from martlet.delivery.share import Share
 from martlet.message import Message, Placed
 from martlet.net.peer import ServerPeer
+from martlet.state.journal import NEXT_COMMIT
 from martlet.state.projections import Driven, Projections
 from martlet.store import Queue, Store, atomic, data_directory, reading, scan
 from martlet.store.checkpointer import Checkpointer
@@ -22,11 +27,23 @@ from martlet.store.flusher import Flusher
 from martlet.store.readers import Readers
 from martlet.store.reading import Reader
 from martlet.tables.groups import Groups
+from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.disk import Cut
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.long_poll import ParkedPulls
 from martlet_remoting.packets import Command
+from martlet_remoting.pops import Pop, PopGroup
+from martlet_timer.levels.delay_clock import DelayClock
+from martlet_timer.levels.delivery import LevelDelivery
+from martlet_timer.timers import delivery as timer_delivery
+from martlet_timer.timers.damped_clock import DampedClock
+from martlet_timer.timers.delivery import TimerDelivery
+from martlet_timer.timers.schedule import Timer
+from martlet_tx import checks
+from martlet_tx.checks import Checks
+from martlet_tx.formats import NAME
+from martlet_tx.held import HeldTransactions
 
 __all__ = ["BUGS", "Bug", "planted"]
 
@@ -218,8 +235,8 @@ def _drop_held(right: Any) -> Any:
 def _release_early(right: Any) -> Any:
     """Held answers leave when their record was written, not when it is durable."""
 
-    def queue_output(self: Any, readable: int) -> None:
-        right(self, self.hold_position)
+    def queue_output(self: Any, readable: int, committed: int) -> None:
+        right(self, NEXT_COMMIT, committed)
 
     return queue_output
 
@@ -273,10 +290,10 @@ def _skip_entry(right: Any) -> Any:
     """Now and then a read begins one message too late."""
     times = [0]
 
-    def read(self: Reader, queue: Queue, offset: int, end: int, *rest: Any) -> Any:
+    def read(self: Reader, queue: Queue, offset: int, end: int, *rest: Any, **options: Any) -> Any:
         times[0] += 1
         late = times[0] % 10 == 0 and offset + 1 < end
-        return right(self, queue, offset + late, end, *rest)
+        return right(self, queue, offset + late, end, *rest, **options)
 
     return read
 
@@ -307,6 +324,141 @@ def _always(right: Any) -> Any:
         return True
 
     return yes
+
+
+def _ahead(right: Any) -> Any:
+    """A clock is two seconds ahead."""
+
+    def now_ms(self: Any) -> Any:
+        return right(self) + 2000
+
+    return now_ms
+
+
+def _early_stored(right: Any) -> Any:
+    """Records look as if they had been stored earlier."""
+
+    def stored_ms(self: DelayClock, position: int, store_ms: int) -> float:
+        before: float = right(self, position, store_ms)
+        return before - 500
+
+    return stored_ms
+
+
+def _note_no_timer(right: Any) -> Any:
+    """The note of a delivery does not name what was delivered."""
+
+    def gone(timers: Any) -> bytes:
+        note: bytes = right([])
+        return note
+
+    return gone
+
+
+def _forget_offsets(right: Any) -> Any:
+    """A start delivers all messages of the delay levels again."""
+
+    def known_offsets(self: LevelDelivery) -> dict[int, int]:
+        return {}
+
+    return known_offsets
+
+
+def _end_nothing(right: Any) -> Any:
+    """A commit stores its message, and nothing says that the transaction has ended."""
+
+    def end_with(
+        self: HeldTransactions, half: HalfMessage, messages: list[Message], notes: Sequence[bytes] = ()
+    ) -> int:
+        if not messages:
+            end: int = right(self, half, messages, notes)
+            return end
+        return self._broker.publish(messages[0], NAME).end
+
+    return end_with
+
+
+def _commit_always(right: Any) -> Any:
+    """What is rolled back is delivered."""
+
+    def end(self: HeldTransactions, half: HalfMessage, *, commit: bool) -> int:
+        position: int = right(self, half, commit=True)
+        return position
+
+    return end
+
+
+def _take_all(right: Any) -> Any:
+    """Every half message is delivered at once."""
+
+    def hold(self: HeldTransactions, message: Message) -> Message:
+        return message
+
+    return hold
+
+
+async def _no_round(self: Checks) -> None:
+    return None
+
+
+def _never_check(right: Any) -> Any:
+    return _no_round
+
+
+def _forget_checks(right: Any) -> Any:
+    """Checks are not counted."""
+
+    def checked(offsets: Sequence[int]) -> bytes:
+        note: bytes = right([])
+        return note
+
+    return checked
+
+
+def _short_leases(right: Any) -> Any:
+    """Popped messages return after half of their time."""
+
+    def hand_out(self: PopGroup, pop: Pop, budget_bytes: int) -> Any:
+        invisible_ms = pop.invisible_ms
+        pop.invisible_ms //= 2
+        try:
+            return right(self, pop, budget_bytes)
+        finally:
+            pop.invisible_ms = invisible_ms
+
+    return hand_out
+
+
+def _skip_popped(right: Any) -> Any:
+    """A start takes as settled what was popped and not acknowledged."""
+
+    def restore(self: Share, leases: Leases, known: Lane, offset: int) -> None:
+        known.leases.clear()
+        right(self, leases, known, offset)
+
+    return restore
+
+
+def _recall_nothing(right: Any) -> Any:
+    """A recall is acknowledged, and the message stays pending."""
+
+    def append(self: TimerDelivery, messages: Sequence[Message], timers: Sequence[Timer]) -> int:
+        is_recall = any(message.topic == TIMER_TOPIC for message in messages)
+        end: int = right(self, messages, [] if is_recall else timers)
+        if is_recall:
+            self._schedule.give_back(list(timers))
+        return end
+
+    return append
+
+
+def _no_keeper(right: Any) -> Any:
+    """Retention removes what projections need."""
+
+    async def release(self: Projections, end: int) -> None:
+        self.released = end
+
+    return release
 
 
 BUGS: Final[tuple[Bug, ...]] = (
@@ -340,4 +492,18 @@ BUGS: Final[tuple[Bug, ...]] = (
         cuts=(Cut.TORN,),
     ),
     bug("held answer dropped", (ServerPeer, "release", _drop_held)),
+    bug("timers early", (DampedClock, "now_ms", _ahead)),
+    bug("delay levels early", (DelayClock, "stored_ms", _early_stored)),
+    bug("timers delivered again after a start", (timer_delivery, "gone", _note_no_timer)),
+    bug("delay levels delivered again after a start", (LevelDelivery, "_known_offsets", _forget_offsets)),
+    bug("recall that does nothing", (TimerDelivery, "append", _recall_nothing)),
+    bug("commit that does not end its transaction", (HeldTransactions, "_end_with", _end_nothing)),
+    bug("rolled back and delivered", (HeldTransactions, "end", _commit_always)),
+    bug("half messages delivered", (HeldTransactions, "hold", _take_all)),
+    bug("transactions not checked", (Checks, "round", _never_check)),
+    bug("checks not counted", (checks, "checked", _forget_checks)),
+    bug("popped messages return too early", (PopGroup, "hand_out", _short_leases)),
+    bug("popped messages lost at a start", (Share, "_restore", _skip_popped)),
+    bug("acknowledged messages return after a start", (GroupNotes, "ack", _ignored)),
+    bug("retention removes what is needed", (Projections, "release", _no_keeper)),
 )

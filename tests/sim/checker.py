@@ -18,16 +18,21 @@ from martlet.store import Store
 from martlet.store.codec import decode_record, decode_records
 from martlet.store.light import is_light, places
 from martlet.store.notes import OWN_PREFIX
+from martlet.tables.topics import BROKER_TOPICS, RETRY_PREFIX
 from martlet.testing.disk import FakeDisk
 from martlet.testing.links import End
 from martlet.turns import finish_now
 from martlet_remoting.batches import decode_batch
 from martlet_remoting.codec import FrameBuffer
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from martlet_remoting.packets import Command
 
+from .bodies import LEVELS_S, hold_of, key_of, tag_of
+from .held import DATA, HeldMessages, line_of
+from .popped import PoppedMessages
+
 if TYPE_CHECKING:
-    from .world import Life
+    from .life import Life
 
 __all__ = ["Checker", "Tap", "Violation"]
 
@@ -39,27 +44,11 @@ Contents: TypeAlias = dict[Place, dict[int, Stored]]  # by queue offset
 PATIENCE_S: Final = 5.0
 # A pull whose queue has more for it is answered within this.
 WAKE_S: Final = 2.0
-DATA: Final = "/data"
 SENDS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 EVERYTHING: Final = "*"
-LIGHT_TOPICS: Final = ("%LMQ%x", "%LMQ%y")
+COMMIT: Final = 8
 # Messages that are looked up by their key after each start.
 KEYS_TRIED: Final = 10
-
-
-def tag_of(body: bytes) -> str:
-    """The tag that simulated producers give to a message with this body."""
-    return f"t{len(body) % 3}"
-
-
-def light_topics_of(body: bytes) -> list[str]:
-    """The light topics that index the message with this body, where there are light queues."""
-    return [topic for topic, each in zip(LIGHT_TOPICS, (2, 5), strict=True) if len(body) % each == 0]
-
-
-def key_of(body: bytes) -> str:
-    """The unique key of a message with this body, which is its own: ``p0-12:...`` has ``p012``."""
-    return body.partition(b":")[0].decode().replace("-", "")
 
 
 def bodies_of(command: Command) -> list[bytes]:
@@ -157,8 +146,6 @@ class Checker:
         self.first_position = 0
         # The queue ends that somebody was told.
         self.ends: dict[Place, int] = defaultdict(int)
-        # How often the broker received a request to store a body.
-        self.received: dict[bytes, int] = defaultdict(int)
         # What groups asked to commit, and what they were told is committed: (time, offset), newest last.
         self.committing: dict[tuple[str, Place], list[tuple[float, int]]] = defaultdict(list)
         self.committed: dict[tuple[str, Place], list[tuple[float, int]]] = defaultdict(list)
@@ -167,6 +154,8 @@ class Checker:
         self.disturbed_until = 0.0  # tables could not be written until then
         # Where the groups of the ledger begin that were acknowledged.
         self.moved: dict[int, int] = {}
+        self.held = HeldMessages(self.fail, segment_bytes)
+        self.popped = PoppedMessages(self)
 
     # telling
 
@@ -194,15 +183,28 @@ class Checker:
         if not tap.life.alive:
             return
         self.note(f"{tap.name} asks {command.code} #{command.opaque} {len(command.body)} B")
-        tap.asked[command.opaque] = Asked(command, trio.current_time())
+        if not command.flag & FLAG_ONEWAY:
+            tap.asked[command.opaque] = Asked(command, trio.current_time())
         if command.code in SENDS:
             for body in bodies_of(command):
-                self.received[body] += 1
+                self.held.expect(command.text("b"), body)
         elif command.code == RequestCode.UPDATE_CONSUMER_OFFSET:
             self._remember(self.committing, command)
+        elif command.code == RequestCode.END_TRANSACTION and command.integer("commitOrRollback") == COMMIT:
+            self.held.ask_commit(command.text("msgId"))
+        elif command.code == RequestCode.RECALL_MESSAGE:
+            self.held.ask_recall(command.body)
+        elif command.code == RequestCode.CONSUMER_SEND_MSG_BACK:
+            self._expect_back(command)
+        elif command.code in (RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME):
+            self.popped.on_settle_request(command)
 
     def on_answer(self, tap: Tap, answer: Command) -> None:
         if not tap.life.alive:
+            return
+        self.held.look(tap.life)
+        if not answer.flag & FLAG_RESPONSE:
+            self._on_question(tap, answer)
             return
         self.note(f"{tap.name} is answered {answer.code} #{answer.opaque} {len(answer.body)} B")
         asked = tap.asked.pop(answer.opaque, None)
@@ -214,8 +216,33 @@ class Checker:
             self._check_stored_answer(tap, request, answer)
         elif request.code == RequestCode.PULL_MESSAGE:
             self._check_pull_answer(tap, request, answer)
-        elif request.code == RequestCode.UPDATE_CONSUMER_OFFSET and answer.code == ResponseCode.SUCCESS:
+        elif request.code == RequestCode.POP_MESSAGE:
+            if answer.code == ResponseCode.SUCCESS:
+                self.popped.on_pop_answer(tap, request, answer)
+        elif answer.code != ResponseCode.SUCCESS:
+            return
+        elif request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
             self._remember(self.committed, request)
+        elif request.code == RequestCode.END_TRANSACTION:
+            self.held.end(request.text("msgId"), tap.name)
+        elif request.code == RequestCode.RECALL_MESSAGE:
+            self.held.recall(request.body)
+        elif request.code == RequestCode.CONSUMER_SEND_MSG_BACK:
+            self.held.acknowledge(RETRY_PREFIX + request.text("group"), request.body)
+        elif request.code in (RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME):
+            self.popped.on_settled(tap, request, answer, asked.since)
+
+    def _on_question(self, tap: Tap, command: Command) -> None:
+        """The broker asks a client something."""
+        self.note(f"{tap.name} is asked {command.code} #{command.opaque}")
+        if command.code == RequestCode.CHECK_TRANSACTION_STATE:
+            (record,) = decode_records(command.body)
+            self.held.check(record.body, tap.name)
+
+    def _expect_back(self, command: Command) -> None:
+        """A consumer gives a message back; simulated ones send its body along, which the broker ignores."""
+        delay_s = LEVELS_S[command.integer("delayLevel") - 1]
+        self.held.expect(RETRY_PREFIX + command.text("group"), command.body, delay_s)
 
     @staticmethod
     def _remember(table: dict[tuple[str, Place], list[tuple[float, int]]], request: Command) -> None:
@@ -228,16 +255,27 @@ class Checker:
             return
         place = request.text("b"), answer.integer("queueId")
         offset = answer.integer("queueOffset")
+        if hold_of(request.body) is not None:
+            self._check_held_answer(tap, request, int(answer.text("msgId")[-16:], 16))
+            return
         positions = [int(each[-16:], 16) for each in answer.text("msgId").split(",")]
         bodies = bodies_of(request)
         if len(positions) != len(bodies):
             self.fail(f"{len(bodies)} messages were sent and {len(positions)} are acknowledged")
         for position, body in zip(positions, bodies, strict=False):
-            record = self._check_on_disk(tap.life.disk, position, place, offset, body, "acknowledged")
+            record = self.check_on_disk(tap.life.disk, position, place, offset, body, "acknowledged")
             for topic, queue_id, number in places(record) if record is not None else [(*place, offset)]:
-                self._settle((topic, queue_id), number, body, position, "acknowledged")
+                self.settle((topic, queue_id), number, body, position, "acknowledged")
             self.acknowledged += 1
+            self.held.acknowledge(place[0], body)
             offset += 1
+
+    def _check_held_answer(self, tap: Tap, request: Command, position: int) -> None:
+        record = self._record_on_disk(tap.life.disk, position, f"{request.body[:40]!r}")
+        if record is not None and record.body != request.body:
+            self.fail(f"{request.body[:40]!r} is acknowledged, and at {position} stands {record.body[:40]!r}")
+        self.acknowledged += 1
+        self.held.acknowledge(request.text("b"), request.body)
 
     def _check_pull_answer(self, tap: Tap, request: Command, answer: Command) -> None:
         place = request.text("topic"), request.integer("queueId")
@@ -282,53 +320,56 @@ class Checker:
             return
         for record in records:
             offset = record.queue_offset
-            self._check_record(place, record)
+            self.check_record(place, record)
             if expression not in (EVERYTHING, tag_of(record.body)):
                 self.fail(f"{place} was asked for {expression} and serves {tag_of(record.body)} at {offset}")
             passed = self._wanted(request, wanted, offset)
             if offset < wanted or passed:
                 self.fail(f"{place} was asked for {wanted} and serves {offset}, past stored messages {passed}")
-            self._check_on_disk(tap.life.disk, record.position, place, offset, record.body, "delivered")
-            self._settle(place, offset, record.body, record.position, "delivered")
+            self.check_on_disk(tap.life.disk, record.position, place, offset, record.body, "delivered")
+            self.settle(place, offset, record.body, record.position, "delivered")
             self.delivered += 1
             wanted = offset + 1
         if following < wanted:
             self.fail(f"{place} serves up to {wanted} and leads back to {following}")
 
-    def _check_record(self, place: Place, record: Record) -> None:
+    def check_record(self, place: Place, record: Record) -> None:
         said = [each for each in places(record) if is_light(each[0])] if is_light(place[0]) else places(record)[:1]
         if (*place, record.queue_offset) not in said:
             self.fail(f"{place} serves a message of {record.topic}/{record.queue_id}")
-        if not self.received.get(record.body):
+        if not self.held.received.get((line_of(place[0]), record.body)):
             self.fail(f"{place} serves at {record.queue_offset} a message that nobody sent: {record.body[:40]!r}")
 
-    def _check_on_disk(
+    def check_on_disk(
         self, disk: FakeDisk, position: int, place: Place, offset: int, body: bytes, what: str
     ) -> Record | None:
         """Return the record of what is said to be stored; it must be there at this moment: synced, or if async written.
 
         None where retention has removed it, or nothing is there.
         """
+        record = self._record_on_disk(disk, position, f"{place} {offset} is {what}")
+        if record is not None and ((*place, offset) not in places(record) or record.body != body):
+            self.fail(
+                f"{place} {offset} is {what}, and at {position} stands {record.queue_offset} {record.body[:40]!r}"
+            )
+        return record
+
+    def _record_on_disk(self, disk: FakeDisk, position: int, what: str) -> Record | None:
         if position < self.first_position:
             return None
         start = position - position % self._segment_bytes
         path = f"{DATA}/commitlog/{start:020d}"
         file = disk.files.get(path)
         if file is None or (self.sync and disk.stable_files.get(path) is not file):
-            self.fail(f"{place} {offset} is {what} and its segment {path} has no durable name")
+            self.fail(f"{what} and its segment {path} has no durable name")
             return None
         try:
-            record = decode_record(file.stable if self.sync else file.data, position - start, position)
+            return decode_record(file.stable if self.sync else file.data, position - start, position)
         except (CorruptRecord, MartletError, ValueError, IndexError) as error:
-            self.fail(f"{place} {offset} is {what} and not on the disk at {position}: {error}")
+            self.fail(f"{what} and not on the disk at {position}: {error}")
             return None
-        if (*place, offset) not in places(record) or record.body != body:
-            self.fail(
-                f"{place} {offset} is {what}, and at {position} stands {record.queue_offset} {record.body[:40]!r}"
-            )
-        return record
 
-    def _settle(self, place: Place, offset: int, body: bytes, position: int, what: str) -> None:
+    def settle(self, place: Place, offset: int, body: bytes, position: int, what: str) -> None:
         known = self.truth[place].setdefault(offset, (body, position))
         if known != (body, position):
             self.fail(
@@ -346,9 +387,9 @@ class Checker:
         for message, placed in stored:
             place = message.topic, placed.queue_id
             offset, body = placed.queue_offset, message.body
-            record = self._check_on_disk(life.disk, placed.position, place, offset, body, "acknowledged")
+            record = self.check_on_disk(life.disk, placed.position, place, offset, body, "acknowledged")
             for topic, queue_id, number_there in places(record) if record is not None else [(*place, offset)]:
-                self._settle((topic, queue_id), number_there, body, placed.position, "acknowledged")
+                self.settle((topic, queue_id), number_there, body, placed.position, "acknowledged")
         self.moved[number] = stored[0][1].position
 
     def check_ledger(self, life: "Life", when: str) -> None:
@@ -364,7 +405,7 @@ class Checker:
         for (topic, queue_id), table in self.truth.items():
             for offset, (body, position) in table.items():
                 row = topic, queue_id, offset, crc32(body), (key_of(body),)
-                if position >= first and known.get(position) != row and not is_light(topic):
+                if position >= first and known.get(position) != row and topic in life.ledger.topics:
                     self.fail(f"{when} the ledger has {known.get(position)} at {position}, {row} was acknowledged")
         keys = {key for *_, of_row in known.values() for key in of_row}
         for number in {int(key.lstrip("ab")) for key in keys if not key.startswith("p")}:
@@ -387,6 +428,7 @@ class Checker:
         if store.readable < life.readable:
             self.fail(f"readable went back from {life.readable} to {store.readable}")
         life.readable = store.readable
+        self.held.look(life)
         if store.first_position > self.first_position:
             self.fail(f"the log begins at {store.first_position}; up to {self.first_position} was removed")
 
@@ -423,6 +465,8 @@ class Checker:
         request = asked.command
         late_after = PATIENCE_S
         late = True
+        if request.code == RequestCode.POP_MESSAGE:
+            late = now > asked.since + request.integer("pollTime") / 1000 + PATIENCE_S
         if request.code == RequestCode.PULL_MESSAGE:
             queue = store.find_queue(request.text("topic"), request.integer("queueId"))
             offset = request.integer("queueOffset")
@@ -461,6 +505,7 @@ class Checker:
         """
         store = life.store
         assert store is not None
+        self.held.start(life, lossless=lossless)
         found = self.contents(store)
         if not lossless:
             self.truth = defaultdict(dict, {place: dict(table) for place, table in found.items()})
@@ -475,6 +520,7 @@ class Checker:
             if end and (queue is None or store.end_offset(queue) < end):
                 self.fail(f"{topic}/{queue_id} ended at {end} and ends at {queue} after a start")
         self._check_copies(found)
+        self.popped.start(lossless=lossless, ended_at=ended_at)
         self._check_offsets(life, ended_at)
         self._begin_offsets(life)
 
@@ -499,11 +545,11 @@ class Checker:
                 self.fail(f"{key_of(body)} of {topic} is stored at {position} and is not found by its key")
 
     def contents(self, store: Store) -> Contents:
-        """Everything readable, by queue and offset."""
+        """Everything that clients may read, by queue and offset."""
         found: Contents = {}
         for topic, queues in store.queues.topics.items():
-            if topic.startswith(OWN_PREFIX):
-                continue  # a journal: see `check_ledger`
+            if topic.startswith(OWN_PREFIX) or topic in BROKER_TOPICS:
+                continue  # a journal: see `check_ledger`; or held messages: see `HeldMessages`
             for queue_id, queue in queues.items():
                 table = found[topic, queue_id] = {}
                 offset = queue.first_offset
@@ -515,7 +561,7 @@ class Checker:
                         self.fail(f"{queue} at {offset} reads what is no message: {error}")
                         return found
                     for record in records:
-                        self._check_record((topic, queue_id), record)
+                        self.check_record((topic, queue_id), record)
                         table[record.queue_offset] = record.body, record.position
                     if result.next_offset <= offset:
                         self.fail(f"{queue} at {offset} leads nowhere: {result.status!r}")
@@ -527,10 +573,11 @@ class Checker:
         copies: dict[tuple[str, bytes], int] = defaultdict(int)
         for (topic, _), table in found.items():
             for body, _ in table.values():
-                copies[topic if is_light(topic) else "", body] += 1
-        for (_, body), count in copies.items():
-            if count > self.received[body]:
-                self.fail(f"{body[:40]!r} was received {self.received[body]} times and is stored {count} times")
+                copies[topic if is_light(topic) else line_of(topic), body] += 1
+        for (line, body), count in copies.items():
+            received = self.held.received["" if is_light(line) else line, body]
+            if count > received:
+                self.fail(f"{body[:40]!r} was received {received} times and is stored {count} times")
 
     def _check_offsets(self, life: "Life", ended_at: float) -> None:
         """Committed offsets are not beyond the end, and those older than the interval are still there."""

@@ -5,19 +5,20 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
+from martlet.store.layout import PREPARED
 from martlet.testing.links import Caller
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codec import FrameBuffer, encode_binary_command, encode_command
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.codes import FLAG_RESPONSE, RequestCode, ResponseCode
 from martlet_remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 from martlet_remoting.packets import Command
 
-from .checker import LIGHT_TOPICS, key_of, light_topics_of, tag_of
+from .bodies import LIGHT_TOPICS, hold_of, make_body, properties_of
 
 if TYPE_CHECKING:
     from .world import World
 
-__all__ = ["Client", "consume", "produce"]
+__all__ = ["GIVE_UP_S", "Client", "Gone", "consume", "produce", "send_command"]
 
 GIVE_UP_S: Final = 6.0
 SUSPEND_MS: Final = 15_000
@@ -38,6 +39,7 @@ class Client:
         self._frames = FrameBuffer()
         self._opaque = 0
         self.answers: dict[int, Command] = {}
+        self.questions: list[Command] = []  # those of the broker
 
     async def connect(self) -> None:
         """Dial until somebody answers."""
@@ -47,6 +49,7 @@ class Client:
         self._caller = Caller(link.near)
         self._frames = FrameBuffer()
         self.answers.clear()
+        self.questions.clear()
 
     def close(self) -> None:
         if self._caller is not None:
@@ -84,8 +87,11 @@ class Client:
         if not data:
             raise Gone
         self._frames.receive_data(data)
-        for answer in self._frames.commands():
-            self.answers[answer.opaque] = answer
+        for command in self._frames.commands():
+            if command.flag & FLAG_RESPONSE:
+                self.answers[command.opaque] = command
+            else:
+                self.questions.append(command)
 
     async def answer(self, number: int, seconds: float = GIVE_UP_S) -> Command:
         """Wait for the answer to question *number*."""
@@ -95,15 +101,9 @@ class Client:
         return self.answers.pop(number)
 
 
-def properties_of(body: bytes, light: bool) -> str:
-    """The properties of the message with this body; *light* lets light queues index some."""
-    names = light_topics_of(body) if light else []
-    dispatch = f"INNER_MULTI_DISPATCH\x01{','.join(names)}\x02" if names else ""
-    return f"UNIQ_KEY\x01{key_of(body)}\x02TAGS\x01{tag_of(body)}\x02{dispatch}"
-
-
 def send_command(topic: str, queue_id: int, light: bool, body: bytes, *more: bytes) -> Command:
     """The SEND_MESSAGE_V2 of one message, or the SEND_BATCH_MESSAGE of several."""
+    hold = hold_of(body)
     code = RequestCode.SEND_BATCH_MESSAGE if more else RequestCode.SEND_MESSAGE_V2
     ext = {
         "a": "simulated",
@@ -111,7 +111,7 @@ def send_command(topic: str, queue_id: int, light: bool, body: bytes, *more: byt
         "c": "TBW102",
         "d": "4",
         "e": str(queue_id),
-        "f": "0",
+        "f": str(PREPARED if hold is not None and hold.is_half else 0),
         "g": "1700000000000",
         "h": "0",
         "i": properties_of(body, light),
@@ -122,12 +122,6 @@ def send_command(topic: str, queue_id: int, light: bool, body: bytes, *more: byt
     if more:
         body = encode_batch([BatchMessage(each, properties_of(each, light).encode()) for each in (body, *more)])
     return Command(code, ext, body)
-
-
-def make_body(name: str, number: int, chance: random.Random) -> bytes:
-    """A body like no other, mostly short."""
-    size = chance.choice([0, 10, 100, 300, 3000])
-    return f"{name}-{number}:".encode() + chance.randbytes(chance.randint(0, size))
 
 
 async def produce(world: "World", name: str, chance: random.Random) -> None:
@@ -151,7 +145,7 @@ async def produce(world: "World", name: str, chance: random.Random) -> None:
         if chance.random() < 0.05 and not world.calm:
             await trio.sleep(chance.uniform(2, 10))  # nothing new: only what consumers do moves the disk
     client.close()
-    world.finished()
+    world.finished(produces=True)
 
 
 async def _send_all(client: Client, waiting: dict[int, tuple[bytes, str, int]], light: bool) -> None:
@@ -197,8 +191,7 @@ async def consume(world: "World", name: str, chance: random.Random) -> None:
 
 def _has_all(world: "World", offsets: dict[tuple[str, int], int]) -> bool:
     """Whether everything known of these queues was read; producers may still add to it."""
-    producing = world.idle_clients < world.plan.producers
-    return not producing and all(offset >= world.checker.ends[place] for place, offset in offsets.items())
+    return not world.producing and all(offset >= world.checker.ends[place] for place, offset in offsets.items())
 
 
 async def _pull_round(

@@ -21,11 +21,11 @@ from martlet.store.layout import RecordView, record_views
 from martlet.testing.stores import HOST
 from martlet.turns import Steps
 
-from .checker import key_of
-from .clients import make_body, properties_of
+from .bodies import key_of, make_body, properties_of
 
 if TYPE_CHECKING:
-    from .world import Life, World
+    from .life import Life
+    from .world import World
 
 __all__ = ["JOURNAL", "Ledger", "Row", "move", "row_of", "rows_in"]
 
@@ -106,7 +106,7 @@ async def move(world: "World", life: "Life", chance: random.Random) -> None:
         messages: list[Message] = []
         for name in ("a", "b"):
             body = make_body(name, number, chance)[:1000]
-            world.checker.received[body] += 1
+            world.checker.held.expect("", body)
             properties = properties_of(body, plan.light).encode()
             messages.append(
                 Message(

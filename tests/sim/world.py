@@ -19,35 +19,38 @@ import trio
 import trio.testing
 
 from martlet import persistence
-from martlet.broker import Broker
 from martlet.errors import StoreFailed
-from martlet.ids import Ids
 from martlet.net.addresses import pack_host
-from martlet.net.server import Server
+from martlet.run import _run_services
 from martlet.settings import BrokerConfig, ServerConfig
-from martlet.stats import Stats
 from martlet.store import Store, StoreConfig
-from martlet.tables.groups import Groups
-from martlet.tables.topics import Topics
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk, PowerCut
 from martlet.testing.links import Conditions, Link
 from martlet.testing.stores import small_config
-from martlet_remoting.config import RemotingConfig
-from martlet_remoting.context import RemotingState
-from martlet_remoting.plugin import RemotingPlugin
 
-from .checker import DATA, Checker, Tap, Violation
+from .checker import Checker, Tap, Violation
 from .clients import consume, produce
 from .disk import SlowDisk
-from .ledger import JOURNAL, Ledger, Row, move, rows_in
+from .held import DATA
+from .held_clients import delay, give_back, pop, transact
+from .ledger import move
+from .life import Life
 
 __all__ = ["Outcome", "Plan", "World", "simulate"]
 
 TRACE_SHOWN: Final = 60
-ADDRESS: Final = "127.0.0.1:10911"
-# A snapshot of a projection is due after so many bytes of followed records.
-SNAPSHOT_BYTES: Final = 16_384
+# What is computed from the log, or only handed over to RocketMQ, in groups of which each may be lost alone.
+DERIVED: Final = (
+    ("checkpoint",),
+    ("config/delayOffset.json",),
+    ("config/timercheck", "timerlog/", "timerwheel"),
+    ("config/", ".snapshot"),
+    ("consumequeue/",),
+    ("index/",),
+    ("queues.",),
+)
+SKEW_MS_MAX: Final = 86_400_000
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,10 @@ class Plan:
     capacity_bytes: int
     cuts: tuple[Cut, ...]
     light: bool
+    delayers: int
+    transactors: int
+    retriers: int
+    poppers: int
 
     @classmethod
     def draw(cls, chance: random.Random) -> "Plan":
@@ -87,62 +94,11 @@ class Plan:
             capacity_bytes=chance.choice([2048, 65536]),
             cuts=chance.choice([tuple(Cut), (Cut.LOST,), (Cut.TORN,)]),
             light=chance.random() < 0.5,
+            delayers=chance.choice([0, 1, 1, 2]),
+            transactors=chance.choice([0, 1, 1, 2]),
+            retriers=chance.choice([0, 0, 1]),
+            poppers=chance.choice([0, 1, 2]),
         )
-
-
-@final
-class Life:
-    """The broker from one start to its end."""
-
-    def __init__(self, world: "World") -> None:
-        self.disk: FakeDisk = world.disk
-        self.alive = True
-        self.readable = 0
-        self.store: Store | None = None
-        self.taps: list[Tap] = []
-        self.links: dict[str, Link] = {}
-        self.stop = trio.Event()
-        self.ended = trio.Event()
-        self.scope = trio.CancelScope()
-        self.serving = False
-        self.broker: Broker
-        self.server: Server
-        self.plugin: RemotingPlugin
-        self.ledger: Ledger
-
-    @property
-    def state(self) -> RemotingState:
-        return self.plugin.state
-
-    def stalled(self, name: str) -> bool:
-        """Whether the link of that name lets nothing through just now."""
-        return self.links[name].stalled
-
-    def stored_rows(self) -> dict[int, Row]:
-        """What the ledger should know."""
-        assert self.store is not None
-        return rows_in(self.store, self.ledger.topics, self.ledger.journal)
-
-    def build(self, world: "World", store: Store) -> None:
-        """Make what `martlet.run` makes, except ports and signals."""
-        stats = Stats()
-        settings = world.broker_config
-        topics = Topics(store, world.clock, auto_create=True, auto_create_queues=settings.auto_create_queues)
-        groups = Groups(world.clock, auto_create=True)
-        self.broker = Broker(settings, store, topics, groups, world.clock, Ids(world.chance), stats)
-        persistence.load(self.broker)
-        self.server = Server(world.server_config, store, stats, clock=lambda: 0.0)
-        self.plugin = RemotingPlugin(RemotingConfig(listen=ADDRESS, vip=False, light_queues=world.plan.light))
-        stages, routers = self.plugin.martlet_stages(self.broker), self.plugin.martlet_routers(self.broker)
-        self.broker.set_stages([("remoting", stage) for stage in stages], [("remoting", each) for each in routers])
-        self.protocol = self.plugin.martlet_protocols(self.broker)[0]
-        self.protocol.bound(ADDRESS)
-        followed = [f"topic-{number}" for number in range(world.plan.topics)]
-        self.ledger = Ledger(followed, self.broker.journal(JOURNAL).topic)
-        self.broker.projections.add("ledger", self.ledger)
-        self.broker.projections._snapshot_bytes = SNAPSHOT_BYTES
-        self.store = store
-        self.readable = store.readable
 
 
 @final
@@ -193,9 +149,9 @@ class World:
         self.crashes = 0
         self.lossless = True
         self.ended_at = 0.0
-        self.crowded_until = 0.0
-        self.idle_clients = 0
-        self.clients = 0
+        self.crowded_until = self.full_until = 0.0
+        self.producing = 0
+        self.consuming = 0
         self.idle = trio.Event()
 
     # links
@@ -247,9 +203,19 @@ class World:
         self.disk = life.disk.after_power_cut(cut, self.chance)
         self.disk.free_bytes = None
         life.disk.on_change = None
+        if not self.calm and self.chance.random() < 0.2:
+            self._lose_derived()
         for link in life.links.values():
             link.cut()
         life.scope.cancel()
+
+    def _lose_derived(self) -> None:
+        """Somebody deletes derived files while the broker does not run."""
+        for parts in self.chance.sample(DERIVED, self.chance.randint(1, len(DERIVED))):
+            self.checker.note(f"files are lost: {parts}")
+            for path in sorted(path for path in self.disk.files if all(part in path for part in parts)):
+                self.disk.unlink(path)
+                self.disk.sync_directory(path.rpartition("/")[0])
 
     async def run_machine(self) -> None:
         """Start the broker again whenever it has ended, until the world is over."""
@@ -287,8 +253,9 @@ class World:
         self.crash(self.chance.choice(self.plan.cuts), f"the broker ended: {causes}")
 
     async def _run_broker(self, life: Life) -> None:
+        """As `martlet.run` does it."""
         disk = SlowDisk(life.disk, self.chance, self.plan.disk_delay_s, partial(self.checker.on_unlink, life))
-        store = await Store.open(Path(DATA), self.store_config, self.clock, disk)
+        store = await Store.open(Path(DATA), self.store_config, self.clock, disk, dispatchers=life.dispatchers)
         life.build(self, store)
         self.checker.on_start(life, lossless=self.lossless, ended_at=self.ended_at)
         self.checker.note(f"start {self.starts}: log up to {store.readable}, {store.recovered.records} recovered")
@@ -296,19 +263,22 @@ class World:
             await nursery.start(store.run)
             await life.broker.projections.replay()
             self.checker.check_ledger(life, "after a start")
+            problem = persistence.save(life.broker)
+            if problem:
+                self.checker.note(problem)
+            await self._start_services(life, nursery)
             await nursery.start(life.server.run, [])
-            nursery.start_soon(persistence.run, life.broker)
-            nursery.start_soon(life.broker.projections.run)
+            broker = life.broker
+            for run in (broker.tails.run, broker.cursors.run, broker.shares.run, broker.projections.run):
+                nursery.start_soon(run)
+            nursery.start_soon(persistence.run, broker)
             nursery.start_soon(move, self, life, self._chance())
-            for service in (life.state.deadlines.run, life.state.rates.run, life.plugin._scan):
-                nursery.start_soon(service)
             nursery.start_soon(self._watch, life)
             life.serving = True
             await life.stop.wait()
             life.serving = False
             with trio.move_on_after(10):
-                life.plugin.stop()
-                life.server.close_peers("the broker stops")
+                life.stop_serving()
                 await life.server.wait_idle()
             nursery.cancel_scope.cancel()
         life.broker.projections.save()
@@ -319,12 +289,22 @@ class World:
         # Whatever the power does now, an orderly stop has left everything on the disk.
         self.lossless = self.lossless or in_order
 
+    @staticmethod
+    async def _start_services(life: Life, nursery: trio.Nursery) -> None:
+        """Start the services of all plugins, and wait for those that say when they are ready."""
+        for service in life.services:
+            is_ready = trio.Event()
+            nursery.start_soon(_run_services, "simulated", [(service, is_ready)], trio.CancelScope())
+            await is_ready.wait()
+
     async def _watch(self, life: Life) -> None:
         while True:
             await trio.sleep(0.25)
             self.checker.watch(life)
             if trio.current_time() > self.crowded_until:
                 life.disk.used_ratio = 0.1
+            if trio.current_time() > self.full_until:
+                life.disk.free_bytes = None
 
     # faults
 
@@ -398,13 +378,11 @@ class World:
         self.checker.disturbed_until = trio.current_time() + 10
 
     def _fill_disk(self, life: Life) -> None:
-        if life.disk.free_bytes is None:
-            self.checker.note("the disk is full")
-            life.disk.free_bytes = self.chance.choice([0, 4096, 16384])
-            self.checker.disturbed_until = trio.current_time() + 20
-        else:
-            self.checker.note("there is space again")
-            life.disk.free_bytes = None
+        """Leave no space for a while; after 10 s, retention would remove what somebody still needs."""
+        self.checker.note("the disk is full")
+        life.disk.free_bytes = self.chance.choice([0, 4096, 16384])
+        self.full_until = trio.current_time() + self.chance.uniform(1, 7)
+        self.checker.disturbed_until = trio.current_time() + 20
 
     def _crowd_disk(self, life: Life) -> None:
         """Others use the disk for a moment: the oldest segments have to go."""
@@ -417,7 +395,12 @@ class World:
         life.stop.set()
 
     def _skew_clock(self, life: Life) -> None:
-        self.clock.skew_ms = self.chance.choice([0, -3_600_000, 5000, 86_400_000])
+        self._set_clock(self.chance.choice([0, -3_600_000, 5000, SKEW_MS_MAX]))
+
+    def _set_clock(self, skew_ms: int) -> None:
+        self.checker.note(f"the clock is wrong by {skew_ms} ms")
+        self.clock.skew_ms = skew_ms
+        self.checker.held.skews.change(skew_ms)
 
     # the whole
 
@@ -429,15 +412,27 @@ class World:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.run_machine)
             nursery.start_soon(self._end_when_broken, nursery.cancel_scope)
-            for number in range(plan.producers):
-                nursery.start_soon(partial(produce, self, f"p{number}", self._chance()))
-            for number in range(plan.consumers):
-                nursery.start_soon(partial(consume, self, f"c{number}", self._chance()))
-            self.clients = plan.producers + plan.consumers
+            self._start_clients(nursery)
             with trio.move_on_after(plan.chaos_s):
                 await self.run_faults()
             await self._calm_down()
             nursery.cancel_scope.cancel()
+
+    def _start_clients(self, nursery: trio.Nursery) -> None:
+        plan = self.plan
+        producers = (produce, "p", plan.producers), (delay, "ph1", plan.delayers), (transact, "ph2", plan.transactors)
+        consumers = (consume, "c", plan.consumers), (give_back, "r", plan.retriers), (pop, "q", plan.poppers)
+        self.producing = sum(count for _, _, count in producers)
+        self.consuming = sum(count for _, _, count in consumers)
+        for client, name, count in (*producers, *consumers):
+            for number in range(count):
+                nursery.start_soon(partial(client, self, f"{name}{number}", self._chance()))
+
+    @property
+    def pending_transactions(self) -> bool:
+        """Whether some have not ended, as far as the broker knows; true while it does not run."""
+        life = self.life
+        return life is None or not life.serving or bool(life.pending_transactions)
 
     def _chance(self) -> random.Random:
         return random.Random(self.chance.getrandbits(64))
@@ -454,10 +449,17 @@ class World:
             life.disk.free_bytes = None
             life.disk.failures.clear()
             life.disk.on_change = None
+        # Now all timers are due, whatever time it was when they were sent.
+        self._set_clock(SKEW_MS_MAX)
         with trio.move_on_after(120) as patience:
             await self.idle.wait()
         if patience.cancelled_caught:
-            self.checker.fail(f"after 120 s of calm {self.clients - self.idle_clients} clients have not finished")
+            self.checker.fail(
+                f"after 120 s of calm {self.producing} producers and {self.consuming} consumers have not finished"
+            )
+        else:
+            self.checker.held.check_end()
+            self.checker.popped.check_end()
         self.over = True
         life = self.life
         assert life is not None
@@ -469,16 +471,21 @@ class World:
         """Open the store once more, without the indexes: nothing that a client can see has changed."""
         for path in [path for path in self.disk.files if path.startswith((f"{DATA}/consumequeue", f"{DATA}/index"))]:
             self.disk.unlink(path)
-        store = await Store.open(Path(DATA), self.store_config, self.clock, self.disk)
+        assert self.life is not None
+        dispatchers = self.life.dispatchers
+        store = await Store.open(Path(DATA), self.store_config, self.clock, self.disk, dispatchers=dispatchers)
         found = self.checker.contents(store)
         self.checker.compare(found, "after the indexes were deleted")
         self.checker.check_keys(store)
         await store.close()
 
-    def finished(self) -> None:
+    def finished(self, *, produces: bool = False) -> None:
         """One more client has done what it wanted."""
-        self.idle_clients += 1
-        if self.idle_clients == self.clients:
+        if produces:
+            self.producing -= 1
+        else:
+            self.consuming -= 1
+        if not self.producing and not self.consuming:
             self.idle.set()
 
 
@@ -495,6 +502,12 @@ class Outcome:
     groups: int = 0
     crashes: int = 0
     starts: int = 0
+    delayed: int = 0
+    recalled: int = 0
+    committed: int = 0
+    checks: int = 0
+    popped: int = 0
+    pops_settled: int = 0
 
     def report(self) -> str:
         """Say what went wrong and how to see it again."""
@@ -511,8 +524,15 @@ class _Defects(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, PowerCut):
+        if error is not None and not _is_of_power_cut(error):
             self._checker.fail(f"{record.getMessage()}: {error!r}")
+
+
+def _is_of_power_cut(error: BaseException | None) -> bool:
+    """Return whether *error* is a power cut, or was raised while one unwound the stack, which a machine never sees."""
+    while error is not None and not isinstance(error, PowerCut):
+        error = error.__context__
+    return error is not None
 
 
 @contextmanager
@@ -562,4 +582,10 @@ def simulate(seed: int) -> Outcome:
         world.moves,
         world.crashes,
         world.starts,
+        checker.held.delivered - checker.held.committed,
+        checker.held.recalls,
+        checker.held.committed,
+        checker.held.asked_back,
+        checker.popped.deliveries,
+        checker.popped.settled,
     )
