@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import assert_no_checkpoints, wait_all_tasks_blocked
 
 from martlet.errors import StoreLocked
-from martlet.store.files import Files, RealDisk, read_file
+from martlet.store.files import Files, RealDisk, ThreadLimiter, read_file
 
 SIZE = 10_000
 
@@ -82,3 +84,20 @@ def test_a_file_is_locked_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(StoreLocked, match="lock"):
         disk.lock(str(tmp_path / "lock"))
     disk.close(fd)
+
+
+async def test_work_gets_a_free_thread_without_a_turn_of_the_loop_and_else_waits_for_one() -> None:
+    threads = trio.to_thread.current_default_thread_limiter()
+    limiter = ThreadLimiter()
+    with assert_no_checkpoints():
+        await limiter.acquire_on_behalf_of("first")
+    assert threads.borrowed_tokens == 1
+    limiter.release_on_behalf_of("first")
+    threads.total_tokens = 1
+    threads.acquire_on_behalf_of_nowait("another")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(limiter.acquire_on_behalf_of, "second")
+        await wait_all_tasks_blocked()
+        assert threads.statistics().tasks_waiting == 1
+        threads.release_on_behalf_of("another")
+    assert threads.statistics().borrowers == ["second"]

@@ -247,9 +247,18 @@ class Leases:
         lease = self._slots.get(offset)
         if lease is None or lease.holder is None or lease.settling or lease.holder != holder:
             return False
-        self._release(holder, offset)
-        del self._slots[offset]
-        self._was_settled()
+        held, slots, order = self._held[holder], self._slots, self._order
+        del held[offset], slots[offset]
+        if not held:
+            del self._held[holder]
+        if order[0] == offset and len(order) > 1 and order[1] in slots:
+            # The usual case of `_was_settled`: the lowest one is settled, and the next one is not.
+            order.popleft()
+            self.low = order[0]
+            if self._timed > STALE_TIMERS_MIN + 2 * len(slots):
+                self._forget_stale_timers()
+        else:
+            self._was_settled()
         return True
 
     def ack_all(self, offsets: Sequence[int], generation: int, holders: list[Hashable]) -> list[int]:

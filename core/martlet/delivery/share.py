@@ -810,7 +810,12 @@ class Share:
     def _settle(self, lane: ShareLane, holder: Hashable, offset: int) -> bool:
         if not lane.leases.ack(holder, offset):
             return False
-        self._was_settled(lane, (offset,), (holder,))
+        self._owner.notes.ack(lane.key, (offset,))
+        member = self._by_holder.get(holder)
+        if member is not None:
+            member.add_credit(1)
+        if lane.in_order and not lane.is_blocked:
+            self.wake()
         return True
 
     def _was_settled(self, lane: ShareLane, offsets: Sequence[int], holders: Sequence[Hashable]) -> None:

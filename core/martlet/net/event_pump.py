@@ -108,8 +108,10 @@ class EventPump(Generic[T]):
         turn_ends = clock() + TURN_S
         while True:
             if self._round():
-                if tasks or self._last_s >= turn_ends:
+                if self._last_s >= turn_ends:
                     return True
+                if tasks:  # such as the flusher; trio tells us about new requests when it has run them
+                    return bool(self._ready)
                 if self._ready:
                     continue
             elif clock() - self._last_s > TURN_S:

@@ -40,6 +40,8 @@ I32_MAX: Final = (1 << 31) - 1
 DELAY_KEYS: Final = (b"DELAY", *(key.encode() for key in TIMER_KEYS))
 # Properties that the broker sets; those that a producer sent are removed first.
 BROKER_KEYS: Final = (b"CLUSTER", b"MSG_REGION", b"TRACE_ON", b"POP_CK")
+# Fewer sends are stored one by one, without the setup of a run.
+RUN_MIN: Final = 5
 BROKER_WORDS: Final = ("CLUSTER", "MSG_REGION", "POP_CK")
 # Members of a batch that are stored in one turn of the event loop, in 3 ms; a longer batch takes several turns.
 BATCH_AT_ONCE: Final = 1024
@@ -128,7 +130,7 @@ def _ask_grant(gate: Gate, name: str) -> PublishGrant | None:
 def send_together(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
     """Store and answer the usual sends at the beginning of *sends*; return their number."""
     broker, taken = context.state.broker, 0
-    if len(sends) > 1 and sends[0][0].extFields.b in gate.publishable and not broker.stages.every_message:
+    if len(sends) >= RUN_MIN and sends[0][0].extFields.b in gate.publishable and not broker.stages.every_message:
         taken = send_run(context, gate, sends)
     else:
         while taken < len(sends) and send_alone(context, gate, sends[taken]):
