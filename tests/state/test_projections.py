@@ -634,3 +634,39 @@ async def test_statistics_say_where_each_is(disk: FakeDisk) -> None:
         "failed": False,
     }
     running.store.crash()
+
+
+class Holding(Tally):
+    """Its messages wait for its plugin, except *released* ones."""
+
+    def __init__(self, released: int = 0) -> None:
+        super().__init__()
+        self.released = released
+
+    def held(self) -> int:
+        return len(self.records) - self.released
+
+
+async def test_a_start_without_a_plugin_logs_how_many_messages_wait_for_it(
+    disk: FakeDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await start(disk, Holding())
+    send(running.store, "A", "a1", "a2", "a3")
+    await stop(running)
+    await stop(await start(disk, Holding()))
+    assert caplog.text == ""
+    await start_without_projections(disk)
+    assert "3 messages of 'tally' wait for plugin 'toy', which is not enabled; enable it" in caplog.text
+    # A number that changes without a record is saved as well.
+    for released, text in ((1, "2 messages of 'tally' wait for plugin 'toy'"), (3, "")):
+        caplog.clear()
+        await stop(await start(disk, Holding(released)))
+        await start_without_projections(disk)
+        assert text in caplog.text
+        assert bool(text) == bool(caplog.text)
+
+
+async def start_without_projections(disk: FakeDisk) -> None:
+    store = await Store.open(ROOT, small_config(), ManualClock(), disk)
+    await Projections(store, Turns()).replay()
+    assert await store.close()

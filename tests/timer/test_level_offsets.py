@@ -1,6 +1,7 @@
 """The offsets of the delay levels: in the log, in RocketMQ's file, and which of them count."""
 
 import errno
+from pathlib import Path
 
 import orjson
 import pytest
@@ -11,6 +12,8 @@ from trio.testing import MockClock
 from martlet.tables.rocketmq_json import parse
 from martlet.tables.saved import POSITION_KEY
 from martlet.testing.disk import FakeDisk
+from martlet.testing.peers import serving
+from martlet.testing.stores import small_config
 
 PATH = "/data/store/config/delayOffset.json"
 
@@ -131,3 +134,16 @@ async def test_a_full_disk_delays_deliveries_and_loses_or_repeats_none(
         await trio.sleep(5)
         assert sorted(map(int, running.bodies())) == list(range(300))
         assert running.statistics["delivered"] == 300
+
+
+async def test_a_start_without_the_plugin_logs_how_many_messages_of_levels_wait(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, clock = FakeDisk(), WallClock()
+    await fill(disk, clock)
+    async with delays(disk, clock) as running:
+        running.send("e", 18)
+    assert "wait for plugin" not in caplog.text
+    config = small_config(segment_bytes=1 << 20, page_bytes=1 << 16, cache_bytes=1 << 20)
+    async with serving(Path("/data/store"), store=config, disk=disk, clock=clock):
+        assert "2 messages of 'delay-levels' wait for plugin" in caplog.text

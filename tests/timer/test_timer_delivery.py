@@ -347,3 +347,13 @@ async def test_a_record_that_the_disk_fails_to_read_is_tried_again(
         assert made.bodies() == [b"first"]
         assert made.statistics["unreadable"] == 0
         assert caplog.text.count("cannot be read at position 116, trying again in a minute; Input/output error") == 2
+
+
+async def test_timers_that_were_not_delivered_are_held(autojump_clock: MockClock) -> None:
+    async with timed() as made:
+        state = made.plugin.timers
+        for delay_ms in (5_000, 70_000, 80_000):
+            made.publish(TIMER_DELAY_MS=delay_ms)
+        await until(lambda: state.held() == 3)
+        await until(lambda: state.held() == 2)
+        assert made.bodies() == [b"x"]

@@ -51,6 +51,7 @@ async def test_a_commit_stores_the_message_and_an_op_record_as_rocketmq_does() -
     (op,) = found.records(OP_TOPIC)
     assert (op.body, op.properties, op.queue_id) == (b"1", b"TAGS\x01d\x02", 0)
     assert found.pending() == [first.queue_offset]
+    assert found.state.held() == 1
 
 
 async def test_a_rollback_stores_only_an_op_record() -> None:

@@ -210,7 +210,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "Credentials", "martlet.contracts", ("Authenticator", "Password", "SignedRequest", "Certificate", "Credentials")
     ),
-    Chapter("State computed from the log", "martlet.state.projection", ("Projection", "NOTHING")),
+    Chapter("State computed from the log", "martlet.state.projection", ("Projection", "HoldsMessages", "NOTHING")),
     Chapter("Snapshots of that state", "martlet.state", ("Pages", "pack_rows", "unpack_rows")),
     Chapter("Tables beside the log", "martlet.tables.saved", ("Table", "Tables: add")),
     Chapter("Journals", "martlet.state.journal", ("Journal: note", "read_notes", "NEXT_COMMIT")),

@@ -5,12 +5,12 @@ and then applies records as they become readable, always in log order.
 """
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from martlet.store.layout import RecordView
 from martlet.turns import Steps, WaitingSteps
 
-__all__ = ["NOTHING", "Projection"]
+__all__ = ["NOTHING", "HoldsMessages", "Projection"]
 
 # The floor of a projection that needs no record of the log.
 NOTHING: Final = 1 << 62
@@ -68,4 +68,16 @@ class Projection(Protocol):
 
         The records are removed once the appended ones are durable, regardless of what `floor` then returns.
         """
+        ...
+
+
+@runtime_checkable
+class HoldsMessages(Protocol):
+    """A projection of messages that nobody receives until its plugin delivers them.
+
+    Their number is kept with the snapshot: a start without the plugin logs it.
+    """
+
+    def held(self) -> int:
+        """Return the number of these messages."""
         ...

@@ -6,6 +6,7 @@ from the whole log. So a lost or damaged file only makes the start slower.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, final
 
@@ -14,7 +15,7 @@ import trio
 from martlet.checksum import crc32
 from martlet.errors import MartletError, PluginError, Refused, StoreError
 from martlet.state.log_order import LogOrder, Run
-from martlet.state.projection import Projection
+from martlet.state.projection import HoldsMessages, Projection
 from martlet.state.snapshot import Mark, Snapshot, decode_snapshot, encode_snapshot
 from martlet.store import Queue, Store
 from martlet.store.layout import ENTRY, HEAD_BYTES
@@ -25,6 +26,8 @@ __all__ = ["Projections"]
 
 log = logging.getLogger("martlet.state")
 
+FOLDER: Final = "config"
+SUFFIX: Final = ".snapshot"
 # A snapshot is due after this many bytes of followed records, but at least this many times its own size.
 SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
 SNAPSHOT_TIMES: Final = 4
@@ -46,7 +49,17 @@ ROLL_TRIES: Final = 10
 class Driven:
     """One projection and its progress."""
 
-    __slots__ = ("failed", "followed_bytes", "order", "plugin", "projection", "retry_at", "saved_bytes", "topics")
+    __slots__ = (
+        "failed",
+        "followed_bytes",
+        "order",
+        "plugin",
+        "projection",
+        "retry_at",
+        "saved_bytes",
+        "saved_held",
+        "topics",
+    )
 
     def __init__(self, plugin: str, projection: Projection, order: LogOrder) -> None:
         self.plugin = plugin
@@ -56,6 +69,7 @@ class Driven:
         # Bytes of records applied since the newest snapshot, and the size of that snapshot; -1 if there is none.
         self.followed_bytes = 0
         self.saved_bytes = -1
+        self.saved_held = 0
         self.retry_at = 0.0
         self.failed = False
 
@@ -65,21 +79,26 @@ class Driven:
 
     @property
     def path(self) -> str:
-        return f"config/{self.name}.snapshot"
+        return f"{FOLDER}/{self.name}{SUFFIX}"
+
+    def held(self) -> int:
+        """Return how many messages wait for the plugin."""
+        return self.projection.held() if isinstance(self.projection, HoldsMessages) else 0
 
     def snapshot(self) -> tuple[int, Steps[list[bytes]]]:
         """Freeze the projection; return the position up to which it is complete, and slices that render its file."""
         order = self.order
         rows = begin(self.projection.freeze())
         reached = [(each.queue, each.offset, each.position) for each in order.cursors.values()]
-        return order.position + order.size, self._content(rows, reached, order.position, order.size, order.crc)
+        begun = Snapshot(self.topics, order.position, order.size, order.crc, [], b"", self.plugin, self.held())
+        return order.position + order.size, self._content(rows, reached, begun)
 
     def _content(
-        self, rows: Steps[Sequence[bytes]], reached: list[tuple[Queue, int, int]], position: int, size: int, crc: int
+        self, rows: Steps[Sequence[bytes]], reached: list[tuple[Queue, int, int]], begun: Snapshot
     ) -> Steps[list[bytes]]:
         pieces = yield from rows
         marks = [Mark(queue.topic, queue.queue_id, offset, at) for queue, offset, at in reached]
-        return (yield from encode_snapshot(self.name, Snapshot(self.topics, position, size, crc, marks, b""), pieces))
+        return (yield from encode_snapshot(self.name, replace(begun, marks=marks), pieces))
 
 
 @final
@@ -139,6 +158,14 @@ class Projections:
             await self._catch_up(driven)
         store.readable_end.on_watched.append(self._apply_readable)
         self._replayed = True
+        await self._tell_of_held()
+
+    async def _tell_of_held(self) -> None:
+        """Log how many messages wait for plugins that are not enabled, by their last snapshots."""
+        names = {driven.name for driven in self._driven}
+        for plugin, name, held in await self._store.disk.off_loop(partial(_held_in_snapshots, self._store, names)):
+            text = "%d messages of %r wait for plugin %r, which is not enabled; enable it to have them delivered"
+            log.warning(text, held, name, plugin)
 
     async def _restore(self, driven: Driven) -> None:
         off_loop, first = self._store.disk.off_loop, self._store.first_position
@@ -156,7 +183,7 @@ class Projections:
             except Exception as error:
                 log.warning("%s cannot be used; %s", driven.path, error)
                 continue
-            driven.saved_bytes = -1 if number else len(content)
+            driven.saved_bytes, driven.saved_held = -1 if number else len(content), snapshot.held
             self._continue_from(driven, snapshot, deleted)
             return
         try:
@@ -369,7 +396,7 @@ class Projections:
             log.error("%s cannot be written, retrying later; %s", driven.path, _reason(driven, error))
             driven.retry_at = trio.current_time() + RETRY_S
             return
-        driven.saved_bytes = sum(map(len, pieces))
+        driven.saved_bytes, driven.saved_held = sum(map(len, pieces)), -1  # the number of an earlier moment
         driven.followed_bytes -= followed_bytes
 
     def save(self) -> None:
@@ -393,11 +420,12 @@ class Projections:
     def _save_blocking(self, driven: Driven) -> None:
         while not driven.failed and not driven.order.at_end:
             self._apply(driven, driven.order.next_run_blocking())
-        if driven.failed or (driven.saved_bytes >= 0 and not driven.followed_bytes):
+        is_saved = driven.saved_bytes >= 0 and not driven.followed_bytes
+        if driven.failed or (is_saved and driven.saved_held == driven.held()):
             return
         pieces = finish_now(driven.snapshot()[1])
         self._store.write_file(driven.path, *pieces)
-        driven.saved_bytes, driven.followed_bytes = sum(map(len, pieces)), 0
+        driven.saved_bytes, driven.followed_bytes, driven.saved_held = sum(map(len, pieces)), 0, driven.held()
 
     # ---- retention
 
@@ -451,3 +479,20 @@ def _reason(driven: Driven, error: Exception) -> str:
     if isinstance(error, MartletError | OSError):
         return str(error)
     return f"plugin {driven.plugin!r} failed to render it; {type(error).__name__}: {error}"
+
+
+def _held_in_snapshots(store: Store, present: set[str]) -> list[tuple[str, str, int]]:
+    """Return plugin, name and number of held messages of the snapshots of all projections that are not *present*."""
+    found: list[tuple[str, str, int]] = []
+    for file in store.names(FOLDER):
+        name = file.removesuffix(SUFFIX)
+        if name == file or name in present:
+            continue
+        try:
+            snapshot = decode_snapshot(name, next(iter(store.read_generations(f"{FOLDER}/{file}")), b""))
+        except (OSError, StoreError) as error:
+            log.debug("%s/%s cannot be read; %s", FOLDER, file, error)
+            continue
+        if snapshot.held:
+            found.append((snapshot.plugin, name, snapshot.held))
+    return found

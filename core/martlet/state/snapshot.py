@@ -37,7 +37,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All records up to the one at ``position``, with ``size`` and the ``crc`` of its head; 0 if there is none."""
+    """All records up to the one at ``position``, with ``size`` and the ``crc`` of its head; 0 if there is none.
+
+    ``held`` messages wait for ``plugin`` to deliver them.
+    """
 
     topics: list[str]
     position: int
@@ -45,6 +48,8 @@ class Snapshot:
     crc: int
     marks: list[Mark]
     data: bytes
+    plugin: str = ""
+    held: int = 0
 
     @property
     def end(self) -> int:
@@ -56,7 +61,8 @@ def encode_snapshot(name: str, snapshot: Snapshot, pieces: Sequence[bytes]) -> S
     """Return the file of projection *name* in pieces; *pieces* is the rendered state."""
     pace = Pace(BYTES_OF_A_SLICE)
     marks = [(mark.topic, mark.queue_id, mark.offset, mark.position) for mark in snapshot.marks]
-    header = msgpack.packb([FORMAT, name, snapshot.topics, snapshot.position, snapshot.size, snapshot.crc, marks])
+    progress = [snapshot.topics, snapshot.position, snapshot.size, snapshot.crc, marks]
+    header = msgpack.packb([FORMAT, name, *progress, snapshot.plugin, snapshot.held])
     rest = [len(header).to_bytes(4, "big"), header, *pieces]
     crc = 0
     for piece in rest:
@@ -79,9 +85,10 @@ def decode_snapshot(name: str, content: bytes) -> Snapshot:
         raise StoreError("snapshot is damaged")
     at = HEAD.size + header_bytes
     try:
-        version, of, topics, position, size, record_crc, marks = msgpack.unpackb(content[HEAD.size : at])
+        version, of, topics, position, size, record_crc, marks, *rest = msgpack.unpackb(content[HEAD.size : at])
         if (version, of) != (FORMAT, name):
             raise StoreError(f"snapshot is of {of!r} in format {version}; expected {name!r} in format {FORMAT}")
-        return Snapshot(topics, position, size, record_crc, [Mark(*mark) for mark in marks], content[at:])
+        progress = [Mark(*mark) for mark in marks]
+        return Snapshot(topics, position, size, record_crc, progress, content[at:], *rest[:2])
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise StoreError(f"snapshot has a header that cannot be read; {error}") from error

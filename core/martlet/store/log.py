@@ -404,6 +404,10 @@ class Store:
         """
         return self._place.read_generations(name)
 
+    def names(self, directory: str) -> list[str]:
+        """Return the names in *directory* of the data directory; none if there is no such directory."""
+        return self.disk.names(f"{self._place.path}/{directory}")
+
     def write_file(self, name: str, *pieces: bytes) -> None:
         """Replace file *name* of the data directory atomically; keep the previous content as ``name.bak``."""
         self._place.write_file(name, *pieces)

@@ -74,6 +74,9 @@ class PendingTransactions:
         self.renew: Callable[[int], WaitingSteps[None]] | None = None
         self._begin = -1  # the oldest half message in the log when this state began
 
+    def held(self) -> int:
+        return self.halves.pending
+
     def apply(self, records: Sequence[RecordView]) -> None:
         fresh: list[RecordView] = []  # half messages one after the other in a page, without anything unusual
         for record in records:

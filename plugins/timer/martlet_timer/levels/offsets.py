@@ -18,6 +18,7 @@ import trio
 from martlet.errors import Reason, Refused, StoreError
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import Journal, read_notes
+from martlet.store.delays import SCHEDULE_TOPIC
 from martlet.store.layout import RecordView
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
@@ -83,6 +84,11 @@ class LevelOffsets:
         return note
 
     # the projection
+
+    def held(self) -> int:
+        queues = self._broker.store.queues.topics.get(SCHEDULE_TOPIC, {})
+        first = {level: max(self.by_level.get(level + 1, 0), queue.first_offset) for level, queue in queues.items()}
+        return sum(max(queue.next_offset - first[level], 0) for level, queue in queues.items())
 
     def apply(self, records: Sequence[RecordView]) -> None:
         for record in records:

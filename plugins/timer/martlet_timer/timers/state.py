@@ -75,6 +75,9 @@ class TimerState:
         # The offset in the timer topic after the newest applied record; set by the plugin after the replay.
         self.next_offset = 0
 
+    def held(self) -> int:
+        return len(self.pending)
+
     def apply(self, records: Sequence[RecordView]) -> None:
         pending, schedule = self.pending, self.schedule
         newest: RecordView | None = None
