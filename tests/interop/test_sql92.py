@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import trio
 from tests.filter_sql92.table import Case, cases
 
-from martlet_remoting.client import Outcome, PushConsumer, ReceivedMessage, Sql
+from martlet_remoting.client import BrokerError, Outcome, PushConsumer, ReceivedMessage, Sql
 
 from . import fetch, wire
 from .conftest import RocketMQ, Target
@@ -228,6 +229,16 @@ def test_java_is_refused_at_its_start(java: Java, target: Target, target_kind: s
     java.queries().create_topic(topic, target.address, queues=1)
     with pytest.raises(Failed) as refused:
         java.push(name("group"), topic, expression=PREFIX + FAULTY)
+    assert (POINTS if target_kind == "martlet" else "Encountered") in str(refused.value)
+
+
+async def test_python_is_refused_at_its_start(newest: Java, target: Target, target_kind: str, name: Name) -> None:
+    topic = name("faulty_python")
+    await trio.to_thread.run_sync(partial(newest.queries().create_topic, topic, target.address, queues=1))
+    with pytest.raises(BrokerError) as refused:
+        async with PushConsumer(patient(target), name("group"), lambda message: None, {topic: Sql(FAULTY)}):
+            pass
+    assert refused.value.code == PARSE_FAILED
     assert (POINTS if target_kind == "martlet" else "Encountered") in str(refused.value)
 
 
