@@ -65,10 +65,15 @@ HOT = (
     "martlet_remoting/handler.py",
     "martlet_remoting/handlers/pull.py",
     "martlet_remoting/handlers/send.py",
+    "martlet_remoting/handlers/transactions.py",
     "martlet_remoting/headers.py",
     "martlet_remoting/packets.py",
     "martlet_remoting/long_poll.py",
     "martlet_remoting/templates.py",
+    "martlet_tx/formats.py",
+    "martlet_tx/halves.py",
+    "martlet_tx/held.py",
+    "martlet_tx/projection.py",
 )
 
 SCRIPT = """
