@@ -15,7 +15,7 @@ from martlet.store.codec import decode_records, encode_record
 from martlet.store.layout import FILLER, HEAD_BYTES, QUEUE_ID_AT, QUEUE_OFFSET_AT, STORE_MS_AT
 from martlet.store.scan import STORE_MS_END
 from martlet.testing.disk import Cut, FakeDisk
-from martlet.testing.stores import HOST, ManualClock, message, small_config
+from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 from martlet.turns import finish_now
 
 FLIPS = int(os.environ.get("MARTLET_FLIPS", "700"))
@@ -401,4 +401,27 @@ async def test_a_record_between_two_damaged_places_is_kept_when_the_queues_are_r
         remove(disk, prefix)
     store = await open_on(disk)
     assert sorted(offset for _, _, offset in contents(store)) == [0, 1, 2, 6, 9, 10, 11]
+    store.crash()
+
+
+async def test_a_damaged_last_record_is_not_cut_off_after_an_orderly_shutdown() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    placed = [store.append(message(f"m{number}", unique=f"u{number}"), 0) for number in range(3)]
+    store.commit()
+    await store.close()
+    last = placed[-1]
+    fd = disk.open(f"{ROOT}/commitlog/00000000000000000000")
+    disk.write(fd, bytes(8), last.position)
+    kept = disk.read(fd, last.end - last.position, last.position)
+    disk.unlink(f"{ROOT}/checkpoint")
+    store = await open_on(disk)
+    assert (store.statistics().damaged_records, store.appended) == (1, last.end)
+    assert disk.read(fd, last.end - last.position, last.position) == kept
+    assert drain(store, store.queue("T", 0)) == [b"m0", b"m1"]
+    store.append(message("m3"), 0)
+    store.commit()
+    store.flusher.flush_now()
+    assert drain(store, store.queue("T", 0)) == [b"m0", b"m1", b"m3"]
+    disk.close(fd)
     store.crash()

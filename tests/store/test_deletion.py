@@ -116,6 +116,25 @@ async def test_a_topic_made_again_has_only_its_new_messages() -> None:
         store.crash()
 
 
+async def test_a_topic_made_again_after_the_checkpoint_has_only_its_new_messages_without_its_old_files() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "T", *numbers(40, "old"))
+    store.flusher.flush_now()
+    await store.checkpoint()
+    store.delete_topic("T")
+    send(store, "T", *numbers(17, "new"))
+    store.flusher.flush_now()
+    store.crash()
+    for path in [path for path in disk.files if path.startswith("/data/consumequeue/T/")]:
+        disk.unlink(path)
+    wanted = [text.encode() for text in numbers(17, "new")]
+    for _ in range(2):
+        store = await open_on(disk)
+        assert drain(store, store.queue("T", 0)) == wanted
+        await store.close()
+
+
 async def test_no_single_damaged_record_brings_a_topic_back() -> None:
     disk = FakeDisk()
     store = await open_on(disk)

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from martlet.store import Store
 from martlet.store.notes import deletion, offset_notes, read_note
 from martlet.testing.disk import Cut, FakeDisk
-from martlet.testing.stores import HOST, ManualClock, message, small_config
+from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 
 CONFIG = small_config(flush="async", disk_clean_ratio=0.9, retention_interval_ms=100)
 
@@ -85,6 +85,27 @@ async def test_a_queue_that_only_a_note_names_outlives_the_segment_of_the_note(
     store = await open_on(without(disk, *gone))
     assert list(store.queues.topics["Waiting"]) == [2]
     assert store.queue("Waiting", 2).next_offset == 0
+    store.crash()
+
+
+async def test_a_note_after_lost_records_keeps_the_messages_before_them() -> None:
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "T", 5)
+    await store.flusher.flush()
+    await store.checkpoint()
+    lost = [store.append(message(b"lost", "T"), 0) for _ in range(2)]
+    store.notes.note_offsets([store.queue("T", 0)])
+    store.commit()
+    await store.flusher.flush()
+    store.crash()
+    fd = disk.open("/data/commitlog/00000000000000000000")
+    disk.write(fd, bytes(lost[-1].end - lost[0].position), lost[0].position)
+    disk.close(fd)
+    store = await open_on(disk)
+    queue = store.queue("T", 0)
+    assert (queue.first_offset, queue.next_offset) == (0, 7)
+    assert drain(store, queue) == [b"x" * 100] * 5
     store.crash()
 
 
