@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
 from .bugs import BUGS, planted
+from .derived import ALL, Damage, damage_one
 from .world import Outcome, simulate
 
 
@@ -25,6 +26,18 @@ def _outcomes(tasks: list[tuple[int, str]], jobs: int) -> Iterable[Outcome]:
         yield from pool.map(_run, tasks, chunksize=4)
 
 
+def _damage(case: tuple[str, Damage, str]) -> str:
+    outcome = damage_one(*case)
+    return f"{case[0]}, {case[1].__name__}, {case[2]}: {outcome.failure}" if outcome.failure else ""
+
+
+def _damage_all(jobs: int) -> int:
+    with ProcessPoolExecutor(jobs) as pool:
+        failures = [failure for failure in pool.map(_damage, ALL) if failure]
+    print("\n".join([*failures, f"{len(ALL)} cases, {len(failures)} failed"]))
+    return 1 if failures else 0
+
+
 def main() -> int:
     """Return 1 when a seed has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
@@ -34,7 +47,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--bug", choices=[bug.name for bug in BUGS], default="", help="with this planted bug")
     parser.add_argument("--trace", action="store_true", help="show all that happened")
+    parser.add_argument("--derived", action="store_true", help="damage each derived file in each way instead")
     options = parser.parse_args()
+    if options.derived:
+        return _damage_all(options.jobs)
     if options.seed is not None:
         options.first, options.seeds = options.seed, 1
     failed = 0

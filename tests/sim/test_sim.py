@@ -11,7 +11,7 @@ import pytest
 from .bugs import BUGS, Bug, planted
 from .world import Plan, simulate
 
-SEEDS = 24
+SEEDS = 16
 # A planted bug is found within so many. `python -m tests.sim --seeds 300` shows that they pass without one.
 SEEDS_TO_FIND = 300
 ROOT = Path(__file__).parents[2]

@@ -8,12 +8,12 @@ remoting plugin; what is played are the disk, the links and the clients.
 import errno
 import logging
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import trio
 import trio.testing
@@ -37,7 +37,7 @@ from .held_clients import delay, give_back, pop, transact
 from .ledger import move
 from .life import Life
 
-__all__ = ["Outcome", "Plan", "World", "simulate"]
+__all__ = ["Outcome", "Plan", "Script", "World", "simulate"]
 
 TRACE_SHOWN: Final = 60
 # What is computed from the log, or only handed over to RocketMQ, in groups of which each may be lost alone.
@@ -118,11 +118,13 @@ class Watch(trio.abc.Instrument):
 class World:
     """A seed, and what became of it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, plan: Plan | None = None, script: "Script | None" = None) -> None:
         self.seed = seed
         self.chance = random.Random(seed)
-        self.plan = Plan.draw(self.chance)
-        plan = self.plan
+        self.plan = plan = plan or Plan.draw(self.chance)
+        self._script = script
+        # What somebody does to the files once the broker has ended.
+        self.damage: Callable[[FakeDisk], None] | None = None
         self.clock = TrioClock()
         self.broker_config = BrokerConfig(offsets_persist_ms=2000)
         self.server_config = ServerConfig(unsent_bytes_max=16384, unsent_total_bytes_max=65536, collect_bytes=4096)
@@ -203,7 +205,10 @@ class World:
         self.disk = life.disk.after_power_cut(cut, self.chance)
         self.disk.free_bytes = None
         life.disk.on_change = None
-        if not self.calm and self.chance.random() < 0.2:
+        if self.damage is not None:
+            self.damage(self.disk)
+            self.damage = None
+        elif self._script is None and not self.calm and self.chance.random() < 0.2:
             self._lose_derived()
         for link in life.links.values():
             link.cut()
@@ -414,7 +419,7 @@ class World:
             nursery.start_soon(self._end_when_broken, nursery.cancel_scope)
             self._start_clients(nursery)
             with trio.move_on_after(plan.chaos_s):
-                await self.run_faults()
+                await (self._script(self) if self._script is not None else self.run_faults())
             await self._calm_down()
             nursery.cancel_scope.cancel()
 
@@ -489,6 +494,9 @@ class World:
             self.idle.set()
 
 
+Script: TypeAlias = Callable[[World], Awaitable[None]]
+
+
 @dataclass
 class Outcome:
     """What a seed came to."""
@@ -555,12 +563,12 @@ def _deterministic(seed: int, checker: Checker) -> Generator[None]:
         core._r.setstate(state)
 
 
-def simulate(seed: int) -> Outcome:
-    """Run the world of *seed* from beginning to end."""
+def simulate(seed: int, plan: Plan | None = None, script: Script | None = None) -> Outcome:
+    """Run the world of *seed* from beginning to end, with *script* instead of faults at random times."""
     made: list[World] = []
 
     async def main() -> None:
-        world = World(seed)
+        world = World(seed, plan, script)
         made.append(world)
         with _deterministic(seed, world.checker):
             await world.run()
