@@ -47,6 +47,7 @@ HOT = (
     "martlet/store/key_index.py",
     "martlet/store/layout.py",
     "martlet/store/log.py",
+    "martlet/store/needle_match.py",
     "martlet/store/queue_reader.py",
     "martlet/store/lookup.py",
     "martlet/store/queues.py",
