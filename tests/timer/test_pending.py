@@ -163,3 +163,21 @@ def test_a_timer_takes_less_than_20_bytes() -> None:
         assert tracemalloc.get_traced_memory()[0] < 5 * 20 * 2000
     finally:
         tracemalloc.stop()
+
+
+def test_chunks_that_are_half_dead_at_the_same_time_are_rewritten_one_by_one() -> None:
+    pending, rows = Pending(1 << 30), 4096
+    for position in range(20 * rows):
+        pending.add(5, position, 0)
+    chunks = pending._hours[0].chunks
+    for row in range(rows // 2):
+        for number in range(20):
+            pending.remove(5, number * rows + row)
+    sizes = []
+    for row in range(rows // 2, rows // 2 + 80):
+        for number in range(20):
+            pending.remove(5, number * rows + row)
+        sizes.append(sum(len(chunk.positions) < rows for chunk in chunks))
+    assert max(after - before for before, after in pairwise([0, *sizes])) == 1
+    assert sizes[-1] == 20
+    assert len(pending) == 20 * (rows // 2 - 80)

@@ -25,6 +25,9 @@ HOUR_MS: Final = 3_600_000
 CHUNK_ROWS: Final = 4096
 # Smaller chunks keep their dead rows.
 TIDY_ROWS: Final = 64
+# Removals between two rewritten chunks, each of which takes about a millisecond: timers that are due together are often
+# spread over all chunks, which are then half dead at the same time.
+TIDY_EVERY: Final = 64
 # In place of the time within the hour.
 DEAD: Final = 0xFFFFFFFF
 KEY_BYTES: Final = 4
@@ -131,6 +134,7 @@ class Pending:
         self._counts: dict[int, int] = {}  # timers by granule of the log
         self._order: list[int] = []  # the hours, ascending
         self._last = -1
+        self._since_tidy = 0  # removals since a chunk was rewritten
         self.count = 0
 
     def __len__(self) -> int:
@@ -175,10 +179,12 @@ class Pending:
         return True
 
     def _tidy(self, hour: int, timers: Hour, index: int) -> None:
-        """Rewrite a chunk whose rows are mostly dead; drop an empty one."""
+        """Rewrite a chunk whose rows are mostly dead, now or at a later removal; drop an empty one."""
         chunk = timers.chunks[index]
         if chunk.live:
-            if len(chunk.positions) > max(2 * chunk.live, TIDY_ROWS):
+            self._since_tidy += 1
+            if len(chunk.positions) > max(2 * chunk.live, TIDY_ROWS) and self._since_tidy >= TIDY_EVERY:
+                self._since_tidy = 0
                 timers.chunks[index] = chunk.without_dead()
             return
         del timers.chunks[index], timers.firsts[index]
