@@ -12,6 +12,7 @@ many messages: prints when the last one came again, and the longest turn of the 
 
 import argparse
 import gc
+import math
 import re
 import statistics
 import tempfile
@@ -144,6 +145,20 @@ async def run(rounds: int, queues: int, *, batch: bool) -> None:
             )
 
 
+class Turns(trio.abc.Instrument):
+    """Measures the longest turn of the event loop, in processor time."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._began = math.inf
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._began = time.thread_time()
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.longest = max(self.longest, time.thread_time() - self._began)
+
+
 async def expire(count: int, queues: int) -> None:
     """Let consumers die that hold *count* messages, and pop all of them again."""
     invisible_s = 20.0  # longer than the first pops take
@@ -157,15 +172,7 @@ async def expire(count: int, queues: int) -> None:
             taken += sum(len(re.split("[,;]", answer.text("msgOffsetInfo"))) for answer in answers)
             await trio.lowlevel.checkpoint()
 
-    longest = 0.0
-
-    async def watch() -> None:
-        nonlocal longest
-        while True:
-            began = time.thread_time()
-            await trio.lowlevel.checkpoint()
-            longest = max(longest, time.thread_time() - began)
-
+    turns = Turns()
     with tempfile.TemporaryDirectory() as folder:
         async with serving(Path(folder), store=StoreConfig(flush="async", keys_index=False)) as served:
             broker = served.broker
@@ -178,16 +185,19 @@ async def expire(count: int, queues: int) -> None:
             end = trio.current_time() + invisible_s
             gc.collect()
             gc.freeze()
-            served.nursery.start_soon(watch)
+            trio.lowlevel.add_instrument(turns)
             await trio.sleep_until(end)
-            ended, longest = longest, 0.0
+            ended, turns.longest = turns.longest, 0.0
             began = time.thread_time()
             with trio.fail_after(300):
                 await pop_all(Client(served))
             took, late = time.thread_time() - began, trio.current_time() - end
             print(f"{count} held by killed consumers: the last came {late:.2f} s after its invisible time;")
-            turns = f"longest turns {ended * 1000:.1f} ms before, {longest * 1000:.1f} ms while they come"
-            print(f"{took:.2f} s of processor time; {turns}")
+            trio.lowlevel.remove_instrument(turns)
+            print(
+                f"{took:.2f} s of processor time; longest turns {ended * 1000:.1f} ms before,"
+                f" {turns.longest * 1000:.1f} ms while they come"
+            )
 
 
 def main() -> None:

@@ -9,7 +9,9 @@ from tests.core.pushing import publish
 from tests.core.test_shares import Competitor, broker_in_memory
 from trio.testing import MockClock
 
-from martlet.delivery.share import MESSAGES_A_TURN, RESTS_EXACT
+from martlet.delivery.share import MESSAGES_A_TURN, RESTORED_A_TURN, RESTS_EXACT
+from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import ManualClock
 
 QUEUES = 500
 
@@ -105,3 +107,59 @@ async def test_a_reset_of_a_queue_that_was_read_to_its_end_is_noticed() -> None:
         broker.store.commit()
         broker.groups.reset("G", "t", {1: 0})
         assert one.turn() == ["1:0:a"]
+
+
+async def test_stored_leases_of_many_queues_are_restored_in_turns(autojump_clock: MockClock) -> None:
+    disk, each = FakeDisk(), RESTORED_A_TURN * 3 // 4
+    disk.cached = True
+    clock = ManualClock()
+    async with broker_in_memory(disk, clock=clock) as broker:
+        broker.topics.ensure("t", 4)
+        for queue_id in range(4):
+            publish(broker, "t", queue_id, *[b"x"] * each)
+        one = Competitor(broker, lease_s=100, credit=4 * each)
+        while one.turn():
+            pass
+        assert broker.shares.unsettled == 4 * each
+        generation = one.member.share.renew(3, 7, clock.now_ms(), 100)
+        broker.store.commit()
+    async with broker_in_memory(disk, clock=clock) as broker:
+        for queue_id in range(4):
+            publish(broker, "t", queue_id, b"new")
+        two = Competitor(broker, credit=5 * each)
+        share = two.member.share
+        assert broker.shares.unsettled == 2 * each
+        assert two.turn() == [f"{queue_id}:{each}:new" for queue_id in range(2)]
+        assert share.ack(3, 7, generation)  # its queue is restored at once
+        assert not share.ack(3, 7, generation)
+        assert (share.next_offset(3), broker.shares.unsettled) == (each, 3 * each + 2)
+        assert two.turn() == [f"3:{each}:new"]
+        share.tick(broker.shares.now())
+        assert two.turn() == [f"2:{each}:new"]
+        assert broker.shares.unsettled == 4 * each + 4
+        clock.ms += 101_000
+        await trio.sleep(101)
+        came: list[str] = []
+        for _ in range(20):
+            share.tick(broker.shares.now())
+            came += two.turn()
+        assert len(came) == len(set(came)) == 4 * each + 3
+        assert set(two.deliveries) == {2}
+
+
+async def test_a_deleted_topic_takes_leases_with_it_that_were_not_restored_yet(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    disk.cached = True
+    async with broker_in_memory(disk) as broker:
+        broker.topics.ensure("t", 3)
+        for queue_id in range(3):
+            publish(broker, "t", queue_id, *[b"x"] * RESTORED_A_TURN)
+        one = Competitor(broker, lease_s=100, credit=3 * RESTORED_A_TURN)
+        while one.turn():
+            pass
+    async with broker_in_memory(disk) as broker:
+        Competitor(broker)
+        assert broker.shares.unsettled == RESTORED_A_TURN
+        broker.topics.delete("t")
+        broker.store.commit()
+        assert len(broker.shares.state) == broker.shares.unsettled == 0

@@ -24,6 +24,8 @@ from martlet.errors import LocalProtocolError
 __all__ = ["Leases"]
 
 STALE_TIMERS_MIN: Final = 64
+# Restored leases that `lapse` ends without looking at its limit.
+ENDED_TOGETHER: Final = 256
 # Of `lapse`: no limit.
 ALL: Final = 1 << 62
 # Settled messages after an unsettled one that are tracked at least.
@@ -34,8 +36,8 @@ SETTLED_MIN: Final = 64
 class _Lease:
     """A message that is delivered and not settled; without a ``holder`` it is waiting or dead.
 
-    The messages of a first delivery have one lease together, which never changes (``shared``); a message whose state
-    changes gets its own first.
+    The messages of a first delivery have one lease together, and so have restored ones that are alike. It never changes
+    (``shared``); a message whose state changes gets its own first.
     """
 
     __slots__ = ("dead", "deliveries", "generation", "holder", "settling", "shared", "until")
@@ -94,15 +96,17 @@ class Leases:
         self.newest_returned = 0  # the highest generation of all messages that returned
         self.looked_at = 0  # ends of leases that `lapse` has looked at, some of them of settled messages
 
-    def restore(self, holder: Hashable, offset: int, until: float, deliveries: int, generation: int) -> None:
-        """Restore a lease of an earlier run for *holder*; call it in ascending order, before anything else."""
-        lease = self._slots[offset] = _Lease(holder, until, generation)
+    def restore(self, holder: Hashable, offsets: Sequence[int], until: float, deliveries: int, generation: int) -> None:
+        """Restore leases of an earlier run for *holder*; call it in ascending order, before anything else."""
+        lease = _Lease(holder, until, generation, shared=True)
         lease.deliveries = deliveries
-        self._held.setdefault(holder, {})[offset] = None
-        self._order.append(offset)
+        self._slots.update(dict.fromkeys(offsets, lease))
+        self._held.setdefault(holder, {}).update(dict.fromkeys(offsets))
+        self._order.extend(offsets)
         if until < math.inf:
-            self._wake_at(until, (offset,))
-        self.next = max(self.next, offset + 1)
+            for at in range(0, len(offsets), ENDED_TOGETHER):
+                self._wake_at(until, tuple(offsets[at : at + ENDED_TOGETHER]))
+        self.next = max(self.next, offsets[-1] + 1)
         self.low = self._order[0]
 
     # sizes
@@ -422,7 +426,9 @@ class Leases:
     def _own(self, lease: _Lease, offset: int) -> _Lease:
         """Return a lease of the message at *offset* alone."""
         if lease.shared:
-            lease = self._slots[offset] = _Lease(lease.holder, lease.until, lease.generation)
+            own = self._slots[offset] = _Lease(lease.holder, lease.until, lease.generation)
+            own.deliveries = lease.deliveries
+            return own
         return lease
 
     def _let_go(self, lease: _Lease, offset: int) -> None:

@@ -5,7 +5,7 @@ import logging
 import math
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, final
 
 from martlet.clock import Clock
@@ -45,6 +45,9 @@ ALL_BYTES: Final = 1 << 62
 STALL_S: Final = 0.1
 # Leases that one turn of the event loop ends: a few milliseconds of work.
 LAPSED_A_TURN: Final = 4096
+LAPSED_AT_START: Final = 512
+# Leases that are restored before the next turn of the event loop, and the rest of the last queue's: 0.3 us each.
+RESTORED_A_TURN: Final = 4096
 # A dead letter takes as long as the end of so many leases.
 DEAD_LETTER_TURNS: Final = 64
 SETTLING_S: Final = 60.0  # how long to wait for the outcome of an acknowledgement in an atomic group
@@ -214,6 +217,7 @@ class Share:
         "_timers",
         "_turn",
         "_turn_left",
+        "_unopened",
         "gone",
         "group",
         "policy",
@@ -243,6 +247,7 @@ class Share:
         self._members: dict[Competitor, None] = {}
         self._by_holder: dict[Hashable, Competitor] = {}
         self._lanes: dict[int, ShareLane] = {}
+        self._unopened: dict[int, None] = {}  # queues with many stored leases, which `tick` restores one by one
         # The lanes with something to deliver, and perhaps a few others, the next one first: no call looks at all lanes.
         self._active: OrderedDict[ShareLane, None] = OrderedDict()
         self._newest = 0  # the newest generation of a returned message
@@ -274,17 +279,35 @@ class Share:
         """Return whether to drop this object: no members, and no unsettled messages or no member for a long time."""
         if self._members:
             return False
-        return now >= self._forget_at or not any(lane.leases.size for lane in self._lanes.values())
+        return now >= self._forget_at or not (self._unopened or any(lane.leases.size for lane in self._lanes.values()))
 
     def follow(self, topic: Topic, *, new: bool = False) -> None:
         """Share all present queues of *topic*."""
         self.topic = topic
+        left = RESTORED_A_TURN
         for queue_id in range(topic.read_queues):
-            if queue_id not in self._lanes:
-                queue, key = topic.queue(queue_id), self.key(queue_id)
-                lane = self._lanes[queue_id] = ShareLane(self, queue, key, self._make_leases(queue, key, new))
-                self._owner.notes.open(key, lane)
-                self.wake()
+            if queue_id in self._lanes or queue_id in self._unopened:
+                continue
+            known = self._owner.state.get(self.key(queue_id))
+            if known is not None and known.leases:
+                if left <= 0:
+                    self._unopened[queue_id] = None
+                    self._owner.alarm(-math.inf)
+                    continue
+                left -= len(known.leases)
+            self._open_lane(queue_id, new)
+
+    def _open_lane(self, queue_id: int, new: bool = False) -> ShareLane:
+        """Share a queue, and restore its stored leases."""
+        self._unopened.pop(queue_id, None)
+        queue, key = self.topic.queue(queue_id), self.key(queue_id)
+        lane = self._lanes[queue_id] = ShareLane(self, queue, key, self._make_leases(queue, key, new))
+        self._owner.notes.open(key, lane)
+        self.wake()
+        return lane
+
+    def _lane(self, queue_id: int) -> ShareLane | None:
+        return self._open_lane(queue_id) if queue_id in self._unopened else self._lanes.get(queue_id)
 
     def _make_leases(self, queue: Queue, key: Key, new: bool) -> Leases:
         owner = self._owner
@@ -314,14 +337,13 @@ class Share:
     def _restore(self, leases: Leases, known: Lane, offset: int) -> None:
         """Restore the stored leases from *offset* on."""
         now, now_ms = self.times()
-        for each, state in sorted(known.leases.items()):
-            if each >= offset:
-                # A clock that was set back must not extend a lease.
-                left_ms = min(max(state.generation + state.duration_ms - now_ms, 0), state.duration_ms)
-                leases.restore(RESTORED, each, now + left_ms / 1000, state.deliveries, state.generation)
+        for state, offsets in _alike(known.leases, offset):
+            # A clock that was set back must not extend a lease.
+            left_ms = min(max(state.generation + state.duration_ms - now_ms, 0), state.duration_ms)
+            leases.restore(RESTORED, offsets, now + left_ms / 1000, state.deliveries, state.generation)
         leases.skip_to(known.next)
         self._owner.unsettled += leases.size
-        leases.lapse(now, most=LAPSED_A_TURN)
+        leases.lapse(now, most=LAPSED_AT_START)
         self._owner.alarm(-math.inf)
 
     def _deliveries_max(self) -> int:
@@ -444,7 +466,10 @@ class Share:
                 self.account(lane)
                 self._owner.notes.close(lane.key)
             self._owner.settled(lane.counted)
-        for table in self._lanes, self._active, self._dead, self._timers:
+        if forget:
+            for queue_id in self._unopened:
+                self._owner.notes.drop(self.key(queue_id))
+        for table in self._lanes, self._unopened, self._active, self._dead, self._timers:
             table.clear()
 
     # messages to members
@@ -535,7 +560,7 @@ class Share:
         """Return the lane of *queue_id*; if it is -1, all that may have messages."""
         if queue_id < 0:
             return self._active
-        lane = self._lanes.get(queue_id)
+        lane = self._lane(queue_id)
         return (lane,) if lane is not None else ()
 
     def is_ready(self, queue_id: int = -1, *, in_order: bool = False) -> bool:
@@ -557,7 +582,7 @@ class Share:
 
     def next_offset(self, queue_id: int) -> int:
         """Return the first offset of the queue that was never delivered; -1 if there is no such queue."""
-        lane = self._lanes.get(queue_id)
+        lane = self._lane(queue_id)
         return lane.leases.next if lane is not None else -1
 
     def rest(self, queue_id: int = -1) -> int:
@@ -739,7 +764,7 @@ class Share:
 
     def ack_all(self, queue_id: int, offsets: Sequence[int], generation: int) -> list[int]:
         """Settle messages of one queue by their handles; return the offsets of those whose handles are valid."""
-        lane, holders = self._lanes.get(queue_id), list[Hashable]()
+        lane, holders = self._lane(queue_id), list[Hashable]()
         if lane is None:
             return []
         settled = lane.leases.ack_all(offsets, generation, holders)
@@ -769,7 +794,7 @@ class Share:
         Raises:
           Refused: the handle is not valid (Reason.NOT_FOUND), or the store accepts no writes now.
         """
-        lane, holder = self._lanes.get(queue_id), self._holder(queue_id, offset, generation)
+        lane, holder = self._lane(queue_id), self._holder(queue_id, offset, generation)
         self.store.admission.check()
         until = self._owner.now() + SETTLING_S
         if lane is None or holder is None or not lane.leases.begin_settling(holder, offset, until):
@@ -799,7 +824,7 @@ class Share:
         self.account(lane)
 
     def _holder(self, queue_id: int, offset: int, generation: int) -> Hashable | None:
-        lane = self._lanes.get(queue_id)
+        lane = self._lane(queue_id)
         return lane.leases.holder(offset, generation) if lane is not None else None
 
     def _give_credit(self, holder: Hashable) -> None:
@@ -859,6 +884,9 @@ class Share:
         """
         back = 0
         lost: list[Hashable] = []
+        if self._unopened:
+            most -= self._open_lane(next(iter(self._unopened))).leases.size
+            self._owner.alarm(-math.inf)
         for lane in self._take_due(now):
             before = lane.leases.looked_at
             back += lane.leases.lapse(now, lost, most)
@@ -981,6 +1009,23 @@ class Share:
         self._owner.notes.ack(lane.key, (offset,))
         self.account(lane)
         self.wake()
+
+
+def _alike(leases: Mapping[int, LeaseState], first: int) -> Iterator[tuple[LeaseState, list[int]]]:
+    """Yield leases from offset *first* on in ascending order, those together that follow each other and are alike."""
+    found: list[int] = []
+    state: LeaseState | None = None
+    for offset in sorted(leases):
+        if offset < first:
+            continue
+        each = leases[offset]
+        if each is not state:
+            if state is not None:
+                yield state, found
+            state, found = each, []
+        found.append(offset)
+    if state is not None:
+        yield state, found
 
 
 def _in_ms(lease_s: float) -> int:
