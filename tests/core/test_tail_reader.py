@@ -14,11 +14,11 @@ from martlet.broker import Broker
 from martlet.delivery import tail_reader
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.interest import FilterTrie
-from martlet.delivery.selection import select_tags
+from martlet.delivery.selection import EVERYTHING, select_tags
 from martlet.delivery.tail_reader import Run, TailReader
 from martlet.message import Message
 from martlet.settings import DeliveryConfig
-from martlet.store import Store
+from martlet.store import Queue, Store
 from martlet.testing.disk import FakeDisk
 
 BODIES = Encoding("bodies", lambda piece: [body for _, _, _, body, _ in parts(piece)])
@@ -42,6 +42,14 @@ class Listening:
     @property
     def positions(self) -> list[int]:
         return [record.position for run in self.runs for record in run.records()]
+
+
+class Ringing:
+    """A listener for everything that does nothing."""
+
+    selection = EVERYTHING
+
+    def arrived_at(self, queue: Queue) -> None: ...
 
 
 def tag(name: str) -> bytes:
@@ -216,6 +224,42 @@ async def test_messages_that_arrive_during_a_read_are_routed_in_log_order(
         gate.set()
         await trio.testing.wait_all_tasks_blocked()
         assert receiver.bodies == ["0", "1", "2", "3"]
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize("more", [False, True])
+async def test_a_read_for_an_interest_that_left_is_not_routed_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, more: bool
+) -> None:
+    gate = trio.Event()
+
+    async def off_loop(disk: FakeDisk, work: Callable[[], object]) -> object:
+        await gate.wait()
+        return work()
+
+    async with broker_in_memory() as broker:
+        monkeypatch.setattr(FakeDisk, "off_loop", off_loop)
+        monkeypatch.setattr(Store, "read_near", lambda *arguments: None)
+        reader, first = follow(broker, 2)
+        for queue_id in (0, 1):
+            broker.publish(Message("t", b"before", tag("a"), queue_id))
+        broker.store.commit()
+        await trio.testing.wait_all_tasks_blocked()
+        trie: FilterTrie[Listening] = FilterTrie()
+        receiver = Listening()
+        trie.add("a", receiver)
+        reader.listen(listener := Ringing())  # so that the topic is followed all the time
+        reader.detach(first)
+        reader.attach(trie)
+        if more:
+            publish(broker, "t", 0, b"after", properties=tag("a"))
+        gate.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert receiver.bodies == ["after"] * more
+        publish(broker, "t", 1, b"later", properties=tag("a"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert receiver.bodies == [*["after"] * more, "later"]
+        reader.leave(listener)
 
 
 async def test_frames_that_a_publisher_hands_on_leave_as_they_came() -> None:

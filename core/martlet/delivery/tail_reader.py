@@ -285,10 +285,10 @@ class TailReader:
         if self._route_some():
             return False
         results: dict[Queue, ReadResult] = {}
-        readable = self._store.readable
+        readable, limits = self._store.readable, self._limits()
         for queue, start in self._ranges():
             self.reads += 1
-            result = self._store.read_near(queue, start, *self._limits())
+            result = self._store.read_near(queue, start, *limits)
             if result is None:
                 return False
             results[queue] = result
@@ -300,18 +300,20 @@ class TailReader:
         if self._route_some():
             return
         results: dict[Queue, ReadResult] = {}
-        readable = self._store.readable
-        for queue, start in self._ranges():
+        readable, limits, starts = self._store.readable, self._limits(), self._ranges()
+        for queue, start in starts:
             self.reads += 1
-            results[queue] = await self._store.read_far(queue, start, *self._limits())
-        self._take(results, readable)
+            results[queue] = await self._store.read_far(queue, start, *limits)
+        # Another interest may have come in the meantime, which gets later records only.
+        wanted = {queue for queue, start in starts if self._routed.get(queue) == start}
+        self._take({queue: result for queue, result in results.items() if queue in wanted}, readable)
 
     def _ranges(self) -> list[tuple[Queue, int]]:
         return [(queue, self._routed[queue]) for queue in self._touched]
 
     def _limits(self) -> tuple[int, int]:
         """Return how many messages and bytes a slice reads from each queue."""
-        share = len(self._touched)
+        share = max(len(self._touched), 1)
         return max(MESSAGES_A_SLICE // share, 1), BYTES_A_SLICE // share
 
     def _take(self, results: dict[Queue, ReadResult], readable: int) -> None:
