@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from typing import TypeVar, final
+from typing import Final, TypeVar, final
 
 import trio
 
@@ -10,6 +10,9 @@ from martlet.store.files import Bytes, Usage
 from martlet.testing.disk import FakeDisk
 
 __all__ = ["SlowDisk"]
+
+# 140 MB of zeros for RocketMQ, which nobody here reads: what is written to these files is dropped.
+FOR_ROCKETMQ: Final = ("/timerwheel", "/timerlog/")
 
 T = TypeVar("T")
 
@@ -23,6 +26,7 @@ class SlowDisk:
         self._on_unlink = on_unlink
         self.delay_s = delay_s
         self._chance = chance
+        self._dropped: set[int] = set()  # open files whose content nobody reads
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Wait half of the time before the work and half after it: a cut may come in between."""
@@ -32,9 +36,13 @@ class SlowDisk:
         return result
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
-        return self.disk.open(path, create=create, read_only=read_only)
+        fd = self.disk.open(path, create=create, read_only=read_only)
+        if any(part in path for part in FOR_ROCKETMQ):
+            self._dropped.add(fd)
+        return fd
 
     def close(self, fd: int) -> None:
+        self._dropped.discard(fd)
         self.disk.close(fd)
 
     def size(self, fd: int) -> int:
@@ -50,10 +58,12 @@ class SlowDisk:
         return self.disk.read(fd, size, position) if self._chance.random() < 0.5 else None
 
     def write(self, fd: int, data: Bytes, position: int) -> None:
-        self.disk.write(fd, data, position)
+        if fd not in self._dropped:
+            self.disk.write(fd, data, position)
 
     def truncate(self, fd: int, size: int) -> None:
-        self.disk.truncate(fd, size)
+        if fd not in self._dropped:
+            self.disk.truncate(fd, size)
 
     def sync(self, fd: int) -> None:
         self.disk.sync(fd)
