@@ -68,7 +68,7 @@ class LogTail:
     @staticmethod
     def _next(data: bytearray, at: int, end: int, start: int) -> RecordView | None:
         """Return the first intact record of a segment from *at* on; a crash may have torn those before it."""
-        while at + RECORD_BYTES_MIN <= end:
+        while at + RECORD_BYTES_MIN <= min(end, len(data)):
             size, magic = (U32.unpack_from(data, at + more)[0] for more in (0, MAGIC_AT))
             if magic == BLANK_MAGIC:
                 return None
