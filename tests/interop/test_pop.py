@@ -205,6 +205,9 @@ def test_members_that_pull_and_pop_miss_nothing_together(
     eventually(both)
     eventually(lambda: True if {m.body for c in members for m in c.seen} == set(sent) else None)
     wire.wait_committed(target.address, group, topic, len(sent), 2)
+    received = [{m.body for m in member.seen} for member in members]
+    assert all(received)
+    assert received[0] | received[1] == set(sent)
     older.leave()
 
 

@@ -228,6 +228,23 @@ class Harness:
         return name
 
 
+def opaques_of_cut(data: bytes, size: int) -> list[int]:
+    """The numbers of the requests in *data*, received *size* bytes at a time; one request is taken of each run."""
+    connection = RemotingConnection(1 << 20, 120.0, 0.0)
+    connection.takes_runs = True
+    found: list[int] = []
+    for start in range(0, len(data), size):
+        connection.receive_data(data[start : start + size], 0.0)
+        for event in connection.events():
+            if isinstance(event, Command):
+                found.append(event.opaque)
+            else:
+                event.taken = 1
+                found.append((event.acks if isinstance(event, AckRun) else event.sends)[0][0].opaque)
+    assert connection.buffered_bytes == 0
+    return found
+
+
 def long_ext(topic: str, **more: object) -> dict[str, object]:
     """The header of a send with long field names."""
     return {

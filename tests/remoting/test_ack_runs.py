@@ -9,12 +9,10 @@ import trio
 from martlet.message import Message
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.headers import AckRun
 from martlet_remoting.packets import Command
 from martlet_remoting.pop_handles import bit_set
 
-from .conftest import FakeClient, Harness
+from .conftest import FakeClient, Harness, opaques_of_cut
 from .pop_talk import Popped, ack, ack_ext, committed, pop, pop_ext
 
 ACK = RequestCode.ACK_MESSAGE
@@ -127,20 +125,7 @@ async def test_a_run_comes_out_however_the_bytes_were_cut(harness: Harness) -> N
     messages = (await fill(harness, "T", 5))[:9]
     data = b"".join(request(number, message) for number, message in enumerate(messages))
     for size in (1, 7, 100, 700, len(data)):
-        connection = RemotingConnection(1 << 20, 120.0, 0.0)
-        connection.takes_runs = True
-        found: list[int] = []
-        for start in range(0, len(data), size):
-            connection.receive_data(data[start : start + size], 0.0)
-            for event in connection.events():
-                if isinstance(event, AckRun):
-                    event.taken = 1
-                    found.append(event.acks[0][0].opaque)
-                else:
-                    assert isinstance(event, Command)
-                    found.append(event.opaque)
-        assert found == list(range(9))
-        assert connection.buffered_bytes == 0
+        assert opaques_of_cut(data, size) == list(range(9))
 
 
 async def test_a_batch_of_very_many_acknowledgements_skips_those_that_are_not_valid(harness: Harness) -> None:

@@ -11,12 +11,10 @@ from martlet.message import Message
 from martlet.store.codec import decode_record
 from martlet_remoting.codec import FrameBuffer, decode_frame, encode_binary_command, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.connection import RemotingConnection
 from martlet_remoting.handlers import send
-from martlet_remoting.headers import SendRun
 from martlet_remoting.packets import Command
 
-from .conftest import FakeClient, Harness, OpenHarness, send_ext
+from .conftest import FakeClient, Harness, OpenHarness, opaques_of_cut, send_ext
 
 # They see which way a message takes by replacing what stores it.
 pytestmark = pytest.mark.plain
@@ -176,20 +174,7 @@ async def test_messages_of_a_run_are_stored_whole(harness: Harness, taken: list[
 def test_a_run_comes_out_however_the_bytes_were_cut(encoded: Callable[[Sequence[bytes]], list[bytes]]) -> None:
     data = b"".join(encoded([usual(number) for number in range(1, 10)]))
     for size in (1, 7, 100, 300, len(data)):
-        connection = RemotingConnection(1 << 20, 120.0, 0.0)
-        connection.takes_runs = True
-        found: list[int] = []
-        for start in range(0, len(data), size):
-            connection.receive_data(data[start : start + size], 0.0)
-            for event in connection.events():
-                if isinstance(event, SendRun):
-                    event.taken = 1
-                    found.append(event.sends[0][0].opaque)
-                else:
-                    assert isinstance(event, Command)
-                    found.append(event.opaque)
-        assert found == list(range(1, 10))
-        assert connection.buffered_bytes == 0
+        assert opaques_of_cut(data, size) == list(range(1, 10))
 
 
 BROKEN_TOPICS = [

@@ -126,7 +126,7 @@ class Half:
 
 @final
 class HeldMessages:
-    """Counts what was asked for, acknowledged and delivered; *fail* is told of the first thing that is wrong."""
+    """Counts what was asked for, acknowledged and delivered; *fail* is called with the first violation."""
 
     def __init__(self, fail: Callable[[str], None], segment_bytes: int) -> None:
         self._fail = fail

@@ -58,7 +58,7 @@ async def delay(world: "World", name: str, chance: random.Random) -> None:
             client.close()
         await _pause(world, chance)
     client.close()
-    while world.checker.held.missing(f"{name}-".encode()):  # noqa: ASYNC110, as a client it is told nothing
+    while world.checker.held.missing(f"{name}-".encode()):  # noqa: ASYNC110, clients get no notification
         await trio.sleep(0.5)
     world.finished(produces=True)
 

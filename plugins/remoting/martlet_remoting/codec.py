@@ -410,7 +410,10 @@ def _decode_json(header: bytes, body: bytes) -> Command:
 
 
 def _binary_head(header: bytes, encoding: int) -> SendHead | EndHead | None:
-    """Decode the binary header that RocketMQ's benchmarks use, and clients that are told to; None if it is unusual."""
+    """Decode a binary header of a send or an END_TRANSACTION; return None if it needs the general decoder.
+
+    RocketMQ's benchmarks send such headers, and so do Java clients with rocketmq.serialize.type=ROCKETMQ.
+    """
     if encoding != BINARY_HEADER or not header.startswith((BINARY_SEND, BINARY_END)):
         return None
     try:

@@ -179,26 +179,17 @@ def _reader(kind: type[T]) -> Callable[[Command], T | None]:
     return read
 
 
-_decode_send_head: Final = Decoder(SendHead, strict=False).decode
+def _head_reader(kind: type[T]) -> Callable[[bytes], T | None]:
+    """Return a function that decodes the JSON header of a command into *kind*."""
+    decode = Decoder(kind, strict=False).decode
 
+    def read(header: bytes) -> T | None:
+        try:
+            return decode(header)
+        except (ValueError, RecursionError):
+            return None
 
-def send_head(header: bytes) -> SendHead | None:
-    """Decode the JSON header of a send; return None if it does not match the record."""
-    try:
-        return _decode_send_head(header)
-    except (ValueError, RecursionError):
-        return None
-
-
-_decode_end_head: Final = Decoder(EndHead, strict=False).decode
-
-
-def end_head(header: bytes) -> EndHead | None:
-    """Decode the JSON header of an END_TRANSACTION; return None if it does not match the record."""
-    try:
-        return _decode_end_head(header)
-    except (ValueError, RecursionError):
-        return None
+    return read
 
 
 def send_head_of(opaque: int, flag: int, fields: Mapping[str, object]) -> SendHead | None:
@@ -217,18 +208,10 @@ def end_head_of(opaque: int, flag: int, fields: Mapping[str, object]) -> EndHead
         return None
 
 
-_decode_ack_head: Final = Decoder(AckHead, strict=False).decode
-
-
-def ack_head(header: bytes) -> AckHead | None:
-    """Decode the JSON header of an ACK_MESSAGE; return None if it does not match the record."""
-    try:
-        return _decode_ack_head(header)
-    except (ValueError, RecursionError):
-        return None
-
-
-# Each returns None if the fields do not match its record.
+# Each returns None if the header or the fields do not match its record.
+send_head: Final = _head_reader(SendHead)
+end_head: Final = _head_reader(EndHead)
+ack_head: Final = _head_reader(AckHead)
 send_fields: Final = _reader(SendFields)
 pull_fields: Final = _reader(PullFields)
 pop_fields: Final = _reader(PopFields)
