@@ -199,12 +199,15 @@ class Martlet:
 
     name = "Martlet"
 
-    def __init__(self, data: Path, flush: str, python: str, checkout: Path | None = None) -> None:
+    def __init__(
+        self, data: Path, flush: str, python: str, checkout: Path | None = None, settings: Sequence[str] = ()
+    ) -> None:
         paths = [str(checkout / part) for part in ("core", "plugins/remoting")] if checkout is not None else []
         self._environment = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
         self.data = data
         self.flush = flush
         self.python = python
+        self.settings = settings
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.name_server = f"127.0.0.1:{free_port()}"
@@ -215,6 +218,7 @@ class Martlet:
             f"remoting.listen={self.address}",
             f"nameserver.listen={self.name_server}",
             f"store.flush={self.flush}",
+            *self.settings,
         )
         words = [word for setting in settings for word in ("--set", setting)]
         command = [self.python, "-m", "martlet", "run", "--data", str(self.data / "store"), *words]

@@ -23,12 +23,12 @@ from martlet.delivery.selection import EVERYTHING
 from martlet.delivery.subscriptions import Subscription, from_tail
 from martlet.delivery.tail_reader import TailReader
 from martlet.message import Message
+from martlet.records.codec import encode_record
 from martlet.state import Pages, pack_rows, unpack_rows
-from martlet.store.codec import encode_record
+from martlet.steps import Pace, Steps
 from martlet.tables.groups import Group, Groups
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import ManualClock
-from martlet.turns import Pace, Steps
 from martlet_remoting.deadlines import Deadlines
 from martlet_remoting.long_poll import ParkedPulls, PendingPulls, Pull
 

@@ -18,8 +18,8 @@ import trio
 
 from martlet.clock import SystemClock
 from martlet.message import Message
+from martlet.records.codec import tags_code
 from martlet.store import Store, StoreConfig
-from martlet.store.codec import tags_code
 
 
 def timed(label: str, count: int, work: Callable[[], None], unit: str = "messages") -> None:

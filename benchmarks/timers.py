@@ -30,11 +30,11 @@ import trio
 from martlet.broker import Broker
 from martlet.message import Message, find_property
 from martlet.old_objects import OldObjects
+from martlet.records.codec import decode_records
 from martlet.state import Projection
+from martlet.steps import finish_now
 from martlet.store import StoreConfig
-from martlet.store.codec import decode_records
 from martlet.testing.peers import serving
-from martlet.turns import finish_now
 from martlet_timer.config import TimerConfig
 from martlet_timer.plugin import TimerPlugin
 from martlet_timer.timers.pending import HOUR_MS, Pending

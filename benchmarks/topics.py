@@ -26,9 +26,9 @@ import trio
 from martlet.contracts import Buffer, Identity, Protocol
 from martlet.net.addresses import pack_host
 from martlet.old_objects import OldObjects
+from martlet.steps import finish_now
 from martlet.store import StoreConfig
 from martlet.testing.peers import Serving, serving
-from martlet.turns import finish_now
 from martlet_topics.codec import encode_frame
 from martlet_topics.config import TopicsConfig
 from martlet_topics.handler import TopicsHandler

@@ -36,9 +36,9 @@ from martlet.contracts import Producers, Transactions
 from martlet.message import encode_properties
 from martlet.plugins.loader import load
 from martlet.state import Projection
+from martlet.steps import finish_now
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
-from martlet.turns import finish_now
 from martlet_remoting.codec import FrameBuffer, encode_binary_command
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode
 from martlet_remoting.config import RemotingConfig

@@ -265,6 +265,20 @@ class Broker:
         placed = self.store.append_group([*messages, *records], [*queue_ids, *([0] * len(records))])
         return placed[: len(messages)]
 
+    def prepare(self, message: Message) -> Message:
+        """Return *message* as `publish` would store it: after the stages, with its queue. It is not stored.
+
+        A plugin stores it later with `Store.append_run`.
+
+        Raises:
+          Refused: as for `publish`.
+          StoreFailed: the disk failed.
+        """
+        if self.stages.may_want(message):
+            message = self._staged(message, self.stages)
+        message.queue_id = self.queue_for_later(message)
+        return message
+
     def journal(self, name: str) -> Journal:
         """Return the journal *name*, in which a plugin keeps its notes; use the plugin's name.
 

@@ -16,8 +16,8 @@ from typing import Protocol as TypingProtocol
 
 from martlet.errors import Refused
 from martlet.message import Message, Record
-from martlet.store.layout import Buffer, Condition, Find, Predicate, RecordView
-from martlet.store.tags import Dispatcher
+from martlet.records.layout import Buffer, Condition, Dispatcher, Find, Predicate, RecordView
+from martlet.steps import Steps
 
 __all__ = [
     "Authenticator",
@@ -30,6 +30,11 @@ __all__ = [
     "Connection",
     "Credentials",
     "Dispatcher",
+    "ExternalCommit",
+    "ExternalProducer",
+    "ExternalStage",
+    "ExternalTransaction",
+    "ExternalTransactions",
     "Find",
     "HalfMessage",
     "Handler",
@@ -46,6 +51,7 @@ __all__ = [
     "Service",
     "SignedRequest",
     "Stage",
+    "StagedBatch",
     "Timers",
     "Transactions",
     "WebSocket",
@@ -204,6 +210,124 @@ class Transactions(ABC):
         """Return up to *count* pending transactions in order, from half message *offset* on."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedBatch:
+    """Messages for one queue of *topic*; queue -1 lets the broker choose it. Members are body, properties and flag."""
+
+    topic: str
+    queue_id: int
+    members: Sequence[tuple[Buffer, bytes, int]]
+    sys_flag: int = 0
+    born_ms: int = 0
+    born_host: bytes = bytes(8)
+    reconsume_times: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalTransaction:
+    """The name of an external transaction.
+
+    Attributes:
+      producer: the name of what is written, such as that of a Spark query.
+      epoch: of the producer's run, from `ExternalTransactions.begin`; 0 if it never began one.
+      sequence: the number of the transaction; each commit raises it.
+      identity: who writes; a gate sets it, so that nobody can touch the transactions of another identity.
+    """
+
+    producer: str
+    epoch: int
+    sequence: int
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalStage:
+    """What is staged of a part: until the log position ``end`` is durable, ``chunks`` are only promised.
+
+    If the sequence ``is_committed`` already, nothing was stored.
+    """
+
+    end: int
+    chunks: int
+    is_committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalCommit:
+    """The last committed sequence, and how many messages this commit delivered: none if it ``is_duplicate``."""
+
+    sequence: int
+    messages: int
+    is_duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalProducer:
+    """A producer of external transactions, for lists; ``delivering`` is a sequence, -1 for none."""
+
+    identity: str
+    name: str
+    epoch: int
+    run: str
+    committed: int
+    delivering: int
+    parts: int
+    messages: int
+    bytes: int
+
+
+class ExternalTransactions(ABC):
+    """A capability: transactions that somebody else coordinates, atomic over topics and queues.
+
+    Messages are staged in parts, where nobody receives them, and a commit delivers all messages of some parts once.
+    Parts consist of chunks, which are numbered from 0 on. Protocols use it through their gate, which
+    sets the identity (`Gate.stage_external`).
+    """
+
+    @abstractmethod
+    async def begin(self, identity: str, producer: str, run: str) -> tuple[int, int]:
+        """Begin a run of *producer*, or find it; return its epoch and the last committed sequence, -1 if none.
+
+        Earlier runs can no longer stage and commit.
+
+        Raises:
+          Refused: a newer run took over (Reason.FENCED), or there are too many producers (Reason.BUSY).
+        """
+
+    @abstractmethod
+    async def stage(self, transaction: ExternalTransaction, part: str, chunk: int, batch: StagedBatch) -> ExternalStage:
+        """Stage *batch* as number *chunk* of *part*; a number that was staged before changes nothing.
+
+        Raises:
+          Refused: a newer run took over (Reason.FENCED), a chunk before this one or the run is unknown
+            (Reason.NOT_FOUND), a limit is reached, or a message cannot be stored in its topic.
+        """
+
+    @abstractmethod
+    async def commit(
+        self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]], check: Callable[[str], object]
+    ) -> ExternalCommit:
+        """Deliver *parts*, names with their numbers of chunks, in this order; return when all of it is readable.
+
+        A sequence that is committed already changes nothing.
+
+        Args:
+          check: called with each topic just before the decision; may raise `Refused`.
+
+        Raises:
+          Refused: a newer run took over (Reason.FENCED), a part is incomplete or unknown (Reason.NOT_FOUND), or a topic
+            is gone (Reason.NO_TOPIC); nothing is committed.
+        """
+
+    @abstractmethod
+    async def abort(self, transaction: ExternalTransaction, parts: Sequence[str] | None = None) -> int:
+        """Drop *parts* of a transaction, or all of it, unless it is committed; return how many were dropped."""
+
+    @abstractmethod
+    def producers(self, after: tuple[str, str], count: int) -> Steps[list[ExternalProducer]]:
+        """Return up to *count* producers in the order of identity and name, those after identity and name *after*."""
+
+
 @dataclass(frozen=True, slots=True)
 class Producers:
     """A capability: asks connected producers about their transactions. Offer one with the protocol that they speak.
@@ -307,6 +431,13 @@ class Peer(TypingProtocol):
 
     def wake(self) -> None:
         """Ask for a call of `Handler.collect` once the socket has room; many wakes cause one call."""
+        ...
+
+    def wake_last(self) -> None:
+        """Like `wake`, but after all peers that were woken by `wake`, and for one peer in each turn of the event loop.
+
+        For deliveries of much data that nobody waits for, so that others hardly notice them.
+        """
         ...
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:

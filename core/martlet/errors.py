@@ -54,6 +54,7 @@ class Reason(Enum):
 
     BUSY = "busy"
     CREDENTIALS = "credentials"
+    FENCED = "fenced"
     ILLEGAL = "illegal"
     MALFORMED = "malformed"
     NO_PERMISSION = "no permission"

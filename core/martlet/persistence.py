@@ -16,11 +16,11 @@ import trio
 
 from martlet.broker import Broker
 from martlet.errors import StoreError
+from martlet.steps import finish_now, finish_off_loop
 from martlet.store import Store
 from martlet.store.files import is_full
 from martlet.tables.saved import Table
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, REVIVE_PREFIX, TEMPLATE_TOPIC, Topic, is_reserved
-from martlet.turns import finish_now, finish_off_loop
 
 __all__ = ["load", "run", "save"]
 

@@ -24,9 +24,10 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{REMOTING}context.py": frozenset(("groups", "store", "topics")),
     # Tells name servers about the topics of this broker, and creates the standard ones.
     f"{REMOTING}registrar.py": frozenset(("topics",)),
-    # Held by `context.py`'s shared state: members of groups, rates, request modes, and pulls and pops that wait.
+    # Held by `context.py`'s shared state: members of groups, rates, request modes, and pulls, pops and bulk reads.
     f"{REMOTING}members.py": frozenset(("Groups",)),
     f"{REMOTING}rates.py": frozenset(("Store", "Topics")),
+    f"{REMOTING}bulk_reads.py": frozenset(("Store",)),
     f"{REMOTING}long_poll.py": frozenset(("Store", "Topics")),
     f"{REMOTING}pops.py": frozenset(("groups", "topics")),
     f"{REMOTING}request_modes.py": frozenset(("Groups", "Topics")),
@@ -50,6 +51,9 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{TX}held.py": frozenset(("publish", "publish_atomic", "publish_run", "store", "topics")),
     f"{TX}checks.py": frozenset(("groups", "store")),
     f"{TX}plugin.py": frozenset(("topics",)),
+    # Keep staged messages, and publish what `Gate.commit_external` has allowed.
+    f"{TX}external/delivery.py": frozenset(("store", "topics")),
+    f"{TX}external/transactions.py": frozenset(("store", "topics")),
     # Keeps its own file in the store's directory.
     f"{REMOTING}nameserver/plugin.py": frozenset(("store",)),
 }

@@ -23,9 +23,9 @@ from martlet.access import (
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused
 from martlet.message import Message
+from martlet.records.codec import encode_record
+from martlet.records.layout import RecordView
 from martlet.store import Store
-from martlet.store.codec import encode_record
-from martlet.store.layout import RecordView
 from martlet.store.notes import OWN_PREFIX
 from martlet.tables.groups import Group, Groups
 from martlet.tables.topics import BROKER_TOPICS, Topics

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.giving_up import give_up
 
 from martlet_remoting.client import (
     Admin,
@@ -19,7 +20,6 @@ from martlet_remoting.client import (
     TransactionState,
     blocking,
 )
-from martlet_remoting.codes import RequestCode
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -62,17 +62,7 @@ def dead_letter(broker: str, group: str, topic: str) -> None:
     async def work() -> None:
         async with Admin(broker) as admin:
             for message in messages:
-                address = await admin.network.broker_address(topic, message.queue.broker_name)
-                ext = {
-                    "offset": message.position,
-                    "group": group,
-                    "delayLevel": -1,
-                    "originMsgId": message.message_id,
-                    "originTopic": topic,
-                    "unitMode": False,
-                    "maxReconsumeTimes": 16,
-                }
-                await admin.network.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+                await give_up(admin, group, topic, message)
 
     messages = read(broker, topic)
     trio.run(work)

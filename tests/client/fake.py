@@ -12,7 +12,7 @@ import trio.testing
 from martlet.clock import SystemClock
 from martlet.message import Message as StoredMessage
 from martlet.message import find_property, put_property, remove_property
-from martlet.store.codec import decode_record, encode_record
+from martlet.records.codec import decode_record, encode_record
 from martlet_remoting import fastjson
 from martlet_remoting.batches import decode_batch
 from martlet_remoting.client import Settings

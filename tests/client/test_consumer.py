@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from martlet.store.codec import hash_code
+from martlet.records.codec import hash_code
 from martlet_remoting import fastjson
 from martlet_remoting.client import (
     BrokerError,

@@ -5,6 +5,8 @@ import trio
 from trio.testing import MockClock
 
 from martlet_remoting import fastjson
+from martlet_remoting.answers.messages import parse_message_id
+from martlet_remoting.answers.routes import decode_route
 from martlet_remoting.client import (
     Admin,
     BadAnswer,
@@ -22,8 +24,6 @@ from martlet_remoting.client import (
     SendFailed,
     Sql,
 )
-from martlet_remoting.client.messages import parse_message_id
-from martlet_remoting.client.routes import decode_route
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.headers import decode_pull_header
 from martlet_remoting.packets import Command

@@ -35,7 +35,7 @@ from martlet.message import Message, put_property
 from martlet.plugins import loader as plugins
 from martlet.plugins.hooks import Hooks
 from martlet.state import NOTHING, Projection, pack_rows, unpack_rows
-from martlet.turns import Steps
+from martlet.steps import Steps
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import trio
 from martlet.broker import Broker
 from martlet.delivery.session_notes import SessionState
 from martlet.delivery.sessions import Session
-from martlet.turns import finish_now
+from martlet.steps import finish_now
 
 
 @dataclass

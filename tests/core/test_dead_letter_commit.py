@@ -7,7 +7,7 @@ import pytest
 from martlet.delivery.dead_letters import put_dead_letter
 from martlet.errors import Refused
 from martlet.message import Message
-from martlet.store.codec import decode_record
+from martlet.records.codec import decode_record
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import ManualClock, small_config

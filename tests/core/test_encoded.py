@@ -7,8 +7,8 @@ from martlet.contracts import Buffer
 from martlet.delivery.fanout import Batch, Encoding, Encodings, encode_result, parts
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.message import Message
+from martlet.records.codec import decode_records, encode_record
 from martlet.store import Queue, ReadResult, ReadStatus
-from martlet.store.codec import decode_records, encode_record
 
 
 def record(offset: int, body: bytes, properties: bytes = b"", topic: str = "t", host: bytes = bytes(8)) -> bytes:

@@ -226,7 +226,10 @@ async def test_the_pump_does_not_wait_when_a_deadline_is_near(
             assert await ask(client, b"echo a") == b"a"
             counted = Waits(pump_of(world))
             with trio.move_on_after(seconds):
-                assert await ask(client, b"echo b") == b"b"
+                for _ in range(1000):  # a request may arrive before the pump has to wait for it
+                    assert await ask(client, b"echo b") == b"b"
+                    if counted.count:
+                        break
             assert (counted.count > 0) == waits
 
 

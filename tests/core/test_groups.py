@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.errors import Reason, Refused, StoreError
+from martlet.steps import finish_now
 from martlet.tables.groups import Group, Groups
 from martlet.testing.stores import ManualClock
-from martlet.turns import finish_now
 
 WRITTEN = b"""{
 \t"dataVersion":{"counter":5,"stateVersion":0,"timestamp":1700000000000},

@@ -20,10 +20,10 @@ from martlet.message import Message
 from martlet.net.addresses import split_address
 from martlet.plugins.hooks import HOOKS, Hooks
 from martlet.plugins.loader import load
+from martlet.records.codec import decode_record
+from martlet.records.layout import ENTRY
 from martlet.run import HOOKS_OF_A_BROKER, Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
-from martlet.store.codec import decode_record
-from martlet.store.layout import ENTRY
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import drain, small_config
 

@@ -41,11 +41,11 @@ def test_states_only_grow_and_every_peer_ends() -> None:
 
 
 @asynccontextmanager
-async def open_peer() -> AsyncGenerator[ServerPeer]:
+async def open_peer(pending: Pending[ServerPeer] | None = None) -> AsyncGenerator[ServerPeer]:
     """A peer that no server reads from."""
     async with trio.open_nursery() as nursery:
         protocol = World().protocol()
-        yield ServerPeer(protocol, Link().far, "peer", bytes(8), Pending(), ServerConfig(), nursery)
+        yield ServerPeer(protocol, Link().far, "peer", bytes(8), pending or Pending(), ServerConfig(), nursery)
         nursery.cancel_scope.cancel()
 
 
@@ -69,6 +69,23 @@ async def test_a_wake_is_ignored_only_by_a_closed_peer(state: PeerState) -> None
         bring_to(peer, state)
         peer.wake()
         assert (peer.delivery is Delivery.QUEUED) == (state is not PeerState.CLOSED)
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+async def test_a_peer_that_comes_last_still_does_after_it_waited_for_room(hurried: bool) -> None:
+    pending = Pending[ServerPeer]()
+    async with open_peer(pending) as peer:
+        peer.wake_last()
+        peer.wake_last()
+        assert (list(pending.woken), list(pending.woken_last)) == ([], [peer])
+        pending.woken_last.clear()
+        peer.set_delivery(Delivery.NO_ROOM)
+        peer.wake_last()
+        assert not pending.woken_last
+        if hurried:
+            peer.wake()
+        peer.release(0)
+        assert (list(pending.woken), list(pending.woken_last)) == (([peer], []) if hurried else ([], [peer]))
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(Delivery, Delivery)), ids=lambda each: each.name)

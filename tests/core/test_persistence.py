@@ -19,12 +19,12 @@ from trio.testing import MockClock
 from martlet import persistence
 from martlet.broker import Broker
 from martlet.message import Message
+from martlet.steps import Steps
 from martlet.tables.rocketmq_json import parse, render_in_steps
 from martlet.tables.saved import POSITION_KEY, Table
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import small_config
-from martlet.turns import Steps
 
 T = TypeVar("T")
 

@@ -23,9 +23,9 @@ from martlet.message import Message
 from martlet.plugins import loader as plugins
 from martlet.plugins.hooks import HOOKS, Hooks
 from martlet.plugins.loader import Plugins, _check_addresses, available, guarded_filter, load
+from martlet.records.codec import encode_record
 from martlet.run import Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
-from martlet.store.codec import encode_record
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config
 

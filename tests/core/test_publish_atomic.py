@@ -10,8 +10,8 @@ from martlet.broker import Broker
 from martlet.contracts import Stage
 from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.message import Message
+from martlet.records.codec import decode_record
 from martlet.settings import BrokerConfig
-from martlet.store.codec import decode_record
 from martlet.tables.topics import READ
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving

@@ -237,3 +237,23 @@ async def test_deadlines_that_pass_together_are_handled_over_several_turns(autoj
         await trio.sleep(11)
         trio.lowlevel.remove_instrument(turns)
         assert (sum(turns.steps), max(turns.steps)) == (300, PASSED_A_TURN)
+
+
+async def test_peers_that_come_last_take_turns_after_all_others(autojump_clock: MockClock) -> None:
+    world = World(push_bytes=10)
+    order: list[int] = []
+    world.on_collect = lambda toy: order.append(world.toys.index(toy))
+    async with toy_server(world=world):
+        for _ in range(5):
+            world.dial()
+        await trio.testing.wait_all_tasks_blocked()
+        for toy in world.toys[:3]:
+            toy.peer.wake_last()
+        for toy in world.toys[3:]:
+            toy.peer.wake()
+        steps = Turns(lambda: len(order))
+        trio.lowlevel.add_instrument(steps)
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.remove_instrument(steps)
+        assert order == [3, 4, 0, 1, 2]
+        assert [step for step in steps.steps if step] == [3, 1, 1]

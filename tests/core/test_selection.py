@@ -9,8 +9,8 @@ from martlet.delivery.selection import CACHED_CHARS_MAX, CACHED_MAX, EVERYTHING,
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Reason, Refused
 from martlet.message import Message
-from martlet.store.codec import encode_record, tags_code
-from martlet.store.layout import RecordView
+from martlet.records.codec import encode_record, tags_code
+from martlet.records.layout import RecordView
 
 assert tags_code("Aa") == tags_code("BB")  # two tags with one hash
 

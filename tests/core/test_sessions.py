@@ -33,15 +33,15 @@ from martlet.delivery.session_notes import (
 from martlet.delivery.session_state import SessionTable
 from martlet.delivery.sessions import DISTANCE_BYTES, Session
 from martlet.errors import Reason, Refused, StoreError
+from martlet.records.layout import record_views
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import NEXT_COMMIT
-from martlet.store.layout import record_views
+from martlet.steps import finish_now
 from martlet.testing import disk as disk_module
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import ManualClock, small_config
-from martlet.turns import finish_now
 
 POSITIONS = st.integers(0, 1 << 50)
 SNAPSHOT = "/data/config/sessions.snapshot"

@@ -24,9 +24,9 @@ from martlet.delivery.share import Share
 from martlet.delivery.subscriptions import Start, from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties
+from martlet.records.codec import decode_records, tags_code
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue, ReadResult, Store
-from martlet.store.codec import decode_records, tags_code
 from martlet.tables.groups import Group
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer

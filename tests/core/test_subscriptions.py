@@ -12,9 +12,9 @@ from tests.core.pushing import Collector, broker_in_memory, publish, subscribe, 
 from martlet.delivery.selection import Selection
 from martlet.delivery.subscriptions import from_earliest, from_offset, from_tail
 from martlet.errors import Reason, Refused
+from martlet.records.codec import tags_code
+from martlet.records.layout import RecordView
 from martlet.settings import DeliveryConfig
-from martlet.store.codec import tags_code
-from martlet.store.layout import RecordView
 from martlet.testing.disk import FakeDisk
 
 

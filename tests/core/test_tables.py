@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.errors import StoreError
+from martlet.steps import finish_now
 from martlet.tables.rocketmq_json import DataVersion, parse, render_in_steps
 from martlet.testing.stores import ManualClock
-from martlet.turns import finish_now
 
 NAMES = st.text("%|abcXYZ019_-", min_size=1, max_size=20)
 OFFSETS = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(-1, 2**63 - 1), max_size=5)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.errors import Reason, Refused, StoreError
+from martlet.steps import finish_now
 from martlet.store import Queue, Store
 from martlet.tables.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic, Topics, check_name
 from martlet.testing.stores import ManualClock
-from martlet.turns import finish_now
 
 # As RocketMQ 5.x writes it (pretty-printed, keys in alphabetical order), with what only a real one has.
 WRITTEN = b"""{

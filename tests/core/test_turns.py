@@ -6,7 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from martlet.turns import Pace, Steps, Turns, WaitingSteps, begin, finish_now, finish_off_loop, off_loop
+from martlet.steps import Pace, Steps, WaitingSteps, begin, finish_now, finish_off_loop, off_loop
+from martlet.turns import Turns
 
 
 def work(name: str, slices: int, done: list[str]) -> Steps[str]:

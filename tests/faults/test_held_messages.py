@@ -15,7 +15,7 @@ from tests.interop.martlet_process import Martlet
 from tests.remoting.pop_talk import Popped, ack_ext, pop_ext, popped
 
 from martlet.message import Record, encode_properties
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import Command
 

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.remote import Remote, pull, send_request
 from tests.interop.martlet_process import Martlet
 
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet_remoting.codes import RequestCode
 
 TOPIC = "Killed"

@@ -13,9 +13,9 @@ import trio
 from tests.faults.group_writer import CONFIG, sizes_of
 
 from martlet.clock import SystemClock
+from martlet.records.codec import check_record, decode_record, decode_records
+from martlet.records.layout import BLANK_MAGIC, FILLER, RECORD_BYTES_MIN
 from martlet.store import Store
-from martlet.store.codec import check_record, decode_record, decode_records
-from martlet.store.layout import BLANK_MAGIC, FILLER, RECORD_BYTES_MIN
 
 ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "5"))
 Groups = dict[int, int]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from martlet.contracts import RecordView
 from martlet.message import Message
-from martlet.store.codec import encode_record
+from martlet.records.codec import encode_record
 from martlet_filter_sql92.compiler import compile_tree
 from martlet_filter_sql92.needles import HITS_MAX, NEEDLES_MAX, compile_needle, needle_of
 from martlet_filter_sql92.parser import Limits, parse

@@ -12,8 +12,8 @@ from martlet.config import fill
 from martlet.contracts import RecordView
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message
+from martlet.records.codec import encode_record
 from martlet.run import PluginsConfig
-from martlet.store.codec import encode_record
 from martlet_filter_sql92.like import STEPS_MAX, compile_like, is_slow
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 

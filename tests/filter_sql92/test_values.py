@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from martlet.contracts import RecordView
 from martlet.message import Message
-from martlet.store.codec import encode_filler, encode_record
+from martlet.records.codec import encode_filler, encode_record
 from martlet_filter_sql92.compiler import Source, compile_tree
 from martlet_filter_sql92.needles import compile_needle
 from martlet_filter_sql92.parser import parse

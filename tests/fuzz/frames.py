@@ -14,7 +14,7 @@ import atheris
 with atheris.instrument_imports():
     from martlet.errors import MartletError
     from martlet.message import decode_properties
-    from martlet.store.codec import decode_records
+    from martlet.records.codec import decode_records
     from martlet_remoting.batches import decode_batch
     from martlet_remoting.codec import FrameBuffer
     from martlet_remoting.fastjson import loads

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from martlet.message import Record
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 
 from . import rocketmq, wire
 from .java import Java, Jvm, message

@@ -13,7 +13,7 @@ import pytest
 
 from martlet.errors import CorruptRecord
 from martlet.message import Record
-from martlet.store.codec import decode_record
+from martlet.records.codec import decode_record
 
 from . import rocketmq, wire
 from .java import Java, Jvm, Received, TransactionProducer, message

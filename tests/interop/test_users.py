@@ -4,13 +4,13 @@ Martlet runs with the plugin of examples/martlet-users, RocketMQ 5.5.0 with its 
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import trio
+from tests.users_plugin import users_plugin
 
 from martlet_remoting.client import Admin, BrokerError, Message, Producer, SendFailed, Settings
 from martlet_remoting.client.blocking import Admin as BlockingAdmin
@@ -22,7 +22,6 @@ from .java import Failed, Java, Jvm, found, message
 from .martlet_process import Martlet
 from .process import Process, eventually
 
-PLUGIN = Path(__file__).parents[2] / "examples" / "martlet-users"
 ANN = {"access_key": "ann", "secret_key": "ann's secret"}  # may do everything
 BOB = {"access_key": "bob", "secret_key": "bob's secret"}  # may do nothing
 MALLORY = {"access_key": "ann", "secret_key": "a guess"}
@@ -41,19 +40,15 @@ def key(user: Mapping[str, str]) -> SigningKey:
     return SigningKey(user["access_key"], user["secret_key"])
 
 
-def closed_martlet(folder: Path) -> Martlet:
+def closed_martlet(folder: Path, more: Mapping[str, str] | None = None) -> Martlet:
+    """Start a broker that knows ann and bob, with *more* settings."""
     (folder / "users.toml").write_text(USERS)
-    # As an installer writes it, so that the plugin is found.
-    metadata = folder / "plugins" / "martlet_users-0.1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: martlet-users\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text("[martlet.plugins]\nusers = martlet_users:UsersPlugin\n")
     settings = {
         "plugins.enabled": '["nameserver", "remoting", "users"]',
         "users.file": json.dumps(str(folder / "users.toml")),
+        **(more or {}),
     }
-    path = os.pathsep.join([str(metadata.parent), str(PLUGIN), os.environ.get("PYTHONPATH", "")])
-    return Martlet(folder, settings, environment={"PYTHONPATH": path})
+    return Martlet(folder, settings, environment=users_plugin(folder))
 
 
 def closed_rocketmq(folder: Path) -> RocketMQ:

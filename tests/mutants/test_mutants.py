@@ -37,7 +37,7 @@ def made() -> list[str]:
 
 def changed(source: str) -> str:
     """The line of a mutant that is not in the original."""
-    (line,) = (now for now, before in zip(source.splitlines(), SOURCE.splitlines(), strict=True) if now != before)
+    (line,) = (new for new, old in zip(source.splitlines(), SOURCE.splitlines(), strict=True) if new != old)
     return line.strip()
 
 
@@ -67,7 +67,7 @@ def test_a_seed_chooses_the_same_mutants_again() -> None:
 
 
 CARELESS = """
-from martlet.turns import Pace, finish_now
+from martlet.steps import Pace, finish_now
 
 def steps():
     yield
@@ -88,7 +88,7 @@ def row_of(cache: Path, *words: str) -> list[str]:
         sys.executable,
         "-m",
         "tests.mutants",
-        "martlet/turns.py",
+        "martlet/steps.py",
         "--sample",
         "6",
         "--cache",
@@ -98,7 +98,7 @@ def row_of(cache: Path, *words: str) -> list[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (row,) = (line for line in done.stdout.splitlines() if line.startswith("| martlet/turns.py"))
+    (row,) = (line for line in done.stdout.splitlines() if line.startswith("| martlet/steps.py"))
     return row.strip("| ").split(" | ")
 
 

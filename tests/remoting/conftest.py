@@ -91,6 +91,9 @@ class FakePeer:
     def wake(self) -> None:
         self.woken = True
 
+    def wake_last(self) -> None:
+        self.woken = True
+
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         self.harness.nursery.start_soon(work, *args)
 

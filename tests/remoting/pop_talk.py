@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import trio
 
 from martlet.message import find_property
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import Command

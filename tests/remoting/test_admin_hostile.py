@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from martlet import persistence
-from martlet.turns import finish_now
+from martlet.steps import finish_now
 from martlet_remoting.codec import decode_frame
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers import admin

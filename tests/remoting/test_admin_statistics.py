@@ -6,7 +6,7 @@ import trio
 import trio.testing
 
 from martlet.errors import Reason, Refused
-from martlet.store.codec import decode_record
+from martlet.records.codec import decode_record
 from martlet.tables import groups as core_groups
 from martlet.tables.groups import Group
 from martlet_remoting import fastjson

@@ -8,8 +8,8 @@ import trio
 from trio.testing import MockClock
 
 from martlet.errors import RemoteProtocolError, StoreError
+from martlet.steps import finish_now
 from martlet.tables.topics import QUEUES_MAX
-from martlet.turns import finish_now
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.other_brokers import FRESH_S, PATIENCE_S, OtherBrokers
 from martlet_remoting.packets import Command

@@ -6,7 +6,7 @@ from trio.testing import MockClock
 
 from martlet.errors import Reason, Refused
 from martlet.message import decode_properties
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command
 

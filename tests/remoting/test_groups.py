@@ -6,8 +6,8 @@ import orjson
 import pytest
 import trio
 
+from martlet.steps import Steps, finish_now
 from martlet.tables.groups import Group
-from martlet.turns import Steps, finish_now
 from martlet_remoting import bodies, members
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command, MessageQueue

@@ -13,9 +13,9 @@ from trio.testing import MockClock
 
 from martlet.contracts import Handler, Peer, Protocol
 from martlet.net.server import Server
+from martlet.records.codec import decode_records
 from martlet.settings import ServerConfig
 from martlet.stats import Stats
-from martlet.store.codec import decode_records
 from martlet.store.files import Files
 from martlet.testing.links import Caller, Conditions, Link
 from martlet_remoting.codec import FrameBuffer, encode_command

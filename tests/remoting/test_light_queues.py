@@ -7,7 +7,7 @@ import pytest
 from trio.testing import MockClock
 
 from martlet.message import Record
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet.testing.stores import drain
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode, ResponseCode

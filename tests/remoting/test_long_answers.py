@@ -6,9 +6,9 @@ import orjson
 import pytest
 
 from martlet.message import Message, encode_properties
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet.tables.groups import Group
-from martlet_remoting.client.bodies import load_object
+from martlet_remoting.answers.bodies import load_object
 from martlet_remoting.codes import RequestCode, ResponseCode
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext

@@ -1,6 +1,6 @@
 """Two brokers with one name: when one registers or unregisters, the other notices and registers again."""
 
-from martlet.turns import finish_now
+from martlet.steps import finish_now
 from martlet_remoting.nameserver.table import RouteTable
 from martlet_remoting.register_broker import Registration
 from martlet_remoting.routes import TopicShape, Version

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from martlet.contracts import Buffer, Identity
-from martlet.turns import finish_now
+from martlet.steps import finish_now
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
 from martlet_remoting.nameserver.config import NameServerConfig
@@ -37,6 +37,8 @@ class Peer:
 
     def wake(self) -> None:
         raise AssertionError("a name server answers at once")
+
+    wake_last = wake
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         raise AssertionError("a name server answers at once")

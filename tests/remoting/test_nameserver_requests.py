@@ -8,7 +8,7 @@ import orjson
 import pytest
 import trio
 
-from martlet.turns import finish_now
+from martlet.steps import finish_now
 from martlet_remoting.codec import decode_frame
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.nameserver.config import NameServerConfig

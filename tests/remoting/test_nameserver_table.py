@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from martlet.errors import Reason, Refused
-from martlet.turns import Steps, finish_now
+from martlet.steps import Steps, finish_now
 from martlet_remoting.nameserver.table import (
     BROKERS_OF_A_CONNECTION_MAX,
     UNIT,

@@ -17,8 +17,8 @@ from tests.interop.process import free_ports
 
 from martlet.errors import ConfigError
 from martlet.net.tls import Tls
+from martlet.records.codec import decode_records
 from martlet.run import read_config, run
-from martlet.store.codec import decode_records
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig

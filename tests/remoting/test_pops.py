@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from martlet.message import Message
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet.tables.groups import Group
 from martlet_remoting.codec import encode_binary_command
 from martlet_remoting.codes import RequestCode

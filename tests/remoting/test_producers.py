@@ -16,10 +16,10 @@ from martlet.contracts import Producers, RecordView, Service
 from martlet.message import Message, Record, decode_properties
 from martlet.plugins import loader
 from martlet.plugins.hooks import Hooks
+from martlet.records.codec import decode_record
 from martlet.state import Projection
 from martlet.state.projection import NOTHING
-from martlet.store.codec import decode_record
-from martlet.turns import Steps
+from martlet.steps import Steps
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode
 from martlet_remoting.plugin import RemotingPlugin
 from martlet_remoting.producers import RemotingProducers

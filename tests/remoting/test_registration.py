@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from martlet.errors import RemoteProtocolError
-from martlet.turns import finish_now
+from martlet.steps import finish_now
 from martlet_remoting.codec import FrameBuffer, encode_response
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.nameserver.config import NameServerConfig

@@ -10,9 +10,9 @@ from trio.testing import MockClock
 from martlet.contracts import Timers
 from martlet.delivery.redelivery import LONGEST_MS, pause_ms
 from martlet.message import Message, Record
+from martlet.records.codec import decode_records, encode_record
+from martlet.records.layout import BORN_V6, STORE_V6
 from martlet.store import ReadResult, ReadStatus
-from martlet.store.codec import decode_records, encode_record
-from martlet.store.layout import BORN_V6, STORE_V6
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.deadlines import TICK_S
 from martlet_remoting.packets import Command

@@ -8,7 +8,7 @@ import trio
 from martlet.contracts import Stage, Timers, Transactions
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Record, decode_properties
-from martlet.store.codec import decode_record, decode_records
+from martlet.records.codec import decode_record, decode_records
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers.send import BATCH_AT_ONCE

@@ -7,7 +7,7 @@ import pytest
 
 from martlet.contracts import Stage
 from martlet.message import Message, Record
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Answer

@@ -8,7 +8,7 @@ import trio
 from martlet.contracts import Identity, Stage
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.message import Message
-from martlet.store.codec import decode_record
+from martlet.records.codec import decode_record
 from martlet_remoting.codec import FrameBuffer, decode_frame, encode_binary_command, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.handlers import send

@@ -2,7 +2,7 @@ import pytest
 import trio
 
 from martlet.message import Message, Record, decode_properties
-from martlet.store.codec import decode_record, decode_records
+from martlet.records.codec import decode_record, decode_records
 from martlet.tables.groups import Group
 from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC
 from martlet_remoting.codes import RequestCode, ResponseCode

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from martlet.config import fill
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command

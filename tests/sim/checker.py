@@ -14,14 +14,14 @@ import trio
 from martlet.contracts import Buffer
 from martlet.errors import CorruptRecord, MartletError
 from martlet.message import Message, Placed, Record
+from martlet.records.codec import decode_record, decode_records
+from martlet.steps import finish_now
 from martlet.store import Store
-from martlet.store.codec import decode_record, decode_records
 from martlet.store.light import is_light, places
 from martlet.store.notes import OWN_PREFIX
 from martlet.tables.topics import BROKER_TOPICS, RETRY_PREFIX
 from martlet.testing.disk import FakeDisk
 from martlet.testing.links import End
-from martlet.turns import finish_now
 from martlet_remoting.batches import decode_batch
 from martlet_remoting.codec import FrameBuffer
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from martlet.store.layout import PREPARED
+from martlet.records.layout import PREPARED
 from martlet.testing.links import Caller
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codec import FrameBuffer, encode_binary_command, encode_command

@@ -7,7 +7,7 @@ import orjson
 import trio
 from tests.remoting.pop_talk import Popped, ack_ext, pop_ext, popped
 
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet.testing.clock import START_MS
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.headers import PULL_SUBSCRIPTION, PullHeader

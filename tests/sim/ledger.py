@@ -14,12 +14,12 @@ import trio
 
 from martlet.errors import Refused, StoreFailed
 from martlet.message import Message
+from martlet.records.layout import RecordView, record_views
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
+from martlet.steps import Steps
 from martlet.store import Store
-from martlet.store.layout import RecordView, record_views
 from martlet.testing.stores import HOST
-from martlet.turns import Steps
 
 from .bodies import key_of, make_body, properties_of
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 import trio
 from tests.remoting.pop_talk import popped
 
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet.testing.clock import START_MS
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import Command

@@ -30,6 +30,19 @@ async def count_changes(disk: FakeDisk, work: Callable[[], Awaitable[None]]) -> 
     return changes
 
 
+async def changes_after(
+    beginning: Callable[[FakeDisk], Callable[[], Awaitable[None]]],
+    whole: Callable[[FakeDisk], Callable[[], Awaitable[None]]],
+) -> range:
+    """Do both works, each on a new disk; return the numbers of the changes that *whole* makes after *beginning*."""
+    disk = FakeDisk()
+    begin = await count_changes(disk, beginning(disk))
+    disk = FakeDisk()
+    changes = range(begin, await count_changes(disk, whole(disk)))
+    assert len(changes) > 5
+    return changes
+
+
 async def cut_at(disk: FakeDisk, number: int, work: Callable[[], Awaitable[None]]) -> None:
     """Do *work* until change *number* of *disk*, counted from 0, which must come; all changes from it on fail."""
     left = number

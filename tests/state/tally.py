@@ -9,13 +9,14 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from martlet.message import Message
+from martlet.records.codec import decode_records
+from martlet.records.layout import RecordView
 from martlet.state import NOTHING, Projections, pack_rows, unpack_rows
+from martlet.steps import Steps
 from martlet.store import Store, StoreConfig
-from martlet.store.codec import decode_records
-from martlet.store.layout import RecordView
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config
-from martlet.turns import Steps, Turns
+from martlet.turns import Turns
 
 ROOT: Final = Path("/data/store")
 FORMAT: Final = 3

@@ -17,7 +17,7 @@ from martlet.broker import Broker
 from martlet.delivery.group_members import Member
 from martlet.errors import Refused
 from martlet.message import Message
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock
 

@@ -14,9 +14,9 @@ import pytest
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused, StoreFailed
 from martlet.message import Message
+from martlet.records.codec import decode_records
 from martlet.state.journal import NEXT_COMMIT, RECORD_BYTES, Journal, read_notes
 from martlet.store import Store, StoreConfig
-from martlet.store.codec import decode_records
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import HOST, ManualClock, message, small_config

@@ -5,10 +5,10 @@ from errno import EIO
 import pytest
 from tests.state.tally import ROOT, send
 
+from martlet.records.layout import BLANK_SIZE
 from martlet.state import log_order
 from martlet.state.log_order import LogOrder, Run
 from martlet.store import Store
-from martlet.store.layout import BLANK_SIZE
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock, small_config
 

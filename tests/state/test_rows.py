@@ -7,7 +7,7 @@ import pytest
 
 from martlet.errors import StoreError
 from martlet.state import pack_rows, unpack_rows
-from martlet.turns import finish_now
+from martlet.steps import finish_now
 
 ROWS = [[f"name{number}", number, {number: b"x"}] for number in range(1000)]
 

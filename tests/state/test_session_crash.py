@@ -15,9 +15,9 @@ from tests.state.power_cuts import count_changes, cut_at, cut_of, opened
 from martlet.broker import Broker
 from martlet.delivery.sessions import Session
 from martlet.message import Message
+from martlet.steps import finish_now
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock
-from martlet.turns import finish_now
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "100"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))

@@ -39,12 +39,12 @@ from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Reason, Refused, StoreError
 from martlet.message import Message
 from martlet.settings import DeliveryConfig
+from martlet.steps import begin, finish_now
 from martlet.tables.groups import Group
 from martlet.testing import disk as disk_module
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import ManualClock
-from martlet.turns import begin, finish_now
 
 NUMBERS = st.integers(0, 1 << 44)
 OFFSETS = st.lists(st.integers(0, 1 << 40), max_size=40, unique=True).map(sorted)

@@ -16,11 +16,11 @@ from tests.store.conftest import OpenStore
 
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Placed, Record
+from martlet.records.codec import check_record, decode_record, decode_records
+from martlet.records.layout import BLANK_MAGIC, FILLER, FILLER_BYTES, GROUP_MASK
 from martlet.store import Store, StoreConfig
 from martlet.store.atomic import FIRST, INNER, LAST, MARK_AT, group_marks, valid_after
-from martlet.store.codec import check_record, decode_record, decode_records
 from martlet.store.inspect import inspect
-from martlet.store.layout import BLANK_MAGIC, FILLER, FILLER_BYTES, GROUP_MASK
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 

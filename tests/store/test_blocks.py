@@ -9,13 +9,13 @@ import trio
 from trio.testing import MockClock
 
 from martlet.errors import NotReady
+from martlet.records.codec import tags_code
+from martlet.records.layout import ENTRY_BYTES
+from martlet.steps import finish_now
 from martlet.store import Store
-from martlet.store.codec import tags_code
-from martlet.store.layout import ENTRY_BYTES
 from martlet.store.queues import BLOCKS_CACHED
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock, bodies, drain, message, small_config
-from martlet.turns import finish_now
 
 from .test_deletion import open_on, send
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from martlet.errors import CorruptRecord
 from martlet.message import Message, Record
-from martlet.store.codec import (
+from martlet.records.codec import (
     check_record,
     decode_record,
     decode_records,
@@ -20,7 +20,7 @@ from martlet.store.codec import (
     record_size,
     tags_code,
 )
-from martlet.store.layout import BLANK_MAGIC, HEAD_BYTES
+from martlet.records.layout import BLANK_MAGIC, HEAD_BYTES
 
 HOST4 = bytes((10, 0, 0, 2)) + (10911).to_bytes(4, "big")
 HOST6 = bytes(range(16)) + (10911).to_bytes(4, "big")

@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import final
 
+from martlet.records.layout import Predicate, RecordView, record_views
 from martlet.store import Queue, ReadResult, ReadStatus, Store
-from martlet.store.layout import Predicate, RecordView, record_views
 from martlet.store.queue_reader import QueueReader
 from martlet.testing.stores import bodies, message, small_config
 

@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from martlet.message import Message, Placed
+from martlet.records.codec import decode_records
 from martlet.store import Store
-from martlet.store.codec import decode_records
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config
 

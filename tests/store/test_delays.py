@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from martlet.message import Message
+from martlet.records.codec import tags_code
+from martlet.records.layout import ENTRY
 from martlet.store import Store
-from martlet.store.codec import tags_code
 from martlet.store.delays import DELAYS_MS, SCHEDULE_TOPIC, due_dispatcher
-from martlet.store.layout import ENTRY
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, small_config
 

@@ -9,11 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from martlet.steps import finish_now
 from martlet.store import Store
 from martlet.store.notes import NOTES_TOPIC
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
-from martlet.turns import finish_now
 
 from .conftest import OpenStore
 

@@ -16,12 +16,12 @@ import pytest
 
 from martlet.errors import NotReady
 from martlet.message import Record
+from martlet.records.codec import decode_records
+from martlet.steps import finish_now
 from martlet.store import Store
-from martlet.store.codec import decode_records
 from martlet.store.light import is_light
 from martlet.testing.disk import Cut, FakeDisk, PowerCut
 from martlet.testing.stores import HOST, ManualClock, message, small_config
-from martlet.turns import finish_now
 
 COMBINATIONS = int(os.environ.get("MARTLET_COMBINATIONS", "60"))
 ROOT = "/data/store"

@@ -12,12 +12,12 @@ import trio
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.run import Config, PluginsConfig, run
 from martlet.settings import BrokerConfig
+from martlet.steps import finish_now
 from martlet.store import Store, StoreConfig
 from martlet.store.checkpointer import Checkpointer
 from martlet.store.files import Files, read_file
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
-from martlet.turns import finish_now
 
 DIRECTORY = Path("/data/store")
 

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 import trio
 
+from martlet.records.layout import ENTRY_BYTES, RecordView
+from martlet.steps import finish_now
 from martlet.store import Store
-from martlet.store.layout import ENTRY_BYTES, RecordView
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config
-from martlet.turns import finish_now
 
 from .test_derived_files import Seen, check_keys, copy_of, look_at, set_content
 

@@ -11,18 +11,18 @@ import trio.testing
 
 from martlet.errors import NotReady
 from martlet.message import Message
+from martlet.records.codec import decode_record, key_hash
+from martlet.records.layout import HEAD_BYTES
+from martlet.steps import Steps, finish_now
 from martlet.store import Store, StoreConfig
 from martlet.store.checkpoint import read_checkpoint
 from martlet.store.checkpointer import SAVE_OFTEN_MAX
-from martlet.store.codec import decode_record, key_hash
 from martlet.store.files import Files
 from martlet.store.key_index import ITEM, KeyIndex
-from martlet.store.layout import HEAD_BYTES
 from martlet.store.lookup import LOOKS_AT_ONCE
 from martlet.store.queues import Queue
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, drain, message, small_config
-from martlet.turns import Steps, finish_now
 
 OpenStore = Callable[..., Awaitable[Store]]
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from martlet.errors import CorruptRecord
 from martlet.message import Message, Record, decode_properties, encode_properties, find_property
-from martlet.store.codec import decode_record, encode_record
-from martlet.store.layout import (
+from martlet.records.codec import decode_record, encode_record
+from martlet.records.layout import (
     ENTRY,
     ENTRY_BYTES,
     POSITION_SIZE,

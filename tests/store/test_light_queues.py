@@ -9,13 +9,13 @@ import pytest
 
 from martlet.errors import Refused
 from martlet.message import Message, Record
+from martlet.records.codec import decode_records, record_size, tags_code
+from martlet.records.layout import ENTRY, ENTRY_BYTES, RecordView
+from martlet.steps import finish_now
 from martlet.store import Store, writer
-from martlet.store.codec import decode_records, record_size, tags_code
-from martlet.store.layout import ENTRY, ENTRY_BYTES, RecordView
 from martlet.store.light import light_places, light_topics
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
-from martlet.turns import finish_now
 
 from .test_derived_files import set_content
 from .test_foreign import OURS_AT, exchange, flip, forget_martlet

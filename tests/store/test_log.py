@@ -8,9 +8,9 @@ import trio
 
 from martlet.errors import Reason, Refused, StoreLocked
 from martlet.message import Message
+from martlet.records.codec import decode_record, decode_records, tags_code
+from martlet.records.layout import RecordView
 from martlet.store import Queue, ReadStatus, Store
-from martlet.store.codec import decode_record, decode_records, tags_code
-from martlet.store.layout import RecordView
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
 
@@ -530,3 +530,22 @@ async def test_a_topic_that_could_not_be_deleted_stays_whole_for_good() -> None:
     store = await Store.open(Path("/data"), small_config(flush="async"), ManualClock(), disk)
     assert len(drain(store, store.queue("T", 0))) == 4
     store.crash()
+
+
+@pytest.mark.usefixtures("all_cached")
+async def test_a_read_of_records_that_lie_far_apart_copies_few_pages(open_store: OpenStore) -> None:
+    """A page is copied from the page cache for each of them, on the event loop; the next read continues."""
+    store = await open_store(small_config(flush="async", page_bytes=1 << 20, cache_bytes=0, segment_bytes=32 << 20))
+    queue = store.queue("T", 0)
+    for number in range(20):
+        store.append(message(b"%d" % number), 0)
+        store.append(message(bytes((1 << 20) - 1000)), 1)
+    store.commit()
+    store.flusher.flush_now()
+    counts: list[int] = []
+    while sum(counts) < 20:
+        result = store.read_near(queue, sum(counts), 100, 100 << 20)
+        assert result is not None
+        assert bodies(result.pieces) == [b"%d" % n for n in range(sum(counts), result.next_offset)]
+        counts.append(result.count)
+    assert max(counts) < 10

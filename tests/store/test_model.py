@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from martlet.message import Message
+from martlet.records.codec import decode_records, tags_code
 from martlet.store import ReadStatus, Store
-from martlet.store.codec import decode_records, tags_code
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 

@@ -12,8 +12,8 @@ from tests.cold_disk import cold_disk
 from tests.store.conftest import OpenStore
 from trio.testing import MockClock
 
+from martlet.records.layout import ENTRY_BYTES
 from martlet.store import Disk, RealDisk, Store
-from martlet.store.layout import ENTRY_BYTES
 from martlet.testing.stores import ManualClock, drain, message, small_config
 from martlet.turns import Turns
 

@@ -11,9 +11,7 @@ from tests.store.test_damage import ROOT, change, contents, copy_of, open_on, re
 from martlet.errors import CorruptRecord, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record
 from martlet.offline import verify
-from martlet.run import Config
-from martlet.store import Store
-from martlet.store.codec import (
+from martlet.records.codec import (
     check_record,
     decode_record,
     encode_record,
@@ -21,6 +19,8 @@ from martlet.store.codec import (
     with_room_for_record_crc,
     write_record_crc,
 )
+from martlet.run import Config
+from martlet.store import Store
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, message, small_config
 

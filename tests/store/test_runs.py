@@ -8,9 +8,9 @@ import pytest
 
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Placed
+from martlet.records.codec import decode_record, with_room_for_record_crc
+from martlet.records.layout import PREPARED, ROLLBACK
 from martlet.store import Store
-from martlet.store.codec import decode_record, with_room_for_record_crc
-from martlet.store.layout import PREPARED, ROLLBACK
 from martlet.store.segments import Segment
 from martlet.store.writer import RunItem
 from martlet.testing.disk import FakeDisk

@@ -8,8 +8,8 @@ import pytest
 from tests.store.conftest import OpenStore
 
 from martlet.errors import Refused
+from martlet.records.layout import BLANK_MAGIC, FILLER, FILLER_BYTES, PREPARED
 from martlet.store import Store
-from martlet.store.layout import BLANK_MAGIC, FILLER, FILLER_BYTES, PREPARED
 from martlet.store.notes import OWN_PREFIX
 from martlet.testing.stores import drain, message
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.store.layout import ENTRY
+from martlet.records.layout import ENTRY
 from martlet.store.tag_match import matching_entries
 
 # Few bytes, so that codes share them, mix, and differ in the upper half alone.

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tests.store.conftest import OpenStore
 
 from martlet.message import find_property
+from martlet.records.codec import tags_code
+from martlet.records.layout import ENTRY
 from martlet.store import tags
-from martlet.store.codec import tags_code
-from martlet.store.layout import ENTRY
 from martlet.store.tags import REMEMBERED_BYTES_MAX, TagCodes, find_tags
 from martlet.testing.stores import message
 

@@ -15,14 +15,14 @@ from martlet import offline, persistence
 from martlet.errors import NotReady, StoreError
 from martlet.message import Record
 from martlet.offline import Verification
+from martlet.records.codec import decode_records
 from martlet.run import Config, build
 from martlet.stats import Stats
+from martlet.steps import finish_now
 from martlet.store import Store
-from martlet.store.codec import decode_records
 from martlet.store.key_index import HEADER, ITEM_BYTES, SLOT_BYTES
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config
-from martlet.turns import finish_now
 
 ROOT = "/data/store"
 CONFIG = Config(store=small_config(record_crcs=True))

@@ -7,10 +7,8 @@ from typing import Final
 import pytest
 from tests.store.test_atomic_groups import CONFIG, flush, open_on, put
 
-from martlet.store import atomic
-from martlet.store.atomic import MARK_AT, TORN, group_marks, lacks_magic, may_begin_at, valid_after, whole_group
-from martlet.store.codec import encode_filler, encode_record, with_room_for_record_crc, write_record_crc
-from martlet.store.layout import (
+from martlet.records.codec import encode_filler, encode_record, with_room_for_record_crc, write_record_crc
+from martlet.records.layout import (
     BODY_CRC_AT,
     FILLER_BYTES,
     HEAD_BYTES,
@@ -20,6 +18,8 @@ from martlet.store.layout import (
     RecordView,
     part_offsets,
 )
+from martlet.store import atomic
+from martlet.store.atomic import MARK_AT, TORN, group_marks, lacks_magic, may_begin_at, valid_after, whole_group
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, message
 

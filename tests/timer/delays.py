@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from martlet.broker import Broker
 from martlet.contracts import Protocol
 from martlet.message import Message, Placed
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import Serving, serving
 from martlet.testing.stores import small_config

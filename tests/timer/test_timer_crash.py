@@ -16,9 +16,9 @@ from trio.testing import MockClock
 
 from martlet.errors import MartletError
 from martlet.message import decode_properties
+from martlet.steps import finish_now
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock
-from martlet.turns import finish_now
 from martlet_timer.config import TimerConfig
 from martlet_timer.plugin import TimerPlugin
 from martlet_timer.timers.damped_clock import DampedClock

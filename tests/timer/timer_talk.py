@@ -10,12 +10,12 @@ import trio
 from martlet.broker import Broker
 from martlet.clock import Clock
 from martlet.message import Message, Placed, Record, decode_properties, encode_properties
+from martlet.records.codec import decode_records
 from martlet.run import Config, build
 from martlet.settings import BrokerConfig
 from martlet.state import Projection
 from martlet.stats import Stats
 from martlet.store import Store
-from martlet.store.codec import decode_records
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving

@@ -11,7 +11,7 @@ from martlet.broker import Broker
 from martlet.clock import Clock
 from martlet.contracts import HalfMessage, Producers, Transactions
 from martlet.message import Message, Placed, Record, find_property
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock
 from martlet_tx.checks import Checks

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 from tests.broker_process import broker_process
 
-from martlet_remoting.client import Message, TransactionResult, TransactionState
+from martlet_remoting.client import Admin, Message, TransactionResult, TransactionState
 from martlet_remoting.client.blocking import PullConsumer, TransactionProducer
+from martlet_remoting.codes import RequestCode
 
 LIMIT_S = 300
 
@@ -63,6 +65,31 @@ def test_pending_transactions_are_listed_shown_and_ended(name_server: str) -> No
     assert json.loads(tx(name_server, "rollback", "0", "--json")) == {"transactionId": first, "state": "rolled back"}
     assert [row["id"] for row in json.loads(tx(name_server, "list", "--json"))] == [third]
     assert read(name_server) == [b"second"]
+
+
+async def begin_external(name_server: str) -> None:
+    """Begin a run of a producer, and commit nothing."""
+    async with Admin(name_server) as admin:
+        (address,) = (await admin.cluster()).masters().values()
+        ext: dict[str, object] = {"producer": "query", "run": "run-1"}
+        begun = await admin.network.ask(address, RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, ext)
+        ext = {"producer": "query", "epoch": begun.ext["epoch"], "sequence": 5}
+        await admin.network.ask(address, RequestCode.COMMIT_EXTERNAL_TRANSACTION, ext)
+
+
+def test_producers_of_external_transactions_are_listed(name_server: str) -> None:
+    assert json.loads(tx(name_server, "producers", "--json")) == []
+    trio.run(begin_external, name_server)
+    (row,) = json.loads(tx(name_server, "producers", "--json"))
+    assert {name: row[name] for name in ("producer", "identity", "epoch", "run", "committed", "delivering")} == {
+        "producer": "query",
+        "identity": "",
+        "epoch": 1,
+        "run": "run-1",
+        "committed": 5,
+        "delivering": -1,
+    }
+    assert "run-1" in tx(name_server, "producers")
 
 
 def test_what_is_not_pending_is_not_found(name_server: str) -> None:

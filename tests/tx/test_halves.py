@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from martlet.state import pack_rows, unpack_rows
-from martlet.turns import finish_now
+from martlet.steps import finish_now
 from martlet_tx.halves import BLOCKS_MAX, CHECKS_MAX, PAGE, Halves, OpBlocks
 
 

@@ -13,7 +13,7 @@ from tests.remoting.test_plugin import PATIENCE_S, PULL, SEND, Caller, Running, 
 from tests.remoting.test_producers import heartbeat
 
 from martlet.message import Record, decode_properties
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet_remoting.codec import encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.packets import Command

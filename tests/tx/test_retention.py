@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.cold_disk import cold_disk
-from tests.state.power_cuts import count_changes, cut_at, cut_of
+from tests.state.power_cuts import changes_after, cut_at, cut_of
 from tests.tx.talk import GROUP, TOPIC, Sellers, check_times, flushing, half, sellers
 
 from martlet.contracts import HalfMessage
@@ -130,12 +130,10 @@ async def test_a_transaction_is_moved_again_and_again() -> None:
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 async def test_a_power_cut_while_retention_moves_half_messages_leaves_each_once(flush: str) -> None:
-    disk = FakeDisk()
-    begin = await count_changes(disk, partial(Kept(disk, flush).work, retires=False))
-    disk = FakeDisk()
-    changes = await count_changes(disk, Kept(disk, flush).work)
-    assert changes > begin + 5
-    for number in range(begin, changes):
+    changes = await changes_after(
+        lambda disk: partial(Kept(disk, flush).work, retires=False), lambda disk: Kept(disk, flush).work
+    )
+    for number in changes:
         kept = Kept(FakeDisk(), flush)
         await cut_at(kept.disk, number, kept.work)
         kind = cut_of(number, flush)
@@ -143,7 +141,7 @@ async def test_a_power_cut_while_retention_moves_half_messages_leaves_each_once(
             found = await kept.open(kept.disk.after_power_cut(kind, Random(number)))
             await kept.check(found)
         except BaseException as error:
-            error.add_note(f"{kind.name} at change {number} of {changes}")
+            error.add_note(f"{kind.name} at change {number} of {changes.stop}")
             raise
         found.store.crash()
 

@@ -8,7 +8,7 @@ from tests.tx.talk import TOPIC, Sellers, op_bodies, sellers
 
 from martlet.contracts import Stage
 from martlet.message import Message, decode_properties
-from martlet.store.layout import TRANSACTION_MASK
+from martlet.records.layout import TRANSACTION_MASK
 from martlet.testing.peers import RecordingPeer
 from martlet_remoting.codec import FrameBuffer, decode_frame, encode_binary_command, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode

@@ -9,7 +9,7 @@ from martlet.contracts import Stage
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message, decode_properties
 from martlet.plugins.loader import load
-from martlet.store.layout import TRANSACTION_MASK
+from martlet.records.layout import TRANSACTION_MASK
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock
 from martlet_tx.formats import HALF_TOPIC, OP_TOPIC, PARK_TOPIC, half_offsets, immunity_ms

@@ -12,6 +12,7 @@ each message has a name too, its tag: decisions on messages and topic filters us
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar, final
 
 from martlet.access.grant import (
@@ -22,11 +23,23 @@ from martlet.access.grant import (
     GroupGrant,
     PublishGrant,
     TopicAdminGrant,
+    TopicFigures,
     TopicGrant,
     is_closed,
 )
 from martlet.access.rules import Decisions, FollowPermit, name_of_group
-from martlet.contracts import HalfMessage, Identity, Peer, Router, Transactions
+from martlet.contracts import (
+    ExternalCommit,
+    ExternalStage,
+    ExternalTransaction,
+    ExternalTransactions,
+    HalfMessage,
+    Identity,
+    Peer,
+    Router,
+    StagedBatch,
+    Transactions,
+)
 from martlet.delivery.cursor import Cursor, Feed
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.group_members import Member
@@ -38,16 +51,16 @@ from martlet.delivery.shared_groups import Shares
 from martlet.delivery.subscriptions import Start, Subscription, Subscriptions, from_tail
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Placed
+from martlet.records.layout import RecordView
 from martlet.state.journal import Journal
+from martlet.steps import Steps
 from martlet.store import Found, Store
-from martlet.store.layout import RecordView
 from martlet.store.light import MULTI, light_places, light_topics, may_be_indexed
 from martlet.store.queues import Queue
 from martlet.store.tags import find_tags
 from martlet.store.writer import RunItem, RunResult
 from martlet.tables.groups import Groups
 from martlet.tables.topics import DLQ_PREFIX, EVENT_TOPIC, RETRY_PREFIX, Topic, Topics, is_reserved
-from martlet.turns import Steps
 
 __all__ = ["Gate"]
 
@@ -252,6 +265,45 @@ class Gate:
             raise Refused(Reason.NOT_SUPPORTED, "no plugin holds transactional messages; add tx to plugins.enabled")
         return transactions
 
+    async def begin_external(self, producer: str, run: str) -> tuple[int, int]:
+        """Begin a run of *producer*, like `ExternalTransactions.begin`; producers belong to this identity."""
+        return await self._external().begin(self.identity.name, producer, run)
+
+    async def stage_external(
+        self, transaction: ExternalTransaction, part: str, chunk: int, batch: StagedBatch
+    ) -> ExternalStage:
+        """Stage *batch*, like `ExternalTransactions.stage`; requires ``publish`` on its topic or on its names there."""
+        if batch.topic not in self.publishable:
+            for _, properties, _ in batch.members:
+                self._check_message(batch.topic, properties)
+        if self._behind.routers:
+            for body, properties, _ in batch.members:
+                self._check_light(Message(batch.topic, bytes(body), properties))
+        return await self._external().stage(self._own(transaction), part, chunk, batch)
+
+    async def commit_external(
+        self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]]
+    ) -> ExternalCommit:
+        """Deliver *parts*, like `ExternalTransactions.commit`; requires ``publish`` on their topics.
+
+        In a topic whose messages have names, the permission was checked when they were staged.
+        """
+        return await self._external().commit(self._own(transaction), parts, self.check_publish)
+
+    async def abort_external(self, transaction: ExternalTransaction, parts: Sequence[str] | None = None) -> int:
+        """Drop *parts* of a transaction of this identity, like `ExternalTransactions.abort`."""
+        return await self._external().abort(self._own(transaction), parts)
+
+    def _own(self, transaction: ExternalTransaction) -> ExternalTransaction:
+        """Return *transaction* as one of this identity."""
+        return replace(transaction, identity=self.identity.name)
+
+    def _external(self) -> ExternalTransactions:
+        transactions = self._behind.capability(ExternalTransactions)
+        if transactions is None:
+            raise Refused(Reason.NOT_SUPPORTED, "no plugin holds external transactions; add tx to plugins.enabled")
+        return transactions
+
     def give_back(self, group: str, message: Message) -> Placed:
         """Store a *message* that a member of *group* could not process, in the group's retry or dead-letter topic.
 
@@ -408,6 +460,12 @@ class Gate:
             grant = ConsumeGrant(*self._tables, group, topic)
             self._decisions.remember_consumable(grant)
         return grant
+
+    def read(self, topic: str) -> TopicFigures:
+        """Return the grant to read *topic* without a group; requires ``read``, so call it before each answer."""
+        self._check_open(topic)
+        self.check("read", topic)
+        return TopicFigures(*self._tables, topic)
 
     def _check_open(self, topic: str) -> None:
         if is_closed(topic) and topic != EVENT_TOPIC:

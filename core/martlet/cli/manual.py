@@ -168,6 +168,12 @@ PLUGIN_CHAPTERS: Final = (
             "Command",
             "Timers",
             "Transactions",
+            "ExternalTransactions",
+            "ExternalTransaction",
+            "StagedBatch",
+            "ExternalStage",
+            "ExternalCommit",
+            "ExternalProducer",
             "Producers",
         ),
     ),
@@ -181,7 +187,7 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.broker",
         (
             "Broker: gate publish publish_many publish_batch publish_atomic find_queue publish_run publish_item "
-            "journal capability selection filter_compiler call_when_saved",
+            "prepare journal capability selection filter_compiler call_when_saved",
         ),
     ),
     Chapter(
@@ -190,7 +196,8 @@ PLUGIN_CHAPTERS: Final = (
         (
             "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run publish_item give_back "
             "check_publish find_topic subscribe follow may_follow join consume open_session query query_group "
-            "query_broker query_keys record_at manage manage_group manage_broker share allows check",
+            "query_broker query_keys record_at manage manage_group manage_broker share allows check begin_external "
+            "stage_external commit_external abort_external",
             "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
             "position_at readable bytes_since",
             "TopicGrant: entries groups committed",
@@ -214,10 +221,11 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("Snapshots of that state", "martlet.state", ("Pages", "pack_rows", "unpack_rows")),
     Chapter("Tables beside the log", "martlet.tables.saved", ("Table", "Tables: add")),
     Chapter("Journals", "martlet.state.journal", ("Journal: note", "read_notes", "NEXT_COMMIT")),
+    Chapter("Turns of the event loop", "martlet.turns", ("Turns: finish",)),
     Chapter(
         "Long work",
-        "martlet.turns",
-        ("Turns: finish", "Steps", "WaitingSteps", "Wait", "Pace", "off_loop", "resume", "finish_now"),
+        "martlet.steps",
+        ("Steps", "WaitingSteps", "Wait", "Pace", "off_loop", "resume", "finish_now"),
     ),
     Chapter(
         "Messages",
@@ -239,10 +247,10 @@ PLUGIN_CHAPTERS: Final = (
     ),
     Chapter(
         "Stored records",
-        "martlet.store.layout",
+        "martlet.records.layout",
         ("RecordView", "Predicate", "Condition", "Find", "record_views", "Buffer"),
     ),
-    Chapter("Whole records", "martlet.store.codec", ("decode_record",)),
+    Chapter("Whole records", "martlet.records.codec", ("decode_record",)),
     Chapter("Queues", "martlet.store", ("Queue: end_before",)),
     Chapter(
         "Topics",

@@ -38,11 +38,11 @@ from martlet.delivery.tail_reader import (
 )
 from martlet.errors import Refused, StoreError
 from martlet.message import Placed
+from martlet.records.codec import tags_code
+from martlet.steps import Pace, Steps
 from martlet.store import Queue, ReadResult, Store
-from martlet.store.codec import tags_code
 from martlet.store.queues import BlockDamaged
 from martlet.tables.topics import Topics
-from martlet.turns import Pace, Steps
 
 __all__ = ["Cursor", "Cursors", "Feed", "Permit", "Place"]
 

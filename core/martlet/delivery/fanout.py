@@ -13,9 +13,9 @@ from typing import Final, final
 
 from martlet.contracts import Buffer
 from martlet.delivery.selection import Selection
+from martlet.records.codec import decode_record
+from martlet.records.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, PLACE, WIDE_HOSTS
 from martlet.store import Queue, ReadResult
-from martlet.store.codec import decode_record
-from martlet.store.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, PLACE, WIDE_HOSTS
 
 __all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "parts"]
 

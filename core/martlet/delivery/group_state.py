@@ -31,12 +31,12 @@ from martlet.delivery.lease_notes import (
     head,
 )
 from martlet.errors import Reason, Refused, StoreFailed
+from martlet.records.layout import RecordView
 from martlet.state.journal import Journal, read_notes
 from martlet.state.projection import NOTHING
 from martlet.state.rows import pack_rows, unpack_rows
+from martlet.steps import Pace, Steps
 from martlet.store import Store
-from martlet.store.layout import RecordView
-from martlet.turns import Pace, Steps
 
 __all__ = ["GroupNotes", "GroupState", "Lane", "Source"]
 

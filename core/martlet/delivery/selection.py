@@ -11,7 +11,7 @@ from typing import Final, final
 from martlet.contracts import Compile, Condition, Predicate, RecordView
 from martlet.errors import Reason, Refused
 from martlet.message import TAGS
-from martlet.store.codec import tags_code
+from martlet.records.codec import tags_code
 
 __all__ = [
     "CACHED_CHARS_MAX",
@@ -38,7 +38,7 @@ class Selection:
 
     Args:
       name: identifies the selection: subscribers whose selections have the same name share encoded bytes.
-      codes: hashes of tags (`martlet.store.codec.tags_code`); None for every tag. Different tags can have the same
+      codes: hashes of tags (`martlet.records.codec.tags_code`); None for every tag. Different tags can have the same
         hash, so an exact selection has a predicate as well.
       predicate: takes a view of one record, and returns whether to deliver it. It may run in a thread.
     """

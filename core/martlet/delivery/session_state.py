@@ -21,11 +21,11 @@ from martlet.delivery.session_notes import (
     next_number,
     packed_head,
 )
+from martlet.records.layout import RecordView
 from martlet.state.journal import read_notes
 from martlet.state.projection import NOTHING
 from martlet.state.rows import pack_rows, unpack_rows
-from martlet.store.layout import RecordView
-from martlet.turns import Pace, Steps
+from martlet.steps import Pace, Steps
 
 __all__ = ["SessionTable"]
 

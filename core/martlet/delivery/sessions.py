@@ -41,8 +41,9 @@ from martlet.delivery.session_state import SessionTable
 from martlet.errors import Reason, Refused, StoreError
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import NEXT_COMMIT, Journal
+from martlet.steps import Pace, Steps
 from martlet.store import Store
-from martlet.turns import Pace, Steps, Turns
+from martlet.turns import Turns
 
 __all__ = ["Session", "Sessions"]
 

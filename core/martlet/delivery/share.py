@@ -20,10 +20,10 @@ from martlet.delivery.selection import Selection
 from martlet.delivery.subscriptions import Delivery, Start
 from martlet.delivery.tail_reader import Tails
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError
+from martlet.records.codec import decode_record
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import Journal
 from martlet.store import Queue, QueueReader, ReadResult, Store
-from martlet.store.codec import decode_record
 from martlet.tables.groups import Groups
 from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
 

@@ -24,10 +24,10 @@ from martlet.delivery.interest import in_pieces
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes
 from martlet.errors import Refused, StoreError
 from martlet.message import Placed
+from martlet.records.layout import ENTRY, I32, RecordView, record_name, record_views
+from martlet.steps import Pace, Steps
 from martlet.store import Queue, ReadResult, Store
-from martlet.store.layout import ENTRY, I32, RecordView, record_name, record_views
 from martlet.tables.topics import Topic, Topics
-from martlet.turns import Pace, Steps
 
 __all__ = [
     "Found",

@@ -131,6 +131,7 @@ class ServerPeer:
         "host",
         "identity",
         "incomplete",
+        "last",
         "origin",
         "out_bytes",
         "protocol",
@@ -162,6 +163,7 @@ class ServerPeer:
         self.identity = Identity()
         self.state = OPEN
         self.delivery = IDLE
+        self.last = False  # woken by `wake_last` alone
         self.reason = ""
         self._touched = False  # `Pending.touched` has it
         self._batch: list[Buffer] = []  # sent by the handler in this round
@@ -213,8 +215,27 @@ class ServerPeer:
 
     def wake(self) -> None:
         if self.delivery is not QUEUED and self.state is not CLOSED:
+            self.last = False
             self.set_delivery(QUEUED)
             self._pending.wake(self)
+
+    def wake_last(self) -> None:
+        if self.delivery is IDLE and self.state is not CLOSED:
+            self.last = True
+            self._queue_last()
+
+    def _queue_last(self) -> None:
+        self.set_delivery(QUEUED)
+        self._pending.wake_last(self)
+
+    def _has_room(self) -> None:
+        """Continue with a delivery that had to wait for room."""
+        if self.state is CLOSED:
+            return
+        if self.last:
+            self._queue_last()
+        else:
+            self.wake()
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         limit = self._config.peer_tasks_max
@@ -346,7 +367,7 @@ class ServerPeer:
         if self._out and not self.draining:
             self.push()
         if self.delivery is NO_ROOM and not self.draining:
-            self.wake()
+            self._has_room()
         return not held
 
     def push(self) -> None:
@@ -400,7 +421,7 @@ class ServerPeer:
         if self.delivery is NO_ROOM and self.state is not CLOSED:
             await trio.lowlevel.checkpoint()
             if self.delivery is NO_ROOM:
-                self.wake()
+                self._has_room()
 
     # waiting
 

@@ -29,6 +29,7 @@ class Pending(Generic[T]):
         "touched",
         "unsent_bytes",
         "woken",
+        "woken_last",
     )
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class Pending(Generic[T]):
         self.due = trio.Event()
         self.touched: list[T] = []  # something was sent to them, or they were told to hold
         self.woken: deque[T] = deque()  # they asked for a call of `Handler.collect`
+        self.woken_last: deque[T] = deque()  # the same, after all others
         self.held: dict[T, None] = {}  # something of theirs waits until the log is flushed
         self.releasing = False  # so many of those wait no longer that the next round releases more of them
         self.unsent_bytes = 0
@@ -57,5 +59,11 @@ class Pending(Generic[T]):
     def wake(self, peer: T) -> None:
         """Request a call of `Handler.collect` for *peer* at the end of this round or a later one."""
         self.woken.append(peer)
+        if not self.in_round:
+            self.due.set()
+
+    def wake_last(self, peer: T) -> None:
+        """Like `wake`, after all others."""
+        self.woken_last.append(peer)
         if not self.in_round:
             self.due.set()

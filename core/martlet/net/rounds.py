@@ -8,6 +8,7 @@ peers wait, the next rounds release the rest.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final, final
 from typing import Protocol as TypingProtocol
@@ -26,6 +27,7 @@ log = logging.getLogger("martlet.server")
 
 COLLECTS_A_ROUND: Final = 64
 COLLECT_S: Final = 0.004  # a round that has collected for so long collects no more; one peer may take a few ms
+COLLECT_LAST_S: Final = 0.0  # the same for peers that come last: one of them
 RELEASES_A_ROUND: Final = 128  # peers whose held answers leave; a send takes 10 to 20 us
 # While the total of unsent output is over its limit, each peer gets less at a time by this factor.
 COLLECT_LESS: Final = 16
@@ -95,12 +97,14 @@ class Rounds:
             self._commit()
             self._queue_output()
             if pending.woken:
-                self._collect_woken()
+                self._collect_woken(pending.woken, COLLECT_S)
+            if pending.woken_last:
+                self._collect_woken(pending.woken_last, COLLECT_LAST_S)
             if pending.releasing:
                 self._release()
         finally:
             pending.in_round = False
-        if pending.woken or pending.touched or pending.commit_wanted or pending.releasing:
+        if pending.woken or pending.woken_last or pending.touched or pending.commit_wanted or pending.releasing:
             pending.due.set()
 
     def _commit(self) -> None:
@@ -147,10 +151,9 @@ class Rounds:
 
     # delivery to peers that were woken
 
-    def _collect_woken(self) -> None:
-        """Call `Handler.collect` of woken peers, a limited number at a time; peers without room wait for it."""
-        woken = self._pending.woken
-        ends, collected = self._clock() + COLLECT_S, 0
+    def _collect_woken(self, woken: deque[ServerPeer], limit_s: float) -> None:
+        """Call `Handler.collect` of *woken* peers, a limited number at a time; peers without room wait for it."""
+        ends, collected = self._clock() + limit_s, 0
         for _ in range(min(COLLECTS_A_ROUND, len(woken))):
             peer = woken.popleft()
             if peer.state >= CLOSING:

@@ -16,8 +16,8 @@ import msgpack  # type: ignore[import-untyped]
 
 from martlet.errors import Reason, Refused, StoreFailed
 from martlet.message import Message
+from martlet.records.layout import Buffer
 from martlet.store import Store
-from martlet.store.layout import Buffer
 from martlet.store.notes import OWN_PREFIX
 
 __all__ = ["NEXT_COMMIT", "Journal", "read_notes"]

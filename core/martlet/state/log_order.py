@@ -16,13 +16,13 @@ from typing import Final, final
 import trio
 
 from martlet.checksum import crc32
+from martlet.records.codec import check_record
+from martlet.records.layout import BLANK_SIZE, ENTRY, HEAD_BYTES, Buffer, RecordView
 from martlet.state.journal import PREFIX
+from martlet.steps import Pace, Steps
 from martlet.store import Queue, Store
-from martlet.store.codec import check_record
-from martlet.store.layout import BLANK_SIZE, ENTRY, HEAD_BYTES, Buffer, RecordView
 from martlet.store.page_cache import Page
 from martlet.store.queues import BlockDamaged
-from martlet.turns import Pace, Steps
 
 __all__ = ["Cursor", "LogOrder"]
 

@@ -63,6 +63,15 @@ class Pages(Generic[K, V]):
             del self._pages[number]
             self._own.discard(number)
 
+    def pop(self, key: K) -> V | None:
+        """Remove *key* and return its value; None if there is none."""
+        number = self._page_of.get(key)
+        if number is None:
+            return None
+        value = self._pages[number][key]
+        del self[key]
+        return value
+
     def __iter__(self) -> Iterator[K]:
         return iter(self._page_of)
 

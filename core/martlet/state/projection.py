@@ -7,8 +7,8 @@ and then applies records as they become readable, always in log order.
 from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
 
-from martlet.store.layout import RecordView
-from martlet.turns import Steps, WaitingSteps
+from martlet.records.layout import RecordView
+from martlet.steps import Steps, WaitingSteps
 
 __all__ = ["NOTHING", "HoldsMessages", "Projection"]
 

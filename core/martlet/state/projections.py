@@ -14,13 +14,14 @@ import trio
 
 from martlet.checksum import crc32
 from martlet.errors import MartletError, PluginError, Refused, StoreError
+from martlet.records.layout import ENTRY, HEAD_BYTES
 from martlet.state.log_order import LogOrder, Run
 from martlet.state.projection import HoldsMessages, Projection
 from martlet.state.snapshot import Mark, Snapshot, decode_snapshot, encode_snapshot
+from martlet.steps import Steps, begin, finish_now, finish_off_loop
 from martlet.store import Queue, Store
-from martlet.store.layout import ENTRY, HEAD_BYTES
 from martlet.store.queues import BlockDamaged
-from martlet.turns import Steps, Turns, begin, finish_now, finish_off_loop
+from martlet.turns import Turns
 
 __all__ = ["Projections"]
 

@@ -14,7 +14,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from martlet.checksum import crc32
 from martlet.errors import StoreError
-from martlet.turns import Pace, Steps
+from martlet.steps import Pace, Steps
 
 __all__ = ["Mark", "Snapshot", "decode_snapshot", "encode_snapshot"]
 

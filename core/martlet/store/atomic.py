@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Final
 
 from martlet.checksum import crc32
-from martlet.store.codec import check_record, record_crc_holds
-from martlet.store.layout import (
+from martlet.records.codec import check_record, record_crc_holds
+from martlet.records.layout import (
     BLANK_MAGIC,
     FILLER,
     FILLER_BYTES,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from martlet.message import find_property
-from martlet.store.tags import Dispatcher, TagCodes
+from martlet.records.layout import Dispatcher
+from martlet.store.tags import TagCodes
 
 __all__ = ["DELAYS_MS", "SCHEDULE_TOPIC", "due_dispatcher"]
 

@@ -13,7 +13,7 @@ from itertools import compress, pairwise
 from operator import mul
 from typing import Final, final
 
-from martlet.store.layout import BLANK_MAGIC, BLANK_SIZE, ENTRY, ENTRY_BYTES, FILLER, FILLER_BYTES, START
+from martlet.records.layout import BLANK_MAGIC, BLANK_SIZE, ENTRY, ENTRY_BYTES, FILLER, FILLER_BYTES, START
 from martlet.store.light import is_light
 from martlet.store.queues import Queue, Queues, queue_ids
 from martlet.store.scan import NOWHERE

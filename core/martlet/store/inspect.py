@@ -10,11 +10,8 @@ from typing import Final
 
 from martlet.errors import CorruptRecord, StoreError
 from martlet.message import Record
-from martlet.store.atomic import FIRST, LAST, MARK_AT, NOWHERE, may_begin_at, valid_after
-from martlet.store.checkpoint import Checkpoint, read_checkpoint, stopped_in_order
-from martlet.store.codec import decode_record
-from martlet.store.files import Disk, Files
-from martlet.store.layout import (
+from martlet.records.codec import decode_record
+from martlet.records.layout import (
     BLANK_MAGIC,
     FILLER,
     FILLER_BYTES,
@@ -24,6 +21,9 @@ from martlet.store.layout import (
     ROLLBACK,
     TRANSACTION_MASK,
 )
+from martlet.store.atomic import FIRST, LAST, MARK_AT, NOWHERE, may_begin_at, valid_after
+from martlet.store.checkpoint import Checkpoint, read_checkpoint, stopped_in_order
+from martlet.store.files import Disk, Files
 from martlet.store.light import places
 from martlet.store.segments import Segment, Segments
 

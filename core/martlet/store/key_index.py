@@ -20,13 +20,13 @@ from typing import Final, final
 
 from martlet.checksum import crc32
 from martlet.message import find_property
+from martlet.records.codec import POWERS_OF, hash_code
+from martlet.steps import Blocking, Steps, off_loop
 from martlet.store.checkpoint import Checkpoint
-from martlet.store.codec import POWERS_OF, hash_code
 from martlet.store.files import Files
 from martlet.store.keyless import is_keyless, record_end
 from martlet.store.queues import Queue
 from martlet.store.segments import Segments
-from martlet.turns import Blocking, Steps, off_loop
 
 __all__ = ["IndexFile", "KeyIndex"]
 

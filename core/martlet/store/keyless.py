@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from martlet.store.codec import check_record
-from martlet.store.layout import (
+from martlet.records.codec import check_record
+from martlet.records.layout import (
     BLANK_MAGIC,
     FILLER,
     FILLER_BYTES,

@@ -10,7 +10,7 @@ from typing import Final
 
 from martlet.errors import Reason, Refused
 from martlet.message import Record, find_property, put_property, remove_property
-from martlet.store.layout import RecordView
+from martlet.records.layout import RecordView
 
 __all__ = [
     "DISPATCH",

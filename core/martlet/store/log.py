@@ -15,6 +15,8 @@ import trio
 from martlet.clock import Clock
 from martlet.errors import Refused, StoreFailed
 from martlet.message import Message, Placed
+from martlet.records.layout import Dispatcher, Predicate
+from martlet.steps import Steps
 from martlet.store.admission import Admission
 from martlet.store.checkpoint import read_checkpoint, stopped_in_order
 from martlet.store.checkpointer import Checkpointer
@@ -27,9 +29,6 @@ from martlet.store.first_offsets import FirstOffsets
 from martlet.store.flusher import Flusher
 from martlet.store.indexer import Indexer
 from martlet.store.key_index import KeyIndex
-from martlet.store.layout import (
-    Predicate,
-)
 from martlet.store.light import is_light
 from martlet.store.lookup import QUERY_BYTES_MAX, Found, Lookup
 from martlet.store.note_writer import NoteWriter
@@ -44,10 +43,8 @@ from martlet.store.repairs import Repairs
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
 from martlet.store.statistics import Recovered, StoreStatistics
-from martlet.store.tags import Dispatcher
 from martlet.store.wakeup import Wakeup
 from martlet.store.writer import RunItem, RunResult, Writer
-from martlet.turns import Steps
 
 __all__ = ["Found", "Store"]
 
@@ -538,13 +535,14 @@ class Store:
         budget_bytes: int,
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
+        checked: bool = True,
     ) -> ReadResult | None:
         """Like `read`, but return None if the first record is neither in memory nor in the page cache (see `read_far`).
 
         It also returns None if the entry is in a damaged block, and before the queue's first offset if `cold` has older
-        records.
+        records. Unless *checked*, the caller checks the records' CRCs, and that they are the messages it asked for.
         """
-        return self.readers.read_near(queue, offset, max_messages, budget_bytes, codes, predicate)
+        return self.readers.read_near(queue, offset, max_messages, budget_bytes, codes, predicate, checked)
 
     async def read_far(
         self,
@@ -554,6 +552,7 @@ class Store:
         budget_bytes: int,
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
+        checked: bool = True,
     ) -> ReadResult:
         """Like `read`, in a worker thread if that may wait for the disk; *predicate* is called there.
 
@@ -561,7 +560,7 @@ class Store:
           Refused: a damaged block cannot be rebuilt: the disk is full, or damages it again.
           StoreFailed: the disk failed.
         """
-        return await self.readers.read_far(queue, offset, max_messages, budget_bytes, codes, predicate)
+        return await self.readers.read_far(queue, offset, max_messages, budget_bytes, codes, predicate, checked)
 
     # ---- looking up
 

@@ -4,10 +4,11 @@ from functools import partial
 from typing import Final, final
 
 from martlet.errors import NotReady
-from martlet.store.codec import check_record
+from martlet.records.codec import check_record
+from martlet.records.layout import FRONT_BYTES, MAGICS, RECORD_BYTES_MIN, RecordView
+from martlet.steps import Pace, Steps, off_loop
 from martlet.store.files import Disk
 from martlet.store.indexer import Indexer
-from martlet.store.layout import FRONT_BYTES, MAGICS, RECORD_BYTES_MIN, RecordView
 from martlet.store.notes import OWN_PREFIX
 from martlet.store.page_cache import LogWriter, PageCache
 from martlet.store.queues import BlockDamaged, Queue, Queues, position_in
@@ -16,7 +17,6 @@ from martlet.store.readers import Readers
 from martlet.store.repairs import Repairs
 from martlet.store.scan import STORE_MS_END
 from martlet.store.segments import Segments
-from martlet.turns import Pace, Steps, off_loop
 
 __all__ = ["Found", "Lookup"]
 

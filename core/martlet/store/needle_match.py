@@ -10,7 +10,7 @@ from itertools import chain
 from struct import Struct
 from typing import Final, final
 
-from martlet.store.layout import ENTRY, ENTRY_BYTES, I32, I64, Find
+from martlet.records.layout import ENTRY, ENTRY_BYTES, I32, I64, Find
 from martlet.store.page_cache import Page
 
 __all__ = ["STEPS_MAX", "Search"]

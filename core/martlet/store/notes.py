@@ -12,7 +12,7 @@ from typing import Final
 import msgpack  # type: ignore[import-untyped]
 
 from martlet.message import Message
-from martlet.store.layout import ROLLBACK
+from martlet.records.layout import ROLLBACK
 
 __all__ = ["NOTES_TOPIC", "OWN_PREFIX", "deletion", "is_note", "offset_notes", "read_note"]
 

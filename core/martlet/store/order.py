@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, final
 
-from martlet.store.layout import RECORD_BYTES_MIN
+from martlet.records.layout import RECORD_BYTES_MIN
 from martlet.store.queues import Queue, Queues
 
 __all__ = ["Order"]

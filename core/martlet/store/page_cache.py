@@ -10,8 +10,8 @@ from collections.abc import Callable
 from threading import Lock
 from typing import final
 
-from martlet.store.codec import encode_filler
-from martlet.store.layout import FILLER_BYTES, MAGIC_AT, Find
+from martlet.records.codec import encode_filler
+from martlet.records.layout import FILLER_BYTES, MAGIC_AT, Find
 from martlet.store.segments import Segment, Segments
 
 __all__ = ["LogWriter", "Page", "PageCache"]
@@ -87,6 +87,23 @@ class PageCache:
     def load_now(self, position: int) -> Page | None:
         """Like `load`, but without waiting for the disk: None if it is neither in memory nor in the page cache."""
         return self._load(position, self.segments.read_now)
+
+    def load_few(self, few_bytes: int) -> Callable[[int], Page | None]:
+        """Return a `load_now` for one read, which copies at most about *few_bytes* from the page cache, then nothing.
+
+        Without a limit, a read of records that lie far apart would copy a page for each of them.
+        """
+        left = max(few_bytes // self.page_bytes, 2)  # a record may lie in two pages
+
+        def load(position: int) -> Page | None:
+            nonlocal left
+            page = self.find(position)
+            if page is not None:
+                return page if position < page.end else None
+            left -= 1
+            return self.load_now(position) if left >= 0 else None
+
+        return load
 
     def _load(self, position: int, read: Callable[[int, int], bytes | bytearray | None]) -> Page | None:
         page = self.find(position)

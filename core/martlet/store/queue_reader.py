@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable
 from typing import Final, TypeAlias, final
 
 from martlet.errors import Refused, StoreError
-from martlet.store.layout import Predicate
+from martlet.records.layout import Predicate
 from martlet.store.log import Store
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadResult
@@ -27,7 +27,7 @@ AHEAD_MAX: Final = 4
 class Request:
     """A read for the worker thread, and later its result."""
 
-    __slots__ = ("budget_bytes", "codes", "count_max", "failure", "offset", "predicate", "queue", "result")
+    __slots__ = ("budget_bytes", "checked", "codes", "count_max", "failure", "offset", "predicate", "queue", "result")
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Request:
         budget_bytes: int,
         codes: frozenset[int] | None,
         predicate: Predicate | None,
+        checked: bool,
     ) -> None:
         self.queue = queue
         self.offset = offset
@@ -44,6 +45,7 @@ class Request:
         self.budget_bytes = budget_bytes
         self.codes = codes
         self.predicate = predicate
+        self.checked = checked
         self.result: ReadResult | None = None
         self.failure: Refused | StoreError | None = None
 
@@ -89,10 +91,12 @@ class QueueReader:
         budget_bytes: int,
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
+        checked: bool = True,
     ) -> ReadResult | None:
         """Return readable records of *queue* from *offset* on, at most *count_max*; None if a thread must read them.
 
-        Limits, filters and results are those of `Store.read`. Far behind the tail, *predicate* is called in a thread.
+        Limits, filters, *checked* and results are those of `Store.read_near`. Far behind the tail, *predicate* is
+        called in a thread.
 
         Raises:
           Refused: the predicate failed, or a damaged block of entries cannot be rebuilt.
@@ -107,9 +111,9 @@ class QueueReader:
             if request is not None and request.offset == offset and request.queue is queue:
                 self._work(start)
                 return None
-        result = self._store.read_near(queue, offset, count_max, budget_bytes, codes, predicate)
+        result = self._store.read_near(queue, offset, count_max, budget_bytes, codes, predicate, checked)
         if result is None:
-            self._line[place] = Request(queue, offset, count_max, budget_bytes, codes, predicate)
+            self._line[place] = Request(queue, offset, count_max, budget_bytes, codes, predicate, checked)
             self._work(start)
         elif self._line:
             self._line.pop(place, None)
@@ -160,6 +164,7 @@ class QueueReader:
                         request.budget_bytes,
                         request.codes,
                         request.predicate,
+                        request.checked,
                     )
                 except (Refused, StoreError) as error:
                     request.failure = error

@@ -19,8 +19,7 @@ from threading import Lock
 from typing import Final, TypeAlias, final
 
 from martlet.checksum import crc32
-from martlet.store.files import Files
-from martlet.store.layout import (
+from martlet.records.layout import (
     BLANK_ENTRY,
     BLANK_SIZE,
     ENTRY,
@@ -28,11 +27,12 @@ from martlet.store.layout import (
     POSITION_SIZE,
     RECORD_BYTES_MIN,
     TOPIC_V1_BYTES_MAX,
+    Dispatcher,
 )
+from martlet.steps import Steps, off_loop
+from martlet.store.files import Files
 from martlet.store.light import is_light
 from martlet.store.segments import NAME_DIGITS, numbered_names
-from martlet.store.tags import Dispatcher
-from martlet.turns import Steps, off_loop
 
 __all__ = ["BlockDamaged", "Queue", "QueueFiles", "Queues", "Unsaved", "position_in", "queue_ids"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from enum import IntEnum, unique
 from typing import Final, final
 
-from martlet.store.codec import check_record, has_record_crc, write_record_crc
-from martlet.store.layout import (
+from martlet.records.codec import check_record, has_record_crc, write_record_crc
+from martlet.records.layout import (
     BLANK_SIZE,
     ENTRY,
     ENTRY_BYTES,
@@ -93,6 +93,11 @@ class ReadResult:
                     return
                 self.size += record.size
                 count -= 1
+
+    def cut_before(self, offset: int) -> None:
+        """Keep only the messages before *offset* of the queue."""
+        self.cut(sum(record.queue_offset < offset for piece in self.pieces for record in record_views(piece)))
+        self.next_offset = min(self.next_offset, offset)
 
     def __repr__(self) -> str:
         return f"<ReadResult {self.status.name} next {self.next_offset} count {self.count} size {self.size}>"

@@ -16,10 +16,10 @@ from typing import Final, final
 
 import trio
 
+from martlet.records.layout import ENTRY_BYTES
 from martlet.store.atomic import NOWHERE
 from martlet.store.checkpoint import Checkpoint
 from martlet.store.foreign import ForeignQueues
-from martlet.store.layout import ENTRY_BYTES
 from martlet.store.queue_journal import Journal, QueueState
 from martlet.store.queues import BlockDamaged, Queue, Queues, queue_ids
 from martlet.store.repair import Repair

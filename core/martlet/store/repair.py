@@ -8,9 +8,9 @@ them again. Where the log lost a record too, its place becomes a hole.
 import logging
 from typing import Final, final
 
+from martlet.records.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from martlet.store.dry_disk import DryDisk
 from martlet.store.files import Files
-from martlet.store.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from martlet.store.queues import BlockDamaged, Queue, QueueFiles, Queues
 from martlet.store.scan import BLOCK_BYTES, NOWHERE, UNSAVED_RECORDS_MAX, Scan
 from martlet.store.segments import Segments

@@ -8,11 +8,8 @@ from collections.abc import Callable
 from typing import Final, final
 
 from martlet.checksum import crc32
-from martlet.store.atomic import FIRST, LAST, MARK_AT, NOWHERE, lacks_magic, valid_after, whole_group
-from martlet.store.codec import MARK_FIRST, MARK_LAST, RECORD_CRC_BYTES, record_crc_holds
-from martlet.store.files import is_full
-from martlet.store.key_index import KeyIndex
-from martlet.store.layout import (
+from martlet.records.codec import MARK_FIRST, MARK_LAST, RECORD_CRC_BYTES, record_crc_holds
+from martlet.records.layout import (
     BLANK_MAGIC,
     ENTRY,
     FILLER,
@@ -31,6 +28,9 @@ from martlet.store.layout import (
     RecordView,
     part_offsets,
 )
+from martlet.store.atomic import FIRST, LAST, MARK_AT, NOWHERE, lacks_magic, valid_after, whole_group
+from martlet.store.files import is_full
+from martlet.store.key_index import KeyIndex
 from martlet.store.light import MULTI, light_places
 from martlet.store.notes import is_note, read_note
 from martlet.store.order import Order

@@ -4,8 +4,8 @@ import logging
 from bisect import bisect_right
 from typing import Final, final
 
+from martlet.records.layout import FRONT_BYTES, MAGICS, RecordView
 from martlet.store.files import Files
-from martlet.store.layout import FRONT_BYTES, MAGICS, RecordView
 
 __all__ = ["Segment", "Segments", "numbered_names"]
 

@@ -9,7 +9,7 @@ million for a thousand. An entry can match different codes in different columns,
 from functools import lru_cache
 from typing import Final
 
-from martlet.store.layout import CODE, CODE_AT, ENTRY_BYTES
+from martlet.records.layout import CODE, CODE_AT, ENTRY_BYTES
 
 __all__ = ["matching_entries"]
 

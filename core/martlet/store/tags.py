@@ -5,19 +5,15 @@ in RocketMQ's schedule topic it is the time at which the message is due (CommitL
 """
 
 import logging
-from collections.abc import Callable
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 from martlet.message import find_property
-from martlet.store.codec import tags_code
+from martlet.records.codec import tags_code
+from martlet.records.layout import Dispatcher
 
-__all__ = ["Dispatcher", "TagCodes", "find_tags", "guarded_dispatcher"]
+__all__ = ["TagCodes", "find_tags", "guarded_dispatcher"]
 
 logger = logging.getLogger("martlet.store")
-
-# Returns the code of a message, an i64, from its properties and its store time. A rebuild of the queue calls it again,
-# so the result must depend on nothing else.
-Dispatcher: TypeAlias = Callable[[bytes, int], int]
 
 # Tags to cache in each of two generations: more than most MQTT brokers have topic names. Longer tags are not cached, so
 # both generations together use less than 48 MB.

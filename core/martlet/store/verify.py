@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, final
 
 from martlet.message import Record, find_property
+from martlet.records.layout import ENTRY_BYTES, POSITION_SIZE, PREPARED, ROLLBACK, TRANSACTION_MASK
 from martlet.store.checkpoint import read_checkpoint
 from martlet.store.files import Disk, Files
 from martlet.store.key_index import HEADER, ITEM, ITEM_BYTES, SLOT_BYTES, IndexFile, KeyIndex
-from martlet.store.layout import ENTRY_BYTES, POSITION_SIZE, PREPARED, ROLLBACK, TRANSACTION_MASK
 from martlet.store.light import places
 from martlet.store.log import Store
 from martlet.store.queue_journal import Journal

@@ -10,18 +10,14 @@ from typing import Final, TypeAlias, final
 from martlet.checksum import crc32
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
-from martlet.store.admission import Admission
-from martlet.store.atomic import MARK_AT, group_flags
-from martlet.store.codec import (
+from martlet.records.codec import (
     encode_record,
     record_size,
     with_room_for_record_crc,
     without_record_crc,
     write_record_crc,
 )
-from martlet.store.committer import Committer
-from martlet.store.config import StoreConfig
-from martlet.store.layout import (
+from martlet.records.layout import (
     ENTRY,
     FILLER_BYTES,
     HEAD,
@@ -34,6 +30,10 @@ from martlet.store.layout import (
     TRANSACTION_MASK,
     Buffer,
 )
+from martlet.store.admission import Admission
+from martlet.store.atomic import MARK_AT, group_flags
+from martlet.store.committer import Committer
+from martlet.store.config import StoreConfig
 from martlet.store.light import MULTI, is_light, light_topics, may_be_indexed, with_places, without_offsets
 from martlet.store.page_cache import LogWriter
 from martlet.store.queues import Queue, Queues

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
+from martlet.steps import Steps
 from martlet.store.light import is_light
 from martlet.tables import names
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
-from martlet.turns import Steps
 
 __all__ = ["BUILT_IN", "Group", "Groups", "check_group_name"]
 

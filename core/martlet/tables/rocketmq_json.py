@@ -13,8 +13,8 @@ import orjson
 
 from martlet.clock import Clock
 from martlet.errors import Refused, StoreError
+from martlet.steps import Pace, Steps
 from martlet.tables.saved import NO_POSITION, POSITION_KEY
-from martlet.turns import Pace, Steps
 
 __all__ = ["DataVersion", "head_of", "parse", "reading", "render_in_steps"]
 

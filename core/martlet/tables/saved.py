@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Final, final
 
 from martlet.errors import StoreError
+from martlet.steps import Steps
 from martlet.store import Store
-from martlet.turns import Steps
 
 __all__ = ["NO_POSITION", "POSITION_KEY", "Table", "Tables"]
 

@@ -9,12 +9,12 @@ from typing import Any, Final, final
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused, StoreError
+from martlet.steps import Steps
 from martlet.store import Queue, Store
 from martlet.store.light import is_light
 from martlet.tables import names
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps
 from martlet.tables.saved import NO_POSITION, Table
-from martlet.turns import Steps
 
 __all__ = [
     "BROKER_TOPICS",

@@ -221,6 +221,9 @@ class RecordingPeer:
     def wake(self) -> None:
         self.wakes += 1
 
+    def wake_last(self) -> None:
+        self.wakes += 1
+
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         self.started.append((work, args))
 

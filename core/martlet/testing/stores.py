@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any, Final, final
 
 from martlet.message import Message
+from martlet.records.codec import decode_records
+from martlet.records.layout import Buffer
 from martlet.store import Store, StoreConfig
-from martlet.store.codec import decode_records
-from martlet.store.layout import Buffer
 from martlet.store.queues import Queue
 
 __all__ = ["HOST", "ManualClock", "bodies", "drain", "message", "small_config"]

@@ -9,9 +9,9 @@ from martlet.config import setting
 from martlet.contracts import RecordView
 from martlet.message import Message, Record
 from martlet.plugins.hooks import Hooks
+from martlet.records.codec import decode_record
 from martlet.state import NOTHING, Pages, Projection, pack_rows, unpack_rows
-from martlet.store.codec import decode_record
-from martlet.turns import Pace, Steps
+from martlet.steps import Pace, Steps
 
 FORMAT: Final = 2
 

@@ -6,8 +6,8 @@ import msgpack  # type: ignore[import-untyped]
 
 from martlet.access import TopicFigures
 from martlet.delivery.subscriptions import Start
+from martlet.steps import Steps
 from martlet.store import Queue
-from martlet.turns import Steps
 
 __all__ = ["Cursors"]
 

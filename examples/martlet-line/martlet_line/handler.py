@@ -26,8 +26,8 @@ from martlet.delivery.subscriptions import (
 )
 from martlet.errors import NotReady, Reason, Refused
 from martlet.message import Message, Placed
+from martlet.steps import Steps, resume
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, is_reserved
-from martlet.turns import Steps, resume
 from martlet_line.codec import HELP, encode_error, frames
 from martlet_line.config import LineConfig
 from martlet_line.connection import Event

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from martlet.contracts import Buffer
 from martlet.errors import RemoteProtocolError
 from martlet.message import Message, encode_properties
-from martlet.store.codec import encode_record
+from martlet.records.codec import encode_record
 from martlet_line.codec import HELP, Limits, Received, decode, decode_batch, encode, encode_error, frames
 from martlet_line.packets import (
     Ack,

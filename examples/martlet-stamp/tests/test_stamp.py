@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from martlet.message import Message
+from martlet.records.codec import decode_record
 from martlet.settings import BrokerConfig
-from martlet.store.codec import decode_record
 from martlet.testing.peers import serving
 from martlet_stamp import StampConfig, StampPlugin
 

@@ -9,8 +9,8 @@ from topics_talk import Came, Talk, topics_broker
 from martlet.contracts import Identity
 from martlet.delivery.interest import FilterTrie
 from martlet.message import Message
-from martlet.store.codec import encode_record
-from martlet.store.layout import RecordView
+from martlet.records.codec import encode_record
+from martlet.records.layout import RecordView
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, small_config
 from martlet_topics.config import TopicsConfig

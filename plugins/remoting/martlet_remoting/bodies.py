@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from martlet.turns import Pace, Steps
+from martlet.steps import Pace, Steps
 
 from .codes import ResponseCode
 from .context import Declined

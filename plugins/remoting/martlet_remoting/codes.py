@@ -229,6 +229,13 @@ class RequestCode:
     # Martlet's own, for its commands.
     LIST_TRANSACTIONS: Final = 31001
     END_TRANSACTION_AS_ADMIN: Final = 31002
+    BULK_READ: Final = 31003
+    # Martlet's own, for those who coordinate transactions themselves, such as Spark.
+    BEGIN_EXTERNAL_TRANSACTIONS: Final = 31010
+    STAGE_EXTERNAL_MESSAGES: Final = 31011
+    COMMIT_EXTERNAL_TRANSACTION: Final = 31012
+    ABORT_EXTERNAL_TRANSACTION: Final = 31013
+    LIST_EXTERNAL_TRANSACTIONS: Final = 31014
 
 
 @final

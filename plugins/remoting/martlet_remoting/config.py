@@ -74,6 +74,22 @@ class RemotingConfig:
         low=1,
         high=8_388_608,
     )
+    bulk_frame_bytes: int = setting(
+        262_144,
+        "size of one frame of a bulk read; ordinary consumers wait for the one that is being sent",
+        unit="bytes",
+        low=4096,
+        high=8_388_608,
+    )
+    bulk_bytes_max: int = setting(
+        67_108_864, "largest credit of a bulk read; its reader then asks again", unit="bytes", low=65_536, high=1 << 40
+    )
+    bulk_reads_max: int = setting(
+        4096, "unfinished bulk reads of all connections; more are answered SYSTEM_BUSY", unit="reads", low=1
+    )
+    bulk_reads_peer_max: int = setting(
+        1024, "unfinished bulk reads per connection; more are answered SYSTEM_BUSY", unit="reads", low=1
+    )
     suspend_ms_max: int = setting(
         60_000, "longest wait of a pull; clients give up after 30 s", unit="ms", low=1, high=3_600_000
     )

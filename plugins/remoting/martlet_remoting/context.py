@@ -19,9 +19,10 @@ from martlet.access import Gate
 from martlet.broker import Broker
 from martlet.contracts import Peer, Timers, Transactions
 from martlet.errors import MartletError, NotReady, Reason, Refused, StoreError, StoreFailed
+from martlet.steps import Steps
 from martlet.tables.topics import Topic
-from martlet.turns import Steps
 
+from .bulk_reads import BulkReads, PendingBulkReads
 from .codec import encode_command, encode_response, encode_response_in_pieces
 from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, ResponseCode
 from .cold_reads import ColdReads
@@ -62,6 +63,7 @@ REASON_CODES: Final = {
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
     # As RocketMQ 5 AuthenticationPipeline; 4.x answers SYSTEM_ERROR.
     Reason.CREDENTIALS: ResponseCode.NO_PERMISSION,
+    Reason.FENCED: ResponseCode.ILLEGAL_OPERATION,
     Reason.ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
     # As Java brokers, which read a missing field as null and fail later.
     Reason.MALFORMED: ResponseCode.SYSTEM_ERROR,
@@ -116,6 +118,9 @@ class RemotingState:
         self.locks: Final = QueueLocks(config.lock_s, config.locks_peer_max, broker.topics.has_queue)
         self.parked: Final = ParkedPulls(broker.store, self.deadlines, config.parked_max)
         self.pops: Final = PopGroups(broker, self.deadlines, self.now, config.pops_waiting_max, config.pops_line_max)
+        self.bulk_reads: Final = BulkReads(
+            broker.store, self.deadlines, self.now, config.bulk_reads_max, config.bulk_reads_peer_max
+        )
         self.rates: Final = Rates(broker.topics, broker.store, self.now, broker.clock.now_ms)
         self.cold: Final = ColdReads(self.now, broker.clock.now_ms)
         self.contexts: Final[dict[Context, None]] = {}
@@ -130,6 +135,7 @@ class RemotingState:
     def _topic_changed(self, topic: Topic | None) -> None:
         if topic is None:  # a topic was deleted
             self.parked.wake_gone(self.broker.topics)
+            self.bulk_reads.end_waits()
 
     def _group_changed(self, name: str) -> None:
         if self.broker.groups.get(name) is None:  # it was deleted
@@ -155,6 +161,7 @@ class RemotingState:
             "refused_by_code": {str(code): count for code, count in sorted(counters.refusals.items())},
             "parked_pulls": self.parked.waiting,
             "parked_pulls_given_up": self.parked.given_up,
+            "bulk_reads": self.bulk_reads.count,
             **self.pops.statistics(),
             "locked_queues": len(self.locks),
             **self.members.statistics(),
@@ -209,7 +216,7 @@ class _PendingRequest:
 class Context:
     """The state of one connection, for request handlers."""
 
-    __slots__ = ("_asked", "_opaque", "_signed_gate", "fast", "own_gate", "peer", "pops", "pulls", "state")
+    __slots__ = ("_asked", "_opaque", "_signed_gate", "bulk", "fast", "own_gate", "peer", "pops", "pulls", "state")
 
     def __init__(self, state: RemotingState, peer: Peer, *, fast: bool = False) -> None:
         self.state = state
@@ -217,14 +224,15 @@ class Context:
         self.fast = fast  # a connection of the VIP port
         self.pulls = PendingPulls(peer, state.config.parked_peer_max, state.broker.store)
         self.pops = PendingPops(peer)
+        self.bulk = PendingBulkReads(peer, state.bulk_reads)
         self._asked: dict[int, _PendingRequest] = {}
         self._opaque = 0
         self.own_gate: Gate | None = None  # of the connection's own identity, from the first request on
         self._signed_gate: Gate | None = None  # of the identity that signed the last signed request
 
     def __len__(self) -> int:
-        """How many pulls and pops of this connection wait."""
-        return len(self.pulls.held) + len(self.pops.held)
+        """How many pulls, pops and bulk reads of this connection wait."""
+        return len(self.pulls.held) + len(self.pops.held) + len(self.bulk.unfinished)
 
     def gate(self, command: Command) -> Gate:
         """Return the gate of the identity that signed *command*, else of the connection's own identity."""
@@ -297,6 +305,7 @@ class Context:
         self.state.locks.drop(self)
         self.state.parked.drop(self.pulls)
         self.state.pops.drop(self.pops)
+        self.state.bulk_reads.drop(self.bulk)
         for opaque in list(self._asked):
             self.finish(opaque, None)
 

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, final
 
 import orjson
 
-from martlet.turns import Pace, Steps, finish_now
+from martlet.steps import Pace, Steps, finish_now
 
 from .packets import MessageQueue
 

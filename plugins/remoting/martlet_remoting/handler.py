@@ -1,7 +1,7 @@
 """Dispatches the commands of a connection: requests to their handlers, answers to the requests that we sent.
 
 Nearly all requests are handled immediately. A handler that takes more than a few milliseconds is a generator and
-continues in slices (`martlet.turns`). Waiting pulls and requests to clients are finished later: by other commands,
+continues in slices (`martlet.steps`). Waiting pulls and requests to clients are finished later: by other commands,
 by the store's watchers and by `Deadlines`.
 """
 
@@ -12,7 +12,7 @@ import trio
 
 from martlet.contracts import Buffer, Peer
 from martlet.errors import MartletError, NotReady, Refused
-from martlet.turns import Steps, resume
+from martlet.steps import Steps, resume
 
 from .codec import FrameBuffer
 from .codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
@@ -22,6 +22,8 @@ from .handlers import (
     acks,
     admin,
     assignments,
+    bulk,
+    external,
     groups,
     offsets,
     pops,
@@ -44,6 +46,7 @@ TABLE: Final[dict[int, Handle]] = {
     **send.TABLE,
     **recalls.TABLE,
     **pull.TABLE,
+    **bulk.TABLE,
     **pops.TABLE,
     **acks.TABLE,
     **offsets.TABLE,
@@ -51,12 +54,13 @@ TABLE: Final[dict[int, Handle]] = {
     **assignments.TABLE,
     **sendback.TABLE,
     **transactions.TABLE,
+    **external.TABLE,
     **replies.TABLE,
     **query.TABLE,
     **admin.TABLE,
 }
 # The VIP port is for requests that must not wait behind pulls; clients never pull there.
-WAITING: Final = frozenset((*pull.TABLE.values(), *pops.TABLE.values()))
+WAITING: Final = frozenset((*pull.TABLE.values(), *pops.TABLE.values(), *bulk.TABLE.values()))
 FAST_TABLE: Final[dict[int, Handle]] = {code: handle for code, handle in TABLE.items() if handle not in WAITING}
 
 # How long a request waits for a rebuild: longer than most rebuilds take, shorter than clients wait.
@@ -208,11 +212,13 @@ class RemotingHandler:
         )
 
     def collect(self, budget_bytes: int) -> None:
-        """Send answers to pulls and pops, up to *budget_bytes* of each."""
+        """Send answers to pulls, pops and bulk reads, up to *budget_bytes* of each."""
         if self.context.pulls.ready:
             pull.collect(self.context, budget_bytes)
         if self.context.pops.ready:
             pops.collect(self.context, budget_bytes)
+        if self.context.bulk.ready:
+            bulk.collect(self.context, budget_bytes)
 
     def closed(self, reason: str) -> None:
         """The connection is gone."""

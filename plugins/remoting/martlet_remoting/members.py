@@ -21,8 +21,8 @@ import trio
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
 from martlet.net.complaints import Complaints
+from martlet.steps import Pace, Steps
 from martlet.tables.groups import Groups
-from martlet.turns import Pace, Steps
 
 from .codes import RequestCode
 from .packets import Command, MessageQueue

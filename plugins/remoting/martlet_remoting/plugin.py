@@ -21,7 +21,7 @@ from .connection import RemotingConnection
 from .context import RemotingState
 from .dialing import NameServerDialer
 from .handler import RemotingHandler
-from .handlers import pops
+from .handlers import bulk, pops
 from .handlers.groups import make_retry_topic
 from .handlers.pull import finish
 from .nameserver.server import NameServer
@@ -175,6 +175,7 @@ class RemotingPlugin(Hooks):
             await turns.finish(state.locks.expire(now))
             state.parked.sweep()
             state.pops.sweep()
+            state.bulk_reads.sweep()
 
     def martlet_commands(self) -> Sequence[Command]:
         from .commands import COMMANDS  # imported here because a running broker does not need the client
@@ -197,9 +198,11 @@ class RemotingPlugin(Hooks):
         self._stopping = True
         self._state.parked.answer_all()
         self._state.pops.answer_all()
+        self._state.bulk_reads.stop()
         for context in list(self._state.contexts):
             finish(context)
             pops.finish(context)
+            bulk.finish(context)
             context.peer.wake()
 
     def martlet_reload(self) -> None:

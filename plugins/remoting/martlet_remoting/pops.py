@@ -28,7 +28,7 @@ from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.share import MemberPeer, Share
 from martlet.delivery.subscriptions import Delivery, Start, from_earliest
 from martlet.errors import Reason, Refused
-from martlet.store.layout import I32
+from martlet.records.layout import I32
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 
 from .deadlines import Deadlines

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import final
 
 from martlet.message import Message, Record, find_property
-from martlet.store.codec import encode_record
+from martlet.records.codec import encode_record
 
 from .codes import RequestCode
 from .context import RemotingState

@@ -14,7 +14,7 @@ from typing import Final, final
 import orjson
 
 from martlet.errors import Reason, Refused, RemoteProtocolError
-from martlet.turns import Pace, Steps
+from martlet.steps import Pace, Steps
 
 from .codes import VERSION_3_0_11, VERSION_5_0_0
 from .fastjson import BODY_BYTES_MAX, VALUES_MAX, Lazy, dumps_in_steps

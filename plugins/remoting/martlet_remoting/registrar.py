@@ -18,8 +18,9 @@ import trio
 from martlet.broker import Broker
 from martlet.errors import MartletError, Refused, RemoteProtocolError
 from martlet.net.addresses import split_address
+from martlet.steps import Steps, finish_now
 from martlet.tables.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic
-from martlet.turns import Steps, Turns, finish_now
+from martlet.turns import Turns
 
 from .codec import FrameBuffer, encode_command_in_pieces
 from .codes import ANSWER_LANGUAGE, RequestCode, ResponseCode

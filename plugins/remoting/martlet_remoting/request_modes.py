@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from martlet.errors import Reason, Refused
+from martlet.steps import Steps
 from martlet.tables.groups import Groups
 from martlet.tables.rocketmq_json import parse, reading, render_in_steps
 from martlet.tables.saved import NO_POSITION, Table
 from martlet.tables.topics import RETRY_PREFIX, Topic, Topics
-from martlet.turns import Steps
 
 __all__ = ["MODES", "POP", "PULL", "RequestMode", "RequestModes"]
 

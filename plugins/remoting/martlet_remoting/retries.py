@@ -7,8 +7,8 @@ none waits longer than the longest delay.
 """
 
 from martlet.delivery.redelivery import pause_ms
+from martlet.records.layout import RecordView, record_views
 from martlet.store import ReadResult
-from martlet.store.layout import RecordView, record_views
 
 __all__ = ["hold_back"]
 

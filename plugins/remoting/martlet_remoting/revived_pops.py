@@ -22,10 +22,10 @@ from martlet.delivery.lease_notes import LeaseState
 from martlet.errors import NotReady, Refused, StoreError
 from martlet.message import Record, find_property
 from martlet.persistence import save
+from martlet.records.codec import decode_records, tags_code
+from martlet.steps import Pace, Steps
 from martlet.store import Queue
-from martlet.store.codec import decode_records, tags_code
 from martlet.tables.topics import REVIVE_PREFIX, TIMER_TOPIC
-from martlet.turns import Pace, Steps
 
 from .bodies import integer, text
 from .fastjson import loads

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from martlet.errors import RemoteProtocolError
-from martlet.turns import Steps
+from martlet.steps import Steps
 
 from . import fastjson
 

@@ -10,7 +10,7 @@ from typing import Final, final
 from martlet.broker import Broker
 from martlet.delivery.selection import TAG, Selection, split_tags
 from martlet.errors import Reason, Refused
-from martlet.store.codec import tags_code
+from martlet.records.codec import tags_code
 
 __all__ = ["Subscription", "select"]
 

@@ -12,7 +12,7 @@ from .context import supports_delays, supports_transactions
 if TYPE_CHECKING:
     from martlet.broker import Broker
 
-__all__ = ["TIMER_KEYS", "no_transactions", "refuse_unheld"]
+__all__ = ["TIMER_KEYS", "no_external_transactions", "no_transactions", "refuse_unheld"]
 
 TIMER_KEYS: Final = ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
 
@@ -44,4 +44,9 @@ def refuse_unheld(broker: "Broker") -> Stage:
 
 def no_transactions(broker: "Broker") -> Refused:
     text = f"the broker[{broker.config.name}] sending transaction message is forbidden"
+    return Refused(Reason.NO_PERMISSION, f"{text}; add the plugin tx to plugins.enabled")
+
+
+def no_external_transactions(broker: "Broker") -> Refused:
+    text = f"the broker[{broker.config.name}] does not support external transactions"
     return Refused(Reason.NO_PERMISSION, f"{text}; add the plugin tx to plugins.enabled")

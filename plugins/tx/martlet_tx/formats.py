@@ -9,7 +9,7 @@ from typing import Final
 
 from martlet.contracts import HalfMessage
 from martlet.message import Message, Record, find_property, put_properties, put_property, remove_property
-from martlet.store.layout import TRANSACTION_MASK
+from martlet.records.layout import TRANSACTION_MASK
 
 __all__ = [
     "CHECK_TIMES",

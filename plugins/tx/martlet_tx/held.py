@@ -15,15 +15,15 @@ from martlet.broker import Broker
 from martlet.contracts import HalfMessage, PendingTransaction, Transactions
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError, StoreFailed
 from martlet.message import Message, Record, find_property
+from martlet.records.codec import decode_record
+from martlet.records.layout import PREPARED, TRANSACTION_MASK, Buffer, RecordView, record_views
 from martlet.stages import Stages
 from martlet.state.journal import NEXT_COMMIT
+from martlet.steps import WaitingSteps
 from martlet.store import Queue
-from martlet.store.codec import decode_record
-from martlet.store.layout import PREPARED, TRANSACTION_MASK, Buffer, RecordView, record_views
 from martlet.store.reading import ReadResult
 from martlet.store.writer import RunItem
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
-from martlet.turns import WaitingSteps
 
 from .config import TxConfig
 from .formats import (

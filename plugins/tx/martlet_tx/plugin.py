@@ -1,16 +1,18 @@
-"""The plugin: holds half messages, ends transactions and has producers asked about those that did not end."""
+"""The plugin: half messages and their transactions, checks of those that did not end, and external transactions."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from martlet.broker import Broker
-from martlet.contracts import Service, Stage, Transactions
+from martlet.contracts import ExternalTransactions, Service, Stage, Transactions
 from martlet.plugins.hooks import Hooks
+from martlet.records.layout import PREPARED
 from martlet.state import Projection
-from martlet.store.layout import PREPARED
 
 from .checks import Checks
 from .config import TxConfig
+from .external.state import ExternalState
+from .external.transactions import StagedTransactions
 from .formats import HALF_TOPIC, OP_TOPIC
 from .held import HeldTransactions
 from .projection import PendingTransactions
@@ -28,6 +30,7 @@ class TxPlugin(Hooks):
         super().__init__(config)
         self._config = config
         self._held: HeldTransactions | None = None
+        self._external: StagedTransactions | None = None
 
     def _of(self, broker: Broker) -> HeldTransactions:
         """Return the transactions of *broker*, the same for all hooks."""
@@ -37,8 +40,14 @@ class TxPlugin(Hooks):
             state.renew = self._held.roll
         return self._held
 
+    def _external_of(self, broker: Broker) -> StagedTransactions:
+        """Return the external transactions of *broker*, the same for all hooks."""
+        if self._external is None:
+            self._external = StagedTransactions(broker, self._config, ExternalState())
+        return self._external
+
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
-        return {Transactions: self._of(broker)}
+        return {Transactions: self._of(broker), ExternalTransactions: self._external_of(broker)}
 
     def martlet_stages(self, broker: Broker) -> Sequence[Stage]:
         return (Stage(self._of(broker).hold, ("TRAN_MSG",), PREPARED),)
@@ -46,9 +55,11 @@ class TxPlugin(Hooks):
     def martlet_projections(self, broker: Broker) -> Sequence[Projection]:
         for topic in HALF_TOPIC, OP_TOPIC:
             broker.topics.ensure(topic, 1)
-        return (self._of(broker).state,)
+        return (self._of(broker).state, self._external_of(broker).state)
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         checks = Checks(broker, self._config, self._of(broker))
         broker.stats.add("transactions", checks.statistics)
-        return (checks.run,)
+        external = self._external_of(broker)
+        broker.stats.add("external_transactions", external.statistics)
+        return (checks.run, external.run)

@@ -4,21 +4,7 @@ These are for trio. `martlet_remoting.client.aio` has the same for asyncio, and
 `martlet_remoting.client.blocking` for plain synchronous code.
 """
 
-from martlet_remoting.packets import MessageQueue
-from martlet_remoting.signatures import SigningKey
-
-from .admin import Admin, Cluster, Member, QueueLag, QueueStats
-from .allocation import (
-    Allocation,
-    Average,
-    AverageByCircle,
-    ByConfig,
-    ByMachineRoom,
-    ConsistentHash,
-    MachineRoomNearby,
-)
-from .consumer import ConsumeFrom, MessageModel, PushConsumer
-from .errors import (
+from martlet_remoting.answers.errors import (
     Attempt,
     BadAnswer,
     BrokerError,
@@ -33,15 +19,30 @@ from .errors import (
     RouteNotFound,
     SendFailed,
 )
+from martlet_remoting.answers.messages import DamagedMessage, ReceivedMessage
+from martlet_remoting.answers.routes import Route, TopicQueues
+from martlet_remoting.packets import MessageQueue
+from martlet_remoting.signatures import SigningKey
+
+from .admin import Admin, Cluster, Member, QueueLag, QueueStats
+from .allocation import (
+    Allocation,
+    Average,
+    AverageByCircle,
+    ByConfig,
+    ByMachineRoom,
+    ConsistentHash,
+    MachineRoomNearby,
+)
+from .consumer import ConsumeFrom, MessageModel, PushConsumer
 from .listening import Listener, Outcome
-from .messages import DamagedMessage, Message, ReceivedMessage, SendResult, SendStatus
+from .messages import Message, SendResult, SendStatus
 from .network import Settings
 from .popping import PopConsumer, PoppedMessage
 from .producer import Producer, Selector, select_by_hash
 from .puller import PullConsumer
 from .pulling import Expression, Pulled, PullStatus, Sql
 from .request_reply import Reply
-from .routes import Route, TopicQueues
 from .transactions import Check, Execute, TransactionProducer, TransactionResult, TransactionState
 
 __all__ = [

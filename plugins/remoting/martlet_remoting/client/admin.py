@@ -6,12 +6,8 @@ from typing import Final, final
 
 import trio
 
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import MessageQueue
-
-from . import bodies
-from .arguments import I32_MAX, check_integer, check_queue, check_text_mapping, check_time_ms, check_type
-from .errors import (
+from martlet_remoting.answers import bodies
+from martlet_remoting.answers.errors import (
     BadAnswer,
     BrokerError,
     ClientError,
@@ -20,12 +16,17 @@ from .errors import (
     RequestTimeout,
     RouteNotFound,
 )
-from .messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, check_group, check_topic, parse_message_id
+from martlet_remoting.answers.messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, parse_message_id
+from martlet_remoting.answers.routes import MASTER_ID, Route
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.packets import MessageQueue
+
+from .arguments import I32_MAX, check_integer, check_queue, check_text_mapping, check_time_ms, check_type
+from .messages import check_group, check_topic
 from .network import TEMPLATE_TOPIC, Client, Settings, split_address
 from .offsets import BrokerOffsets, max_offset, search_offset
 from .producer import QUEUES_MAX
 from .pulling import decode_messages
-from .routes import MASTER_ID, Route
 
 __all__ = ["Admin", "Cluster", "Member", "QueueLag", "QueueStats"]
 

@@ -13,6 +13,8 @@ from typing import Any, Self, TypeVar, Unpack, final
 
 import trio
 
+from martlet_remoting.answers.messages import ReceivedMessage
+from martlet_remoting.answers.routes import Route
 from martlet_remoting.packets import MessageQueue
 
 from . import admin, consumer, popping, producer, puller, transactions
@@ -20,13 +22,12 @@ from .admin import Cluster, Member, QueueLag, QueueStats
 from .blocking_bridge import Bridged
 from .consumer import PushConsumerOptions
 from .listening import Listener, Outcome, check_listener, is_coroutine_listener
-from .messages import Message, ReceivedMessage, SendResult
+from .messages import Message, SendResult
 from .network import Client, Settings
 from .popping import PoppedMessage
 from .producer import ProducerOptions, Selector
 from .pulling import Expression, Pulled
 from .request_reply import Reply
-from .routes import Route
 from .transactions import Check, Execute, TransactionResult, TransactionState
 
 __all__ = ["Admin", "PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]

@@ -9,6 +9,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar, Unpack, final
 
+from martlet_remoting.answers.messages import ReceivedMessage
+from martlet_remoting.answers.routes import Route
 from martlet_remoting.packets import MessageQueue
 
 from . import admin, consumer, popping, producer, puller, transactions
@@ -16,13 +18,12 @@ from .admin import Cluster, Member, QueueLag, QueueStats
 from .blocking_bridge import Bridged
 from .consumer import PushConsumerOptions
 from .listening import Listener
-from .messages import Message, ReceivedMessage, SendResult
+from .messages import Message, SendResult
 from .network import Client, Settings
 from .popping import PoppedMessage
 from .producer import ProducerOptions, Selector
 from .pulling import Expression, Pulled
 from .request_reply import Reply
-from .routes import Route
 from .transactions import Check, Execute, TransactionResult
 
 __all__ = ["Admin", "PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]

@@ -12,7 +12,8 @@ from typing import Generic, TypeVar, final
 
 import trio
 
-from .errors import ClientClosed
+from martlet_remoting.answers.errors import ClientClosed
+
 from .network import Client
 
 __all__ = ["Bridged", "Portal"]

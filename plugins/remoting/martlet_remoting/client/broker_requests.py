@@ -3,13 +3,13 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, final
 
+from martlet_remoting.answers import bodies
+from martlet_remoting.answers.messages import ReceivedMessage
 from martlet_remoting.codes import VERSION, RequestCode, ResponseCode
 from martlet_remoting.packets import Command, MessageQueue
 
-from . import bodies
 from .link import Answer
 from .listening import Outcome
-from .messages import ReceivedMessage
 from .network import Network
 from .pulling import decode_messages
 

@@ -11,18 +11,19 @@ from typing import Final, TypedDict, final
 
 import trio
 
+from martlet_remoting.answers import bodies
+from martlet_remoting.answers.errors import ClientError, RouteNotFound
+from martlet_remoting.answers.messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import MessageQueue
 
-from . import bodies
 from .allocation import Allocation, Average, check_allocation
 from .arguments import I32_MAX, check_integer, check_seconds, check_time_ms, check_type
 from .broker_requests import ConsumerRequests
 from .consumption import LOCK_RETRY_S, Concurrent, ConsumedQueue, Limits, Offsets, Ordered, Work
-from .errors import ClientError, RouteNotFound
 from .listening import Listener, Listening
 from .locks import Locks
-from .messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, check_group, check_topic
+from .messages import check_group, check_topic
 from .network import Client, Settings, heartbeat_body
 from .offsets import BrokerOffsets, LocalOffsets, max_offset, search_offset
 from .producer import unregister

@@ -12,15 +12,15 @@ from typing import Final, Protocol, final
 
 import trio
 
+from martlet_remoting.answers.errors import BrokerError, ClientError
+from martlet_remoting.answers.messages import DamagedMessage, ReceivedMessage
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUSPEND, PullHeader
 from martlet_remoting.packets import MessageQueue
 
 from .arguments import check_integer
 from .backlog import Backlog
-from .errors import BrokerError, ClientError
 from .listening import Listening, Outcome
-from .messages import DamagedMessage, ReceivedMessage
 from .network import Network
 from .pulling import PULL_MESSAGES_MAX, Pulled, PullStatus, Subscription, pull
 

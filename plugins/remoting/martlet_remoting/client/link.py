@@ -14,13 +14,13 @@ from typing import Final, TypeAlias, final
 import trio
 
 from martlet.errors import RemoteProtocolError
+from martlet_remoting.answers.errors import ConnectionLost, RequestTimeout
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from martlet_remoting.packets import Command
 from martlet_remoting.signatures import SigningKey
 
 from .arguments import check_utf8
-from .errors import ConnectionLost, RequestTimeout
 
 __all__ = ["Answer", "Handle", "Link"]
 

@@ -14,8 +14,9 @@ from typing import Final, TypeAlias, final
 
 import trio
 
+from martlet_remoting.answers.messages import ReceivedMessage
+
 from .arguments import check_callable, check_integer
-from .messages import ReceivedMessage
 
 __all__ = ["Listener", "Listening", "Outcome", "check_listener", "is_coroutine_listener"]
 

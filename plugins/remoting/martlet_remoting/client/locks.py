@@ -6,12 +6,12 @@ from typing import Final, final
 
 import trio
 
+from martlet_remoting.answers import bodies
+from martlet_remoting.answers.errors import ClientError
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import MessageQueue
 
-from . import bodies
 from .consumption import LOCK_LIVE_S, ConsumedQueue
-from .errors import ClientError
 from .network import Network
 
 __all__ = ["Locks"]

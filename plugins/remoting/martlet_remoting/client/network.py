@@ -18,14 +18,8 @@ import trio
 
 from martlet.clock import Clock, SystemClock
 from martlet.errors import MartletError
-from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
-from martlet_remoting.dialing import encrypted, why_not_opened
-from martlet_remoting.packets import Command
-from martlet_remoting.signatures import SigningKey
-
-from . import bodies
-from .arguments import check_callable, check_seconds, check_type, check_utf8
-from .errors import (
+from martlet_remoting.answers import bodies
+from martlet_remoting.answers.errors import (
     BrokerError,
     ClientClosed,
     ClientError,
@@ -34,9 +28,15 @@ from .errors import (
     RequestTimeout,
     RouteNotFound,
 )
+from martlet_remoting.answers.routes import Route, decode_route
+from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
+from martlet_remoting.dialing import encrypted, why_not_opened
+from martlet_remoting.packets import Command
+from martlet_remoting.signatures import SigningKey
+
+from .arguments import check_callable, check_seconds, check_type, check_utf8
 from .identity import Identity
 from .link import Answer, Handle, Link
-from .routes import Route, decode_route
 
 __all__ = ["Client", "Network", "Settings"]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final, final
 
 from martlet.store.files import Disk, RealDisk
+from martlet_remoting.answers import bodies
+from martlet_remoting.answers.errors import BadAnswer, BrokerError
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
 
-from . import bodies
-from .errors import BadAnswer, BrokerError
 from .network import Network
 
 __all__ = ["BrokerOffsets", "LocalOffsets", "max_offset", "min_offset", "search_offset"]

@@ -7,15 +7,16 @@ from typing import Final, final
 
 import trio
 
+from martlet_remoting.answers import bodies
+from martlet_remoting.answers.errors import BadAnswer, BrokerError, RouteNotFound
+from martlet_remoting.answers.messages import ReceivedMessage
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.headers import PopHeader
 from martlet_remoting.packets import Command
 from martlet_remoting.pop_handles import Handle, bit_set, parse_handle, real_topic, retry_flag
 
-from . import bodies
 from .arguments import check_integer, check_seconds, check_type
-from .errors import BadAnswer, BrokerError, RouteNotFound
-from .messages import ReceivedMessage, check_group, check_topic
+from .messages import check_group, check_topic
 from .network import Client, Settings
 from .pulling import ANSWER_MARGIN_S, Expression, Subscription, decode_messages, subscription_of
 

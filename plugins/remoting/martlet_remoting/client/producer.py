@@ -6,16 +6,8 @@ from zlib import crc32
 
 import trio
 
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.compression import compress
-from martlet_remoting.headers import SendHeader
-from martlet_remoting.packets import MessageQueue
-from martlet_remoting.recall_handles import decode_handle
-
-from .arguments import I32_MAX, check_callable, check_integer, check_queue, check_seconds, check_type
-from .bodies import header_text
-from .errors import (
+from martlet_remoting.answers.bodies import header_text
+from martlet_remoting.answers.errors import (
     Attempt,
     ClientError,
     ConnectionLost,
@@ -24,16 +16,16 @@ from .errors import (
     RequestTimeout,
     SendFailed,
 )
-from .messages import (
-    BODY_BYTES_MAX,
-    RETRY_PREFIX,
-    Message,
-    ReceivedMessage,
-    SendResult,
-    check_group,
-    check_topic,
-    encoded,
-)
+from martlet_remoting.answers.messages import RETRY_PREFIX, ReceivedMessage
+from martlet_remoting.batches import BatchMessage, encode_batch
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.compression import compress
+from martlet_remoting.headers import SendHeader
+from martlet_remoting.packets import MessageQueue
+from martlet_remoting.recall_handles import decode_handle
+
+from .arguments import I32_MAX, check_callable, check_integer, check_queue, check_seconds, check_type
+from .messages import BODY_BYTES_MAX, Message, SendResult, check_group, check_topic, encoded
 from .network import TEMPLATE_TOPIC, Client, Network, Settings, heartbeat_body
 from .request_reply import Reply, ReplyTo, Waiters
 from .sending import Sending, master_of

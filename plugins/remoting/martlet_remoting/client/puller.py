@@ -5,13 +5,14 @@ from typing import Final, Self, final
 
 import trio
 
+from martlet_remoting.answers.errors import ClientError
+from martlet_remoting.answers.messages import ReceivedMessage
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 from martlet_remoting.packets import MessageQueue
 
 from .arguments import check_integer, check_queue, check_seconds, check_time_ms, check_type
-from .errors import ClientError
-from .messages import ReceivedMessage, check_group, check_topic
+from .messages import check_group, check_topic
 from .network import Client, Settings
 from .offsets import BrokerOffsets, max_offset, min_offset, search_offset
 from .pulling import PULL_MESSAGES_MAX, Expression, Pulled, Sql, pull, subscription_of

@@ -7,15 +7,15 @@ from enum import Enum, unique
 from typing import Final, TypeAlias, final
 
 from martlet.errors import CorruptRecord
-from martlet.store.codec import decode_records, tags_code
+from martlet.records.codec import decode_records, tags_code
+from martlet_remoting.answers import bodies
+from martlet_remoting.answers.errors import BadAnswer, BrokerError, RouteNotFound
+from martlet_remoting.answers.messages import DamagedMessage, ReceivedMessage, received
 from martlet_remoting.codes import ResponseCode
 from martlet_remoting.headers import PullHeader
 from martlet_remoting.packets import Command, MessageQueue
 
-from . import bodies
 from .arguments import check_type, check_utf8
-from .errors import BadAnswer, BrokerError, RouteNotFound
-from .messages import DamagedMessage, ReceivedMessage, received
 from .network import Network
 
 __all__ = ["PullStatus", "Pulled", "Sql", "Subscription", "pull", "subscription_of"]

@@ -12,19 +12,21 @@ from typing import Final, final
 import trio
 
 from martlet.message import KEYS, TAGS, UNIQ_KEY, decode_properties
+from martlet_remoting.answers import bodies
+from martlet_remoting.answers.errors import BadAnswer, ClientError, MessageRefused, RouteNotFound
+from martlet_remoting.answers.messages import ReceivedMessage
+from martlet_remoting.answers.routes import Route
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.compression import CompressionError, decompress
 from martlet_remoting.packets import Command
 
-from . import bodies
-from .errors import BadAnswer, ClientError, MessageRefused, RouteNotFound
 from .link import Answer
-from .messages import CLUSTER, Message, ReceivedMessage
+from .messages import Message
 from .network import Network
-from .routes import Route
 
 __all__ = ["Reply", "ReplyTo", "Waiters", "Waiting"]
 
+CLUSTER: Final = "CLUSTER"
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"

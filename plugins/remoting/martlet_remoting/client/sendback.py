@@ -3,12 +3,13 @@
 import logging
 from typing import Final, final
 
+from martlet_remoting.answers.errors import ClientError
+from martlet_remoting.answers.messages import RETRY_PREFIX, RETRY_TOPIC, DamagedMessage, ReceivedMessage
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.compression import COMPRESSED, COMPRESSION_BITS
 from martlet_remoting.headers import SendHeader
 
-from .errors import ClientError
-from .messages import DELAY, RETRY_PREFIX, RETRY_TOPIC, DamagedMessage, ReceivedMessage, encoded
+from .messages import DELAY, encoded
 from .network import TEMPLATE_TOPIC, Network
 from .sending import Sending
 

@@ -7,12 +7,8 @@ from typing import Final, final
 
 import trio
 
-from martlet_remoting.codes import ResponseCode
-from martlet_remoting.headers import SendHeader
-from martlet_remoting.packets import Command, MessageQueue
-
-from . import bodies
-from .errors import (
+from martlet_remoting.answers import bodies
+from martlet_remoting.answers.errors import (
     Attempt,
     BrokerError,
     ClientClosed,
@@ -21,9 +17,13 @@ from .errors import (
     RouteNotFound,
     SendFailed,
 )
+from martlet_remoting.answers.routes import Route
+from martlet_remoting.codes import ResponseCode
+from martlet_remoting.headers import SendHeader
+from martlet_remoting.packets import Command, MessageQueue
+
 from .messages import SendResult, SendStatus
 from .network import TEMPLATE_TOPIC, Network
-from .routes import Route
 
 __all__ = ["BrokerFaults", "QueueChoice", "Sending", "Sent", "master_of"]
 

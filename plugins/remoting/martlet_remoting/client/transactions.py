@@ -10,14 +10,15 @@ from typing import Any, Final, TypeAlias, Unpack, final
 
 import trio
 
+from martlet_remoting.answers.errors import ClientError, MessageRefused, RouteNotFound
+from martlet_remoting.answers.messages import ReceivedMessage, parse_message_id
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import Command
 
 from .arguments import check_callable, check_integer, check_type
-from .errors import ClientError, MessageRefused, RouteNotFound
 from .link import Answer
 from .listening import CONCURRENCY_MAX
-from .messages import Message, ReceivedMessage, SendResult, SendStatus, parse_message_id
+from .messages import Message, SendResult, SendStatus
 from .network import Settings
 from .producer import Producer, ProducerOptions
 from .pulling import decode_messages

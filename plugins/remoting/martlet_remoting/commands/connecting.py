@@ -35,7 +35,16 @@ from martlet_remoting.codes import ResponseCode
 
 from .values import check_text, seconds
 
-__all__ = ["CONNECTION", "TIMEOUT_S", "Work", "add_connection", "client_settings", "talking"]
+__all__ = [
+    "CONNECTION",
+    "SECRET_VARIABLE",
+    "TIMEOUT_S",
+    "Work",
+    "add_connection",
+    "client_config",
+    "client_settings",
+    "talking",
+]
 
 CONNECTION: Final = "connection options"
 CONFIG_VARIABLE: Final = "MARTLET_CONFIG"
@@ -113,8 +122,8 @@ def add_connection(parser: argparse.ArgumentParser, timeout_s: float = TIMEOUT_S
     )
 
 
-def client_settings(arguments: Any) -> Settings:
-    """Return the settings from options, environment and configuration file; the first that sets a value wins.
+def client_config(arguments: Any) -> ClientConfig:
+    """Return the configuration from options, environment and file; the first that sets a value wins.
 
     Raises:
       ConfigError: a value is invalid.
@@ -124,7 +133,16 @@ def client_settings(arguments: Any) -> Settings:
         if "tls" not in level and any(level.get(name) for name in IMPLY_TLS):
             values["tls"] = True
         values |= level
-    config = fill(ClientConfig, values, "client")
+    return fill(ClientConfig, values, "client")
+
+
+def client_settings(arguments: Any) -> Settings:
+    """Return the settings of a client, made of `client_config`.
+
+    Raises:
+      ConfigError: a value is invalid.
+    """
+    config = client_config(arguments)
     tls = None
     if config.tls:
         tls = client_context(config.tls_ca, config.tls_cert, config.tls_key, verify=not config.tls_insecure)

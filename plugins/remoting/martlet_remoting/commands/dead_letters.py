@@ -12,6 +12,7 @@ from typing import Any, Final
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json, print_json_line
 from martlet.contracts import Command
+from martlet_remoting.answers.messages import RETRY_PREFIX
 from martlet_remoting.client import (
     Admin,
     ClientError,
@@ -20,7 +21,7 @@ from martlet_remoting.client import (
     ReceivedMessage,
     RouteNotFound,
 )
-from martlet_remoting.client.messages import RETRY_PREFIX, check_group, encoded
+from martlet_remoting.client.messages import check_group, encoded
 from martlet_remoting.client.network import TEMPLATE_TOPIC
 from martlet_remoting.client.sending import Sending
 from martlet_remoting.codes import RequestCode

@@ -8,6 +8,7 @@ import trio
 from martlet.cli.outcome import Exit, UsageError, flush_output
 from martlet.cli.terminal import body_fields, print_json, print_json_line
 from martlet.contracts import Command
+from martlet_remoting.answers.messages import parse_message_id
 from martlet_remoting.client import (
     Admin,
     ClientError,
@@ -17,7 +18,6 @@ from martlet_remoting.client import (
     ReceivedMessage,
     Sql,
 )
-from martlet_remoting.client.messages import parse_message_id
 from martlet_remoting.client.network import split_address
 
 from .connecting import add_connection, talking

@@ -4,12 +4,13 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from typing import Any
 
 import trio
 
 from martlet.cli.terminal import print_json, table
 
-from .connecting import Work, add_connection
+from .connecting import add_connection
 
 __all__ = ["add_json", "confirmed", "day_time", "one_line", "plural", "print_rows", "subcommands"]
 
@@ -18,12 +19,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def subcommands(parser: argparse.ArgumentParser, examples: str) -> Callable[[str, str, Work], argparse.ArgumentParser]:
+def subcommands(
+    parser: argparse.ArgumentParser, examples: str
+) -> Callable[[str, str, Callable[[Any], object]], argparse.ArgumentParser]:
     """Return a function that adds a subcommand (name, help, work) to *parser*; its help shows its own *examples*."""
     choices = parser.add_subparsers(metavar="ACTION", required=True)
     parser.epilog = examples
 
-    def add(name: str, text: str, work: Work) -> argparse.ArgumentParser:
+    def add(name: str, text: str, work: Callable[[Any], object]) -> argparse.ArgumentParser:
         own = [line for line in examples.splitlines() if f"{line} ".startswith(f"  {parser.prog} {name} ")]
         inner = choices.add_parser(
             name,

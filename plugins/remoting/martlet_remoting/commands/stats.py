@@ -11,8 +11,8 @@ import trio
 from martlet.cli.outcome import Exit, flush_output
 from martlet.cli.terminal import print_json, print_json_line, table
 from martlet.contracts import Command
+from martlet_remoting.answers.bodies import load_object, mapping
 from martlet_remoting.client import Admin, ClientError
-from martlet_remoting.client.bodies import load_object, mapping
 from martlet_remoting.codes import RequestCode
 
 from .connecting import add_connection, talking

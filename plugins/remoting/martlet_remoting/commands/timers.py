@@ -6,8 +6,8 @@ from typing import Any, Final
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
 from martlet.contracts import Command
+from martlet_remoting.answers.bodies import load_object
 from martlet_remoting.client import Admin, ClientError, Producer
-from martlet_remoting.client.bodies import load_object
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.recall_handles import decode_handle
 

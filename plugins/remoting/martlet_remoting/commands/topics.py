@@ -7,8 +7,8 @@ from typing import Any, Final, final
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
 from martlet.contracts import Command
+from martlet_remoting.answers.bodies import integer, load_object, mapping
 from martlet_remoting.client import Admin, ClientError
-from martlet_remoting.client.bodies import integer, load_object, mapping
 from martlet_remoting.codes import RequestCode
 
 from .connecting import talking

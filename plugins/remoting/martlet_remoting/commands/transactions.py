@@ -1,4 +1,4 @@
-"""``martlet tx``: list, show, commit and roll back pending transactions."""
+"""``martlet tx``: list, show, commit and roll back pending transactions; list producers of external ones."""
 
 import argparse
 from collections.abc import AsyncIterator, Mapping
@@ -7,8 +7,8 @@ from typing import Any, Final, cast
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json, table
 from martlet.contracts import Command
+from martlet_remoting.answers.bodies import load_object
 from martlet_remoting.client import Admin, ClientError
-from martlet_remoting.client.bodies import load_object
 from martlet_remoting.codes import RequestCode
 
 from .connecting import talking
@@ -19,6 +19,10 @@ __all__ = ["COMMAND"]
 
 PAGE: Final = 500
 COMMIT, ROLLBACK = 0x8, 0xC
+PRODUCER_COLUMNS: Final = (
+    *("broker", "identity", "producer", "epoch", "run", "committed"),
+    *("delivering", "parts", "messages", "bytes"),
+)
 COLUMNS: Final = ("broker", "number", "id", "group", "topic", "stored", "checks", "bytes")
 
 EPILOG = """\
@@ -28,6 +32,7 @@ examples:
   martlet tx show 7F0000010A2C18B4AAC2      everything about one: by its id, or by its number in the list
   martlet tx commit 7F0000010A2C18B4AAC2    deliver its message, as if its producer had committed
   martlet tx rollback 12                    drop its message
+  martlet tx producers                      who writes external transactions, and what is staged
 """
 
 Row = Mapping[str, Any]
@@ -37,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = subcommands(parser, EPILOG)
     listing = add("list", "list pending transactions", show_list)
     listing.add_argument("--count", type=whole("--count", 1), metavar="N", help="stop after this many")
+    add("producers", "list producers of external transactions, and what they have staged", show_producers)
     for name, text, work in (
         ("show", "show a pending transaction", show_one),
         ("commit", "commit a pending transaction: deliver its message", commit),
@@ -74,6 +80,31 @@ async def _pending(admin: Admin, count: int | None) -> AsyncIterator[tuple[str, 
 async def _ask(admin: Admin, address: str, ext: Mapping[str, object]) -> list[Row]:
     answer = await admin.network.ask(address, RequestCode.LIST_TRANSACTIONS, ext)
     return cast(list[Row], load_object(answer.body).get("transactions") or [])
+
+
+async def show_producers(arguments: Any) -> int:
+    rows: list[tuple[object, ...]] = []
+    async with Admin(arguments.settings) as admin:
+        for broker, address in (await admin.cluster()).masters().items():
+            async for row in _producers(admin, address):
+                staged = row["delivering"], row["parts"], row["messages"], row["bytes"]
+                known = row["identity"], row["name"], row["epoch"], row["run"], row["committed"]
+                rows.append((broker, *known, *staged))
+    print_rows(PRODUCER_COLUMNS, rows, as_json=arguments.json)
+    return Exit.OK
+
+
+async def _producers(admin: Admin, address: str) -> AsyncIterator[Row]:
+    after = {"identity": "", "producer": ""}
+    while True:
+        ext = {**after, "count": PAGE}
+        answer = await admin.network.ask(address, RequestCode.LIST_EXTERNAL_TRANSACTIONS, ext)
+        rows = cast(list[Row], load_object(answer.body).get("producers") or [])
+        for row in rows:
+            yield row
+        if len(rows) < PAGE:
+            return
+        after = {"identity": rows[-1]["identity"], "producer": rows[-1]["name"]}
 
 
 async def _find(admin: Admin, wanted: str) -> tuple[str, Row]:
@@ -127,4 +158,4 @@ async def _end(arguments: Any, how: int, done: str) -> int:
     return Exit.OK
 
 
-COMMAND = Command("tx", "list, show, commit and roll back pending transactions", configure, talking())
+COMMAND = Command("tx", "list, show, commit and roll back transactions", configure, talking())

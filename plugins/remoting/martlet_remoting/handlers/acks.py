@@ -18,8 +18,8 @@ from martlet.access import ConsumeGrant, Gate
 from martlet.delivery.share import Share
 from martlet.errors import Reason, Refused
 from martlet.state.journal import NEXT_COMMIT
+from martlet.steps import Pace, Steps
 from martlet.store import Queue
-from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import integer, items, read_body, text
 from martlet_remoting.codec import encode_ack_response, encode_response
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode

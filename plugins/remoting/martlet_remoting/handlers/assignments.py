@@ -12,8 +12,8 @@ import orjson
 
 from martlet.access import ConsumeGrant
 from martlet.errors import Reason, Refused
+from martlet.steps import Pace, Steps
 from martlet.tables.topics import QUEUES_MAX, READ, RETRY_PREFIX
-from martlet.turns import Pace, Steps
 from martlet_remoting.averages import Average, AverageByCircle
 from martlet_remoting.bodies import enum_name, integer, read_body, text
 from martlet_remoting.codes import RequestCode

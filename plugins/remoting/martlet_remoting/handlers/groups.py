@@ -12,8 +12,8 @@ from martlet.access import Gate, GroupGrant
 from martlet.broker import Broker
 from martlet.delivery.selection import EXPRESSION_CHARS_MAX, TAG, Selection
 from martlet.errors import Reason, Refused
+from martlet.steps import Pace, Steps
 from martlet.tables.groups import Group
-from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, enum_name, integer, items, queues, read_body, text
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces
@@ -39,7 +39,7 @@ SUBSCRIPTIONS_MAX: Final = 4096
 TOPIC_CHARS_MAX: Final = 255
 QUEUES_LOCKED_AT_ONCE_MAX: Final = 16_384
 CLIENT_ID_CHARS_MAX: Final = 1024
-# Costs in steps, of which one slice does `martlet.turns.STEPS_AT_ONCE`: creating a group with its retry topic, and one
+# Costs in steps, of which one slice does `martlet.steps.STEPS_AT_ONCE`: creating a group with its retry topic, and one
 # call of the authorizers. Compiling this many characters of an expression is one step.
 STEPS_OF_A_GROUP: Final = 64
 STEPS_OF_A_CHECK: Final = 8

@@ -6,8 +6,8 @@ from typing import Final
 from martlet.access import ConsumeGrant, TopicGrant
 from martlet.delivery.redelivery import LONGEST_MS
 from martlet.errors import Reason, Refused
+from martlet.steps import Steps
 from martlet.tables.topics import RETRY_PREFIX
-from martlet.turns import Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, reply, supports_delays
 from martlet_remoting.packets import Command

@@ -16,11 +16,11 @@ from martlet.delivery.share import Share
 from martlet.delivery.subscriptions import Delivery, Start, from_earliest
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.message import PROPERTIES_BYTES_MAX, Message, put_property
+from martlet.records.codec import decode_records, encode_record
+from martlet.records.layout import RecordView, with_reconsume_times
+from martlet.steps import Steps
 from martlet.store import Queue
-from martlet.store.codec import decode_records, encode_record
-from martlet.store.layout import RecordView, with_reconsume_times
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
-from martlet.turns import Steps
 from martlet_remoting.codec import encode_pop_prefix, encode_response
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Later, refuse, reply

@@ -12,9 +12,9 @@ from martlet.access import ConsumeGrant
 from martlet.broker import Broker
 from martlet.delivery.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
+from martlet.steps import Steps
 from martlet.store import ReadResult, ReadStatus
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
-from martlet.turns import Steps
 from martlet_remoting.codec import encode_pull_prefix
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig

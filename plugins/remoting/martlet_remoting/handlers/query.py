@@ -3,7 +3,7 @@
 from typing import Final
 
 from martlet.access import Gate
-from martlet.turns import Steps
+from martlet.steps import Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Beside, Context, Declined, Handle, Later, reply, reply_in_pieces
 from martlet_remoting.packets import Command, Frame

@@ -13,9 +13,9 @@ from martlet.errors import MartletError, Reason, Refused
 from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_property, remove_property
 from martlet.stages import Stages
+from martlet.steps import Steps
 from martlet.store.writer import RunItem
 from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
-from martlet.turns import Steps
 from martlet_remoting.batches import Member, split_batch
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import FLAG_ONEWAY, VERSION_3_4_9, RequestCode, ResponseCode
@@ -27,7 +27,7 @@ from martlet_remoting.recall_handles import handle_of
 from martlet_remoting.templates import Templates
 from martlet_remoting.unheld import TIMER_KEYS, no_transactions
 
-__all__ = ["TABLE", "make_message", "open_topic", "send_message", "send_run", "stamp"]
+__all__ = ["TABLE", "check_load", "make_message", "open_topic", "send_message", "send_run", "stamp"]
 
 TOPIC_CHARS_MAX: Final = 127
 MULTI_TAG: Final = 0x2
@@ -291,7 +291,7 @@ def send_message(context: Context, command: Command) -> Answer:
     gate = context.gate(command)
     grant = gate.check_publish(header.topic)
     topic = open_topic(context, grant, header)
-    _check_load(grant, state.config.unflushed_bytes_max)
+    check_load(grant, state.config.unflushed_bytes_max)
     if header.batch:
         return _send_batch(context, command, header, grant)
     properties = header.properties
@@ -357,7 +357,7 @@ def _no_body() -> Declined:
     return Declined(ResponseCode.SYSTEM_ERROR, "message body is empty; send at least one byte")
 
 
-def _check_load(grant: PublishGrant, limit: int) -> None:
+def check_load(grant: PublishGrant, limit: int) -> None:
     waiting = grant.unflushed_bytes
     if waiting > limit:
         text = f"{waiting} bytes wait to be flushed; remoting.unflushed_bytes_max is {limit}"

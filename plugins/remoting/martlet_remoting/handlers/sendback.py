@@ -9,7 +9,7 @@ from typing import Final
 from martlet.access import Gate, GroupGrant
 from martlet.errors import CorruptRecord, Reason, Refused
 from martlet.message import Message, Record, find_property, put_property
-from martlet.store.codec import decode_record
+from martlet.records.codec import decode_record
 from martlet.store.light import places
 from martlet.tables.groups import Group
 from martlet.tables.topics import RETRY_PREFIX

@@ -13,7 +13,7 @@ from martlet.broker import Broker
 from martlet.contracts import HalfMessage, PendingTransaction, Transactions
 from martlet.errors import Reason, Refused
 from martlet.message import decode_properties
-from martlet.store.codec import decode_records
+from martlet.records.codec import decode_records
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.context import Answer, Context, Declined, Handle, Later, reply
 from martlet_remoting.fields import EndHead

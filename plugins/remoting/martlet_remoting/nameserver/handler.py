@@ -5,7 +5,7 @@ from typing import final
 
 from martlet.contracts import Buffer, Peer
 from martlet.errors import Refused
-from martlet.turns import Steps, resume
+from martlet.steps import Steps, resume
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from martlet_remoting.packets import Command, Frame
 

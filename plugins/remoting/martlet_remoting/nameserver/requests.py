@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from martlet.errors import MartletError, Reason, Refused
-from martlet.turns import Steps
+from martlet.steps import Steps
 from martlet_remoting import fastjson
 from martlet_remoting.codec import encode_response, encode_response_in_pieces
 from martlet_remoting.codes import VERSION_4_9_4, RequestCode, ResponseCode

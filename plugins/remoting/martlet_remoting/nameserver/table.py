@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from martlet.errors import Reason, Refused
+from martlet.steps import Pace, Steps
 from martlet.store.light import is_light
-from martlet.turns import Pace, Steps
 from martlet_remoting.register_broker import Registration
 from martlet_remoting.routes import MASTER_ID, BrokerGroup, Route, TopicQueues, TopicShape, Version
 

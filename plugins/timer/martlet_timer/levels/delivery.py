@@ -21,9 +21,9 @@ import trio
 
 from martlet.errors import Reason, Refused, StoreError
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property
+from martlet.records.layout import RecordView, record_views
 from martlet.state import NOTHING
 from martlet.store.delays import SCHEDULE_TOPIC
-from martlet.store.layout import RecordView, record_views
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadResult
 from martlet.tables.topics import BROKER_TOPICS, TIMER_TOPIC, WRITE

@@ -16,13 +16,13 @@ import orjson
 import trio
 
 from martlet.errors import Reason, Refused, StoreError
+from martlet.records.layout import RecordView
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import Journal, read_notes
+from martlet.steps import Steps, WaitingSteps, finish_now
 from martlet.store.delays import SCHEDULE_TOPIC
-from martlet.store.layout import RecordView
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
-from martlet.turns import Steps, WaitingSteps, finish_now
 
 if TYPE_CHECKING:
     from martlet.broker import Broker

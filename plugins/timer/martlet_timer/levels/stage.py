@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final, final
 from martlet.contracts import Stage
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message, find_property, put_property, remove_property
+from martlet.records.layout import TRANSACTION_MASK
 from martlet.store.delays import SCHEDULE_TOPIC
-from martlet.store.layout import TRANSACTION_MASK
 from martlet.tables.topics import BROKER_TOPICS
 from martlet_timer.properties import LEVEL, REAL_QUEUE, REAL_TOPIC, TIME_KEYS
 

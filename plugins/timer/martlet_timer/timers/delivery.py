@@ -17,8 +17,8 @@ from martlet.broker import Broker
 from martlet.errors import MartletError, Reason, Refused, StoreError, StoreFailed
 from martlet.message import Message, Record
 from martlet.state.journal import Journal
+from martlet.steps import WaitingSteps
 from martlet.tables.topics import TIMER_TOPIC
-from martlet.turns import WaitingSteps
 from martlet_timer.lateness import Lateness
 
 from .damped_clock import DampedClock

@@ -20,11 +20,11 @@ import trio
 from martlet.checksum import crc32
 from martlet.errors import NotReady, Reason, Refused, StoreError
 from martlet.message import find_property
-from martlet.store.codec import decode_records, tags_code
-from martlet.store.layout import I32
+from martlet.records.codec import decode_records, tags_code
+from martlet.records.layout import I32
+from martlet.steps import Pace, Steps
 from martlet.tables.saved import Table
 from martlet.tables.topics import TIMER_TOPIC
-from martlet.turns import Pace, Steps
 from martlet_timer.properties import REAL_TOPIC
 
 from .delivery import TimerDelivery

@@ -5,9 +5,9 @@ from typing import Final, TypeAlias, final
 
 from martlet.errors import CorruptRecord
 from martlet.message import Record
+from martlet.records.codec import check_record, decode_record
+from martlet.records.layout import I32, RECORD_BYTES_MIN
 from martlet.store import Store
-from martlet.store.codec import check_record, decode_record
-from martlet.store.layout import I32, RECORD_BYTES_MIN
 
 __all__ = ["RECORD_BYTES_MAX", "Found", "RecordReader"]
 

@@ -13,7 +13,7 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import Final, final
 
-from martlet.turns import Pace, Steps
+from martlet.steps import Pace, Steps
 
 from .pending import HOUR_MS, Pending
 

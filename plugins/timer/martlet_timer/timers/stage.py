@@ -6,7 +6,7 @@ from typing import Final, final
 from martlet.contracts import Stage
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_property
-from martlet.store.layout import PREPARED
+from martlet.records.layout import PREPARED
 from martlet.tables.topics import BROKER_TOPICS, TIMER_TOPIC
 from martlet_timer.properties import DELAY_SEC, DELIVER_MS, REAL_QUEUE, REAL_TOPIC, TIME_KEYS
 

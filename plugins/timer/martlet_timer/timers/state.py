@@ -14,11 +14,11 @@ from typing import Final, final
 import msgpack  # type: ignore[import-untyped]
 
 from martlet.errors import StoreError
+from martlet.records.layout import RecordView
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
-from martlet.store.layout import RecordView
+from martlet.steps import Pace, Steps, WaitingSteps
 from martlet.tables.topics import TIMER_TOPIC
-from martlet.turns import Pace, Steps, WaitingSteps
 
 from .pending import Column, Frozen, Pending
 from .records import key_of, read_timer

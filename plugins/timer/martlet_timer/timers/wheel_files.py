@@ -13,8 +13,8 @@ from contextlib import suppress
 from struct import Struct
 from typing import Final
 
+from martlet.steps import Pace, Steps
 from martlet.store.files import Disk
-from martlet.turns import Pace, Steps
 
 from .records import PRECISION_MS
 

@@ -10,8 +10,8 @@ from martlet.contracts import Timers
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.net.addresses import split_address
 from martlet.stats import Stats
+from martlet.steps import Steps
 from martlet.store import StoreConfig
-from martlet.turns import Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Handle, reply, supports_transactions
 from martlet_remoting.counters import RequestCounters

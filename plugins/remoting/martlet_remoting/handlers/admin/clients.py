@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, final
 
 from martlet.errors import Refused
-from martlet.turns import Pace, Steps
+from martlet.steps import Pace, Steps
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Later, refuse, reply, reply_in_pieces

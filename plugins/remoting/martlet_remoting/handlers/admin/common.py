@@ -6,8 +6,8 @@ from typing import Final
 from martlet.access import TopicFigures
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused, RemoteProtocolError
+from martlet.steps import Steps
 from martlet.tables.topics import Topic
-from martlet.turns import Steps
 from martlet_remoting import fastjson
 from martlet_remoting.codes import ResponseCode
 from martlet_remoting.context import Beside, Context, Handle, Later, refuse

@@ -8,9 +8,9 @@ import orjson
 
 from martlet.access import Gate, GroupAdminGrant
 from martlet.errors import Reason, Refused
+from martlet.steps import Pace, Steps
 from martlet.tables.groups import Group, check_group_name
 from martlet.tables.topics import check_name
-from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import items, read_body
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.context import Context, Handle, reply, reply_in_pieces

@@ -5,8 +5,8 @@ from typing import Final
 from martlet.access import GroupAdminGrant, TopicFigures
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused
+from martlet.steps import Pace, Steps
 from martlet.tables.groups import check_group_name
-from martlet.turns import Pace, Steps
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces
 from martlet_remoting.fastjson import dumps_in_steps

@@ -4,9 +4,9 @@ from typing import Final
 
 from martlet.access import GroupGrant, TopicFigures, TopicGrant
 from martlet.broker import Broker
-from martlet.store.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
+from martlet.records.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
+from martlet.steps import Pace, Steps
 from martlet.tables.topics import Topic
-from martlet.turns import Pace, Steps
 from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces

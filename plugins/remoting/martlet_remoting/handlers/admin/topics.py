@@ -9,8 +9,8 @@ from martlet.access import TopicAdminGrant
 from martlet.broker import Broker
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
+from martlet.steps import Pace, Steps
 from martlet.tables.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC, Topic, check_name
-from martlet.turns import Pace, Steps
 from martlet_remoting.bodies import boolean, integer, items, read_body
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces

@@ -11,7 +11,7 @@ from typing import Final
 from martlet.checksum import crc32
 from martlet.errors import CorruptRecord
 from martlet.message import Message, Record, remove_property
-from martlet.store.layout import (
+from martlet.records.layout import (
     AFTER_BORN,
     AFTER_STORE,
     BLANK_MAGIC,

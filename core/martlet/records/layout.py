@@ -77,6 +77,7 @@ __all__ = [
     "WIDE_HOST_BYTES",
     "Buffer",
     "Condition",
+    "Dispatcher",
     "Find",
     "Predicate",
     "RecordView",
@@ -215,7 +216,7 @@ class RecordView:
     """One stored record; decodes fields and properties from *buffer* on access.
 
     The record begins at *start* and has been checked. The view keeps *buffer* alive, which may be a page of the log:
-    copy everything that you keep for longer. `martlet.store.codec.decode_record` decodes a whole record.
+    copy everything that you keep for longer. `martlet.records.codec.decode_record` decodes a whole record.
     """
 
     __slots__ = ("_end", "_properties_at", "_text", "_topic_at", "buffer", "start")
@@ -400,6 +401,9 @@ class RecordView:
 # Called with each record that a subscriber might get; returns whether to deliver it. It must not keep the record after
 # it returns, and may be called in a worker thread.
 Predicate: TypeAlias = Callable[[RecordView], bool]
+# Returns the code for the entry of a message, an i64, from its properties and its store time. A rebuild of the queue
+# calls it again, so the result must depend on nothing else.
+Dispatcher: TypeAlias = Callable[[bytes, int], int]
 # Returns places in ``data[begin:end]``, ascending: each record that lies there and matches, except the last one, has at
 # least one. None if there are too many. Its time must be linear in the bytes.
 Find: TypeAlias = Callable[[bytes | bytearray, int, int], list[int] | None]

@@ -1,0 +1,134 @@
+"""What a message of an external transaction costs inside the process: staged and committed, no socket.
+
+    python benchmarks/external_transactions.py [--messages 20000] [--size 1024] [--rounds 5] [--flush async]
+
+Each transaction is staged in chunks of 1,000 messages and committed. Beside it, batches of the same messages are sent
+(SEND_BATCH_MESSAGE). Prints the least of the rounds in microseconds of processor time a message, and the longest slice
+of a delivery: nothing else runs on the event loop meanwhile.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+from sends import Sink
+
+from martlet.broker import Broker
+from martlet.contracts import ExternalTransactions, Identity
+from martlet.state import Projection
+from martlet.store import StoreConfig
+from martlet.testing.peers import serving
+from martlet_remoting.batches import BatchMessage, encode_batch
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.config import RemotingConfig
+from martlet_remoting.connection import RemotingConnection
+from martlet_remoting.context import RemotingState
+from martlet_remoting.handler import RemotingHandler
+from martlet_remoting.packets import Command
+from martlet_tx.config import TxConfig
+from martlet_tx.external.delivery import Delivery
+from martlet_tx.external.records import Place
+from martlet_tx.external.transactions import StagedTransactions
+from martlet_tx.plugin import TxPlugin
+
+TOPIC = "External"
+CHUNK = 1000
+SEND = {"a": "P", "b": TOPIC, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1732000000000, "h": 0, "j": 0}
+
+
+class Talk:
+    """A connection without a socket."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.sink = Sink()
+        self.sink.identity = Identity()
+        self.connection = RemotingConnection(16 << 20, 60.0, 0.0)
+        self.handler = RemotingHandler(RemotingState(broker, RemotingConfig()), self.sink, self.connection)
+
+    async def ask(self, code: int, ext: dict[str, object], body: bytes) -> None:
+        work: Awaitable[None] | None = self.handler.handle(Command(code, ext, body))
+        if work is not None:
+            await work
+        self.broker.store.commit()
+        assert self.handler.context.state.counters.refusals == {}, self.handler.context.state.counters.refusals
+
+
+def longest_slice(found: list[float]) -> None:
+    """Measure each group of a delivery."""
+    append = Delivery._append
+
+    def measured(self: Delivery, messages: Sequence[Any], place: Place) -> None:
+        began = time.thread_time()
+        append(self, messages, place)
+        found.append(time.thread_time() - began)
+
+    Delivery._append = measured  # type: ignore[method-assign]
+
+
+async def measure(broker: Broker, staged: StagedTransactions, arguments: argparse.Namespace) -> None:
+    talk = Talk(broker)
+    body = encode_batch([BatchMessage(b"x" * arguments.size, b"TAGS\x01spark\x02KEYS\x01key\x02")] * CHUNK)
+    chunks = arguments.messages // CHUNK
+    costs: dict[str, list[float]] = {"sent": [], "staged": [], "committed": []}
+    slices: list[float] = []
+    longest_slice(slices)
+
+    async def timed(name: str, work: Awaitable[object]) -> None:
+        began = time.process_time()
+        await work
+        costs[name].append((time.process_time() - began) * 1e6 / arguments.messages)
+
+    async def send() -> None:
+        for _ in range(chunks):
+            await talk.ask(RequestCode.SEND_BATCH_MESSAGE, {**SEND}, body)
+
+    async def stage(sequence: int) -> None:
+        name = {"producer": "query", "epoch": 0, "sequence": sequence, "part": "p"}
+        for chunk in range(chunks):
+            await talk.ask(RequestCode.STAGE_EXTERNAL_MESSAGES, {**SEND, **name, "chunk": chunk}, body)
+
+    for sequence in range(arguments.rounds):
+        await timed("sent", send())
+        await timed("staged", stage(sequence))
+        ext = {"producer": "query", "epoch": 0, "sequence": sequence}
+        await timed(
+            "committed", talk.ask(RequestCode.COMMIT_EXTERNAL_TRANSACTION, ext, b'{"parts": [["p", %d]]}' % chunks)
+        )
+    for name, found in costs.items():
+        print(f"{name:>10}: {min(found):6.2f} us a message")
+    print(
+        f"longest append of a group: {max(slices) * 1000:.2f} ms, median {sorted(slices)[len(slices) // 2] * 1000:.2f}"
+    )
+
+
+async def main(arguments: argparse.Namespace) -> None:
+    plugin = TxPlugin(TxConfig())
+
+    def install(broker: Broker) -> Sequence[Projection]:
+        broker.topics.update(TOPIC)
+        broker.capabilities |= plugin.martlet_capabilities(broker)
+        broker.set_stages([("tx", stage) for stage in plugin.martlet_stages(broker)])
+        return plugin.martlet_projections(broker)
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = StoreConfig(flush=arguments.flush)
+        async with serving(Path(folder), store=store, projections=install) as served, trio.open_nursery() as nursery:
+            staged = served.broker.capability(ExternalTransactions)
+            assert isinstance(staged, StagedTransactions)
+            await nursery.start(staged.run)
+            await measure(served.broker, staged, arguments)
+            nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--flush", choices=("sync", "async"), default="async")
+    trio.run(main, parser.parse_args())

@@ -1,0 +1,154 @@
+"""Runs long work on the event loop in short slices.
+
+Nothing may block the event loop for more than 10 ms. Longer work is a generator that yields after about a
+millisecond of work. It counts items instead of time, so that a simulation is reproducible. All such work
+waits in one queue, `Turns`, and each turn of the event loop runs at most one slice: a hundred concurrent
+requests for statistics delay a turn no more than one.
+
+A worker thread does not help if the work computes in Python or in orjson. orjson.loads holds the interpreter's lock
+to its end: 15 MB of empty arrays in a thread blocked the loop for 1.7 s. Use threads for work that releases
+the lock: file access (`off_loop` in the middle of a slice), fdatasync, and slices with `finish_off_loop`, which
+releases it between slices.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Final, Generic, TypeAlias, TypeVar, final
+
+__all__ = [
+    "Blocking",
+    "Pace",
+    "Steps",
+    "Wait",
+    "WaitingSteps",
+    "begin",
+    "finish_now",
+    "finish_off_loop",
+    "off_loop",
+    "resume",
+]
+
+T = TypeVar("T")
+
+
+@final
+class Blocking(Generic[T]):
+    """Work that may wait for the disk. A slice that yields it continues after it was called; see `off_loop`."""
+
+    __slots__ = ("_error", "_results", "_work")
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._results: list[T] = []
+        self._error: Exception | None = None
+
+    def __call__(self) -> None:
+        try:
+            self._results.append(self._work())
+        except Exception as error:
+            self._error = error
+
+    def result(self) -> T:
+        """Return what the work returned, or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+# Yields None at the end of a slice, or `Blocking` work to do before the next one, and returns the result. It is `Any`
+# because mypy allows a bare ``yield`` only for None and Any.
+Steps: TypeAlias = Generator[Any, None, T]
+
+# Called and awaited between two slices, for example until a condition holds.
+Wait: TypeAlias = Callable[[], Awaitable[None]]
+
+# `Steps` that may also yield what to wait for before the next slice. Only `Turns.finish` runs them.
+WaitingSteps: TypeAlias = Generator[Blocking[Any] | Wait | None, None, T]
+
+# Steps in one slice, for steps of a few microseconds each, such as entries of a table: about a millisecond.
+STEPS_AT_ONCE: Final = 256
+
+
+@final
+class Pace:
+    """Counts the steps of long work and tells when a slice is over: ``if pace.is_over(): yield``."""
+
+    __slots__ = ("_left", "_steps_at_once")
+
+    def __init__(self, steps_at_once: int = STEPS_AT_ONCE) -> None:
+        self._steps_at_once = steps_at_once
+        self._left = steps_at_once
+
+    def spend(self, steps: int) -> None:
+        """Count *steps* more at a point where the slice cannot end."""
+        self._left -= steps
+
+    def is_over(self, steps: int = 1) -> bool:
+        """Count *steps* more and return whether this slice is used up; if so, start the next one."""
+        self._left -= steps
+        if self._left > 0:
+            return False
+        self._left = self._steps_at_once
+        return True
+
+
+def begin(steps: Steps[T]) -> Steps[T]:
+    """Run the first slice of *steps* now and return the rest."""
+    try:
+        first = next(steps)
+    except StopIteration as done:
+        return _finished(done.value)
+    return resume(first, steps)
+
+
+def resume(yielded: Blocking[Any] | None, steps: Steps[T]) -> Steps[T]:
+    """Return the rest of *steps*, whose last slice ended with *yielded*."""
+    return steps if yielded is None else _after(yielded, steps)
+
+
+def _after(blocking: Blocking[Any], steps: Steps[T]) -> Steps[T]:
+    yield blocking
+    return (yield from steps)
+
+
+def off_loop(work: Callable[[], T]) -> Steps[T]:
+    """Run *work*, which may wait for the disk, in a worker thread, and return its result.
+
+    Call it with ``yield from``. `finish_now` and `finish_off_loop` run *work* in their own thread.
+    """
+    blocking = Blocking(work)
+    yield blocking
+    return blocking.result()
+
+
+def _finished(result: T) -> Steps[T]:
+    yield from ()
+    return result
+
+
+def finish_off_loop(steps: Steps[T]) -> T:
+    """Run *steps* to the end in a worker thread and return the result; let the event loop run after each slice.
+
+    Without that, a computing thread holds the interpreter's lock for 5 ms each time the event loop wants it.
+    """
+    while True:
+        try:
+            blocking = next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        if blocking is not None:
+            blocking()
+        time.sleep(0)
+
+
+def finish_now(steps: Steps[T]) -> T:
+    """Run *steps* to the end without a pause and return the result; for shutdown and code without an event loop."""
+    while True:
+        try:
+            blocking = next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        if blocking is not None:
+            blocking()

@@ -1,0 +1,187 @@
+"""BULK_READ, a request of Martlet's own: the records of a queue from one offset to another, in many frames.
+
+It is for readers of whole topics, such as the Spark connector. A pull has a limit of a few hundred KiB, and its client
+requests, checks and decodes each one by itself. A bulk read has a credit of bytes; its frames follow one another while
+the socket has room. It belongs to no group: it creates none, commits nothing and consumes no pending reset. The broker
+does not check the CRCs of records that it sends without having looked into them: the reader must.
+
+Fields of the request: ``topic``, ``queueId``, ``offset``, ``endOffset`` (default: none), ``creditBytes``, ``waitMs``
+(how long to wait at the end of the queue for the first record), ``expressionType``, ``subscription``.
+
+All frames have the ``opaque`` of the request. Their fields: ``nextBeginOffset`` after the last message looked at,
+``minOffset`` and ``maxOffset`` of the queue, ``more``: whether frames follow. A body has whole records in the order of
+their offsets, without those that the filter does not select. Tags are compared by hash, as for pulls. If ``offset``
+was removed or lies after the end of the queue, the only frame has the code PULL_OFFSET_MOVED. A read ends at
+``endOffset``, at the end of the queue, or when its credit is used up.
+"""
+
+from typing import Final
+
+from martlet.delivery.selection import TAG, Selection
+from martlet.errors import MartletError, Reason, Refused
+from martlet.store import Queue, ReadResult, ReadStatus
+from martlet.tables.topics import READ, Topic
+from martlet_remoting.bulk_reads import BulkRead
+from martlet_remoting.codec import encode_prefix
+from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.context import Context, Declined, Handle, refusal
+from martlet_remoting.packets import Command
+from martlet_remoting.subscriptions import select
+
+__all__ = ["TABLE", "bulk_read", "collect", "finish"]
+
+# The kernel takes so many pieces at once; an interleaved queue has a piece for each record.
+FRAME_MESSAGES: Final = 1024
+UNLIMITED: Final = (1 << 63) - 1
+# Cost of a frame itself, and of a scan that found nothing, in bytes of messages that take the same time.
+FRAME_COST_BYTES: Final = 16_384
+MOVED: Final = frozenset((ReadStatus.TOO_SMALL, ReadStatus.BEYOND_END, ReadStatus.REMOVED))
+
+
+def bulk_read(context: Context, command: Command) -> None:
+    """Begin a bulk read; its frames follow."""
+    if command.flag & FLAG_ONEWAY:
+        return
+    state, config = context.state, context.state.config
+    gate = context.gate(command)
+    topic, queue_id = command.text("topic"), command.integer("queueId")
+    queue = _readable(gate.read(topic).get(), topic, queue_id)
+    offset, end = command.integer("offset"), command.integer("endOffset", UNLIMITED)
+    credit = min(max(command.integer("creditBytes", config.bulk_bytes_max), 1), config.bulk_bytes_max)
+    wait_ms = min(max(command.integer("waitMs", 0), 0), config.suspend_ms_max)
+    wanted = _selection(context, command)
+    read = BulkRead(context.bulk, command.opaque, gate, queue, offset, end, credit, wait_ms / 1000, wanted)
+    state.bulk_reads.begin(read)
+
+
+def _readable(topic: Topic | None, name: str, queue_id: int) -> Queue:
+    if topic is None:
+        raise Refused(Reason.NO_TOPIC, f"topic[{name}] not exist, apply first please! Send to it or create it")
+    if not topic.perm & READ:
+        raise Refused(Reason.NO_PERMISSION, f"the topic[{name}] reading message is forbidden; its perm lacks 4")
+    if not 0 <= queue_id < topic.read_queues:
+        text = f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}]"
+        raise Refused(Reason.PARAMETER, text)
+    return topic.queue(queue_id)
+
+
+def _selection(context: Context, command: Command) -> Selection:
+    kind, expression = command.text("expressionType", TAG), command.text("subscription", "")
+    try:
+        return select(context.state.broker, kind, expression)
+    except Refused as error:
+        if error.reason is Reason.NOT_SUPPORTED:
+            raise
+        text = f"parse the subscription of a bulk read failed; {error}"
+        raise Declined(ResponseCode.SUBSCRIPTION_PARSE_FAILED, text) from error
+
+
+def collect(context: Context, budget_bytes: int) -> None:
+    """Send frames of the reads that are ready, one of each in turn."""
+    pending = context.bulk
+    ready = pending.ready
+    while ready and budget_bytes > 0:
+        read = ready.popleft()
+        budget_bytes -= FRAME_COST_BYTES
+        try:
+            budget_bytes -= _continue(context, read)
+        except MartletError as error:
+            context.state.bulk_reads.done(read)
+            command = Command(RequestCode.BULK_READ, opaque=read.opaque)
+            context.peer.send(refusal(context.state.counters, command, error))
+    if ready:
+        context.peer.wake_last()
+
+
+def finish(context: Context) -> None:
+    """At shutdown: end every read where it is, without more records; its reader continues after the restart."""
+    reads, pending = context.state.bulk_reads, context.bulk
+    for read in list(pending.unfinished):
+        reads.done(read)
+        pending.reader.forget(read)
+        end_offset = reads.end_offset(read.queue)
+        _send(context, read, ResponseCode.SUCCESS, "the broker is stopping", end_offset)
+    pending.ready.clear()
+
+
+def _continue(context: Context, read: BulkRead) -> int:
+    """Send the next frame of *read*, or let it wait; return the size of the frame's body."""
+    topic = read.gate.read(read.queue.topic).get()
+    if _readable(topic, read.queue.topic, read.queue.queue_id) is not read.queue:
+        raise Refused(Reason.NO_TOPIC, f"topic[{read.queue.topic}] not exist, apply first please! It was deleted")
+    end_offset = context.state.bulk_reads.end_offset(read.queue)
+    if read.offset >= min(read.end, end_offset):
+        return _at_end(context, read, end_offset)
+    wanted, count = read.selection, min(FRAME_MESSAGES, read.end - read.offset)
+    size = min(read.credit_bytes, context.state.config.bulk_frame_bytes)
+    checked = wanted.predicate is not None  # which must not see damaged records
+    result = context.bulk.reader.read(
+        context.peer.start, read, read.queue, read.offset, count, size, wanted.codes, wanted.predicate, checked
+    )
+    if result is None:
+        stalled = context.bulk.reader.stalled
+        if stalled is not None:
+            raise stalled
+        return 0
+    return _deal(context, read, result)
+
+
+def _at_end(context: Context, read: BulkRead, end_offset: int) -> int:
+    """Let *read* wait at the end of its queue if it may, else send its last frame."""
+    reads = context.state.bulk_reads
+    code, remark = ResponseCode.SUCCESS, ReadStatus.AT_END.name
+    if read.offset > end_offset:
+        code, remark = ResponseCode.PULL_OFFSET_MOVED, ReadStatus.BEYOND_END.name
+    elif read.offset < read.end and reads.may_wait(read):
+        reads.wait(read)
+        return 0
+    reads.done(read)
+    _send(context, read, code, remark, end_offset)
+    return 0
+
+
+def _deal(context: Context, read: BulkRead, result: ReadResult) -> int:
+    """Send *result* as a frame, or nothing if it is empty and not the last."""
+    if result.status in MOVED:
+        context.state.bulk_reads.done(read)
+        _send(context, read, ResponseCode.PULL_OFFSET_MOVED, result.status.name, result.end_offset)
+        return 0
+    if result.next_offset > read.end:  # a filter looked further
+        result.cut_before(read.end)
+    read.offset = min(result.next_offset, read.end)
+    read.credit_bytes -= result.size
+    read.wait_s = 0.0
+    more = read.credit_bytes > 0 and read.offset < min(read.end, context.state.bulk_reads.end_offset(read.queue))
+    if more:
+        context.bulk.ready.append(read)
+    else:
+        context.state.bulk_reads.done(read)
+    if result.count or not more:
+        _send(context, read, ResponseCode.SUCCESS, result.status.name, result.end_offset, result, more=more)
+        context.state.rates.found += result.count
+    return result.size
+
+
+def _send(
+    context: Context,
+    read: BulkRead,
+    code: int,
+    remark: str,
+    end_offset: int,
+    result: ReadResult | None = None,
+    *,
+    more: bool = False,
+) -> None:
+    ext = {
+        "nextBeginOffset": read.offset,
+        "minOffset": read.queue.first_offset,
+        "maxOffset": end_offset,
+        "more": more,
+    }
+    if result is None:
+        context.peer.send(encode_prefix(read.opaque, code, ext, 0, remark))
+    else:
+        context.peer.send(encode_prefix(read.opaque, code, ext, result.size, remark), *result.pieces)
+
+
+TABLE: Final[dict[int, Handle]] = {RequestCode.BULK_READ: bulk_read}

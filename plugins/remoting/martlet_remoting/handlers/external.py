@@ -1,0 +1,192 @@
+"""External transactions: requests of Martlet's own for those who coordinate transactions themselves, such as Spark.
+
+docs/remoting.md has their fields. Each of them can be repeated after a lost answer.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Final, TypeVar
+
+import orjson
+
+from martlet.access import Gate, PublishGrant
+from martlet.broker import Broker
+from martlet.contracts import ExternalTransaction, ExternalTransactions, StagedBatch
+from martlet.errors import Reason, Refused
+from martlet.steps import Steps
+from martlet.tables.topics import RETRY_PREFIX
+from martlet_remoting.batches import Member, split_batch
+from martlet_remoting.bodies import read_body
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.context import Answer, Context, Declined, Handle, Later, reply
+from martlet_remoting.headers import SendHeader, decode_send_header
+from martlet_remoting.packets import Command
+from martlet_remoting.unheld import no_external_transactions
+
+from .send import I32_MAX, I32_MIN, TRANSACTION_MASK, check_load, open_topic
+
+__all__ = ["TABLE"]
+
+T = TypeVar("T")
+
+# Members of a batch that are taken apart in one slice.
+SPLIT_AT_ONCE: Final = 1024
+LISTED_MAX: Final = 500
+
+
+def _check_supported(broker: Broker) -> ExternalTransactions:
+    found = broker.capability(ExternalTransactions)
+    if found is None:
+        raise no_external_transactions(broker)
+    return found
+
+
+def _transaction(command: Command) -> ExternalTransaction:
+    return ExternalTransaction(command.text("producer"), command.integer("epoch"), command.integer("sequence"))
+
+
+# runs
+
+
+def begin(context: Context, command: Command) -> Answer:
+    """Begin a run of a producer; the answer names its epoch."""
+    _check_supported(context.state.broker)
+    return Later(_begin(context.gate(command), command))
+
+
+async def _begin(gate: Gate, command: Command) -> bytes:
+    epoch, committed = await gate.begin_external(command.text("producer"), command.text("run"))
+    return reply(command, {"epoch": epoch, "committed": committed})
+
+
+# staging
+
+
+def stage(context: Context, command: Command) -> Answer:
+    """Stage a batch; the answer is sent when it is durable."""
+    state = context.state
+    _check_supported(state.broker)
+    header, transaction = decode_send_header(command), _transaction(command)
+    limit = state.broker.config.message_bytes_max
+    if len(command.body) > limit:
+        raise Refused(Reason.ILLEGAL, f"batch is {len(command.body)} bytes; broker.message_bytes_max is {limit}")
+    if header.sys_flag & TRANSACTION_MASK or not I32_MIN <= header.sys_flag <= I32_MAX:
+        text = f"sysFlag {header.sys_flag} is of another transaction or does not fit 32 bits"
+        raise Refused(Reason.PARAMETER, f"{text}; send 0, or the bits of a compressed body")
+    if header.topic.startswith(RETRY_PREFIX):
+        raise Refused(Reason.ILLEGAL, f"topic[{header.topic}] is of retries; stage messages for another topic")
+    gate = context.gate(command)
+    grant = gate.check_publish(header.topic)
+    return Later(_stage(context, command, gate, grant, header, transaction))
+
+
+async def _stage(
+    context: Context,
+    command: Command,
+    gate: Gate,
+    grant: PublishGrant,
+    header: SendHeader,
+    transaction: ExternalTransaction,
+) -> bytes:
+    members = await context.state.broker.turns.finish(_split(command.body))
+    if b"" in [body for body, _, _ in members]:
+        raise Declined(ResponseCode.SYSTEM_ERROR, "message body is empty; send at least one byte")
+    open_topic(context, grant, header)
+    check_load(grant, context.state.config.unflushed_bytes_max)
+    batch = StagedBatch(header.topic, header.queue_id, members, header.sys_flag, header.born_ms, context.peer.host)
+    staged = await gate.stage_external(transaction, command.text("part"), command.integer("chunk"), batch)
+    context.peer.hold_until(staged.end)
+    return reply(command, {"chunks": staged.chunks, "committed": _text(staged.is_committed)})
+
+
+def _split(body: bytes) -> Steps[Sequence[Member]]:
+    members: list[Member] = []
+    for some in split_batch(body, SPLIT_AT_ONCE):
+        members += some
+        if len(some) == SPLIT_AT_ONCE:
+            yield
+    return members
+
+
+def _text(value: bool) -> str:
+    return "true" if value else "false"
+
+
+# the outcome
+
+
+def commit(context: Context, command: Command) -> Answer:
+    """Commit a transaction; the answer is sent when all of it is readable."""
+    _check_supported(context.state.broker)
+    return Later(_commit(context, command, _transaction(command)))
+
+
+async def _commit(context: Context, command: Command, transaction: ExternalTransaction) -> bytes:
+    parts = await _parts(context, command, _commit_part)
+    done = await context.gate(command).commit_external(transaction, parts or ())
+    ext = {"committed": done.sequence, "duplicate": _text(done.is_duplicate), "messages": done.messages}
+    return reply(command, ext)
+
+
+def _commit_part(item: object) -> tuple[str, int]:
+    if isinstance(item, list) and len(item) == 2 and type(item[0]) is str and type(item[1]) is int:
+        return item[0], item[1]
+    raise _malformed('{"parts": [["name", chunks], ...]}')
+
+
+def abort(context: Context, command: Command) -> Answer:
+    """Drop parts of a transaction."""
+    _check_supported(context.state.broker)
+    return Later(_abort(context, command, _transaction(command)))
+
+
+async def _abort(context: Context, command: Command, transaction: ExternalTransaction) -> bytes:
+    parts = await _parts(context, command, _abort_part)
+    return reply(command, {"dropped": await context.gate(command).abort_external(transaction, parts)})
+
+
+def _abort_part(item: object) -> str:
+    if isinstance(item, str):
+        return item
+    raise _malformed('{"parts": ["name", ...]}')
+
+
+async def _parts(context: Context, command: Command, part: Callable[[object], T]) -> list[T] | None:
+    """Return the list ``parts`` of the JSON object in the body; None if there is none."""
+    if not command.body:
+        return None
+    found = (await context.state.broker.turns.finish(read_body(command))).get("parts")
+    if found is None:
+        return None
+    if not isinstance(found, list):
+        raise _malformed('{"parts": [...]}')
+    return [part(item) for item in found]
+
+
+def _malformed(form: str) -> Refused:
+    return Refused(Reason.MALFORMED, f"body of the request is not valid; send {form}")
+
+
+# what operators see
+
+
+def list_external(context: Context, command: Command) -> Answer:
+    """List the producers after one, with what they have staged and committed."""
+    context.gate(command).check("manage", "")
+    found = _check_supported(context.state.broker)
+    after = command.text("identity", ""), command.text("producer", "")
+    return _list(command, found, after, min(max(command.integer("count", LISTED_MAX), 1), LISTED_MAX))
+
+
+def _list(command: Command, found: ExternalTransactions, after: tuple[str, str], count: int) -> Steps[bytes]:
+    rows = yield from found.producers(after, count)
+    return reply(command, body=orjson.dumps({"producers": [asdict(row) for row in rows]}))
+
+
+TABLE: Final[dict[int, Handle]] = {
+    RequestCode.BEGIN_EXTERNAL_TRANSACTIONS: begin,
+    RequestCode.STAGE_EXTERNAL_MESSAGES: stage,
+    RequestCode.COMMIT_EXTERNAL_TRANSACTION: commit,
+    RequestCode.ABORT_EXTERNAL_TRANSACTION: abort,
+    RequestCode.LIST_EXTERNAL_TRANSACTIONS: list_external,
+}

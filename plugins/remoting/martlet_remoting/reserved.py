@@ -1,0 +1,55 @@
+"""The names of properties that are not for users."""
+
+from typing import Final
+
+__all__ = ["RESERVED"]
+
+# Properties that brokers and clients write; a user's property of that name would change what they do.
+RESERVED: Final = frozenset(
+    (
+        "KEYS",
+        "TAGS",
+        "WAIT",
+        "DELAY",
+        "RETRY_TOPIC",
+        "REAL_TOPIC",
+        "REAL_QID",
+        "TRAN_MSG",
+        "PGROUP",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "ORIGIN_MESSAGE_ID",
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
+        "MSG_REGION",
+        "TRACE_ON",
+        "UNIQ_KEY",
+        "EXTEND_UNIQ_INFO",
+        "CONSUME_START_TIME",
+        "INNER_NUM",
+        "INNER_BASE",
+        "DUP_INFO",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+        "__transactionId__",
+        "TRANSACTION_CHECK_TIMES",
+        "CLUSTER",
+        "CORRELATION_ID",
+        "REPLY_TO_CLIENT",
+        "TTL",
+        "MSG_TYPE",
+        "ARRIVE_TIME",
+        "PUSH_REPLY_TIME",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "1ST_POP_TIME",
+        "TIMER_DELAY_SEC",
+        "TIMER_DELAY_MS",
+        "TIMER_DELIVER_MS",
+        "TIMER_OUT_MS",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_DEL_UNIQKEY",
+        "__CRC32#",
+    )
+)

@@ -1,0 +1,1 @@
+"""External transactions: named by their producers, staged where nobody reads them, committed once."""

@@ -1,0 +1,352 @@
+"""Delivers a transaction: reads its staged messages and stores them in their queues, as atomic groups.
+
+Each group has an event that says how far the delivery is, and is durable before the next one is appended. So after a
+crash the delivery continues exactly there. The event of the first group is the commit itself: until then nothing is
+decided.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Final, final
+
+import trio
+
+from martlet.broker import Broker
+from martlet.contracts import StagedBatch
+from martlet.errors import Reason, Refused, StoreFailed
+from martlet.message import Message
+from martlet.records.layout import record_views
+from martlet.steps import WaitingSteps
+from martlet.store.queues import Queue
+from martlet.store.reading import ReadResult
+from martlet.store.writer import RunItem
+
+from .records import EVENTS_TOPIC, STAGED_TOPIC, EventKind, Key, Member, Place, Stored, decode_batch, encode_event
+from .state import ExternalState
+
+__all__ = ["Delivery", "EventLog"]
+
+log = logging.getLogger("martlet.tx")
+
+# The limits of a group, which blocks the event loop for about 3 ms.
+GROUP_MESSAGES: Final = 512
+GROUP_BYTES: Final = 512 * 1024
+# For what records need beside bodies and properties.
+OVERHEAD: Final = 150
+NO_BATCH: Final = StagedBatch("", 0, ())
+
+
+@final
+class EventLog:
+    """Appends events, alone or in an atomic group with messages."""
+
+    def __init__(self, broker: Broker, state: ExternalState) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self._state = state
+
+    @property
+    def queue(self) -> Queue:
+        return self._store.queues.get(EVENTS_TOPIC, 0)
+
+    @property
+    def staged_queue(self) -> Queue:
+        return self._store.queues.get(STAGED_TOPIC, 0)
+
+    def append(self, event: bytes, items: Sequence[RunItem] = ()) -> int:
+        """Append *items* and *event*, all or none, and return the end in the log.
+
+        Raises:
+          Refused: the disk is full, or there is no room for them; none was stored.
+          StoreFailed: the disk failed.
+        """
+        writer = self._store.writer
+        message = Message(EVENTS_TOPIC, event, born_host=self._store.store_host)
+        return writer.append_run([*items, writer.item(message, self.queue)], atomic=True).end
+
+    def staged(self, bodies: Sequence[bytes], messages: Sequence[int]) -> tuple[list[RunItem], list[Stored]]:
+        """Return records of staged messages for `append`, and where they will be if they are appended next."""
+        queue, writer, host = self.staged_queue, self._store.writer, self._store.store_host
+        items = [writer.item(Message(STAGED_TOPIC, body, born_host=host), queue) for body in bodies]
+        first = queue.next_offset
+        sizes = enumerate(zip(bodies, messages, strict=True), first)
+        return items, [Stored(offset, len(body), count) for offset, (body, count) in sizes]
+
+    def commit(self) -> None:
+        """Write what was appended.
+
+        Raises:
+          Refused, StoreFailed: nothing that was appended since the last commit was stored.
+        """
+        try:
+            self._store.commit()
+        except (Refused, StoreFailed) as error:
+            # Other appends were not stored either; their answers must not be sent.
+            self._store.committer.fail_next(error)
+            raise
+
+    async def wait_applied(self) -> None:
+        """Wait until all events that were appended are durable and applied.
+
+        Raises:
+          Refused: the disk is full.
+          StoreFailed: the disk failed.
+        """
+        wanted = self.queue.next_offset
+        if self._state.next >= wanted:
+            return
+        self.commit()
+        wanted = self.queue.next_offset
+        await self._store.wait_flushed(self._store.written)
+        while self._state.next < wanted:
+            await self._state.applied.park()
+
+
+@final
+class Loaded:
+    """The messages of a chunk from number ``index`` on.
+
+    Args:
+      records: the body of each record, None if it is lost, and its number of messages.
+    """
+
+    def __init__(self, records: Sequence[tuple[bytes | None, int]], first: int) -> None:
+        self.index = 0
+        self._records = list(reversed(records))
+        self._batch = NO_BATCH
+        self._members: Iterator[Member] = iter(())
+        self._next: Member | None = None
+        self.peek()
+        while self.index < first and self.peek() is not None:
+            self.advance()
+
+    def peek(self) -> tuple[StagedBatch, Member] | None:
+        """Return the next message and where it belongs; None if there is no more."""
+        while self._next is None:
+            self._next = next(self._members, None)
+            if self._next is None:
+                if not self._records:
+                    return None
+                self._open(*self._records.pop())
+        return self._batch, self._next
+
+    def _open(self, body: bytes | None, messages: int) -> None:
+        if body is None:
+            self.index += messages
+        else:
+            self._batch, self._members = decode_batch(body)
+
+    def advance(self) -> None:
+        self._next = None
+        self.index += 1
+
+
+@final
+class Delivery:
+    """The delivery of one transaction; ``place`` is the first message that is not stored yet.
+
+    Attributes:
+      is_decided: whether the commit is stored; if not, the first group stores it.
+      end: the end in the log of what is stored.
+      delivered, dropped, lost: messages that were stored, whose topic was deleted, and whose record is damaged or gone.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        events: EventLog,
+        state: ExternalState,
+        key: Key,
+        sequence: int,
+        epoch: int,
+        parts: Sequence[tuple[str, int]],
+        place: Place = (0, 0, 0),
+        *,
+        is_decided: bool = False,
+    ) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self._events = events
+        self._state = state
+        self.key = key
+        self.sequence = sequence
+        self.epoch = epoch
+        self.parts = parts
+        self.place = place
+        self.is_decided = is_decided
+        self.end = 0
+        self.delivered = self.dropped = self.lost = 0
+        self.done = trio.Event()
+        self._loaded: Loaded | None = None
+        self._group_bytes = min(GROUP_BYTES, self._store.config.segment_bytes // 4)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.is_decided and self.place[0] >= len(self.parts)
+
+    def commit_event(self, place: Place, *, is_copy: bool = False) -> bytes:
+        return encode_event(
+            EventKind.COMMIT, *self.key, self.sequence, self.epoch, self.parts, place, self._state.hour, is_copy
+        )
+
+    def first(self, check: Callable[[], None]) -> WaitingSteps[None]:
+        """Decide, and store the first group; *check* may refuse it at the last moment.
+
+        Raises:
+          Refused: nothing was decided.
+          StoreFailed: the disk failed.
+        """
+        yield from self._store_group(check)
+
+    def rest(self) -> WaitingSteps[None]:
+        """Store the other groups.
+
+        Raises:
+          Refused: the disk is full; call it again later.
+          StoreFailed: the disk failed.
+        """
+        while not self.is_finished:
+            # After a power cut a later group may be there and an earlier one not.
+            yield partial(self._store.wait_flushed, self.end)
+            yield from self._store_group(None)
+            yield None
+
+    def _store_group(self, check: Callable[[], None] | None) -> WaitingSteps[None]:
+        begin, lost = self.place, self.lost
+        try:
+            messages, place = yield from self._fill(begin)
+            if check is not None:
+                check()
+            self._append(messages, place)
+        except BaseException:
+            self._loaded = None  # begin again where the last stored group ended
+            self.lost = lost
+            raise
+
+    def _append(self, messages: Sequence[tuple[StagedBatch, Member]], place: Place) -> None:
+        items = self._items(messages)
+        if self.is_decided:
+            event = encode_event(EventKind.PROGRESS, *self.key, self.sequence, place)
+        else:
+            event = self.commit_event(place)
+        end = self._events.append(event, items)
+        self._events.commit()
+        self.is_decided, self.place, self.end = True, place, end
+        self.delivered += len(items)
+        self.dropped += len(messages) - len(items)
+
+    def _items(self, messages: Sequence[tuple[StagedBatch, Member]]) -> list[RunItem]:
+        """Return *messages* for their queues, without those whose topic was deleted."""
+        queues: dict[tuple[str, int], Queue | None] = {}
+        code_of = self._store.writer.code_of
+        items: list[RunItem] = []
+        for batch, (body, properties, flag) in messages:
+            name = batch.topic, batch.queue_id
+            if name not in queues:
+                queues[name] = self._find_queue(*name)
+            queue = queues[name]
+            if queue is not None:
+                items.append(
+                    (
+                        queue,
+                        body,
+                        properties,
+                        code_of(properties),
+                        flag,
+                        batch.sys_flag,
+                        batch.born_ms,
+                        batch.born_host,
+                        batch.reconsume_times,
+                        0,
+                    )
+                )
+        return items
+
+    def _find_queue(self, name: str, queue_id: int) -> Queue | None:
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            log.warning(
+                "messages of transaction %d of %r for topic[%s] are dropped, because the topic was deleted",
+                *(self.sequence, self.key[1], name),
+            )
+            return None
+        queues = max(topic.write_queues, topic.read_queues)
+        return topic.queue(queue_id if queue_id < queues else queue_id % max(queues, 1))
+
+    # ---- what was staged
+
+    def _fill(self, place: Place) -> WaitingSteps[tuple[list[tuple[StagedBatch, Member]], Place]]:
+        """Return the next messages, as many as fit a group, and the place after them."""
+        found: list[tuple[StagedBatch, Member]] = []
+        size = 0
+        part, chunk, message = place
+        while part < len(self.parts):
+            if chunk >= self.parts[part][1]:
+                part, chunk, message = part + 1, 0, 0
+                continue
+            if self._loaded is None:
+                if len(found) >= GROUP_MESSAGES:
+                    break
+                self._loaded = yield from self._load(part, chunk, message)
+            ahead = self._loaded.peek()
+            message = self._loaded.index
+            if ahead is None:
+                self._loaded = None
+                chunk, message = chunk + 1, 0
+                continue
+            size += OVERHEAD + len(ahead[0].topic) + len(ahead[1][0]) + len(ahead[1][1])
+            if found and (size > self._group_bytes or len(found) >= GROUP_MESSAGES):
+                break
+            found.append(ahead)
+            self._loaded.advance()
+        return found, (part, chunk, message)
+
+    def _load(self, part: int, chunk: int, message: int) -> WaitingSteps[Loaded]:
+        """Read a chunk, from *message* on."""
+        found = self._state.parts.get((self.key, (self.sequence, self.parts[part][0])))
+        chunks = self._state.chunks.get((found.serial, chunk)) if found is not None else None
+        records: list[tuple[bytes | None, int]] = []
+        if chunks is None:
+            self._note_lost(part, chunk, 1)  # nobody knows how many
+        for stored in chunks.records if chunks is not None else ():
+            body = yield from read_staged(self._broker, self._events, stored)
+            if body is None:
+                self._note_lost(part, chunk, stored.messages)
+            records.append((body, stored.messages))
+        return Loaded(records, message)
+
+    def _note_lost(self, part: int, chunk: int, messages: int) -> None:
+        """Report that messages of a chunk are damaged or gone; refuse the commit if it is not decided."""
+        name = self.parts[part][0]
+        if not self.is_decided:
+            text = f"chunk {chunk} of part {name!r} of transaction {self.sequence} of {self.key[1]!r} is damaged or"
+            raise Refused(Reason.NOT_FOUND, f"{text} was removed; stage the part again under another name")
+        self.lost += messages
+        log.error(
+            "%d messages of transaction %d of %r are lost: chunk %d of part %r is damaged or was removed",
+            *(messages, self.sequence, self.key[1], chunk, name),
+        )
+
+
+def read_staged(broker: Broker, events: EventLog, stored: Stored) -> WaitingSteps[bytes | None]:
+    """Return the body of a record of staged messages; None if it is damaged or gone.
+
+    Raises:
+      Refused, StoreFailed: as `Store.read_far`.
+    """
+    queue, results = events.staged_queue, list[ReadResult]()
+    near = broker.store.read_near(queue, stored.offset, 1, 1)
+    if near is not None:
+        results.append(near)
+    else:
+
+        async def read() -> None:
+            results.append(await broker.store.read_far(queue, stored.offset, 1, 1))
+
+        yield read
+    for view in islice(record_views(b"".join(results[0].pieces)), 1):
+        if view.queue_offset == stored.offset:
+            return bytes(view.body)
+    return None

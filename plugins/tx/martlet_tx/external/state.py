@@ -1,0 +1,363 @@
+"""The projection: computes from the events in the log what is staged, what was committed, and what is being delivered.
+
+Events of one producer may be applied in another order than they happened: retention appends what is still needed of
+them again, as copies. So an event never undoes a later one: epochs and committed sequences only rise.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple, final
+
+import msgpack  # type: ignore[import-untyped]
+import trio
+
+from martlet.records.layout import RecordView
+from martlet.state import NOTHING, Pages, pack_rows, unpack_rows
+from martlet.steps import Pace, Steps, WaitingSteps
+
+from .records import EVENTS_TOPIC, Chunk, EventKind, Key, Place, Stored
+
+__all__ = ["ExternalState", "Part", "Producer", "Progress"]
+
+FORMAT: Final = 1
+NAME: Final = "tx-external"
+# Chunks to remove in one call of `apply`; each takes 1 us.
+CLEANED: Final = 500
+# The rows of a snapshot.
+PRODUCER, PART, CHUNK, DELIVERY, HOUR = range(5)
+
+PartKey = tuple[int, str]  # sequence and name
+
+
+class Producer(NamedTuple):
+    """What is known of a producer.
+
+    Attributes:
+      epoch: of its newest run; 0 if it never began one.
+      runs: its newest runs, the newest last.
+      committed: its last committed sequence, -1 if none.
+      hour: when it was last used, in hours that the broker has run.
+      noted_at: the log position of the oldest event that is needed to know this.
+    """
+
+    epoch: int = 0
+    runs: tuple[str, ...] = ()
+    committed: int = -1
+    hour: int = 0
+    noted_at: int = NOTHING
+
+
+class Part(NamedTuple):
+    """A part that is staged: its number among all, and what it has until now."""
+
+    serial: int
+    epoch: int
+    chunks: int
+    messages: int
+    size: int
+    topics: frozenset[str]
+
+
+class Progress(NamedTuple):
+    """A committed transaction that is not delivered completely; ``parts`` are names and numbers of chunks."""
+
+    sequence: int
+    epoch: int
+    parts: tuple[tuple[str, int], ...]
+    place: Place
+    noted_at: int
+
+
+@final
+class ExternalState:
+    """The state of all external transactions.
+
+    Attributes:
+      next: the offset after the last event that was applied.
+      applied: who waits for an event to be applied.
+    """
+
+    def __init__(self) -> None:
+        self.name = NAME
+        self.topics = frozenset((EVENTS_TOPIC,))
+        # Appends again what is needed of the log before a position; set by who may append.
+        self.move: Callable[[int], WaitingSteps[None]] | None = None
+        self.applied = trio.lowlevel.ParkingLot()
+        self.next = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.producers: Pages[Key, Producer] = Pages()  # in the order of `Producer.noted_at`
+        self.parts: Pages[tuple[Key, PartKey], Part] = Pages()
+        # By the serial number of the part and the number of the chunk; in log order.
+        self.chunks: Pages[tuple[int, int], Chunk] = Pages()
+        self.deliveries: dict[Key, Progress] = {}
+        self.of_producer: dict[Key, dict[PartKey, None]] = {}
+        self.hour = 0
+        self.hour_noted_at = NOTHING
+        self.messages = self.size = 0
+        # Messages and bytes of each transaction.
+        self.totals: dict[tuple[Key, int], tuple[int, int]] = {}
+        self._serial = 0
+        # Serial numbers and numbers of chunks of parts that are gone, whose chunks are not removed yet.
+        self._gone: list[tuple[int, int]] = []
+
+    def held(self) -> int:
+        return self.messages
+
+    def parts_of(self, key: Key, sequence: int | None = None) -> Iterator[tuple[PartKey, Part]]:
+        """Yield the parts of a producer, or of one of its transactions."""
+        for part_key in list(self.of_producer.get(key, ())):
+            if sequence is None or part_key[0] == sequence:
+                yield part_key, self.parts[key, part_key]
+
+    # ---- events
+
+    def apply(self, records: Sequence[RecordView]) -> None:
+        for record in records:
+            kind, *items = msgpack.unpackb(record.body)
+            self._apply(kind, items, record.position)
+            self.next = record.queue_offset + 1
+        self._clean(CLEANED)
+        self.applied.unpark_all()
+
+    def _apply(self, kind: int, items: list[Any], position: int) -> None:
+        if kind == EventKind.HOUR:
+            self.hour, self.hour_noted_at = max(self.hour, items[0]), position
+            return
+        key = (items[0], items[1])
+        if kind == EventKind.STATE:
+            self._apply_state(key, Producer(items[2], tuple(items[3]), items[4], items[5], position))
+        elif kind == EventKind.STAGED:
+            self._apply_staged(key, position, *items[2:])
+        elif kind == EventKind.COMMIT:
+            self._apply_commit(key, position, *items[2:])
+        elif kind == EventKind.PROGRESS:
+            self._apply_progress(key, *items[2:])
+        elif kind == EventKind.DROPPED:
+            for part in items[3]:
+                self._drop(key, (items[2], part))
+        elif kind == EventKind.FORGOTTEN:
+            self._forget_producer(key)
+
+    def _apply_state(self, key: Key, said: Producer) -> None:
+        known = self.producers.get(key)
+        if known is not None:
+            newer = said if said.epoch >= known.epoch else known
+            committed, hour = max(said.committed, known.committed), max(said.hour, known.hour)
+            said = Producer(newer.epoch, newer.runs, committed, hour, said.noted_at)
+            del self.producers[key]
+        self.producers[key] = said
+        self._drop_stale(key, said)
+
+    def _apply_staged(
+        self,
+        key: Key,
+        position: int,
+        sequence: int,
+        name: str,
+        epoch: int,
+        number: int,
+        records: list[list[int]],
+        topics: list[str],
+        moved: bool,
+    ) -> None:
+        part_key = (sequence, name)
+        part = self.parts.get((key, part_key))
+        chunk = Chunk(position, tuple([Stored(*record) for record in records]))
+        if part is not None and (part.serial, number) in self.chunks:
+            if moved:
+                del self.chunks[part.serial, number]
+                self.chunks[part.serial, number] = chunk
+            return  # else it was staged twice, and the first one counts
+        if part is None:
+            if not self._is_wanted(key, sequence, name, epoch):
+                return
+            self._serial += 1
+            part = Part(self._serial, epoch, 0, 0, 0, frozenset())
+            self.of_producer.setdefault(key, {})[part_key] = None
+        messages = sum([each.messages for each in chunk.records])
+        size = sum([each.size for each in chunk.records])
+        self.parts[key, part_key] = Part(
+            part.serial,
+            part.epoch,
+            max(part.chunks, number + 1),
+            part.messages + messages,
+            part.size + size,
+            part.topics.union(topics),
+        )
+        self._count(key, sequence, messages, size)
+        self.chunks[part.serial, number] = chunk
+
+    def _count(self, key: Key, sequence: int, messages: int, size: int) -> None:
+        self.messages += messages
+        self.size += size
+        before = self.totals.get((key, sequence), (0, 0))
+        self.totals[key, sequence] = before[0] + messages, before[1] + size
+        if not before[0] + messages:
+            del self.totals[key, sequence]
+
+    def _is_wanted(self, key: Key, sequence: int, name: str, epoch: int) -> bool:
+        """Return whether a new part may still be delivered."""
+        delivery = self.deliveries.get(key)
+        if delivery is not None and delivery.sequence == sequence:
+            return _is_left(delivery, name)
+        producer = self.producers.get(key)
+        return producer is None or (epoch >= producer.epoch and sequence > producer.committed)
+
+    def _apply_commit(
+        self,
+        key: Key,
+        position: int,
+        sequence: int,
+        epoch: int,
+        parts: list[tuple[str, int]],
+        place: list[int],
+        hour: int,
+        is_copy: bool,
+    ) -> None:
+        known = self.producers.get(key)
+        if known is not None and sequence <= known.committed and not is_copy:
+            return
+        if known is None:
+            self.producers[key] = Producer(epoch, (), sequence, hour, position)
+        elif not known.epoch:
+            del self.producers[key]  # this event says everything
+            self.producers[key] = Producer(0, (), max(sequence, known.committed), max(hour, known.hour), position)
+        else:
+            committed, hour = max(sequence, known.committed), max(hour, known.hour)
+            self.producers[key] = known._replace(committed=committed, hour=hour)
+        named = tuple([(name, chunks) for name, chunks in parts])
+        before = self.deliveries.get(key)
+        begin = before.place if before is not None and before.sequence == sequence else (0, 0, 0)
+        self.deliveries[key] = Progress(sequence, epoch, named, begin, position)
+        self._apply_progress(key, sequence, place)
+        self._drop_stale(key, self.producers[key])
+
+    def _apply_progress(self, key: Key, sequence: int, place: list[int]) -> None:
+        known = self.deliveries.get(key)
+        if known is None or known.sequence != sequence:
+            return
+        reached = max(known.place, (place[0], place[1], place[2]))
+        self._drop_delivered(key, known, reached)
+        if reached[0] >= len(known.parts):
+            del self.deliveries[key]
+        else:
+            self.deliveries[key] = known._replace(place=reached)
+
+    def _drop_delivered(self, key: Key, known: Progress, reached: Place) -> None:
+        """Drop what was delivered between the place of *known* and *reached*."""
+        number, first = known.place[0], known.place[1]
+        while number < reached[0]:
+            self._drop(key, (known.sequence, known.parts[number][0]))
+            number, first = number + 1, 0
+        if number >= len(known.parts):
+            return
+        part = self.parts.get((key, (known.sequence, known.parts[number][0])))
+        if part is not None:
+            for chunk in range(first, reached[1]):
+                self.chunks.pop((part.serial, chunk))
+
+    def _drop_stale(self, key: Key, producer: Producer) -> None:
+        """Drop the parts of older runs, and those that a commit did not name."""
+        delivery = self.deliveries.get(key)
+        kept = {name for name, _ in delivery.parts} if delivery is not None else set()
+        for part_key, part in self.parts_of(key):
+            sequence, name = part_key
+            if delivery is not None and sequence == delivery.sequence and name in kept:
+                continue
+            if part.epoch < producer.epoch or sequence <= producer.committed:
+                self._drop(key, part_key)
+
+    def _drop(self, key: Key, part_key: PartKey) -> None:
+        part = self.parts.pop((key, part_key))
+        if part is None:
+            return
+        of_producer = self.of_producer[key]
+        del of_producer[part_key]
+        if not of_producer:
+            del self.of_producer[key]
+        self._count(key, part_key[0], -part.messages, -part.size)
+        self._gone.append((part.serial, part.chunks))
+
+    def _clean(self, count: int) -> None:
+        """Remove up to *count* chunks of parts that are gone: together they may be too many for one call of `apply`."""
+        while self._gone and count > 0:
+            serial, chunks = self._gone.pop()
+            for number in range(chunks - 1, max(chunks - count, 0) - 1, -1):
+                self.chunks.pop((serial, number))
+            if chunks > count:
+                self._gone.append((serial, chunks - count))
+            count -= chunks
+
+    def _forget_producer(self, key: Key) -> None:
+        if key not in self.deliveries:
+            self.producers.pop(key)
+
+    # ---- snapshots
+
+    def freeze(self) -> Steps[Sequence[bytes]]:
+        head = [(HOUR, self.hour, self.hour_noted_at, self.next, self._serial)]
+        deliveries = [(DELIVERY, key, each) for key, each in self.deliveries.items()]
+        producers, parts, chunks = self.producers.freeze(), self.parts.freeze(), self.chunks.freeze()
+        rows = chain(
+            head,
+            deliveries,
+            ((PRODUCER, key, each) for key, each in producers),
+            ((PART, key, each[:5], list(each.topics)) for key, each in parts),
+            ((CHUNK, key, each) for key, each in chunks),
+        )
+        return pack_rows(FORMAT, rows)
+
+    def restore(self, data: bytes, first_position: int) -> Steps[None]:
+        self._clear()
+        self.next = 0
+        pace, serials = Pace(), set[int]()
+        for kind, *items in unpack_rows(FORMAT, data):
+            self._restore_row(kind, items, serials)
+            if pace.is_over():
+                yield
+
+    def _restore_row(self, kind: int, items: list[Any], serials: set[int]) -> None:
+        if kind == HOUR:
+            self.hour, self.hour_noted_at, self.next, self._serial = items
+        elif kind == DELIVERY:
+            key, (sequence, epoch, parts, place, noted_at) = items
+            named = tuple([(name, chunks) for name, chunks in parts])
+            self.deliveries[key[0], key[1]] = Progress(sequence, epoch, named, tuple(place), noted_at)
+        elif kind == PRODUCER:
+            key, (epoch, runs, committed, hour, noted_at) = items
+            self.producers[key[0], key[1]] = Producer(epoch, tuple(runs), committed, hour, noted_at)
+        elif kind == PART:
+            (name, (sequence, part)), (serial, epoch, chunks, messages, size), topics = items
+            found = Part(serial, epoch, chunks, messages, size, frozenset(topics))
+            key = (name[0], name[1])
+            self.parts[key, (sequence, part)] = found
+            self.of_producer.setdefault(key, {})[sequence, part] = None
+            self._count(key, sequence, found.messages, found.size)
+            serials.add(serial)
+        elif items[0][0] in serials:
+            (serial, number), (position, records) = items
+            self.chunks[serial, number] = Chunk(position, tuple([Stored(*record) for record in records]))
+
+    def forget(self, topic: str) -> None:
+        self._clear()
+
+    def floor(self) -> int:
+        oldest = [self.hour_noted_at]
+        for producer in self.producers.values():
+            oldest.append(producer.noted_at)
+            break
+        for chunk in self.chunks.values():
+            oldest.append(chunk.position)
+            break
+        return min([*oldest, *[each.noted_at for each in self.deliveries.values()]])
+
+    def roll(self, start: int, end: int) -> WaitingSteps[None]:
+        assert self.move is not None
+        return self.move(end)
+
+
+def _is_left(delivery: Progress, name: str) -> bool:
+    """Return whether something of part *name* is still to be delivered."""
+    return name in [each for each, _ in delivery.parts[delivery.place[0] :]]

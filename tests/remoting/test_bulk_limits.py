@@ -1,0 +1,187 @@
+"""Bulk reads against odd requests, damaged and removed records, and readers that do not read or that leave."""
+
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from tests.store.test_cold import Kept
+from trio.testing import MockClock
+
+from martlet.contracts import Identity
+from martlet.errors import CorruptRecord
+from martlet.message import Message
+from martlet.records.codec import decode_records
+from martlet.records.layout import RecordView, record_views
+from martlet.settings import ServerConfig
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.handlers import bulk
+
+from .conftest import Harness, OpenHarness, pull_ext
+from .test_bulk_reads import BULK, MOVED, ext, frames, offsets, read
+from .test_in_server import serve
+from .test_pull import fill, with_backlog
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"creditBytes": 0}, [2]),
+        ({"creditBytes": -(1 << 63)}, [2]),
+        ({"creditBytes": (1 << 63) - 1}, [2, 3, 4]),
+        ({"waitMs": -1}, [2, 3, 4]),
+        ({"endOffset": 3}, [2]),
+        ({"endOffset": 2}, []),
+        ({"endOffset": 1}, []),
+        ({"endOffset": -(1 << 63)}, []),
+        ({"endOffset": (1 << 63) - 1}, [2, 3, 4]),
+    ],
+)
+async def test_any_number_is_a_limit(harness: Harness, fields: dict[str, object], expected: list[int]) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, *"AAAAA")
+    found = await read(harness, ext(topic, 2, **fields))
+    assert (offsets(found), found[-1].code) == (expected, ResponseCode.SUCCESS)
+    assert found[-1].integer("nextBeginOffset") == 2 + len(expected)
+
+
+def damage(harness: Harness, topic: str, offset: int) -> None:
+    """Change a byte of the body of a message on the disk, and let the store forget that it wrote the log itself."""
+    store = harness.store
+    (piece,) = store.read(store.queue(topic, 0), offset, 1, 1).pieces
+    position = RecordView(piece).position
+    segment = store.segments.find(position)
+    assert segment is not None
+    with Path(segment.path).open("r+b") as file:
+        file.seek(position - segment.start + 500)
+        file.write(b"?")
+    store.pages.trusted_from = 1 << 62
+
+
+def offsets_of(body: bytes) -> list[int]:
+    return [record.queue_offset for record in record_views(body)]
+
+
+async def test_a_damaged_record_is_skipped_by_pulls_and_left_to_the_reader_by_bulk_reads(
+    open_harness: OpenHarness,
+) -> None:
+    harness, topic = await with_backlog(open_harness, 30)
+    damage(harness, topic, 3)
+    found = await read(harness, ext(topic, 0, endOffset=10))
+    assert [offset for frame in found for offset in offsets_of(frame.body)] == list(range(10))
+    with pytest.raises(CorruptRecord, match="CRC"):
+        decode_records(b"".join(frame.body for frame in found))
+    client = harness.client()
+    pulled: list[int] = []
+    while len(pulled) < 9:
+        opaque = client.send(RequestCode.PULL_MESSAGE, pull_ext(topic, pulled[-1] + 1 if pulled else 0))
+        while opaque not in client.answers:
+            await harness.step()
+        pulled += offsets_of(client.answers.pop(opaque).body)
+    assert pulled[:9] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert harness.store.readers.damaged_records == 1
+
+
+async def test_records_that_retention_removes_meanwhile_end_the_read(open_harness: OpenHarness) -> None:
+    harness = await open_harness(
+        store={"flush": "async", "segment_bytes": 65_536, "page_bytes": 4096}, bulk_frame_bytes=4096
+    )
+    topic = harness.topic("T")
+    for _ in range(10):
+        await fill(harness, topic, *["A"] * 20, body=bytes(1000))
+    harness.store.flusher.flush_now()
+    await harness.store.checkpoint()
+    client = harness.client()
+    opaque = client.send(BULK, ext(topic, 0))
+    client.handler.collect(1)
+    (first,) = frames(client)
+    assert first.boolean("more")
+    harness.store.segments.remove_first()
+    harness.store.retention._after_removal()
+    client.handler.collect(1 << 20)
+    *rest, last = frames(client)
+    assert (last.opaque, last.code, last.boolean("more"), rest) == (opaque, MOVED, False, [])
+    assert last.integer("minOffset") > first.integer("nextBeginOffset")
+    assert harness.state.bulk_reads.count == 0
+
+
+async def test_a_read_continues_from_the_cold_tier_to_the_log_without_a_gap(open_harness: OpenHarness) -> None:
+    harness = await open_harness(
+        store={"flush": "async", "segment_bytes": 65_536, "page_bytes": 4096}, bulk_frame_bytes=4096
+    )
+    topic = harness.topic("T")
+    for _ in range(10):
+        await fill(harness, topic, *["A"] * 20, body=bytes(1000))
+    store, queue = harness.store, harness.store.queue(topic, 0)
+    store.flusher.flush_now()
+    await store.checkpoint()
+    kept = Kept(store, queue)
+    store.segments.remove_first()
+    store.retention._after_removal()
+    assert 4 < queue.first_offset < 190
+    store.readers.cold = kept
+    assert offsets(await read(harness, ext(topic, 0))) == list(range(200))
+
+
+async def test_nothing_of_an_unwritten_atomic_group_is_read(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"})
+    topic = harness.topic("T")
+    await fill(harness, topic, *"AAA")
+    gate = harness.broker.gate(Identity())
+    gate.publish_atomic([Message(topic, b"x", queue_id=0) for _ in range(3)])
+    client = harness.client()
+    client.send(BULK, ext(topic, 0))
+    client.handler.collect(1 << 20)
+    assert offsets(frames(client)) == [0, 1, 2]
+    await harness.step()
+    assert offsets(await read(harness, ext(topic, 0))) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_client_that_does_not_read_costs_no_more_for_a_thousand_reads(
+    open_harness: OpenHarness, autojump_clock: MockClock
+) -> None:
+    harness = await open_harness(store={"flush": "async"}, bulk_frame_bytes=65_536)
+    served = await serve(harness, ServerConfig(unsent_bytes_max=MIB))
+    await fill(harness, "T", *["A"] * 200, body=bytes(1000))
+    client = served.dial()
+    for _ in range(1000):
+        await client.send(BULK, ext("T", 0))
+    await trio.testing.wait_all_tasks_blocked()
+    asked = harness.state.bulk_reads.count
+    assert asked > 990
+    assert 0 < served.unsent() < MIB + 2 * 65_536
+    found: dict[int, list[int]] = {}
+    while len(found) < 3 or harness.state.bulk_reads.count > asked - 10:
+        frame = await client.receive()
+        found.setdefault(frame.opaque, []).extend(offsets_of(frame.body))
+    assert served.unsent() < MIB + 2 * 65_536
+    assert all(each == list(range(len(each))) for each in found.values())
+    client.link.cut()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (harness.state.bulk_reads.count, served.unsent()) == (0, 0)
+
+
+async def test_a_stopping_broker_ends_reads_where_they_are(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, bulk_frame_bytes=4096)
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * 200, body=bytes(1000))
+    client = harness.client()
+    for _ in range(3):
+        client.send(BULK, ext(topic, 0))
+    client.handler.collect(1)
+    first = frames(client)
+    assert [frame.opaque for frame in first] == [1]
+    harness.state.bulk_reads.stop()
+    bulk.finish(client.handler.context)
+    last = frames(client)
+    assert [(frame.opaque, frame.integer("nextBeginOffset"), frame.boolean("more")) for frame in last] == [
+        (1, first[0].integer("nextBeginOffset"), False),
+        (2, 0, False),
+        (3, 0, False),
+    ]
+    assert not any(frame.body for frame in last)
+    assert harness.state.bulk_reads.count == 0
+    client.handler.collect(1 << 20)
+    assert not frames(client)

@@ -1,0 +1,198 @@
+"""The power is cut at every call that changes the disk while external transactions are staged, committed and moved.
+
+Small ones are one atomic group, large ones several. ``MARTLET_CRASH_STEPS`` makes the random work longer (default 12
+steps); ``MARTLET_CRASH_SEEDS`` runs more of it.
+"""
+
+import os
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+from tests.state.power_cuts import count_changes, cut_at, cut_of
+from tests.tx.external_talk import OTHER, QUERY, TOPIC, Sink, hurt, sink
+
+from martlet.errors import Reason, Refused
+from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import ManualClock
+
+LENGTH = int(os.environ.get("MARTLET_CRASH_STEPS", "12"))
+SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
+STEPS = ("begin", "small", "large", "commit", "again", "abort", "roll", "save")
+WEIGHTS = (1, 4, 3, 5, 1, 1, 3, 1)
+PARTS = {"small": (1, 3), "large": (2, 24)}  # chunks, and messages of each, of which about 20 are a group
+
+
+class Work:
+    """Does steps, and remembers what was asked for and what was acknowledged."""
+
+    def __init__(self, disk: FakeDisk, clock: ManualClock, flush: str) -> None:
+        self.disk = disk
+        self.clock = clock
+        self.flush = flush
+        self.sequence = 0
+        self.epoch = 0
+        self.asked_epoch = 0
+        # What the current transaction has: its parts, and what was staged in each topic, in order.
+        self.parts: list[tuple[str, int]] = []
+        self.messages: dict[str, list[str]] = {TOPIC: [], OTHER: []}
+        # What must be stored, and what a commit without an answer may have stored after it.
+        self.stored: dict[str, list[str]] = {TOPIC: [], OTHER: []}
+        self.doubtful: dict[str, list[str]] = {TOPIC: [], OTHER: []}
+        self.doubtful_parts: list[tuple[str, int]] = []
+        self.number = 0
+        self.found: Sink | None = None
+
+    async def open(self, disk: FakeDisk | None = None) -> Sink:
+        self.found = await sink(disk or self.disk, self.clock, self.flush)
+        return self.found
+
+    async def step(self, name: str) -> None:
+        found = self.found
+        assert found is not None
+        if name == "begin":
+            await self.begin(found)
+        elif name in PARTS:
+            await self.stage(found, *PARTS[name])
+        elif name == "commit":
+            await self.commit(found)
+        elif name == "again":
+            assert (await found.commit(self.sequence - 1, [], epoch=self.epoch)).is_duplicate or not self.sequence
+            self.sequence = max(self.sequence, 1)
+        elif name == "abort":
+            await found.abort(self.sequence, epoch=self.epoch)
+            self.forget_staged()
+        elif name == "roll":
+            await found.do(lambda: found.broker.turns.finish(found.staged.move_before(found.store.appended)))
+        elif name == "save":
+            for driven in found.broker.projections._driven:
+                await found.broker.projections._save(driven)
+
+    async def begin(self, found: Sink) -> None:
+        self.asked_epoch = self.epoch + 1
+        self.epoch, committed = await found.begin(f"run-{self.asked_epoch}")
+        assert (self.epoch, committed) == (self.asked_epoch, self.sequence - 1)
+        self.forget_staged()
+
+    def forget_staged(self) -> None:
+        self.parts, self.messages = [], {TOPIC: [], OTHER: []}
+
+    async def stage(self, found: Sink, chunks: int, count: int) -> None:
+        part, staged = f"part-{self.number}", list[tuple[str, list[str]]]()
+        for chunk in range(chunks):
+            topic = (TOPIC, OTHER)[self.number % 2]
+            bodies = [f"{self.number}-{number}" for number in range(count)]
+            self.number += 1
+            await found.stage(self.sequence, part, bodies, chunk=chunk, epoch=self.epoch, topic=topic)
+            staged.append((topic, bodies))
+        self.parts.append((part, chunks))
+        for topic, bodies in staged:
+            self.messages[topic] += bodies
+
+    async def commit(self, found: Sink) -> None:
+        parts, self.doubtful_parts = self.parts, self.parts
+        self.doubtful = self.messages
+        answer = await found.commit(self.sequence, parts, epoch=self.epoch)
+        assert (answer.sequence, answer.is_duplicate) == (self.sequence, False)
+        assert answer.messages == sum(map(len, self.messages.values()))
+        self.settle_commit()
+        self.check_stored(found)
+
+    def settle_commit(self) -> None:
+        for topic, bodies in self.doubtful.items():
+            self.stored[topic] = self.stored[topic] + bodies
+        self.doubtful, self.doubtful_parts = {TOPIC: [], OTHER: []}, []
+        self.sequence += 1
+        self.forget_staged()
+
+    def check_stored(self, found: Sink) -> None:
+        for topic in TOPIC, OTHER:
+            assert found.stored(topic) == self.stored[topic]
+
+    # ---- what must hold after a crash
+
+    async def check(self, found: Sink) -> None:
+        """Check that each transaction is there whole or not at all, and that the producer can go on."""
+        await found.go_on()
+        producer = found.state.producers.get(("", QUERY))
+        committed = producer.committed if producer is not None else -1
+        if committed == self.sequence:
+            self.settle_commit()  # the answer was lost
+        self.check_stored(found)
+        assert committed == self.sequence - 1
+        epoch = producer.epoch if producer is not None else 0
+        assert epoch in (self.epoch, self.asked_epoch)
+        if epoch == self.epoch and self.parts:
+            self.check_parts(found)
+        await self.finish(found, epoch)
+
+    def check_parts(self, found: Sink) -> None:
+        """What was acknowledged as staged is there, unless an abort or a newer run was asked for."""
+        there = found.parts()
+        for part, chunks in self.parts:
+            assert there[self.sequence, part] in (chunks, 0)
+
+    async def finish(self, found: Sink, epoch: int) -> None:
+        """Commit what is staged, then a new transaction of a new run; the old run can do neither."""
+        self.epoch = epoch
+        there = found.parts()
+        if self.parts and all(there[self.sequence, part] == chunks for part, chunks in self.parts):
+            await self.commit(found)
+        await self.begin(found)
+        with pytest.raises(Refused) as refused:
+            await found.stage(self.sequence, "late", ["x"], epoch=self.epoch - 1)
+        assert refused.value.reason is Reason.FENCED
+        await self.stage(found, *PARTS["large"])
+        await self.commit(found)
+        assert not found.state.parts
+        assert not found.state.chunks
+        assert found.state.messages == 0
+        found.store.crash()
+
+
+async def do_all(work: Work, names: list[str], closes: bool) -> None:
+    found = await work.open()
+    for name in names:
+        await work.step(name)
+    if closes:
+        found.broker.projections.save()
+        await found.store.close()
+
+
+async def cut_everywhere(names: list[str], seed: int, flush: str, damage: str = "") -> int:
+    disk = FakeDisk()
+    changes = await count_changes(disk, partial(do_all, Work(disk, ManualClock(), flush), names, True))
+    for number in range(seed % 3, changes, 1):
+        disk = FakeDisk()
+        work = Work(disk, ManualClock(), flush)
+        await cut_at(disk, number, partial(do_all, work, names, True))
+        kind = cut_of(number, flush)
+        left = disk.after_power_cut(kind, Random(number))
+        hurt(left, damage)
+        try:
+            await work.check(await work.open(left))
+        except BaseException as error:
+            error.add_note(f"{names}, {kind.name} at change {number}")
+            raise
+    return changes
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("between", ["", "save", "roll", "begin", "abort"])
+async def test_a_transaction_is_stored_whole_or_not_at_all_wherever_the_power_is_cut(size: str, between: str) -> None:
+    names = ["begin", size, *([between] if between else []), size, "commit", "again"]
+    assert await cut_everywhere(names, 0, "sync") > 20
+
+
+@pytest.mark.parametrize(("size", "damage"), [("small", "zeroed"), ("large", "removed"), ("large", "zeroed")])
+async def test_a_transaction_survives_the_loss_of_snapshots(size: str, damage: str) -> None:
+    names = [size, "save", "commit", "save", "small"]
+    assert await cut_everywhere(names, 0, "async", damage) > 20
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_random_steps_lead_to_one_outcome_wherever_the_power_is_cut(seed: int, flush: str) -> None:
+    names: list[Any] = Random(seed).choices(STEPS, WEIGHTS, k=LENGTH)
+    assert await cut_everywhere(names, seed, flush) > LENGTH

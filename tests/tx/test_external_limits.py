@@ -1,0 +1,244 @@
+"""Limits, expiry, faults of the disk, and topics that go away while an external transaction is under way."""
+
+import errno
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+from tests.tx.external_talk import OTHER, TOPIC, Sink, numbered, sink
+
+from martlet.contracts import ExternalTransaction, Identity, StagedBatch
+from martlet.errors import Reason, Refused
+from martlet.testing.disk import FakeDisk
+from martlet_tx.config import TxConfig
+from martlet_tx.external.records import STAGED_TOPIC
+
+SMALL = TxConfig(
+    staged_part_bytes_max=9000,
+    staged_part_messages_max=6,
+    staged_transaction_bytes_max=12_000,
+    staged_transaction_messages_max=9,
+    staged_bytes_max=15_000,
+    staged_chunks_max=6,
+    staged_parts_max=5,
+    producers_max=4,
+)
+
+
+async def refusal(found: Sink, reason: Reason, *arguments: Any, **more: Any) -> str:
+    with pytest.raises(Refused) as refused:
+        await found.stage(*arguments, **more)
+    assert refused.value.reason is reason
+    return str(refused.value)
+
+
+async def test_each_limit_is_named_with_its_setting() -> None:
+    found = await sink(config=SMALL)
+    await found.stage(0, "a", ["1", "2", "3", "4", "5"])
+    text = await refusal(found, Reason.ILLEGAL, 0, "a", ["6", "7"], chunk=1)
+    assert text == "part would have 7 messages; tx.staged_part_messages_max is 6, make transactions smaller"
+    text = await refusal(found, Reason.ILLEGAL, 0, "b", ["1", "2", "3", "4", "5"])
+    assert (
+        text
+        == "transaction 0 would have 10 messages; tx.staged_transaction_messages_max is 9, make transactions smaller"
+    )
+    text = await refusal(found, Reason.ILLEGAL, 0, "b", ["x" * 4200])
+    assert "tx.staged_part_bytes_max is 9000" in text
+    assert "stage smaller batches" in await refusal(found, Reason.ILLEGAL, 0, "b", ["x" * 9000])
+    await found.stage(0, "b", ["x" * 3500])
+    text = await refusal(found, Reason.ILLEGAL, 0, "c", ["x" * 3500])
+    assert "tx.staged_transaction_bytes_max is 12000" in text
+    text = await refusal(found, Reason.BUSY, 1, "c", ["x" * 3500])
+    assert "bytes would be staged; tx.staged_bytes_max is 15000" in text
+    for number in range(3):
+        await found.stage(1, f"d{number}", ["x"])
+    assert "6 parts would be staged; tx.staged_parts_max is 5" in await refusal(found, Reason.BUSY, 1, "e", ["x"])
+    await found.stage(1, "d0", ["x"], chunk=1)
+    text = await refusal(found, Reason.BUSY, 1, "d0", ["x"], chunk=2)
+    assert "7 chunks would be staged; tx.staged_chunks_max is 6" in text
+    assert (await found.commit(0, [("a", 1), ("b", 1)])).messages == 6
+    await found.stage(1, "d0", ["x"], chunk=2)
+
+
+async def test_producers_are_limited_and_unused_ones_are_forgotten() -> None:
+    found = await sink(config=replace(SMALL, producer_hours=2))
+    for number in range(4):
+        await found.commit(number, [], producer=f"p{number}")
+    for work in (
+        lambda: found.staged.begin("", "p4", "run"),
+        lambda: found.staged.commit(ExternalTransaction("p4", 0, 0), [], print),
+    ):
+        with pytest.raises(Refused, match=r"4 producers .* are known; tx.producers_max is 4") as refused:
+            await found.do(work)
+        assert refused.value.reason is Reason.BUSY
+    assert "producers_max" in await refusal(found, Reason.BUSY, 0, "a", ["x"], producer="p4")
+    await found.do(found.staged.count_hour)
+    await found.commit(7, [], producer="p0")
+    await found.do(found.staged.count_hour)
+    assert sorted(name for _, name in found.state.producers) == ["p0"]
+    await found.do(found.staged.count_hour)
+    assert len(found.state.producers) == 0
+    assert found.staged.forgotten == 4
+    await found.begin("run", "p4")
+
+
+async def test_parts_that_nobody_continues_expire(caplog: pytest.LogCaptureFixture) -> None:
+    found = await sink(config=TxConfig(staged_timeout_ms=200))
+    await found.stage(0, "orphan", ["x", "y"])
+    await found.stage(0, "alive", ["z"])
+    await found.do(found.staged.expire)  # seen for the first time
+    await trio.sleep(0.25)
+    await found.stage(0, "alive", ["z"], chunk=1)
+    await found.do(found.staged.expire)
+    assert found.parts() == {(0, "alive"): 2}
+    assert "part 'orphan' of transaction 0 of 'query' expired: 2 messages were staged" in caplog.text
+    with pytest.raises(Refused, match="it expired") as refused:
+        await found.commit(0, [("orphan", 1), ("alive", 2)])
+    assert refused.value.reason is Reason.NOT_FOUND
+    assert found.stored() == []
+    assert (await found.commit(0, [("alive", 2)])).messages == 2
+    assert found.staged.statistics()["expired_parts"] == 1
+
+
+async def test_a_topic_that_is_deleted_before_the_commit_refuses_it() -> None:
+    found = await sink()
+    await found.stage(0, "a", ["one"])
+    await found.stage(0, "a", ["bill"], chunk=1, topic=OTHER)
+    found.broker.topics.delete(OTHER)
+    with pytest.raises(Refused, match=r"topic\[bills\] was deleted after messages for it were staged") as refused:
+        await found.commit(0, [("a", 2)])
+    assert refused.value.reason is Reason.NO_TOPIC
+    assert found.stored() == []
+    found.broker.topics.ensure(OTHER, 1)
+    assert (await found.commit(0, [("a", 2)])).messages == 2
+    assert found.stored(OTHER) == ["bill"]
+
+
+async def test_messages_of_a_topic_that_is_deleted_after_the_decision_are_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = await sink()
+    await found.stage(0, "a", numbered(0, 40))
+    await found.stage(0, "a", numbered(0, 40), chunk=1, topic=OTHER)
+    await found.decide(0, [("a", 2)])
+    found.broker.topics.delete(OTHER)
+    await found.go_on()
+    assert found.stored() == numbered(0, 40)
+    assert found.store.find_queue(OTHER, 0) is None
+    assert found.staged.statistics()["dropped_without_topic"] == 40
+    assert "for topic[bills] are dropped, because the topic was deleted" in caplog.text
+
+
+async def test_a_closed_topic_and_a_denied_one_refuse_the_commit() -> None:
+    found = await sink()
+    await found.stage(0, "a", ["one"])
+    found.broker.topics.update(TOPIC, perm=4)
+    with pytest.raises(Refused, match=r"topic\[orders\] is not writable"):
+        await found.commit(0, [("a", 1)])
+    found.broker.topics.update(TOPIC, perm=6)
+
+    def deny(topic: str) -> None:
+        raise Refused(Reason.NO_PERMISSION, f"no {topic}")
+
+    with pytest.raises(Refused, match="no orders"):
+        await found.commit(0, [("a", 1)], check=deny)
+    assert found.stored() == []
+    assert (await found.commit(0, [("a", 1)])).messages == 1
+
+
+async def test_a_gate_keeps_identities_apart_and_asks_for_each_topic() -> None:
+    found = await sink()
+    allowed = {"publish": {TOPIC}}
+    found.broker.authorizers = (lambda identity, action, topic: topic in allowed.get(action, set()),)
+    ann, bob = found.broker.gate(Identity("ann")), found.broker.gate(Identity("bob"))
+    name = ExternalTransaction("query", 0, 0, "bob")  # what a client says about its identity does not count
+    batch = StagedBatch(TOPIC, 0, [(b"x", b"", 0)])
+    await found.do(lambda: ann.stage_external(name, "a", 0, batch))
+    with pytest.raises(Refused, match="has 0 of 1 chunks"):
+        await found.do(lambda: bob.commit_external(name, [("a", 1)]))
+    assert await found.do(lambda: bob.abort_external(name)) == 0
+    with pytest.raises(Refused) as refused:
+        await found.do(lambda: ann.stage_external(name, "b", 0, replace(batch, topic=OTHER)))
+    assert refused.value.reason is Reason.NO_PERMISSION
+    allowed.clear()
+    found.broker.rules.changed()
+    with pytest.raises(Refused) as refused:
+        await found.do(lambda: ann.commit_external(name, [("a", 1)]))
+    assert refused.value.reason is Reason.NO_PERMISSION
+    allowed["publish"] = {TOPIC}
+    found.broker.rules.changed()
+    assert (await found.do(lambda: ann.commit_external(name, [("a", 1)]))).messages == 1
+
+
+async def test_a_full_disk_refuses_what_is_not_decided_and_delays_the_rest() -> None:
+    disk = FakeDisk()
+    found = await sink(disk)
+    await found.stage(0, "a", numbered(0, 100))
+    disk.fail_next("write", errno.ENOSPC)
+    with pytest.raises(Refused) as refused:
+        await found.commit(0, [("a", 1)])
+    assert refused.value.reason is Reason.UNAVAILABLE
+    assert found.stored() == []
+    await found.settle()
+    disk.fail_next("write", errno.ENOSPC, after=5)
+    assert (await found.commit(0, [("a", 1)])).messages == 100
+    assert ("write", disk.calls["write"]) not in disk.failures
+    assert not disk.failures
+    assert found.stored() == numbered(0, 100)
+
+
+async def test_a_chunk_that_the_disk_refused_is_staged_again() -> None:
+    disk = FakeDisk()
+    found = await sink(disk)
+    await found.stage(0, "a", ["one"])
+    disk.fail_next("write", errno.ENOSPC)
+    await found.stage(0, "a", ["two"], chunk=1)  # appended, and undone when the round ends
+    assert found.parts() == {(0, "a"): 1}
+    await found.settle()
+    await found.stage(0, "a", ["two"], chunk=1)
+    assert (await found.commit(0, [("a", 2)])).messages == 2
+    assert found.stored() == ["one", "two"]
+
+
+async def test_a_commit_whose_client_leaves_is_delivered_completely() -> None:
+    found = await sink()
+    await found.stage(0, "a", numbered(0, 100))
+    name = ExternalTransaction("query", 0, 0)
+
+    async def leave() -> None:
+        with trio.CancelScope() as scope:
+            found.store.on_flushed.append(scope.cancel)  # once something of it is durable
+            await found.staged.commit(name, [("a", 1)], print)
+        found.store.on_flushed.remove(scope.cancel)
+        assert scope.cancelled_caught
+
+    await found.do(leave)
+    assert found.stored() == numbered(0, 100)
+    assert (await found.commit(0, [("a", 1)])).is_duplicate
+
+
+@pytest.mark.parametrize("decided", [False, True])
+async def test_a_damaged_staged_record_is_never_delivered(decided: bool, caplog: pytest.LogCaptureFixture) -> None:
+    disk = FakeDisk()
+    found = await sink(disk)
+    await found.stage(0, "a", numbered(0, 40))
+    await found.stage(0, "a", numbered(40, 40), chunk=1)
+    (first, second) = found.records(STAGED_TOPIC)
+    if decided:
+        await found.decide(0, [("a", 2)])
+    found.broker.projections.save()
+    await found.store.close()
+    damaged = (second if decided else first).position + 400
+    base = max(found.store.segments.items, key=lambda each: each.start if each.start <= damaged else -1)
+    disk.files[base.path].data[damaged - base.start] ^= 1
+    again = await sink(disk)
+    if decided:
+        await again.go_on()
+        assert again.stored() == numbered(0, 40)
+        assert again.staged.statistics()["lost"] == 40
+        assert "40 messages of transaction 0 of 'query' are lost: chunk 1 of part 'a'" in caplog.text
+    else:
+        with pytest.raises(Refused, match="chunk 0 of part 'a' of transaction 0 of 'query' is damaged or was removed"):
+            await again.commit(0, [("a", 2)])
+        assert again.stored() == []
