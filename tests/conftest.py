@@ -1,7 +1,12 @@
 """Options and fixtures of the whole suite."""
 
+from functools import cache
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 from martlet.store.files import RealDisk
 
@@ -14,8 +19,13 @@ settings.register_profile("steady", settings.get_profile("explore"), derandomize
 settings.load_profile("steady")
 
 
+ROOT = Path(__file__).parents[1]
+
 # The files that take longest, in seconds. Started first, they leave no worker alone with one of them at the end.
 SLOWEST = {
+    "test_rocketmq.py": 400,  # with all files that share its Spark session
+    "test_chaos.py": 150,
+    "test_connect.py": 100,
     "test_store_light_queues.py": 150,
     "test_sim.py": 150,
     "test_pop.py": 120,
@@ -43,6 +53,24 @@ SLOWEST = {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -SLOWEST.get(item.path.name, 0))
+
+
+@cache
+def scope_of(path: str) -> str:
+    """What one worker runs: the tests of a file, or those of all files with the fixture `spark`, which share a JVM."""
+    shares = path.startswith("tests/spark/") and "spark: SparkSession" in (ROOT / path).read_text()
+    return "spark" if shares else path
+
+
+class OneSpark(LoadFileScheduling):  # type: ignore[misc]
+    """Gives each worker the tests of one scope at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid.split("::", 1)[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpark | None:
+    return OneSpark(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

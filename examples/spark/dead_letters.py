@@ -1,0 +1,21 @@
+"""Show why messages became dead letters of a consumer group, and export them.
+
+python examples/spark/dead_letters.py 127.0.0.1:9876 billing /data/letters
+"""
+
+import sys
+
+from pyspark.sql import SparkSession
+
+from martlet_spark.pipelines.dead_letters import causes, read_dead_letters
+from martlet_spark.pipelines.session import open_session
+
+
+def main(spark: SparkSession, name_server: str, group: str, path: str) -> None:
+    letters = read_dead_letters(spark, {"endpoints": name_server}, group)
+    causes(letters).select("origin_topic", "tag", "way", "deliveries", "letters").show()
+    letters.write.parquet(path)
+
+
+if __name__ == "__main__":
+    main(open_session("dead letters"), *sys.argv[1:])

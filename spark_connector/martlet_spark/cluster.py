@@ -1,0 +1,218 @@
+"""The name servers and brokers of a cluster: its topics, their brokers and queues, and the offsets of these."""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeAlias, TypeVar, final
+
+import orjson
+
+from martlet_remoting.answers.bodies import integer, load_object, queue_map, texts
+from martlet_remoting.answers.routes import Route, decode_route
+from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
+from martlet_remoting.packets import MessageQueue
+from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, Security, attempts
+from martlet_spark.errors import ReadError
+
+__all__ = ["Bounds", "BrokerGone", "Cluster", "UnknownBroker", "UnknownTopic", "check"]
+
+T = TypeVar("T")
+# The first offset of a queue and the one after its last message.
+Bounds: TypeAlias = tuple[int, int]
+
+# Topics of brokers themselves, which a pattern does not select.
+INTERNAL: Final = re.compile(
+    r"%RETRY%|%DLQ%|rmq_sys_|RMQ_SYS_|TBW102$|SCHEDULE_TOPIC_XXXX$|BenchmarkTest$|SELF_TEST_TOPIC$"
+    r"|OFFSET_MOVED_EVENT$|TRANS_CHECK_MAX_TIME_TOPIC$|CHECKPOINT_TOPIC$|.*_REPLY_TOPIC$"
+)
+
+
+class UnknownTopic(ReadError):
+    """No name server, or no broker, knows the topic."""
+
+
+class UnknownBroker(ConnectionLost):
+    """The route of a topic lacks the broker: it has left, or it or the name server is starting."""
+
+
+class BrokerGone(ReadError):
+    """A broker left, or its topic was deleted, and did not come back in time."""
+
+
+def check(answer: Answer, what: str, where: str) -> None:
+    """Raise `ReadError` unless *answer* says success; *what* was asked of the server *where*.
+
+    Raises:
+      UnknownTopic: the server does not know the topic.
+    """
+    if answer.code == ResponseCode.SUCCESS:
+        return
+    name = RESPONSE_NAMES.get(answer.code, str(answer.code))
+    kind = UnknownTopic if answer.code == ResponseCode.TOPIC_NOT_EXIST else ReadError
+    hint = "; check the options accessKey and secretKey" if answer.code == ResponseCode.NO_PERMISSION else ""
+    raise kind(f"{where} refused the {what}: {name}: {answer.remark}{hint}")
+
+
+@final
+class Cluster:
+    """A cluster behind the name servers *endpoints*, each ``host:port``.
+
+    A server that does not answer is tried again for *timeout_s*, unless another one answers.
+    """
+
+    def __init__(self, endpoints: Sequence[str], security: Security, timeout_s: float) -> None:
+        self._endpoints = tuple(endpoints)
+        self.security = security
+        self.timeout_s = timeout_s
+
+    def topics(self, pattern: str) -> list[str]:
+        """Return the names of the topics that match the regular expression *pattern*, without brokers' own topics."""
+        where, answer = self._ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}, "list of topics")
+        check(answer, "list of topics", f"name server {where}")
+        names = texts(load_object(bytes(answer.body)), "topicList")
+        matches = re.compile(pattern).fullmatch
+        return sorted(name for name in names if matches(name) and not INTERNAL.match(name))
+
+    def route(self, topic: str) -> Route:
+        """Return the brokers and queues of *topic*.
+
+        Raises:
+          UnknownTopic: there is no such topic.
+          ReadError: no name server answers.
+        """
+        where, answer = self._ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}, f"route of topic {topic!r}")
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise UnknownTopic(f"topic {topic!r} is unknown to name server {where}; create it, or send to it first")
+        check(answer, f"route of topic {topic!r}", where)
+        return decode_route(bytes(answer.body))
+
+    def bounds(self, topic: str, route: Route) -> dict[MessageQueue, Bounds]:
+        """Return the bounds of all readable queues of *topic*.
+
+        Raises:
+          UnknownTopic: a broker of the route does not have it; it is being deleted.
+          ReadError: a broker refuses, or does not answer in time.
+        """
+        found: dict[MessageQueue, Bounds] = dict.fromkeys(route.read_queues(topic), (0, 0))
+        for broker in sorted({queue.broker_name for queue in found}):
+            answer = self.ask_broker(
+                topic,
+                route,
+                broker,
+                lambda connection: connection.request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}),
+            )
+            check(answer, f"offsets of topic {topic!r}", f"broker {broker!r}")
+            table = load_object(bytes(answer.body)).get("offsetTable")
+            for queue, item in queue_map(table).items():
+                if queue in found and isinstance(item, Mapping):
+                    found[queue] = (max(integer(item, "minOffset"), 0), max(integer(item, "maxOffset"), 0))
+        return found
+
+    def offsets_at(self, times_ms: Mapping[MessageQueue, int], route: Route) -> dict[MessageQueue, int]:
+        """Return the first offset of each queue that was stored at its time or later."""
+        found: dict[MessageQueue, int] = {}
+        for broker in sorted({queue.broker_name for queue in times_ms}):
+            own = {queue: time_ms for queue, time_ms in times_ms.items() if queue.broker_name == broker}
+            answers = self.ask_broker(next(iter(own)).topic, route, broker, partial(_search, own))
+            for queue, answer in zip(own, answers, strict=True):
+                check(answer, f"search by time in queue {queue.queue_id} of {queue.topic!r}", f"broker {broker!r}")
+                found[queue] = answer.integer("offset")
+        return found
+
+    def commit(self, group: str, offsets: Mapping[MessageQueue, int], routes: Mapping[str, Route]) -> None:
+        """Set the committed offsets of consumer *group*, which is created if the brokers allow it.
+
+        Raises:
+          ReadError: a broker refuses, or does not answer.
+        """
+        for broker in sorted({queue.broker_name for queue in offsets}):
+            own = {queue: offset for queue, offset in offsets.items() if queue.broker_name == broker}
+            topic = next((queue.topic for queue in own if queue.topic in routes), None)
+            if topic is None:
+                continue
+            ask = partial(self.ask_broker, topic, routes[topic], broker)
+            answers = ask(partial(_commit, group, own))
+            if any(answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST for answer in answers):
+                ask(partial(_create, group))
+                answers = ask(partial(_commit, group, own))
+            for answer in answers:
+                check(answer, f"commit of group {group!r}", f"broker {broker!r}")
+
+    @staticmethod
+    def address(route: Route, broker: str) -> str:
+        """Return the address of *broker*.
+
+        Raises:
+          UnknownBroker: it has none at the moment.
+        """
+        found = route.address(broker)
+        if found is None:
+            raise UnknownBroker(f"broker {broker!r} is not registered with the name servers")
+        return found
+
+    def ask_broker(self, topic: str, route: Route, broker: str, ask: Callable[[Connection], T]) -> T:
+        """Return what *ask* returns for a connection to *broker*, which has queues of *topic*.
+
+        If it does not answer, asks the name servers again where it is.
+
+        Raises:
+          BrokerGone: the name servers did not know it in time.
+          ReadError: it did not answer in time.
+        """
+        lost: ConnectionLost | UnknownTopic | None = None
+        for number in attempts(self.timeout_s):
+            try:
+                return self._once(self.address(self.route(topic) if number else route, broker), ask)
+            except (ConnectionLost, UnknownTopic) as error:
+                lost = error
+        kind = ReadError if type(lost) is ConnectionLost else BrokerGone
+        raise kind(f"broker {broker!r} cannot be reached: {lost}; start it, then the query again") from lost
+
+    def _ask(self, code: int, ext: Mapping[str, object], what: str) -> tuple[str, Answer]:
+        """Ask the name servers in turn until the time is over; return which one answered, and its answer."""
+        lost: ConnectionLost | None = None
+        for _ in attempts(self.timeout_s):
+            for address in self._endpoints:
+                try:
+                    return address, self._once(address, lambda connection: connection.request(code, ext))
+                except ConnectionLost as error:
+                    lost = error
+        servers = ", ".join(self._endpoints)
+        text = f"no name server of {servers} answered the request for the {what}: {lost}"
+        raise ReadError(f"{text}; check the option endpoints, and that a name server runs there") from lost
+
+    def _once(self, address: str, ask: Callable[[Connection], T]) -> T:
+        with CONNECTIONS.lent(address, self.security, self.timeout_s) as connection:
+            return ask(connection)
+
+
+def _search(times_ms: Mapping[MessageQueue, int], connection: Connection) -> list[Answer]:
+    """Search queues by time; return the answers in the order of the queues."""
+    ext = [{"topic": queue.topic, "queueId": queue.queue_id, "timestamp": ms} for queue, ms in times_ms.items()]
+    return connection.request_all(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)
+
+
+def _commit(group: str, offsets: Mapping[MessageQueue, int], connection: Connection) -> list[Answer]:
+    ext = [
+        {"consumerGroup": group, "topic": queue.topic, "queueId": queue.queue_id, "commitOffset": offset}
+        for queue, offset in offsets.items()
+    ]
+    return connection.request_all(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+
+
+def _create(group: str, connection: Connection) -> Answer:
+    """Let the broker create *group*, by the heartbeat of a consumer of it that leaves again."""
+    client = f"martlet-spark@{os.getpid()}"
+    consumer = {
+        "groupName": group,
+        "consumeType": "CONSUME_ACTIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+        "subscriptionDataSet": [],
+        "unitMode": False,
+    }
+    body = orjson.dumps({"clientID": client, "consumerDataSet": [consumer], "producerDataSet": []})
+    answer = connection.request(RequestCode.HEART_BEAT, {}, body)
+    check(answer, f"creation of group {group!r}", connection.address)
+    return connection.request(RequestCode.UNREGISTER_CLIENT, {"clientID": client, "consumerGroup": group})

@@ -1,0 +1,152 @@
+"""What the pipelines' commands share: topics, Spark's options, and the session they run in."""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from martlet.cli.outcome import Unreachable, UsageError
+from martlet.cli.terminal import Bar
+from martlet_remoting.commands.connecting import SECRET_VARIABLE, client_config
+from martlet_remoting.commands.values import check_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "Source",
+    "add_spark",
+    "add_topics",
+    "bar",
+    "cluster_options",
+    "in_spark",
+    "look",
+    "print_report",
+    "size",
+    "source_of",
+]
+
+Source: TypeAlias = dict[str, str]
+UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30}
+LOOK_MS: Final = 3000  # how long the first look at the topics may take, before Spark starts
+SPARK: Final = "Spark options"
+
+
+def add_topics(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", nargs="*", help="topics to read")
+    parser.add_argument("--pattern", metavar="REGEX", help="read the topics that match, also those created later")
+
+
+def add_spark(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(SPARK).add_argument
+    add("--master", metavar="URL", default="", help="cluster to run on; default: Spark's configuration, else local[*]")
+    add("--conf", metavar="KEY=VALUE", action="append", default=[], help="setting of Spark; can be repeated")
+
+
+def size(option: str) -> Callable[[str], int]:
+    """Return a parser for *option*, whose value is a number of bytes such as ``64m``."""
+
+    def read(text: str) -> int:
+        match = re.fullmatch(r"([0-9]{1,15})([kmg]?)b?", text.lower())
+        if match is None or int(match[1]) == 0:
+            raise UsageError(f"{option} {text!r} is not a size; give for example 512k, 64m or 1g")
+        return int(match[1]) << UNITS[match[2]]
+
+    return read
+
+
+def source_of(arguments: Any) -> Source:
+    """Return the source's options for the topics that *arguments* name, after a look whether they can be read.
+
+    Raises:
+      UsageError: no topics are given, or in both ways.
+      ConfigError: a connection option is invalid.
+      Unreachable: no name server answers.
+      ReadError: a topic does not exist, or may not be read.
+    """
+    if bool(arguments.topic) == bool(arguments.pattern):
+        raise UsageError("give topics or --pattern, one of them; see --help")
+    chosen = {"subscribePattern": arguments.pattern} if arguments.pattern else {"subscribe": ",".join(arguments.topic)}
+    options = {**cluster_options(arguments), **chosen}
+    look(options)
+    return options
+
+
+def cluster_options(arguments: Any) -> Source:
+    """Return the source's options for the connection."""
+    check_text(arguments)
+    config = client_config(arguments)
+    found = {"endpoints": config.name_server, "timeoutMs": str(round(arguments.timeout * 1000))}
+    found["tls"] = str(config.tls).lower()
+    found["tlsInsecure"] = str(config.tls_insecure).lower()
+    found |= {"tlsCa": config.tls_ca, "tlsCert": config.tls_cert, "tlsKey": config.tls_key}
+    if config.access_key:
+        found["accessKey"] = config.access_key
+        found["secretKey"] = f"file:{config.secret_file}" if config.secret_file else f"env:{SECRET_VARIABLE}"
+    return {name: value for name, value in found.items() if value}
+
+
+def look(options: Source) -> None:
+    """Fail before Spark starts, which takes some seconds, if the topics cannot be read."""
+    from martlet_spark.cluster import Cluster
+    from martlet_spark.connection import ConnectionLost
+    from martlet_spark.errors import ReadError
+    from martlet_spark.options import SOURCE, parse
+    from martlet_spark.topics import Subscribed
+
+    parsed = parse(options, SOURCE)
+    timeout_s = min(parsed["timeoutMs"], LOOK_MS) / 1000
+    try:
+        Subscribed(Cluster(parsed["endpoints"], parsed.security, timeout_s), parsed).bounds()
+    except (ConnectionLost, ReadError) as error:
+        if isinstance(error, ConnectionLost) or isinstance(error.__cause__, ConnectionLost):
+            raise Unreachable(f"{error}; start a broker, or give the address with --name-server") from error
+        raise
+
+
+@contextmanager
+def in_spark(arguments: Any, name: str) -> "Iterator[SparkSession]":
+    """A session of Spark, as *arguments* say; it is stopped after the block, unless it was active before."""
+    from pyspark.sql import SparkSession
+
+    from martlet_spark.pipelines.session import open_session
+
+    was_active = SparkSession.getActiveSession() is not None
+    session = open_session(f"martlet pipeline {name}", arguments.master, _conf(arguments.conf))
+    try:
+        yield session
+    finally:
+        if not was_active:
+            session.stop()
+
+
+def _conf(given: list[str]) -> Mapping[str, str]:
+    for each in given:
+        if not each.partition("=")[0] or "=" not in each:
+            raise UsageError(f"--conf {each!r} is not KEY=VALUE; give for example spark.executor.memory=4g")
+    return dict(each.split("=", 1) for each in given)
+
+
+@contextmanager
+def bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar; yields what updates it."""
+    shown = Bar(label, unit)
+    try:
+        yield shown.update
+    finally:
+        shown.close()
+
+
+def print_report(what: str, fields: Mapping[str, object], *, as_json: bool) -> None:
+    """Print *fields* as JSON, or as a sentence that begins with *what*."""
+    if as_json:
+        print(json.dumps(fields, indent=2))
+    else:
+        shown = ", ".join(f"{name.replace('_', ' ')} {_text(value)}" for name, value in fields.items())
+        print(f"{what}: {shown}")
+
+
+def _text(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

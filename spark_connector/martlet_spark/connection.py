@@ -1,0 +1,341 @@
+"""One blocking connection to a broker or name server, for Spark's Python workers, which have no event loop.
+
+Requests may be pipelined: `Connection.send` returns the number of a request, and `Connection.receive` returns the next
+answer, whosoever it is. Brokers answer pipelined pulls in another order than they were sent. The body of a large answer
+is received into a buffer of its own, without a copy.
+"""
+
+import contextlib
+import os
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, final
+
+import orjson
+
+from martlet.errors import RemoteProtocolError
+from martlet.net.addresses import split_address
+from martlet_remoting.codec import FRAME_BYTES_MAX, encode_command_in_pieces
+from martlet_remoting.packets import Command
+from martlet_remoting.signatures import SigningKey
+from martlet_spark.errors import OptionError, ReadError, SparkConnectorError
+
+__all__ = ["CONNECTIONS", "Answer", "Connection", "ConnectionLost", "Connections", "Security", "attempts"]
+
+PREFIX: Final = Struct(">iI")  # length of the rest, length of the header; its first byte, 0, says JSON
+READ_BYTES: Final = 65_536
+CONNECT_S: Final = 5.0
+COPIED_BYTES_MAX: Final = 65_536  # a larger body is sent by itself, not copied behind its header
+ANSWER_S: Final = 1.0  # least time for an answer, also if nothing is tried again
+
+PAUSE_S: Final = 0.1  # between attempts; doubled each time up to a second
+
+
+def attempts(timeout_s: float) -> Iterator[int]:
+    """Yield the number of each attempt, with pauses between, until *timeout_s* are over; two attempts at least."""
+    end, pause_s, number = time.monotonic() + timeout_s, PAUSE_S, 0
+    while number < 2 or time.monotonic() < end:
+        if number > 1:  # the second follows at once: the first may have used a connection that had been lost before
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
+        yield number
+        number += 1
+
+
+class ConnectionLost(SparkConnectorError):
+    """The connection broke, could not be opened, or no answer arrived in time."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How to connect: TLS, and the key that signs requests. Equal ones share connections."""
+
+    tls: bool = False
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    verify: bool = True
+    signing_key: SigningKey | None = None
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return the TLS settings; None without TLS.
+
+        Raises:
+          OptionError: a file cannot be read, or has no certificate or key.
+        """
+        if not self.tls:
+            return None
+        file = self.ca_file
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            file = " or ".join(filter(None, (self.cert_file, self.key_file)))
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file or None)
+        except OSError as error:
+            why = error.strerror or str(error)
+            text = f"options tlsCa, tlsCert and tlsKey name the file {file}, which cannot be used: {why}"
+            raise OptionError(f"{text}; every executor needs it at that path") from error
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+@final
+class Answer:
+    """One frame of an answer: the number of its request, a response code, header fields as text, and the body."""
+
+    __slots__ = ("body", "code", "ext", "opaque", "remark")
+
+    def __init__(self, opaque: int, code: int, ext: Mapping[str, str], remark: str, body: bytearray) -> None:
+        self.opaque = opaque
+        self.code = code
+        self.ext = ext
+        self.remark = remark
+        self.body = body
+
+    def integer(self, name: str) -> int:
+        """Return the number in header field *name*.
+
+        Raises:
+          RemoteProtocolError: it is missing or is not a number.
+        """
+        try:
+            return int(self.ext[name])
+        except (KeyError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"answer {self.code} lacks the number {name}") from error
+
+
+@final
+class Connection:
+    """An open connection to *address*, ``host:port``, which waits up to *timeout_s* for each piece of an answer.
+
+    Raises:
+      ConnectionLost: it cannot be opened.
+      ReadError: TLS with the peer fails.
+      OptionError: a file of the options for TLS cannot be read.
+    """
+
+    def __init__(self, address: str, security: Security, timeout_s: float) -> None:
+        self.address = address
+        self.security = security
+        self._key = security.signing_key
+        self._opaque = 0
+        self._buffer = bytearray(READ_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0  # the received bytes that were not taken yet
+        self.outstanding = 0
+        context = security.context()
+        try:
+            host, port = split_address(address)
+            plain = self._socket = socket.create_connection((host, port), CONNECT_S)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is not None:
+                try:
+                    self._socket = context.wrap_socket(plain, server_hostname=host)
+                except BaseException:
+                    plain.close()
+                    raise
+            self.set_timeout(timeout_s)
+        except OSError as error:
+            raise _tls_error(address, error) or ConnectionLost(
+                f"cannot connect to {address}: {error.strerror or error}"
+            ) from error
+
+    @property
+    def buffered(self) -> bool:
+        """Whether bytes were received but not taken: there may be a frame although the socket is silent."""
+        pending = self._socket.pending() if isinstance(self._socket, ssl.SSLSocket) else 0
+        return self._end > self._start or pending > 0
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Wait up to *timeout_s*, but a second at least, for each piece of an answer."""
+        self._socket.settimeout(max(timeout_s, ANSWER_S))
+
+    def fileno(self) -> int:
+        """Return the socket's number, to wait for it."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def send(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> int:
+        """Send a request; return its number."""
+        self._opaque += 1
+        fields = ext if self._key is None else self._key.sign(code, ext, body)
+        pieces = encode_command_in_pieces(Command(code, fields, b"", self._opaque), (body,))
+        if len(body) <= COPIED_BYTES_MAX:
+            pieces = [b"".join(pieces)]
+        try:
+            for piece in pieces:
+                self._socket.sendall(piece)
+        except OSError as error:
+            raise self._lost(error) from error
+        self.outstanding += 1
+        return self._opaque
+
+    def request(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Answer:
+        """Send a request and return its answer; no other request may be outstanding."""
+        opaque = self.send(code, ext, body)
+        answer = self.receive()
+        if answer.opaque != opaque:
+            raise RemoteProtocolError(f"{self.address} answered request {answer.opaque} instead of {opaque}")
+        self.outstanding -= 1
+        return answer
+
+    def request_all(self, code: int, ext: Sequence[Mapping[str, object]]) -> list[Answer]:
+        """Send a request for each of *ext*, all at once, and return the answers in that order."""
+        asked = [self.send(code, each) for each in ext]
+        answers = {answer.opaque: answer for answer in (self.receive() for _ in asked)}
+        if answers.keys() != set(asked):
+            raise RemoteProtocolError(f"{self.address} answered other requests than it was sent")
+        self.outstanding -= len(asked)
+        return [answers[opaque] for opaque in asked]
+
+    def receive(self) -> Answer:
+        """Return the next frame from the peer, which may be one of several of an answer; skip requests of the peer.
+
+        Raises:
+          ConnectionLost: the connection broke, or nothing arrived in time.
+          RemoteProtocolError: the peer sent something else than frames.
+        """
+        while True:
+            answer = self._receive()
+            if answer is not None:
+                return answer
+
+    def _receive(self) -> Answer | None:
+        length, header_bytes = PREFIX.unpack(self._take(PREFIX.size))
+        body_bytes = length - 4 - header_bytes
+        if not 4 <= length <= FRAME_BYTES_MAX or body_bytes < 0 or header_bytes > length:
+            raise RemoteProtocolError(f"{self.address} sent a frame of {length} bytes with a header of {header_bytes}")
+        try:
+            header = orjson.loads(self._take(header_bytes))
+            opaque, code, flag = header["opaque"], header["code"], header["flag"]
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise RemoteProtocolError(f"{self.address} sent a header that is not one of RocketMQ's") from error
+        body = self._take(body_bytes)
+        if not flag & 1:
+            return None
+        return Answer(opaque, code, header.get("extFields") or {}, header.get("remark") or "", body)
+
+    def _take(self, size: int) -> bytearray:
+        """Return the next *size* bytes from the peer, in a buffer of their own."""
+        here = self._end - self._start
+        if here < size and size <= READ_BYTES // 4:
+            self._fill(size)
+            here = self._end - self._start
+        if here >= size:
+            found = self._buffer[self._start : self._start + size]
+            self._start += size
+            return found
+        found = bytearray(size)
+        found[:here] = self._view[self._start : self._end]
+        self._start = self._end = 0
+        view = memoryview(found)[here:]
+        while view:
+            view = view[self._read_into(view) :]
+        return found
+
+    def _fill(self, size: int) -> None:
+        """Read until the buffer has *size* bytes that were not taken."""
+        rest = self._buffer[self._start : self._end]
+        self._buffer[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+        while self._end < size:
+            self._end += self._read_into(self._view[self._end :])
+
+    def _read_into(self, view: memoryview) -> int:
+        try:
+            count = self._socket.recv_into(view)
+        except OSError as error:
+            raise self._lost(error) from error
+        if not count:
+            raise ConnectionLost(f"{self.address} closed the connection")
+        return count
+
+    def _lost(self, error: OSError) -> SparkConnectorError:
+        refused = _tls_error(self.address, error)
+        if refused is not None:
+            return refused
+        why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        return ConnectionLost(f"connection to {self.address} is lost: {why}")
+
+
+def _tls_error(address: str, error: OSError) -> ReadError | None:
+    """Return the error for a peer that refuses TLS, or whose certificate is refused; None for any other failure."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        hint = "name the authority that signed its certificate by the option tlsCa"
+        return ReadError(f"the certificate of {address} is not valid: {error.verify_message}; {hint}")
+    if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        hint = "check that the port takes TLS, and whether the broker asks for a certificate (options tlsCert, tlsKey)"
+        return ReadError(f"TLS with {address} failed: {error.reason or error}; {hint}")
+    return None
+
+
+@final
+class Connections:
+    """Idle connections of this process, for whoever needs one next: tasks of one Python worker share them."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._idle: dict[tuple[str, Security], list[Connection]] = {}
+
+    def borrow(self, address: str, security: Security, timeout_s: float) -> Connection:
+        """Return an open connection, which may turn out to be lost; the caller closes it or gives it back.
+
+        Raises:
+          ConnectionLost: no connection can be opened.
+        """
+        self._forget_others()
+        idle = self._idle.get((address, security))
+        if idle:
+            connection = idle.pop()
+            connection.set_timeout(timeout_s)
+            return connection
+        return Connection(address, security, timeout_s)
+
+    @contextlib.contextmanager
+    def lent(self, address: str, security: Security, timeout_s: float) -> Iterator[Connection]:
+        """A connection for one piece of work: given back after it, or closed if it fails.
+
+        Raises:
+          ConnectionLost: no connection can be opened.
+        """
+        connection = self.borrow(address, security, timeout_s)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self.give_back(connection)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep *connection* for others; close it if answers are outstanding."""
+        self._forget_others()
+        if connection.outstanding:
+            connection.close()
+        else:
+            self._idle.setdefault((connection.address, connection.security), []).append(connection)
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.close()
+        self._idle.clear()
+
+    def _forget_others(self) -> None:
+        """Forget connections that were opened before this process was forked: two processes must not share one."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._idle = {}
+
+
+CONNECTIONS: Final = Connections()

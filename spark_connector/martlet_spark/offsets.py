@@ -1,0 +1,82 @@
+"""Offsets of a query: which messages of which queues a batch has, as JSON in Spark's checkpoint.
+
+A stream's offset is ``{"v": 1, "t": {topic: {"broker/queue": next}}, "new": {topic: {"broker/queue": first}}}``: the
+offset after the last message of each queue, and where the queues begin that were not in the offset before. Spark asks
+for the initial offset several times, also after a restart, and "latest" would be another place each time. So the
+initial offset is always empty: every queue is new in the first batch, and the checkpoint has its beginning and its end.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+from martlet_remoting.packets import MessageQueue
+from martlet_spark.errors import SparkConnectorError
+
+__all__ = ["EARLIEST", "LATEST", "Offsets", "decode", "decode_new", "encode", "find_queues", "queue_name"]
+
+Offsets: TypeAlias = dict[MessageQueue, int]
+
+VERSION: Final = 1
+# Words for offsets in options, as in Spark's Kafka source.
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+
+def queue_name(queue: MessageQueue) -> str:
+    """Return the name of *queue* in its topic: ``broker/number``."""
+    return f"{queue.broker_name}/{queue.queue_id}"
+
+
+def encode(offsets: Mapping[MessageQueue, int], new: Mapping[MessageQueue, int] | None = None) -> dict[str, Any]:
+    """Return *offsets* for the checkpoint; *new* says where those queues begin that the offset before lacks."""
+    found: dict[str, Any] = {"v": VERSION, "t": _table(offsets)}
+    if new:
+        found["new"] = _table(new)
+    return found
+
+
+def decode(value: Mapping[str, Any]) -> Offsets:
+    """Return the offsets that `encode` encoded.
+
+    Raises:
+      SparkConnectorError: *value* is no such offset; the checkpoint belongs to another source or a later version.
+    """
+    return _queues(value, "t")
+
+
+def decode_new(value: Mapping[str, Any]) -> Offsets:
+    """Return where new queues begin, as `decode` returns the offsets."""
+    return _queues(value, "new") if value.get("new") else {}
+
+
+def _table(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for queue in sorted(offsets):
+        found.setdefault(queue.topic, {})[queue_name(queue)] = offsets[queue]
+    return found
+
+
+def _queues(value: Mapping[str, Any], field: str) -> Offsets:
+    found: Offsets = {}
+    try:
+        if value["v"] != VERSION:
+            raise ValueError("version")
+        for topic, queues in value[field].items():
+            for name, offset in queues.items():
+                broker, _, number = name.rpartition("/")
+                found[MessageQueue(topic, broker, int(number))] = int(offset)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        text = f"the checkpoint has the offset {json.dumps(value)[:200]}, which this version did not write"
+        raise SparkConnectorError(f"{text}; use the checkpoint of this query, or a new one") from error
+    return found
+
+
+def find_queues(topic: str, name: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """Return those of *queues* that *name*, ``number`` or ``broker/number``, means: several, if it names no broker."""
+    broker, _, number = name.rpartition("/")
+    return [
+        queue
+        for queue in queues
+        if queue.topic == topic and queue.queue_id == int(number) and broker in ("", queue.broker_name)
+    ]

@@ -1,0 +1,111 @@
+"""Archives topics as Parquet files or a Delta table, partitioned by topic and day, each message exactly once.
+
+The archive is written by a streaming query, and its checkpoint says how far it is. Whatever happens to a run, the next
+one continues: a batch that was not completed is written again, and one that was completed is not.
+
+Spark's own file sink writes Parquet wherever Spark can write. For Delta tables and for S3, where Spark would need jars,
+tasks write the files through Arrow, and the driver commits them (`commits.py`).
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final, final
+
+from martlet_spark.columns import COLUMNS
+from martlet_spark.errors import OptionError, PipelineError
+from martlet_spark.pipelines.archived import DATE, MESSAGE_COLUMNS
+from martlet_spark.pipelines.progress import Show, StreamReport, follow_query, ignore
+from martlet_spark.pipelines.session import plain_errors
+from martlet_spark.pipelines.storage import Location
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["CHECKPOINT", "FORMATS", "Archive", "archive", "start_archive"]
+
+FORMATS: Final = ("parquet", "delta")
+CHECKPOINT: Final = "_checkpoint"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """Where and how messages are archived.
+
+    A batch has about *batch_bytes* of messages, so a crash repeats no more than that. A file has at most the messages
+    of one task, about *file_bytes*, before compression.
+    """
+
+    path: str
+    format: str = "parquet"
+    checkpoint: str = ""  # default: a directory in the archive
+    batch_bytes: int = 1 << 30
+    file_bytes: int = 128 << 20
+
+    @property
+    def checkpoint_path(self) -> str:
+        if self.checkpoint:
+            return self.checkpoint
+        if self.path.startswith("s3://"):
+            text = f"archive {self.path!r} cannot contain the checkpoint, because Spark reads s3:// with a jar only"
+            raise OptionError(f"{text}; give a directory for it that lasts, with --checkpoint")
+        return os.path.join(self.path, CHECKPOINT)
+
+    def check(self) -> None:
+        """Raise `OptionError` if the archive cannot be written so, and `PipelineError` if a package is missing."""
+        if self.format not in FORMATS:
+            raise OptionError(f"format {self.format!r} is unknown; it is {' or '.join(FORMATS)}")
+        if self.format == "delta" and find_spec("deltalake") is None:
+            raise PipelineError("deltalake is not installed, and Delta tables need it; pip install 'martlet[delta]'")
+        assert self.checkpoint_path
+
+    @property
+    def spark_writes(self) -> bool:
+        """Whether Spark's file sink writes it."""
+        return self.format == "parquet" and not self.path.startswith("s3://")
+
+
+def archive(
+    session: "SparkSession", source: Mapping[str, str], target: Archive, *, follow_s: float = 0, show: Show = ignore
+) -> StreamReport:
+    """Archive the messages that are not in *target* yet; with *follow_s*, also new ones, looking so often, until
+    interrupted.
+
+    *source* are options of the data source: ``endpoints``, and ``subscribe`` or ``subscribePattern``.
+
+    Raises:
+      PipelineError: it failed; a new run continues.
+      OptionError: an option is invalid.
+    """
+    with plain_errors():
+        return follow_query(start_archive(session, source, target, follow_s=follow_s), show)
+
+
+def start_archive(
+    session: "SparkSession", source: Mapping[str, str], target: Archive, *, follow_s: float = 0
+) -> "StreamingQuery":
+    """Start the query of `archive` and return it."""
+    from martlet_spark.pipelines.archive_sink import ArchiveSource
+    from martlet_spark.pipelines.commits import open_commits
+
+    target.check()
+    options = {
+        "startingOffsets": "earliest",
+        "maxBytesPerTrigger": str(target.batch_bytes),
+        "targetPartitionBytes": str(target.file_bytes),
+        **source,
+        "columns": ",".join(COLUMNS),
+    }
+    stream = session.readStream.format("martlet").options(**options).load()
+    messages = stream.selectExpr(*(f"`{name}`" for name in MESSAGE_COLUMNS), "topic", f"{DATE} AS date")
+    writer = messages.writeStream.option("checkpointLocation", target.checkpoint_path)
+    writer = writer.trigger(processingTime=f"{follow_s} seconds") if follow_s else writer.trigger(availableNow=True)
+    if target.spark_writes:
+        return writer.format("parquet").option("compression", "zstd").partitionBy("topic", "date").start(target.path)
+    location = Location.of(target.path)
+    open_commits(location, target.format).clean()
+    session.dataSource.register(ArchiveSource)
+    return writer.format(ArchiveSource.name()).options(**location.options, kind=target.format).start()

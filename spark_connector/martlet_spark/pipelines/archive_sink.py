@@ -1,0 +1,70 @@
+"""The sink that writes an archive through Arrow: tasks write files, and the driver commits them.
+
+It is a data source of its own, ``martlet-archive``, that only `archive` uses.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from martlet_spark.pipelines.commits import open_commits
+from martlet_spark.pipelines.parts import Written, write_parts
+from martlet_spark.pipelines.storage import Location
+
+__all__ = ["ArchiveSource"]
+
+
+@final
+@dataclass
+class _Files(WriterCommitMessage):
+    """The files of one task; Spark gives the driver nothing else, so it says the query too."""
+
+    query: str
+    files: list[Written]
+
+
+@final
+class ArchiveWriter(DataSourceStreamArrowWriter):
+    """Writes the files of one batch."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._location = Location.from_options(options)
+        self._kind = options["kind"]
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        assert query is not None
+        assert batch is not None
+        filesystem, root = self._location.open()
+        return _Files(query, write_parts(filesystem, root, int(batch), context.partitionId(), iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        found = [each for each in messages if isinstance(each, _Files)]
+        if not found:
+            return
+        commits = open_commits(self._location, self._kind)
+        if not commits.has(found[0].query, batchId):
+            commits.commit(found[0].query, batchId, [file for each in found for file in each.files])
+
+    def abort(self, messages: Sequence[Any], batchId: int) -> None:
+        """Do nothing: the batch may have been committed, and else its files are replaced when it runs again."""
+
+
+@final
+class ArchiveSource(DataSource):
+    """The format ``martlet-archive``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "martlet-archive"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        return ArchiveWriter(self.options)

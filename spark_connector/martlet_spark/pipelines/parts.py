@@ -1,0 +1,124 @@
+"""Parquet files of an archive, written by Spark's tasks through Arrow.
+
+A task writes one file per topic and date. Its name says the batch and the task, so that a task that runs again replaces
+its own files, and a batch that runs again can remove those of its first attempt.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Final, TypeAlias, final
+from urllib.parse import quote
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+__all__ = ["PARTITIONS", "Written", "batch_of", "directory", "write_parts"]
+
+PARTITIONS: Final = ("topic", "date")
+ROW_GROUP_BYTES: Final = 32 << 20
+NAME: Final = re.compile(r"\.?(\d{10})-\d{5}\.parquet")
+Key: TypeAlias = tuple[str, date]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One file, by its path in the archive."""
+
+    path: str
+    topic: str
+    date: str
+    rows: int
+    bytes: int
+
+
+def directory(topic: str, day: str) -> str:
+    """Return where messages of *topic* and *day* are; characters that are special in paths are escaped."""
+    return f"topic={quote(topic, safe='')}/date={day}"
+
+
+def _name(batch: int, task: int) -> str:
+    return f"{batch:010}-{task:05}.parquet"
+
+
+def batch_of(name: str) -> int | None:
+    """Return the batch of the file *name*; None if no task wrote it."""
+    found = NAME.match(name)
+    return int(found[1]) if found else None
+
+
+@final
+class _Part:
+    """A file that is being written; rows are collected until they make a row group."""
+
+    def __init__(self, filesystem: pafs.FileSystem, root: str, path: str, schema: pa.Schema) -> None:
+        self._filesystem = filesystem
+        self._path = f"{root}/{path}"
+        folder, _, name = self._path.rpartition("/")
+        filesystem.create_dir(folder)
+        # An object appears when it is complete; a local file has another name until then, each attempt another.
+        self._open_path = (
+            f"{folder}/.{name}.{uuid4().hex}" if isinstance(filesystem, pafs.LocalFileSystem) else self._path
+        )
+        self._stream = filesystem.open_output_stream(self._open_path)
+        self._writer = pq.ParquetWriter(self._stream, schema, compression="zstd")
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self.rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._pending.append(batch)
+        self._pending_bytes += batch.nbytes
+        self.rows += batch.num_rows
+        if self._pending_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._writer.write_table(pa.Table.from_batches(self._pending))
+        self._pending, self._pending_bytes = [], 0
+
+    def close(self) -> int:
+        """Complete the file and return its size."""
+        self._flush()
+        self._writer.close()
+        size: int = self._stream.tell()
+        self._stream.close()
+        if self._open_path != self._path:
+            self._filesystem.move(self._open_path, self._path)
+        return size
+
+
+def write_parts(
+    filesystem: pafs.FileSystem, root: str, batch: int, task: int, batches: Iterator[pa.RecordBatch]
+) -> list[Written]:
+    """Write the messages *batches* of one task into files below *root*, and return these."""
+    name = _name(batch, task)
+    parts: dict[Key, tuple[str, _Part]] = {}
+    for each in batches:
+        for key, rows in _split(each):
+            if key not in parts:
+                path = f"{directory(key[0], key[1].isoformat())}/{name}"
+                parts[key] = path, _Part(filesystem, root, path, rows.schema)
+            parts[key][1].add(rows)
+    return [
+        Written(path, topic, day.isoformat(), part.rows, part.close()) for (topic, day), (path, part) in parts.items()
+    ]
+
+
+def _split(batch: pa.RecordBatch) -> Iterator[tuple[Key, pa.RecordBatch]]:
+    """Yield the rows of each topic and date, without these two columns."""
+    plain = batch.drop_columns(list(PARTITIONS))
+    topics, days = batch["topic"], batch["date"]
+    keys = pa.Table.from_arrays([topics, days], names=list(PARTITIONS)).group_by(list(PARTITIONS)).aggregate([])
+    found: list[dict[str, Any]] = keys.to_pylist()
+    for key in found:
+        rows = plain
+        if len(found) > 1:
+            rows = plain.filter(pc.and_(pc.equal(topics, key["topic"]), pc.equal(days, key["date"])))
+        yield (key["topic"], key["date"]), rows

@@ -1,0 +1,100 @@
+"""A Spark session for the pipelines, and the sentence of an error out of Spark's traces."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from martlet_spark.errors import OptionError, PipelineError, SparkConnectorError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["check_installed", "open_session", "plain_errors"]
+
+# Text of one of this package's errors at the end of a Python trace that Spark put into its own error.
+OWN_ERROR: Final = re.compile(r"^(?:[\w.]*: )*martlet(?:_\w+)?\.[\w.]*?(\w+): (.+)$", re.MULTILINE)
+# Spark logs errors only: its warnings about the machine would be the first that a user sees.
+LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+SETTINGS: Final = {
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING}",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def open_session(name: str, master: str = "", conf: Mapping[str, str] | None = None) -> "SparkSession":
+    """Return the active Spark session, or a new one; without *master*, Spark's configuration says where, else here.
+
+    Raises:
+      PipelineError: PySpark or Java is not installed, or Spark cannot start.
+    """
+    check_installed()
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    from martlet_spark.session import configure
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    builder = SparkSession.builder.appName(name)
+    if master:
+        builder = builder.master(master)
+    for key, value in {**SETTINGS, **(conf or {})}.items():
+        builder = builder.config(key, value)
+    try:
+        session = configure(builder).getOrCreate()
+    except (PySparkException, OSError) as error:
+        raise PipelineError(f"Spark does not start: {_short(error)}; its own messages are above") from error
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+def check_installed() -> None:
+    """Raise `PipelineError` if a package, or Java, is missing."""
+    missing = [name for name in ("pyspark", "pyarrow", "numpy") if find_spec(name) is None]
+    if missing:
+        raise PipelineError(f"{missing[0]} is not installed, and pipelines need it; pip install 'martlet[spark]'")
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which(os.path.join(home, "bin", "java") if home else "java") is None:
+        where = f"JAVA_HOME {home!r} has no bin/java" if home else "java is not installed"
+        raise PipelineError(f"{where}, and Spark needs it; install Java 17 or later, such as openjdk-17-jre-headless")
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn an error of Spark into one with a single sentence.
+
+    Raises:
+      PipelineError: the pipeline failed.
+      OptionError: an option of the source is invalid.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise _plain(error) from error
+
+
+def _plain(error: Exception) -> SparkConnectorError:
+    found = OWN_ERROR.findall(str(error))
+    if not found:
+        return PipelineError(f"Spark failed: {_short(error)}")
+    kind, text = found[-1]
+    return OptionError(text) if kind == "OptionError" else PipelineError(text)
+
+
+def _short(error: Exception) -> str:
+    """Return the first line of *error*; the last line, if a Python trace follows."""
+    lines = [line.strip() for line in str(error).split("\n\nJVM stacktrace")[0].splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if "Traceback (most recent call last)" in str(error) else lines[0]

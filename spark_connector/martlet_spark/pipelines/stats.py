@@ -1,0 +1,117 @@
+"""Statistics of topics: counts, sizes, latency and lag per window of time, topic and tag."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.packets import MessageQueue
+from martlet_spark.cluster import Cluster, check
+from martlet_spark.connection import Answer, Connection
+from martlet_spark.errors import OptionError
+from martlet_spark.options import SOURCE, parse
+from martlet_spark.topics import Subscribed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["SOURCE_COLUMNS", "committed_offsets", "message_stats", "per_topic"]
+
+SOURCE_COLUMNS: Final = "topic,broker,queue,offset,tag,body,born_ts,store_ts"
+PERCENTILES: Final = "array(0.5, 0.95, 0.99)"
+# (column, SQL) of each window, topic and tag; p is an array of percentiles, approximated to 0.01 %.
+COLUMNS: Final = (
+    ("messages", "count(*)"),
+    ("bytes", "sum(size)"),
+    ("size_mean", "round(avg(size), 1)"),
+    ("size_p", f"percentile_approx(size, {PERCENTILES})"),
+    ("size_max", "max(size)"),
+    ("latency_ms_mean", "round(avg(latency_ms), 1)"),
+    ("latency_ms_p", f"percentile_approx(latency_ms, {PERCENTILES})"),
+    ("latency_ms_max", "max(latency_ms)"),
+)
+PLACES: Final = (("p50", 0), ("p95", 1), ("p99", 2))
+
+
+def message_stats(
+    session: "SparkSession", source: Mapping[str, str], window_s: int = 60, group: str = ""
+) -> "DataFrame":
+    """Return the statistics of the messages that *source*, options of the data source, selects.
+
+    There is a row per window of *window_s*, topic and tag (null for none). Sizes are those of bodies in bytes; the
+    latency of a message is from its creation by the producer's clock to its storage by the broker's. With *group*, the
+    column ``lag`` counts the messages that this consumer group has not consumed.
+
+    Raises:
+      OptionError: an option is invalid.
+      ReadError: the group's offsets cannot be read.
+    """
+    from pyspark.sql import functions as F
+
+    if window_s <= 0:
+        raise OptionError(f"window of {window_s} s is too short; give 1 s or more")
+    messages = session.read.format("martlet").options(**{**source, "columns": SOURCE_COLUMNS}).load()
+    measured = messages.selectExpr(
+        f"timestamp_seconds(floor(unix_seconds(store_ts) / {window_s}) * {window_s}) AS window",
+        "topic",
+        "tag",
+        "broker",
+        "queue",
+        "`offset`",
+        "length(body) AS size",
+        "unix_millis(store_ts) - unix_millis(born_ts) AS latency_ms",
+    )
+    columns: list[tuple[str, str]] = [*COLUMNS]
+    if group:
+        known = session.createDataFrame(
+            _committed_rows(source, group), "topic string, broker string, queue int, read bigint"
+        )
+        measured = measured.join(F.broadcast(known), ["topic", "broker", "queue"], "left")
+        columns.append(("lag", "count_if(`offset` >= coalesce(read, 0))"))
+    found = measured.groupBy("window", "topic", "tag").agg(*(F.expr(text).alias(name) for name, text in columns))
+    return found.selectExpr("window", "topic", "tag", *(each for name, _ in columns for each in _flat(name)))
+
+
+def per_topic(found: "DataFrame") -> "DataFrame":
+    """Return `message_stats` without tags: sums, and of latencies the worst tag's."""
+    from pyspark.sql import functions as F
+
+    sums = [f"sum({name}) AS {name}" for name in ("messages", "bytes", "lag") if name in found.columns]
+    measures = [F.expr(text) for text in (*sums, "max(latency_ms_p99) AS latency_ms_p99")]
+    return found.groupBy("window", "topic").agg(*measures)
+
+
+def _flat(name: str) -> list[str]:
+    """Return the column *name* as it is, or each of its percentiles."""
+    if not name.endswith("_p"):
+        return [name]
+    return [f"{name}[{place}] AS {name.removesuffix('_p')}_{label}" for label, place in PLACES]
+
+
+def _committed_rows(source: Mapping[str, str], group: str) -> list[tuple[str, str, int, int]]:
+    found = committed_offsets(source, group)
+    return [(queue.topic, queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(found.items())]
+
+
+def committed_offsets(source: Mapping[str, str], group: str) -> dict[MessageQueue, int]:
+    """Return the offset that *group* has committed in each queue of *source*; 0 where it has none."""
+    options = parse(source, SOURCE)
+    cluster = Cluster(options["endpoints"], options.security, options["timeoutMs"] / 1000)
+    subscribed = Subscribed(cluster, options)
+    queues, routes = sorted(subscribed.bounds()), subscribed.routes()
+    found: dict[MessageQueue, int] = {}
+    for topic, broker in sorted({(queue.topic, queue.broker_name) for queue in queues}):
+        own = [queue for queue in queues if (queue.topic, queue.broker_name) == (topic, broker)]
+        answers = cluster.ask_broker(topic, routes[topic], broker, partial(_query, group, own))
+        for queue, answer in zip(own, answers, strict=True):
+            if answer.code != ResponseCode.QUERY_NOT_FOUND:
+                check(answer, f"offset of group {group!r} in topic {topic!r}", f"broker {broker!r}")
+            found[queue] = answer.integer("offset") if answer.code == ResponseCode.SUCCESS else 0
+    return found
+
+
+def _query(group: str, queues: list[MessageQueue], connection: Connection) -> list[Answer]:
+    ext: list[dict[str, Any]] = [
+        {"consumerGroup": group, "topic": queue.topic, "queueId": queue.queue_id} for queue in queues
+    ]
+    return connection.request_all(RequestCode.QUERY_CONSUMER_OFFSET, ext)

@@ -1,0 +1,17 @@
+"""The plugin: adds the commands of the data pipelines, ``martlet pipeline``. It does nothing in a broker."""
+
+from collections.abc import Sequence
+
+from martlet.contracts import Command
+from martlet.plugins.hooks import Hooks
+
+from .commands import COMMANDS
+
+__all__ = ["SparkPlugin"]
+
+
+class SparkPlugin(Hooks):
+    """Offers the commands that need Spark; PySpark is imported when one of them runs."""
+
+    def martlet_commands(self) -> Sequence[Command]:
+        return COMMANDS

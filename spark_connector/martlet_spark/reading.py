@@ -1,0 +1,131 @@
+"""Reads ranges of queues and yields Arrow batches; runs in the tasks of executors.
+
+Small answers are collected until there are enough records to decode at once. After a lost connection, for example when
+a broker restarts, the read continues after the last message that was received.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, final
+
+from martlet.errors import RemoteProtocolError
+from martlet_remoting.answers.routes import Route
+from martlet_spark.cluster import Cluster, UnknownBroker, UnknownTopic
+from martlet_spark.connection import CONNECTIONS, ConnectionLost, attempts
+from martlet_spark.decode import Decoder
+from martlet_spark.errors import ReadError, SparkConnectorError
+from martlet_spark.exchange import BulkReads, Exchange, NotSupported, Progress, Pulls, pull_only
+from martlet_spark.filters import Filter
+from martlet_spark.planner import Range
+from martlet_spark.records import Records, joined
+
+__all__ = ["Reader"]
+
+log = logging.getLogger("martlet.spark")
+
+# Decode when so many records have been received, or so many bytes; a frame of a bulk read usually suffices.
+RECORDS_ENOUGH: Final = 1000
+BYTES_ENOUGH: Final = 1 << 20
+# Spark is slower with larger batches, and with much smaller ones.
+BATCH_RECORDS_MAX: Final = 4096
+
+
+@final
+class Reader:
+    """Reads ranges of queues into the columns *names*.
+
+    Args:
+      fetch_bytes: how much to ask a broker for at once.
+      fail_on_loss: raise `DataLost` if messages are gone; otherwise log a warning and continue after them.
+    """
+
+    def __init__(
+        self, cluster: Cluster, names: Sequence[str], wanted: Filter, fetch_bytes: int, *, fail_on_loss: bool
+    ) -> None:
+        self._cluster = cluster
+        self._names = tuple(names)
+        self._decoder = Decoder((*names, *(name for name in wanted.columns if name not in names)))
+        self._wanted = wanted
+        self._fetch_bytes = fetch_bytes
+        self._fail_on_loss = fail_on_loss
+        self._routes: dict[str, Route] = {}
+
+    def read(self, ranges: Sequence[Range]) -> Iterator[Any]:
+        """Yield RecordBatches with the messages of *ranges*, those of each queue in order.
+
+        Raises:
+          ReadError: a broker refuses, does not answer in time, or sends damaged records.
+          DataLost: messages are gone.
+        """
+        by_broker: dict[str, list[Progress]] = {}
+        for each in ranges:
+            by_broker.setdefault(each.queue.broker_name, []).append(Progress(each))
+        for broker, left in by_broker.items():
+            for records in _collected(self._read_broker(broker, left)):
+                yield from self._batches(self._decoder.decode(records, broker))
+
+    def _batches(self, batch: Any) -> Iterator[Any]:
+        found = self._wanted.select(batch)
+        if len(self._names) < found.num_columns:
+            found = found.select(list(self._names))
+        for start in range(0, len(found), BATCH_RECORDS_MAX):
+            yield found.slice(start, BATCH_RECORDS_MAX)
+
+    def _read_broker(self, broker: str, left: list[Progress]) -> Iterator[Records]:
+        """Yield the records of all ranges of *broker*; connect again after a lost connection, and go on."""
+        count, tries = 0, attempts(self._cluster.timeout_s)
+        while left:
+            try:
+                yield from self._read_once(broker, left)
+            except (ConnectionLost, UnknownTopic) as error:
+                self._routes.clear()
+                before, count = count, sum(progress.end - progress.next for progress in left)
+                if count != before:
+                    tries = attempts(self._cluster.timeout_s)
+                if next(tries, None) is None:
+                    self._give_up(broker, left, error)
+
+    def _give_up(self, broker: str, left: list[Progress], error: SparkConnectorError) -> None:
+        """Raise an error; if loss is allowed and the broker or the topic is gone, remove it from *left* instead."""
+        topic, text = left[0].queue.topic, f"broker {broker!r} cannot be read: {error}; start it"
+        if not isinstance(error, (UnknownBroker, UnknownTopic)):
+            raise ReadError(f"{text}, then the query again") from error
+        if self._fail_on_loss:
+            raise ReadError(f"{text}, or set failOnDataLoss to false to continue without it") from error
+        log.warning("continuing without messages of topic %r on broker %r: %s", topic, broker, error)
+        left[:] = [progress for progress in left if progress.queue.topic != topic]
+
+    def _read_once(self, broker: str, left: list[Progress]) -> Iterator[Records]:
+        """Like `_read_broker`, on one connection; removes the ranges from *left* that were read to their end."""
+        address = self._address(broker, left[0].queue.topic)
+        security, timeout_s = self._cluster.security, self._cluster.timeout_s
+        kind: type[Exchange] = Pulls if address in pull_only else BulkReads
+        try:
+            with CONNECTIONS.lent(address, security, timeout_s) as connection:
+                exchange = kind(connection, self._wanted, self._fetch_bytes, timeout_s, fail_on_loss=self._fail_on_loss)
+                yield from exchange.read(left)
+        except NotSupported:
+            pull_only.add(address)
+        except RemoteProtocolError as error:
+            raise ReadError(f"broker {broker!r} at {address} does not speak RocketMQ's protocol: {error}") from error
+
+    def _address(self, broker: str, topic: str) -> str:
+        route = self._routes.get(topic)
+        if route is None:
+            route = self._routes[topic] = self._cluster.route(topic)
+        return self._cluster.address(route, broker)
+
+
+def _collected(parts: Iterator[Records]) -> Iterator[Records]:
+    """Yield the records of *parts*, at least as many at once as are worth decoding, the last ones excepted."""
+    waiting: list[Records] = []
+    count = size = 0
+    for part in parts:
+        waiting.append(part)
+        count += len(part)
+        size += len(part.data)
+        if count >= RECORDS_ENOUGH or size >= BYTES_ENOUGH:
+            yield joined(waiting)
+            waiting, count, size = [], 0, 0
+    if waiting:
+        yield joined(waiting)

@@ -1,0 +1,168 @@
+"""Whole records of one answer, as they are in the log, and the fixed fields of all of them as one array."""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias, final
+
+import numpy as np
+
+from martlet.checksum import crc32
+from martlet.records.codec import MARK_FIRST, MARK_LAST, RECORD_CRC_BYTES, has_record_crc, record_crc_holds
+from martlet.records.layout import (
+    BODY_BYTES_AT,
+    BORN_V6,
+    HEAD_BYTES,
+    RECORD_BYTES_MIN,
+    STORE_V6,
+    SYS_FLAG_AT,
+    WIDE_HOST_BYTES,
+    WIDE_HOSTS,
+)
+from martlet_spark.errors import ReadError
+
+__all__ = ["Integers", "Records", "joined"]
+
+Integers: TypeAlias = "np.ndarray[tuple[int], np.dtype[Any]]"
+
+# `martlet.records.layout.HEAD`: the fixed fields, if both hosts are IPv4 addresses.
+HEADS: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("magic", ">u4"),
+        ("crc", ">u4"),
+        ("queue", ">i4"),
+        ("flag", ">i4"),
+        ("offset", ">i8"),
+        ("position", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_ms", ">i8"),
+        ("born_host", ("u1", 8)),
+        ("store_ms", ">i8"),
+        ("store_host", ("u1", 8)),
+        ("reconsume_times", ">i4"),
+        ("prepared_position", ">i8"),
+        ("body_bytes", ">i4"),
+    ]
+)
+assert HEADS.itemsize == HEAD_BYTES
+
+LEAVE_OUT: Final = "'martlet store verify' lists damaged messages; startingOffsets and endingOffsets leave them out"
+
+_SIZE: Final = struct.Struct(">i")
+_SIZE_CRC: Final = struct.Struct(f">i4xI{SYS_FLAG_AT - 12}xi{BODY_BYTES_AT - SYS_FLAG_AT - 4}xi")
+
+
+@final
+class Records:
+    """The records in *data*, one after the other; ``starts`` says where each begins, ``heads`` has their fixed fields.
+
+    Fields after ``born_ms`` are wrong where a host is an IPv6 address (``sys_flag`` 0x10, 0x20).
+
+    Raises:
+      ReadError: the sizes of the records do not add up to the size of *data*.
+    """
+
+    __slots__ = ("data", "heads", "starts")
+
+    def __init__(self, data: bytearray, starts: Sequence[int] | None = None) -> None:
+        self.data = data
+        self.starts: Integers = np.array(_starts(data) if starts is None else starts, dtype=np.int64)
+        self.heads = _heads(data, self.starts)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def check(self, queue: int, first: int) -> None:
+        """Check that these are messages of *queue* with ascending offsets from *first* on.
+
+        Raises:
+          ReadError: one is not.
+        """
+        offsets = self.heads["offset"]
+        asked = (self.heads["queue"] == queue) & (offsets >= first)
+        asked[1:] &= offsets[1:] > offsets[:-1]
+        if not asked.all():
+            head = self.heads[int(np.flatnonzero(~asked)[0])]
+            text = f"the broker sent message {head['offset']} of queue {head['queue']} in an answer"
+            raise ReadError(f"{text} with messages of queue {queue} from {first} on; see 'martlet store verify'")
+
+    def before(self, offset: int) -> "Records | None":
+        """Return those of these messages of one queue that come before *offset*; None if there are none."""
+        count = int(np.searchsorted(self.heads["offset"], offset))
+        if count == len(self):
+            return self
+        return Records(self.data[: self.starts[count]], self.starts[:count].tolist()) if count else None
+
+    def check_bodies(self) -> None:
+        """Compare each record with its CRCs.
+
+        Raises:
+          ReadError: one is damaged.
+        """
+        heads, view = self.heads, memoryview(self.data)
+        raw = np.frombuffer(view, np.uint8)
+        ends = self.starts + heads["size"]
+        bodies = self.starts + HEAD_BYTES
+        fine = heads["sys_flag"] & WIDE_HOSTS == 0
+        fine &= (raw[ends - RECORD_CRC_BYTES] != MARK_FIRST) & (raw[ends - 12] != MARK_LAST)
+        parts = map(slice, bodies.tolist(), (bodies + heads["body_bytes"]).tolist())
+        crcs = np.fromiter(map(crc32, map(view.__getitem__, parts)), np.uint32, len(self))
+        fine &= (crcs & 0x7FFFFFFF == heads["crc"]) | (heads["body_bytes"] == 0)
+        for start in self.starts[~fine].tolist():
+            self._check_one(start)
+
+    def _check_one(self, start: int) -> None:
+        """Compare the record at *start*, of any kind, with its CRCs."""
+        data = self.data
+        size, crc, sys_flag, body_bytes = _SIZE_CRC.unpack_from(data, start)
+        body_at = start + HEAD_BYTES
+        if sys_flag & WIDE_HOSTS:
+            body_at += WIDE_HOST_BYTES * (bool(sys_flag & BORN_V6) + bool(sys_flag & STORE_V6))
+            body_bytes = _SIZE.unpack_from(data, body_at - 4)[0]
+        if body_bytes and crc32(memoryview(data)[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc:
+            raise ReadError(f"{self.describe(start)} does not match its CRC; {LEAVE_OUT}")
+        end = start + size
+        if has_record_crc(data, end) and not record_crc_holds(data, start, end):
+            raise ReadError(f"{self.describe(start)} does not match its record CRC; {LEAVE_OUT}")
+
+    def describe(self, start: int) -> str:
+        """Return words for the record at *start*, for errors."""
+        head = np.frombuffer(self.data, HEADS, 1, start)[0]
+        return f"message {head['offset']} of queue {head['queue']} (position {head['position']} of the broker's log)"
+
+
+def joined(parts: Sequence[Records]) -> Records:
+    """Return the records of all *parts* in one buffer."""
+    if len(parts) == 1:
+        return parts[0]
+    starts: list[Integers] = []
+    at = 0
+    for part in parts:
+        starts.append(part.starts + at)
+        at += len(part.data)
+    return Records(bytearray().join([part.data for part in parts]), np.concatenate(starts))  # type: ignore[arg-type]
+
+
+def _starts(data: bytearray) -> list[int]:
+    """Return where each record of *data* begins."""
+    starts: list[int] = []
+    at, last = 0, len(data) - RECORD_BYTES_MIN
+    unpack, add = _SIZE.unpack_from, starts.append
+    while at <= last:
+        add(at)
+        size = unpack(data, at)[0]
+        if size < RECORD_BYTES_MIN:
+            raise ReadError(f"record {len(starts)} of an answer says {size} bytes; the broker sent damaged data")
+        at += size
+    if at != len(data):
+        text = f"{len(starts)} records of an answer say {at} bytes in total; it has {len(data)}"
+        raise ReadError(f"{text}; the broker sent damaged data")
+    return starts
+
+
+def _heads(data: bytearray, starts: Integers) -> Any:
+    if not len(starts):
+        return np.empty(0, HEADS)
+    raw = np.frombuffer(data, np.uint8)
+    windows = np.lib.stride_tricks.sliding_window_view(raw, HEAD_BYTES)
+    return windows[starts].view(HEADS)[:, 0]

@@ -1,0 +1,237 @@
+"""Sends chunks with acknowledgement: the sink's guarantee ``at-least-once``."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, final
+
+from martlet_remoting.batches import decode_batch
+from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
+from martlet_remoting.headers import SendHeader
+from martlet_remoting.packets import MessageQueue
+from martlet_spark.cluster import Cluster
+from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, attempts
+from martlet_spark.errors import WriteError
+from martlet_spark.targets import Chunk, Place, Turns
+from martlet_spark.writable import TEMPLATE_QUEUES, TEMPLATE_TOPIC, master
+
+__all__ = ["RETRIED", "Lane", "Outbox", "Request", "refusal", "send_fields"]
+
+log = logging.getLogger("martlet.spark")
+
+GROUP: Final = "martlet-spark"
+# Unanswered requests per broker. Their answers must fit the buffers of the socket, as nobody reads while one is sent.
+WINDOW: Final = 4
+# How long a broker that failed is avoided while there are others.
+AVOIDED_S: Final = 5.0
+# Stored, but not as safely as the broker is configured for.
+STORED: Final = frozenset(
+    (
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    )
+)
+# The refusals that may pass.
+RETRIED: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request that stores *count* messages of *place* in *queue*."""
+
+    code: int
+    ext: Mapping[str, object]
+    body: bytes
+    queue: MessageQueue
+    place: Place
+    count: int
+
+
+def send_fields(queue: MessageQueue, properties: bytes = b"", *, batch: bool) -> dict[str, object]:
+    """Return the header fields of a send to *queue*."""
+    now_ms = time.time_ns() // 1_000_000
+    header = SendHeader(GROUP, queue.topic, TEMPLATE_TOPIC, TEMPLATE_QUEUES, queue.queue_id, 0, now_ms, 0, properties)
+    header.batch, header.broker_name = batch, queue.broker_name
+    return header.to_ext()
+
+
+@final
+class Lane:
+    """Pipelined requests to one broker: ``unanswered`` has those without an answer, oldest first."""
+
+    def __init__(self, cluster: Cluster, broker: str) -> None:
+        self._cluster = cluster
+        self._broker = broker
+        self._connection: Connection | None = None
+        self.unanswered: dict[int, Request] = {}
+
+    def post(self, request: Request) -> None:
+        """Send *request*, on a new connection if there is none.
+
+        Raises:
+          ConnectionLost: it could not be sent.
+        """
+        if self._connection is None:
+            address = master(self._cluster, request.queue)
+            self._connection = CONNECTIONS.borrow(address, self._cluster.security, self._cluster.timeout_s)
+        self.unanswered[self._connection.send(request.code, request.ext, request.body)] = request
+
+    def receive(self) -> tuple[Request, Answer]:
+        """Return the next answer and its request.
+
+        Raises:
+          ConnectionLost: there will be none.
+        """
+        assert self._connection is not None
+        answer = self._connection.receive()
+        request = self.unanswered.pop(answer.opaque, None)
+        if request is None:
+            raise ConnectionLost(f"{self._connection.address} answered request {answer.opaque}, which was not sent")
+        self._connection.outstanding -= 1
+        return request, answer
+
+    def drop(self) -> list[Request]:
+        """Close the connection; return the requests that were not answered."""
+        left = list(self.unanswered.values())
+        self.unanswered.clear()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        return left
+
+    def release(self) -> None:
+        """Keep the connection for others, if everything is answered."""
+        if self._connection is not None:
+            CONNECTIONS.give_back(self._connection)
+            self._connection = None
+
+
+@final
+class Outbox:
+    """Sends chunks, several at once, and again until a broker confirms them.
+
+    A queue has one unanswered batch, so that a batch which is sent again is not overtaken by the next one; messages
+    with a time have no order. After a failure, rows that may go to any queue go to another broker if there is one; the
+    others wait for theirs. A refusal that cannot pass, and brokers that do not confirm anything for the cluster's
+    timeout, raise `WriteError`.
+    """
+
+    def __init__(self, cluster: Cluster, turns: Turns) -> None:
+        self._cluster = cluster
+        self._turns = turns
+        self._lanes: dict[str, Lane] = {}
+        self._waiting: deque[Request] = deque()
+        self._busy: set[MessageQueue] = set()
+        self._avoided: dict[str, float] = {}
+        self._tries = attempts(cluster.timeout_s)
+
+    def write(self, chunk: Chunk) -> None:
+        """Send *chunk*; return before it is confirmed."""
+        self._waiting.extend(self._requests(chunk))
+        self._send_waiting()
+
+    def finish(self) -> None:
+        """Return once all chunks are confirmed."""
+        while self._waiting or any(lane.unanswered for lane in self._lanes.values()):
+            self._send_waiting()
+            for lane in list(self._lanes.values()):
+                if lane.unanswered:
+                    self._settle(lane)
+        for lane in self._lanes.values():
+            lane.release()
+
+    def close(self) -> None:
+        """Close the connections that have unanswered requests."""
+        for lane in self._lanes.values():
+            lane.drop()
+
+    def _requests(self, chunk: Chunk) -> Iterator[Request]:
+        if not chunk.place.timed:
+            yield self._batch(chunk.place, chunk.body, chunk.count)
+            return
+        for message in decode_batch(chunk.body):  # brokers refuse batches with such messages
+            queue = self._turns.next_queue(chunk.place, self._avoided_now())
+            ext = send_fields(queue, message.properties, batch=False)
+            yield Request(RequestCode.SEND_MESSAGE_V2, ext, message.body, queue, chunk.place, 1)
+
+    def _batch(self, place: Place, body: bytes, count: int) -> Request:
+        queue = self._turns.next_queue(place, self._avoided_now())
+        ext = send_fields(queue, batch=True)
+        return Request(RequestCode.SEND_BATCH_MESSAGE, ext, body, queue, place, count)
+
+    def _avoided_now(self) -> list[str]:
+        return [broker for broker, until in self._avoided.items() if time.monotonic() < until]
+
+    def _lane(self, broker: str) -> Lane:
+        return self._lanes.setdefault(broker, Lane(self._cluster, broker))
+
+    def _send_waiting(self) -> None:
+        while self._waiting:
+            request = self._waiting[0]
+            lane = self._lane(request.queue.broker_name)
+            if len(lane.unanswered) >= WINDOW or (not request.place.timed and request.queue in self._busy):
+                self._settle(lane)
+                continue
+            self._waiting.popleft()
+            if not request.place.timed:
+                self._busy.add(request.queue)
+            try:
+                lane.post(request)
+            except ConnectionLost as error:
+                self._again([*lane.drop(), request], str(error))
+
+    def _settle(self, lane: Lane) -> None:
+        """Wait for an answer from *lane*."""
+        try:
+            request, answer = lane.receive()
+        except ConnectionLost as error:
+            self._again(lane.drop(), str(error))
+            return
+        if not request.place.timed:
+            self._busy.discard(request.queue)
+        if answer.code in STORED:
+            log.warning(
+                "%s: they are stored, but the broker could not flush or copy them in time", refusal(request, answer)
+            )
+        elif answer.code in RETRIED:
+            self._again([request], refusal(request, answer))
+            return
+        elif answer.code != ResponseCode.SUCCESS:
+            raise WriteError(refusal(request, answer))
+        self._tries = attempts(self._cluster.timeout_s)
+
+    def _again(self, requests: list[Request], why: str) -> None:
+        """Send *requests*, which failed, before all others."""
+        if next(self._tries, None) is None:
+            queue = requests[0].queue
+            text = f"queue {queue.queue_id} of topic {queue.topic!r} on broker {queue.broker_name!r}"
+            raise WriteError(f"{text} confirmed no message for {self._cluster.timeout_s:g} s: {why}")
+        for request in requests:
+            if not request.place.timed:
+                self._busy.discard(request.queue)
+            self._avoided[request.queue.broker_name] = time.monotonic() + AVOIDED_S
+        self._waiting.extendleft(reversed([self._moved(request) for request in requests]))
+
+    def _moved(self, request: Request) -> Request:
+        """Return *request* for another broker if it may go there."""
+        if request.place.broker:
+            return request
+        queue = self._turns.next_queue(request.place, self._avoided_now())
+        ext = {**request.ext, "e": queue.queue_id, "n": queue.broker_name}
+        return Request(request.code, ext, request.body, queue, request.place, request.count)
+
+
+def refusal(request: Request, answer: Answer) -> str:
+    """Return words for the answer of a broker that did not do what was asked."""
+    queue, name = request.queue, RESPONSE_NAMES.get(answer.code, str(answer.code))
+    what = f"{request.count} messages ({len(request.body)} bytes) for topic {queue.topic!r}"
+    text = f"broker {queue.broker_name!r} answered to {what}: {name}: {answer.remark}"
+    if answer.code == ResponseCode.NO_PERMISSION:
+        text += "; check the options accessKey and secretKey"
+    if answer.code == ResponseCode.MESSAGE_ILLEGAL and request.count > 1:
+        text += "; if its limit is below the option batchBytes, set that lower"
+    return text

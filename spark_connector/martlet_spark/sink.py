@@ -1,0 +1,149 @@
+"""The writers that Spark calls: `write` runs in tasks, everything else on the driver."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final, final
+from uuid import uuid4
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from martlet_spark import staging
+from martlet_spark.cluster import Cluster
+from martlet_spark.errors import OptionError, SparkConnectorError, WriteError
+from martlet_spark.options import AT_LEAST_ONCE, IDEMPOTENT, Options
+from martlet_spark.sending import Outbox
+from martlet_spark.sink_columns import check_columns
+from martlet_spark.staging import Part, Staging, Transaction
+from martlet_spark.targets import Targets, Turns
+from martlet_spark.writable import WritableQueues, write_queues
+
+__all__ = ["BatchWriter", "StreamWriter", "Written"]
+
+log = logging.getLogger("martlet.spark")
+
+# Local properties of tasks, in which Spark says whose they are.
+QUERY: Final = "sql.streaming.queryId"
+BATCH: Final = "streaming.sql.batchId"
+RUN: Final = "spark.jobGroup.id"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What a task has staged: all that the driver knows of it."""
+
+    parts: tuple[Part, ...] = ()
+
+
+class Writer:
+    """What batch and streaming writers share; pickled for the tasks, so it holds plain data.
+
+    Raises:
+      OptionError: the columns cannot be written.
+      WriteError, UnknownTopic: the topic cannot be written.
+    """
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        self.options = options
+        if overwrite:
+            text = "a topic cannot be overwritten; use mode append, and in streams output mode append or update"
+            raise OptionError(f"{text}, or delete the topic before")
+        check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options["topic"])
+        if options["topic"]:
+            write_queues(self.cluster(), options["topic"])
+
+    def cluster(self) -> Cluster:
+        return Cluster(self.options["endpoints"], self.options.security, self.options["timeoutMs"] / 1000)
+
+    def write_rows(self, batches: Iterator[Any], transaction: Callable[[], Transaction], *, in_task: bool) -> Written:
+        """Write the rows of one task as the guarantee says; return once brokers have confirmed them.
+
+        *in_task* commits here what is staged; otherwise the driver does.
+        """
+        cluster = self.cluster()
+        queues_of = WritableQueues(cluster)
+        turns = Turns(queues_of)
+        if self.options["guarantee"] == AT_LEAST_ONCE:
+            with closing(Outbox(cluster, turns)) as outbox:
+                self._write(batches, queues_of, outbox)
+                outbox.finish()
+            return Written()
+        with closing(Staging(cluster, turns, transaction())) as stage:
+            self._write(batches, queues_of, stage)
+            parts = stage.finish()
+        if in_task:
+            staging.commit(cluster, parts)
+            return Written()
+        return Written(tuple(parts))
+
+    def _write(self, batches: Iterator[Any], queues_of: WritableQueues, sender: Outbox | Staging) -> None:
+        options = self.options
+        steady = options["guarantee"] != AT_LEAST_ONCE
+        targets = Targets(queues_of, options["topic"], options["batchBytes"], steady=steady)
+        for rows in batches:
+            for chunk in targets.chunks(rows):
+                sender.write(chunk)
+
+    def commit_parts(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        staging.commit(self.cluster(), _parts(messages))
+
+    def abort_parts(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Drop what was staged, unless it was committed: Spark aborts after a commit whose answer was lost too."""
+        try:
+            staging.abort(self.cluster(), _parts(messages))
+        except SparkConnectorError as error:
+            log.warning("%s; brokers drop what was staged later", error)
+
+
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
+    """Return the parts of *messages*, which are None for tasks that failed."""
+    return [part for message in messages if isinstance(message, Written) for part in message.parts]
+
+
+@final
+class BatchWriter(Writer, DataSourceArrowWriter):
+    """Writes the rows of a batch query, under a name of its own: Spark commits and aborts with a copy of it.
+
+    The driver commits for ``idempotent`` too, since each task's own name would be remembered by the brokers for long.
+    """
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
+        self._name = f"spark-batch-{uuid4().hex}"
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return self.write_rows(iterator, lambda: Transaction(self._name, 0), in_task=False)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.commit_parts(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.abort_parts(messages)
+
+
+@final
+class StreamWriter(Writer, DataSourceStreamArrowWriter):
+    """Writes the rows of a streaming query. Spark makes a new one for each micro-batch, and one more to commit it."""
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return self.write_rows(iterator, self._transaction, in_task=self.options["guarantee"] == IDEMPOTENT)
+
+    def _transaction(self) -> Transaction:
+        task = TaskContext.get()
+        assert task is not None, "runs in a task"
+        query, batch, run = (task.getLocalProperty(name) for name in (QUERY, BATCH, RUN))
+        if query is None or batch is None or run is None:
+            raise WriteError(f"this Spark does not say which query runs; set the option guarantee to {AT_LEAST_ONCE}")
+        if self.options["guarantee"] == IDEMPOTENT:
+            return Transaction(f"{query}/{task.partitionId()}", int(batch))
+        return Transaction(query, int(batch), run)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self.commit_parts(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self.abort_parts(messages)

@@ -1,0 +1,73 @@
+"""The data source ``martlet``: `MartletDataSource`, and its batch reader."""
+
+from collections.abc import Iterator
+from typing import Any, Final, final
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from martlet_spark.options import BATCH, SINK, STREAM, parse
+from martlet_spark.planner import Range
+from martlet_spark.reader import RangePartition, TopicReader, spark_schema
+from martlet_spark.sink import BatchWriter, StreamWriter
+from martlet_spark.stream import StreamReader
+from martlet_spark.topics import Places, Subscribed
+from martlet_spark.watching import MessageSizes
+
+__all__ = ["MartletDataSource"]
+
+# Options that Spark itself adds.
+SPARKS: Final = ("path", "checkpointlocation", "queryname")
+
+
+@final
+class BatchReader(TopicReader, DataSourceReader):
+    """Reads the messages that are there when the query is planned."""
+
+    def partitions(self) -> list[InputPartition]:
+        subscribed = Subscribed(self.cluster(), self.options)
+        starting = Places(subscribed, self.options, "starting", "earliest")
+        ending = Places(subscribed, self.options, "ending", "latest")
+        bounds = subscribed.bounds()
+        starts, ends = starting.find(bounds), ending.find(bounds)
+        sizes, routes = MessageSizes(subscribed.cluster), subscribed.routes()
+        left = {queue: (starts[queue], ends[queue]) for queue in sorted(bounds)}
+        ranges = [Range(queue, *left[queue], sizes.of(queue.topic, routes[queue.topic], left)) for queue in left]
+        return [*self.partitions_of(ranges)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        # Spark makes a partition of its own if there is none.
+        return self.read_ranges(partition.ranges if isinstance(partition, RangePartition) else ())
+
+
+class MartletDataSource(DataSource):
+    """Topics of Martlet and RocketMQ, to read and to write: ``format("martlet")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "martlet"
+
+    def schema(self) -> StructType:
+        return spark_schema(parse(self.options, STREAM + _ENDING, SPARKS)["columns"])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(parse(self.options, BATCH, SPARKS), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(parse(self.options, STREAM, SPARKS), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return BatchWriter(parse(self.options, SINK, SPARKS), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        return StreamWriter(parse(self.options, SINK, SPARKS), schema, overwrite=overwrite)
+
+
+_ENDING: Final = tuple(option for option in BATCH if option not in STREAM)

@@ -1,0 +1,266 @@
+"""The streaming reader: which messages the next micro-batch has.
+
+Spark keeps one reader per query in a process of the driver, which calls everything but `read`. What a batch has is in
+its offsets alone (`offsets.py`), so a batch that is planned again after a crash has the same messages.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from math import ceil
+from time import monotonic
+from typing import Any, final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from martlet_remoting.packets import MessageQueue
+from martlet_spark.cluster import Bounds, BrokerGone, Cluster, UnknownTopic
+from martlet_spark.connection import attempts
+from martlet_spark.errors import DataLost, ReadError
+from martlet_spark.offsets import Offsets, decode, decode_new, encode, queue_name
+from martlet_spark.options import Options
+from martlet_spark.planner import MESSAGE_BYTES, Range
+from martlet_spark.reader import RangePartition, TopicReader
+from martlet_spark.topics import Places, Subscribed
+from martlet_spark.watching import MessageSizes, Watch
+
+__all__ = ["StreamReader", "limited"]
+
+log = logging.getLogger("martlet.spark")
+
+
+@final
+class _Driver:
+    """What the reader needs on the driver: connections, and what it knows of the topics."""
+
+    def __init__(self, cluster: Cluster, options: Options) -> None:
+        self.cluster = cluster
+        self.subscribed = Subscribed(cluster, options)
+        self.starting = Places(self.subscribed, options, "starting", "latest")
+        self.watch = Watch(cluster)
+        self.sizes = MessageSizes(cluster)
+        self.bounds: dict[MessageQueue, Bounds] = {}  # at the last look
+        self.last_batch = monotonic()
+        self.has_begun = False
+        self.published: Offsets = {}  # the offsets of the group that shows the progress
+        self.publish_error = ""
+        self.warned: set[str] = set()
+
+
+@final
+class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads topics as a stream."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._made: _Driver | None = None
+        self._target: Offsets | None = None  # where a query with Trigger.AvailableNow ends
+
+    @property
+    def _driver(self) -> _Driver:
+        if self._made is None:
+            self._made = _Driver(self.cluster(), self.options)
+        return self._made
+
+    # offsets
+
+    def initialOffset(self) -> dict[str, Any]:
+        return encode({})
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        try:
+            bounds = self._driver.subscribed.bounds()
+        except UnknownTopic:  # the name server may have started just now; the first look waits if the topic was known
+            bounds = {}
+        self._target = {queue: end for queue, (_, end) in bounds.items()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self.options
+        if options["maxOffsetsPerTrigger"]:
+            return ReadMaxRows(options["maxOffsetsPerTrigger"])
+        if options["maxBytesPerTrigger"]:
+            return ReadMaxBytes(options["maxBytesPerTrigger"])
+        return ReadMinRows(options["minOffsetsPerTrigger"]) if options["minOffsetsPerTrigger"] else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        offsets = decode(start)
+        self._publish(offsets)
+        bounds = self._look(offsets)
+        end = self._next(offsets, bounds, limit)
+        if end is None and self._target is None:
+            ends = {queue: end for queue, (_, end) in bounds.items()}
+            if self._driver.watch.wait(ends, self._driver.subscribed.routes(), self.options["pollMs"] / 1000):
+                end = self._next(offsets, self._look(offsets), limit)
+        return start if end is None else end
+
+    def _next(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds], limit: ReadLimit) -> dict[str, Any] | None:
+        """Return the end of the micro-batch that begins at *offsets*; None if there is none to run yet."""
+        new = self._new(offsets, bounds)
+        ends = self._ends({**offsets, **new}, bounds, limit)
+        self._driver.has_begun = True
+        if ends == offsets:
+            return None
+        self._driver.last_batch = monotonic()
+        return encode(ends, new)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        bounds = self._driver.bounds
+        return encode({queue: end for queue, (_, end) in bounds.items()}) if bounds else None
+
+    def _look(self, offsets: Offsets) -> dict[MessageQueue, Bounds]:
+        """Return the present bounds of all queues; those of a query with Trigger.AvailableNow end at its target.
+
+        Raises:
+          DataLost: a queue of *offsets* is gone, and did not come back in time.
+        """
+        bounds = self._driver.bounds = self._wait_for(offsets)
+        if self._target is None:
+            return bounds
+        target = self._target
+        for queue in offsets:
+            if queue in bounds:  # but not when the query began: its broker was away
+                target.setdefault(queue, bounds[queue][1])
+        return {queue: (first, min(end, target[queue])) for queue, (first, end) in bounds.items() if queue in target}
+
+    def _wait_for(self, offsets: Offsets) -> dict[MessageQueue, Bounds]:
+        """Return the bounds of all queues, if possible with those of *offsets*.
+
+        A broker that stops leaves the routes, and so do all brokers when the name server starts again.
+        """
+        subscribed, strict = self._driver.subscribed, self.options["failOnDataLoss"]
+        bounds: dict[MessageQueue, Bounds] = {}
+        for _ in attempts(self.options["timeoutMs"] / 1000):
+            try:
+                bounds = subscribed.bounds(offsets)
+            except BrokerGone:
+                if strict:
+                    raise
+                subscribed.forget_routes()
+                continue
+            missing = offsets.keys() - bounds.keys()
+            if not missing or not strict:
+                break
+            subscribed.forget_routes()
+        for queue in sorted(offsets.keys() - bounds.keys()):
+            why = "its topic or its broker was removed, or this is the checkpoint of another query"
+            self._lose(f"{_words(queue)} is gone: {why}")
+        return bounds
+
+    def _new(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
+        """Return where queues begin that *offsets* lack, and those that were created again.
+
+        Raises:
+          DataLost: a queue has other messages than *offsets* say.
+        """
+        driver = self._driver
+        new = {queue: bounds[queue] for queue in bounds.keys() - offsets.keys()}
+        if new and not offsets and not driver.has_begun:
+            begins = driver.starting.find(new)
+        else:
+            begins = {queue: first for queue, (first, _) in new.items()}
+        for queue, offset in offsets.items():
+            end = driver.bounds[queue][1] if queue in driver.bounds else offset
+            if offset > end:
+                text = f"{_words(queue)} ends at {end}, but the checkpoint is at {offset}"
+                self._lose(f"{text}: the topic was created again, or the broker lost messages")
+                begins[queue] = driver.bounds[queue][0]
+        return begins
+
+    def _lose(self, text: str) -> None:
+        if self.options["failOnDataLoss"]:
+            raise DataLost(f"{text}; set failOnDataLoss to false to continue, or begin with a new checkpoint")
+        if text not in self._driver.warned:  # once, not for each look
+            self._driver.warned.add(text)
+            log.warning("%s; continuing", text)
+
+    def _ends(self, starts: Offsets, bounds: Mapping[MessageQueue, Bounds], limit: ReadLimit) -> Offsets:
+        """Return where the next batch ends in each queue, as the limits say."""
+        found = {queue: max(bounds[queue][1], start) if queue in bounds else start for queue, start in starts.items()}
+        if isinstance(limit, ReadAllAvailable):
+            return found
+        counts = {queue: end - max(starts[queue], bounds.get(queue, (0, 0))[0]) for queue, end in found.items()}
+        total = sum(counts.values())
+        if self._target is None and self._waits(total, limit):
+            return starts
+        most = self._count_max(starts, bounds, limit)
+        if most is None or total <= most:
+            return found
+        shares = limited(counts, most)
+        return {queue: end - counts[queue] + shares[queue] for queue, end in found.items()}
+
+    def _waits(self, total: int, limit: ReadLimit) -> bool:
+        least = max(self.options["minOffsetsPerTrigger"], limit.min_rows if isinstance(limit, ReadMinRows) else 0)
+        waited_s = monotonic() - self._driver.last_batch
+        return total < least and waited_s * 1000 < int(self.options["maxTriggerDelay"])
+
+    def _count_max(self, starts: Offsets, bounds: Mapping[MessageQueue, Bounds], limit: ReadLimit) -> int | None:
+        """Return how many messages a batch may have; None for any number."""
+        counts = [self.options["maxOffsetsPerTrigger"], limit.max_rows if isinstance(limit, ReadMaxRows) else 0]
+        sizes = [self.options["maxBytesPerTrigger"], limit.max_bytes if isinstance(limit, ReadMaxBytes) else 0]
+        if any(sizes):
+            left = {queue: (starts[queue], end) for queue, (_, end) in bounds.items()}
+            size = max((self._size(queue.topic, left) for queue in left), default=1)
+            counts += [max(each // size, 1) for each in sizes if each]
+        return min((count for count in counts if count), default=None)
+
+    def _size(self, topic: str, bounds: Mapping[MessageQueue, Bounds]) -> int:
+        route = self._driver.subscribed.routes(bounds).get(topic)
+        return self._driver.sizes.of(topic, route, bounds) if route is not None else MESSAGE_BYTES
+
+    def _publish(self, offsets: Offsets) -> None:
+        """Set the offsets of the group that shows the query's progress; its checkpoint has them already."""
+        driver = self._driver
+        group = self.options["group"]
+        changed = {queue: offset for queue, offset in offsets.items() if driver.published.get(queue) != offset}
+        if not group or not changed:
+            return
+        try:
+            driver.cluster.commit(group, changed, driver.subscribed.routes())
+            driver.published.update(changed)
+        except ReadError as error:
+            if driver.publish_error != str(error):  # once, not for each batch
+                driver.publish_error = str(error)
+                log.warning("the progress of the query cannot be shown as that of group %r: %s", group, error)
+
+    # partitions
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        starts, ends = {**decode(start), **decode_new(end)}, decode(end)
+        bounds = {queue: (starts[queue], ends[queue]) for queue in sorted(ends) if starts[queue] < ends[queue]}
+        return [
+            *self.partitions_of(
+                [Range(queue, first, last, self._size(queue.topic, bounds)) for queue, (first, last) in bounds.items()]
+            )
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, RangePartition)
+        return self.read_ranges(partition.ranges)
+
+    def stop(self) -> None:
+        if self._made is not None:
+            self._made.watch.close()
+
+
+def _words(queue: MessageQueue) -> str:
+    return f"queue {queue_name(queue)} of topic {queue.topic!r}"
+
+
+def limited(counts: Mapping[MessageQueue, int], most: int) -> dict[MessageQueue, int]:
+    """Divide *most* messages among queues that have *counts*, in proportion, and at least one each while they last."""
+    total = sum(counts.values())
+    left = most
+    found: dict[MessageQueue, int] = {}
+    for queue, count in sorted(counts.items(), key=lambda item: item[1]):
+        share = min(count, left, max(ceil(most * count / total), 1 if count else 0)) if total else 0
+        found[queue] = share
+        left -= share
+    return found

@@ -1,0 +1,187 @@
+"""Which queues a query reads, and where it begins and ends in them; runs on the driver."""
+
+from collections.abc import Collection, Iterable, Mapping
+from time import monotonic
+from typing import Any, Final, final
+
+from martlet_remoting.answers.routes import Route
+from martlet_remoting.packets import MessageQueue
+from martlet_spark.cluster import Bounds, Cluster, UnknownTopic
+from martlet_spark.errors import OptionError
+from martlet_spark.offsets import EARLIEST, LATEST, Offsets, find_queues, queue_name
+from martlet_spark.options import Options
+
+__all__ = ["Places", "Subscribed"]
+
+# How long routes are used before new topics and queues are looked for.
+ROUTES_S: Final = 5.0
+
+
+@final
+class Subscribed:
+    """The topics that the options subscribe to, pattern or assign."""
+
+    def __init__(self, cluster: Cluster, options: Options) -> None:
+        self.cluster = cluster
+        self._subscribe: tuple[str, ...] = options["subscribe"]
+        self._pattern: str = options["subscribePattern"]
+        self._assign: Mapping[str, tuple[str, ...]] | None = options["assign"]
+        self._routes: dict[str, Route] = {}
+        self._routes_until = 0.0
+        given = [name for name in ("subscribe", "subscribePattern", "assign") if options[name]]
+        if len(given) != 1:
+            said = f"{' and '.join(given)} are given" if given else "none is given"
+            raise OptionError(f"exactly one of the options subscribe, subscribePattern and assign is needed; {said}")
+
+    def routes(self, known: Collection[MessageQueue] = ()) -> Mapping[str, Route]:
+        """Return the routes of the topics, which may be some seconds old; without topics of *known* that are gone.
+
+        Raises:
+          UnknownTopic: a topic that is named does not exist.
+        """
+        if monotonic() >= self._routes_until:
+            if self._pattern:
+                names: Iterable[str] = self.cluster.topics(self._pattern)
+            else:
+                names = self._subscribe or self._assign or ()
+            self._routes = self._resolve(names, {queue.topic for queue in known})
+            self._routes_until = monotonic() + ROUTES_S
+        return self._routes
+
+    def forget_routes(self) -> None:
+        """Ask for new routes when they are needed next."""
+        self._routes_until = 0.0
+
+    def _resolve(self, names: Iterable[str], known: Collection[str]) -> dict[str, Route]:
+        found: dict[str, Route] = {}
+        for name in names:
+            try:
+                found[name] = self.cluster.route(name)
+            except UnknownTopic:
+                if not self._pattern and name not in known:  # one that matches the pattern was deleted just now
+                    raise
+        return found
+
+    def bounds(self, known: Collection[MessageQueue] = ()) -> dict[MessageQueue, Bounds]:
+        """Return the bounds of all queues that are read; without those of *known* that are gone.
+
+        Raises:
+          ReadError: a broker does not answer.
+          OptionError: a queue that is assigned does not exist.
+        """
+        found: dict[MessageQueue, Bounds] = {}
+        for topic, route in self.routes(known).items():
+            try:
+                bounds = self.cluster.bounds(topic, route)
+            except UnknownTopic:
+                self.forget_routes()
+                if not self._pattern and all(queue.topic != topic for queue in known):
+                    raise
+                continue
+            found.update(bounds if self._assign is None else self._assigned(topic, bounds, known))
+        return found
+
+    def _assigned(
+        self, topic: str, bounds: Mapping[MessageQueue, Bounds], known: Collection[MessageQueue]
+    ) -> dict[MessageQueue, Bounds]:
+        assert self._assign is not None
+        found: dict[MessageQueue, Bounds] = {}
+        for name in self._assign[topic]:
+            if find_queues(topic, name, bounds) or not find_queues(topic, name, known):
+                found.update((queue, bounds[queue]) for queue in _named(topic, name, bounds, "assign"))
+        return found
+
+    def offsets_at(self, times_ms: Mapping[MessageQueue, int]) -> Offsets:
+        """Return the first offset of each queue that was stored at its time or later."""
+        found: Offsets = {}
+        for topic, route in self.routes().items():
+            own = {queue: ms for queue, ms in times_ms.items() if queue.topic == topic}
+            found.update(self.cluster.offsets_at(own, route))
+        return found
+
+
+def _named(topic: str, name: str, queues: Iterable[MessageQueue], option: str) -> list[MessageQueue]:
+    found = find_queues(topic, name, queues)
+    if not found:
+        has = ", ".join(str(queue.queue_id) for queue in queues if queue.topic == topic)
+        raise OptionError(
+            f"option {option} names queue {name!r} of topic {topic!r}, which does not exist; it has {has}"
+        )
+    return found
+
+
+@final
+class Places:
+    """Where a query begins (*side* "starting") or ends ("ending"), as the options say."""
+
+    def __init__(self, subscribed: Subscribed, options: Options, side: str, default: str) -> None:
+        self._subscribed = subscribed
+        self._side = side
+        self._offsets: Any = options[f"{side}Offsets"]
+        self._time: int | None = options[f"{side}Timestamp"]
+        self._times: Mapping[str, Mapping[str, int]] | None = options[f"{side}OffsetsByTimestamp"]
+        self._strategy: str = options["startingOffsetsByTimestampStrategy"] if side == "starting" else "latest"
+        names = f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"
+        given = [
+            name
+            for name, value in zip(names, (self._offsets, self._time, self._times), strict=True)
+            if value is not None
+        ]
+        if len(given) > 1:
+            raise OptionError(f"options {' and '.join(given)} contradict each other; give one of them")
+        if self._offsets is None:
+            self._offsets = default
+
+    def find(self, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
+        """Return the place in each of the queues with these *bounds*.
+
+        Raises:
+          OptionError: a place is missing for a queue, or lies outside of it.
+        """
+        if self._time is not None:
+            return self._at(dict.fromkeys(bounds, self._time), bounds)
+        if self._times is not None:
+            return self._at(self._each(self._times, bounds, f"{self._side}OffsetsByTimestamp"), bounds)
+        if isinstance(self._offsets, str):
+            return {queue: first if self._offsets == "earliest" else end for queue, (first, end) in bounds.items()}
+        given = self._each(self._offsets, bounds, f"{self._side}Offsets")
+        return {queue: self._offset(queue, given[queue], bounds[queue]) for queue in bounds}
+
+    def _each(
+        self, table: Mapping[str, Mapping[str, int]], bounds: Mapping[MessageQueue, Bounds], option: str
+    ) -> dict[MessageQueue, int]:
+        """Return the number of each queue in *table*, which must name all of them, as in Spark's Kafka source."""
+        found: dict[MessageQueue, int] = {}
+        for topic, numbers in table.items():
+            for name, number in numbers.items():
+                found.update(dict.fromkeys(_named(topic, name, bounds, option), number))
+        missing = [queue for queue in bounds if queue not in found]
+        if missing:
+            queue = missing[0]
+            text = f"option {option} lacks queue {queue.queue_id} of topic {queue.topic!r} on {queue.broker_name!r}"
+            raise OptionError(f"{text}; name every queue, -2 is earliest and -1 latest")
+        return found
+
+    def _offset(self, queue: MessageQueue, offset: int, bounds: Bounds) -> int:
+        first, end = bounds
+        if offset == EARLIEST:
+            return first
+        if offset == LATEST:
+            return end
+        if not 0 <= offset <= end:
+            text = f"option {self._side}Offsets has offset {offset} of queue {queue.queue_id} of topic {queue.topic!r}"
+            raise OptionError(f"{text}; the queue has messages {first} to {end - 1}")
+        return offset  # what was removed before it is read, is found then
+
+    def _at(self, times_ms: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
+        found = self._subscribed.offsets_at(times_ms)
+        for queue, offset in found.items():
+            first, end = bounds[queue]
+            found[queue] = min(max(offset, first), end)
+            if offset >= end and self._strategy == "error":
+                text = (
+                    f"queue {queue_name(queue)} of topic {queue.topic!r} has no message stored at {times_ms[queue]} ms"
+                )
+                text += " or later"
+                raise OptionError(f"{text}; set startingOffsetsByTimestampStrategy to latest to begin at its end")
+        return found

@@ -1,0 +1,220 @@
+"""Columns of many records at once.
+
+An array of bounds over a buffer is a binary Arrow array that copies nothing, and `take` copies every so many of its
+elements in one call. So all bodies of a buffer are one copy, and so are the topics, the property strings, and the names
+and values in these.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Final, final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from martlet.message import KEYS, TAGS, UNIQ_KEY
+from martlet.records.layout import HEAD_BYTES, MAGIC_V1, WIDE_HOSTS
+from martlet_remoting.compression import COMPRESSED
+from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, PROPERTIES, TIMESTAMP
+from martlet_spark.records import Integers, Records
+
+__all__ = ["COLUMN", "Places", "bounds_of"]
+
+ODD: Final = WIDE_HOSTS | COMPRESSED
+NAME_END: Final = 1
+VALUE_END: Final = 2
+# Up to so many places, records times names, a table tells which name a record has twice; beyond, a sort does.
+TABLE_MAX: Final = 1 << 22
+HEX: Final = np.array([f"{byte:02X}".encode() for byte in range(256)], dtype="S2")
+
+# Where body, topic and properties begin and end; the bytes between are their lengths.
+BODY, TOPIC, TEXT = 0, 2, 4
+BOUNDS: Final = 6
+
+
+def bounds_of(records: Records) -> Integers:
+    """Return a row of bounds per record: where body, topic and properties begin and end; -1 for odd records.
+
+    Odd are records with an IPv6 host, a long topic or a compressed body, and damaged ones.
+    """
+    heads, starts = records.heads, records.starts
+    raw = np.frombuffer(records.data, np.uint8)
+    ends = starts + heads["size"]
+    body_ends = starts + HEAD_BYTES + heads["body_bytes"]
+    fine = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] & ODD == 0)
+    fine &= (heads["body_bytes"] >= 0) & (body_ends + 3 <= ends)
+    topics = np.where(fine, body_ends + 1, 1)
+    topic_ends = topics + raw[topics - 1]
+    fine &= topic_ends + 2 <= ends
+    at = np.where(fine, topic_ends, 0)
+    texts = at + 2
+    fine &= texts + (raw[at].astype(np.int64) << 8 | raw[at + 1]) == ends
+    bounds = np.stack((starts + HEAD_BYTES, body_ends, topics, topic_ends, texts, ends), axis=1).astype(np.int32)
+    bounds[~fine] = -1
+    return bounds
+
+
+def elements(data: Any, bounds: Integers, first: int, step: int) -> Any:
+    """Return the bytes of *data* between neighbouring *bounds* (ascending, int32): the *first*, each *step* later."""
+    count = len(bounds) - 1
+    whole = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    return whole.take(pa.array(np.arange(first, count, step)))
+
+
+@final
+class Places:
+    """Records without odd ones: their fixed fields, their bytes, their bounds in these, and their broker's name."""
+
+    def __init__(self, heads: Any, data: bytearray, bounds: Integers, broker: str) -> None:
+        self.heads = heads
+        self.data = data
+        self.bounds = np.ascontiguousarray(bounds).reshape(-1)
+        self.broker = broker
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def part(self, first: int) -> Any:
+        """Return the bytes of one part of all records: `BODY`, `TOPIC` or `TEXT`."""
+        return elements(self.data, self.bounds, first, BOUNDS)
+
+    @cached_property
+    def properties(self) -> "Properties":
+        return Properties(self.part(TEXT))
+
+    def integers(self, field: str, kind: type) -> Any:
+        return pa.array(self.heads[field].astype(kind))
+
+    def times(self, field: str) -> Any:
+        values = self.heads[field].astype(np.int64)
+        outside = (values < MS_MIN) | (values > MS_MAX)
+        if outside.any():
+            return pa.array(np.where(outside, 0, values) * 1000, TIMESTAMP, mask=outside)
+        values *= 1000
+        return pa.Array.from_buffers(TIMESTAMP, len(values), [None, pa.py_buffer(values)])
+
+    def constant(self, text: str) -> Any:
+        return pa.repeat(pa.scalar(text), len(self))
+
+    def message_ids(self) -> Any:
+        """Return each record's unique key; without one, its place: the address of the broker and the position."""
+        keys = self.properties.values_of(UNIQ_KEY)
+        if not keys.null_count:
+            return keys
+        places = np.empty((len(self), 16), np.uint8)
+        places[:, :8] = self.heads["store_host"]
+        places[:, 8:] = self.heads["position"].copy().view(np.uint8).reshape(-1, 8)
+        texts = np.ascontiguousarray(HEX[places]).view("S32")[:, 0]
+        return pc.coalesce(keys, pa.array(texts.astype("U32")))
+
+
+@final
+class Properties:
+    """Names and values in the property *texts* of records; each text is ``name 0x01 value 0x02`` repeated.
+
+    ``odd`` has the numbers of the records whose text is irregular: a name or value is empty, or a name is repeated.
+    The last 0x02 may be missing.
+    """
+
+    def __init__(self, texts: Any) -> None:
+        offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+        data = texts.buffers()[2]
+        self._data = data if data is not None else b""
+        raw = np.frombuffer(self._data, np.uint8)[: offsets[-1]]
+        self._rows = len(texts)
+        starts, ends = _fragments(raw, offsets)
+        self._first = np.searchsorted(starts, offsets).astype(np.int32)  # the number of each record's first property
+        self._row = np.repeat(np.arange(self._rows), np.diff(self._first))
+        marks = np.flatnonzero(raw == NAME_END)
+        self.odd = _odd_rows(marks, starts, ends, self._row)
+        self._names: Any = None
+        if not self.odd.size:
+            self._bounds = np.stack((starts, marks, marks + 1, ends), axis=1).astype(np.int32).reshape(-1)
+            self._name()
+
+    def _name(self) -> None:
+        """Number the names, and find the records in which one is repeated."""
+        if not len(self._row):
+            self._codes, self._dictionary = np.empty(0, np.int32), {}
+            return
+        self._names = elements(self._data, self._bounds, 0, 4)
+        encoded = self._names.dictionary_encode()
+        self._codes = np.asarray(encoded.indices)
+        self._dictionary = {name: code for code, name in enumerate(encoded.dictionary.to_pylist())}
+        places = self._row * len(self._dictionary) + self._codes
+        if self._rows * len(self._dictionary) <= TABLE_MAX:
+            twice = np.flatnonzero(np.bincount(places) > 1)
+        else:
+            found, counts = np.unique(places, return_counts=True)
+            twice = found[counts > 1]
+        self.odd = np.unique(twice // len(self._dictionary))
+
+    def values_of(self, name: str) -> Any:
+        """Return the value of property *name* of each record, null without one, as strings."""
+        code = self._dictionary.get(name.encode())
+        if code is None:
+            return pa.nulls(self._rows, pa.string())
+        found = np.flatnonzero(self._codes == code)
+        count = len(self._bounds) - 1
+        whole = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(self._bounds), pa.py_buffer(self._data)])
+        at = np.full(self._rows, -1, np.int64)
+        at[self._row[found]] = found * 4 + 2
+        return whole.take(pa.array(at, mask=at < 0)).cast(pa.string())
+
+    def maps(self) -> Any:
+        """Return the properties of each record as a map."""
+        if self._names is None:
+            empty = pa.nulls(0, pa.string())
+            return pa.MapArray.from_arrays(pa.array(self._first), empty, empty)
+        values = elements(self._data, self._bounds, 2, 4)
+        return pa.MapArray.from_arrays(
+            pa.array(self._first), self._names.cast(pa.string()), values.cast(pa.string()), type=PROPERTIES
+        )
+
+
+def _fragments(raw: Integers, offsets: Integers) -> tuple[Integers, Integers]:
+    """Return where each property of the texts begins and where its value ends."""
+    ends = np.flatnonzero(raw == VALUE_END)
+    text_ends = offsets[1:][np.diff(offsets) > 0]
+    unended = text_ends[raw[text_ends - 1] != VALUE_END]  # their last 0x02 is missing
+    real = np.ones(len(ends), np.int64)
+    if len(unended):
+        # A text without its last 0x02 ends where the next one begins, perhaps with an 0x02: of equal ends it is the first.
+        both = np.concatenate((unended, ends))
+        order = np.argsort(both, kind="stable")
+        real = np.concatenate((np.zeros(len(unended), np.int64), real))[order]
+        ends = both[order]
+    starts = np.zeros(len(ends), np.int64)
+    starts[1:] = (ends + real)[:-1]
+    return starts, ends
+
+
+def _odd_rows(marks: Integers, starts: Integers, ends: Integers, row: Integers) -> Integers:
+    """Return the records with a property that has not exactly one 0x01, or an empty name or value."""
+    if len(marks) == len(starts) and ((starts < marks) & (marks < ends - 1)).all():
+        return np.empty(0, np.int64)
+    first = np.searchsorted(marks, starts)
+    counts = np.searchsorted(marks, ends) - first
+    mark = np.append(marks, 0)[first]
+    return np.unique(row[(counts != 1) | (mark == starts) | (mark >= ends - 1)])
+
+
+Column = Callable[[Places], Any]
+
+COLUMN: Final[Mapping[str, Column]] = {
+    "topic": lambda places: places.part(TOPIC).cast(pa.string()),
+    "broker": lambda places: places.constant(places.broker),
+    "queue": lambda places: places.integers("queue", np.int32),
+    "offset": lambda places: places.integers("offset", np.int64),
+    "key": lambda places: places.properties.values_of(KEYS),
+    "tag": lambda places: places.properties.values_of(TAGS),
+    "body": lambda places: places.part(BODY),
+    "properties": lambda places: places.properties.maps(),
+    "msg_id": lambda places: places.message_ids(),
+    "born_ts": lambda places: places.times("born_ms"),
+    "store_ts": lambda places: places.times("store_ms"),
+    "flag": lambda places: places.integers("flag", np.int32),
+    "reconsume_times": lambda places: places.integers("reconsume_times", np.int32),
+}
+assert COLUMN.keys() == COLUMNS.keys()

@@ -1,0 +1,159 @@
+"""Waits for new messages on the driver, and estimates how large they are.
+
+A streaming query asks for the ends of its queues again and again. While nothing is new, each queue has one request at
+its broker that waits for a message: an idle query costs a request per queue and half a minute, and a new message is
+noticed at once.
+"""
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from select import select
+from time import monotonic, sleep
+from typing import Final, final
+
+from martlet.errors import MartletError
+from martlet_remoting.answers.routes import Route
+from martlet_remoting.codes import ResponseCode
+from martlet_remoting.packets import MessageQueue
+from martlet_spark.cluster import Bounds, Cluster
+from martlet_spark.connection import Connection
+from martlet_spark.errors import ReadError
+from martlet_spark.exchange import pull_only, request_one
+from martlet_spark.inner_batches import unrolled
+from martlet_spark.planner import MESSAGE_BYTES
+from martlet_spark.records import Records
+
+__all__ = ["MessageSizes", "Watch"]
+
+log = logging.getLogger("martlet.spark")
+
+WAIT_MS: Final = 30_000
+PAUSE_S: Final = 0.1  # after a connection broke
+SAMPLE_BYTES: Final = 65_536
+SAMPLES_MAX: Final = 8  # queues of one topic
+SAMPLE_S: Final = 60.0  # how long an estimate holds
+
+
+@final
+class Watch:
+    """Requests that wait at brokers for messages."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._connections: dict[str, Connection] = {}
+        # broker -> number of the request -> the queue; and the queues that have one
+        self._asked: dict[str, dict[int, MessageQueue]] = {}
+        self._waiting: set[MessageQueue] = set()
+
+    def wait(self, ends: Mapping[MessageQueue, int], routes: Mapping[str, Route], timeout_s: float) -> bool:
+        """Wait up to *timeout_s* for a message after the *ends* of queues; return whether there may be one."""
+        until = monotonic() + timeout_s
+        try:
+            while True:
+                self._ask(ends, routes)
+                ready = self._ready(max(until - monotonic(), 0))
+                if not ready:
+                    return False
+                found = [self._take(broker) for broker in ready]
+                if any(found):
+                    return True
+        except (MartletError, OSError) as error:
+            log.info("cannot wait for messages, asking again: %s", error)
+            self.close()
+            sleep(min(PAUSE_S, timeout_s))
+            return True
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._asked.clear()
+        self._waiting.clear()
+
+    def _ask(self, ends: Mapping[MessageQueue, int], routes: Mapping[str, Route]) -> None:
+        for queue, end in ends.items():
+            if queue in self._waiting or queue.topic not in routes:
+                continue
+            connection = self._connection(queue.broker_name, routes[queue.topic])
+            opaque = request_one(connection, queue, end, WAIT_MS, 1)
+            self._asked[queue.broker_name][opaque] = queue
+            self._waiting.add(queue)
+
+    def _connection(self, broker: str, route: Route) -> Connection:
+        found = self._connections.get(broker)
+        if found is None:
+            address = self._cluster.address(route, broker)
+            found = Connection(address, self._cluster.security, self._cluster.timeout_s)
+            self._connections[broker] = found
+            self._asked[broker] = {}
+        return found
+
+    def _ready(self, timeout_s: float) -> list[str]:
+        """Return the brokers whose answers arrived, after waiting up to *timeout_s* for the first."""
+        ready = [broker for broker, connection in self._connections.items() if connection.buffered]
+        if ready:
+            return ready
+        by_socket = {connection.fileno(): broker for broker, connection in self._connections.items()}
+        readable, _, _ = select(list(by_socket), [], [], timeout_s)
+        return [by_socket[each] for each in readable]
+
+    def _take(self, broker: str) -> bool:
+        """Take one answer of *broker*; return whether it says that there is a message."""
+        connection = self._connections[broker]
+        answer = connection.receive()
+        queue = self._asked[broker].pop(answer.opaque, None)
+        if queue is None:
+            return False
+        self._waiting.discard(queue)
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            pull_only.add(connection.address)
+            return False
+        return bool(answer.body) or answer.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND)
+
+
+@final
+class MessageSizes:
+    """Estimates the average size of messages by reading some of them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._known: dict[str, tuple[float, int]] = {}  # topic -> until when, bytes
+
+    def of(self, topic: str, route: Route, bounds: Mapping[MessageQueue, Bounds]) -> int:
+        """Return the average size of a message of *topic* in bytes, judging by the first in these *bounds*."""
+        until, size = self._known.get(topic, (0.0, MESSAGE_BYTES))
+        if monotonic() >= until:
+            try:
+                size = self._sample(topic, route, bounds) or size
+            except ReadError as error:
+                log.info("the size of messages of topic %r is unknown: %s", topic, error)  # whoever reads them fails
+            self._known[topic] = (monotonic() + SAMPLE_S, size)
+        return size
+
+    def _sample(self, topic: str, route: Route, bounds: Mapping[MessageQueue, Bounds]) -> int:
+        count = size = 0
+        full = [queue for queue, (first, end) in sorted(bounds.items()) if queue.topic == topic and first < end]
+        for queue in full[:: max(len(full) // SAMPLES_MAX, 1)][:SAMPLES_MAX]:
+            body = self._cluster.ask_broker(topic, route, queue.broker_name, partial(_some, queue, bounds[queue][0]))
+            count += len(unrolled(Records(body), 0)) if body else 0
+            size += len(body)
+        return size // count if count else 0
+
+
+def _some(queue: MessageQueue, offset: int, connection: Connection) -> bytearray:
+    """Return the first few records of *queue* from *offset* on."""
+    body = bytearray()
+    for _ in range(2):
+        opaque = request_one(connection, queue, offset, 0, SAMPLE_BYTES)
+        more = True
+        while more:
+            answer = connection.receive()
+            more = answer.opaque != opaque or answer.ext.get("more") == "true"
+            body += answer.body
+        connection.outstanding -= 1
+        if answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return body
+        pull_only.add(connection.address)
+    return body

@@ -1,0 +1,187 @@
+"""A streaming query on two executor JVMs, which loses a part of itself in each of its first five batches.
+
+Started as a program: ``chaos_query.py FOLDER ENDPOINTS TOPIC TARGET``; the test starts it again until it ends well.
+The source and the sink are the real ones: what is here hands their calls on, and kills processes in between. A kill
+leaves a mark in *FOLDER*, so that it happens once.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from martlet_spark.source import MartletDataSource
+
+# In which batch each process is killed.
+READER: Final = 0
+EXECUTOR: Final = 1
+WRITER: Final = 2
+DRIVER_BEFORE_COMMIT: Final = 3
+DRIVER_AFTER_COMMIT: Final = 4
+KILLS: Final = ("reader", "executor", "writer", "driver before its commit", "driver after its commit")
+
+BATCH: Final = "streaming.sql.batchId"
+
+
+def once(folder: str, batch: int, kill: int) -> bool:
+    """Whether *kill* is due in *batch* and has not happened."""
+    if batch != kill:
+        return False
+    try:
+        os.close(os.open(f"{folder}/killed-{kill}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def kill_java() -> None:
+    """Kill the JVM that started this Python worker: the executor, or the driver where it plans and commits."""
+    pid = os.getpid()
+    while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(pid, signal.SIGKILL)
+    os._exit(1)
+
+
+def batch_of_task() -> int:
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.getLocalProperty(BATCH) or -1)
+
+
+class ChaosReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Martlet's reader, whose process, or whose executor, dies after the first rows."""
+
+    def __init__(self, inner: Any, folder: str) -> None:
+        self._inner = inner
+        self._folder = folder
+
+    def initialOffset(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._inner.initialOffset()
+        return found
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._inner.prepareForTriggerAvailableNow()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        found: ReadLimit = self._inner.getDefaultReadLimit()
+        return found
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        found: dict[str, Any] = self._inner.latestOffset(start, limit)
+        return found
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        found: Sequence[InputPartition] = self._inner.partitions(start, end)
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        for rows in self._inner.read(partition):
+            yield rows
+            if once(self._folder, batch_of_task(), READER):
+                os._exit(1)
+            if once(self._folder, batch_of_task(), EXECUTOR):
+                kill_java()
+
+
+class ChaosWriter(DataSourceStreamArrowWriter):
+    """A sink's writer, whose process dies after it has written, and whose driver dies before and after its commit."""
+
+    def __init__(self, inner: Any, folder: str) -> None:
+        self._inner = inner
+        self._folder = folder
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        message: WriterCommitMessage = self._inner.write(iterator)
+        if once(self._folder, batch_of_task(), WRITER):
+            os._exit(1)
+        return message
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        if once(self._folder, batchId, DRIVER_BEFORE_COMMIT):
+            kill_java()
+        self._inner.commit(messages, batchId)
+        if once(self._folder, batchId, DRIVER_AFTER_COMMIT):
+            kill_java()
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._inner.abort(messages, batchId)
+
+
+class Chaos(DataSource):
+    """Martlet's source and its sink, each with kills."""
+
+    OWN = ("folder", "path")
+
+    @classmethod
+    def name(cls) -> str:
+        return "chaos"
+
+    def _others(self) -> dict[str, str]:
+        return {name: text for name, text in self.options.items() if name.lower() not in self.OWN}
+
+    def schema(self) -> StructType:
+        return MartletDataSource(self._others()).schema()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return ChaosReader(MartletDataSource(self._others()).streamReader(schema), self.options["folder"])
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        inner = MartletDataSource(self._others()).streamWriter(schema, overwrite)
+        return ChaosWriter(inner, self.options["folder"])
+
+
+def session(folder: str) -> SparkSession:
+    builder = SparkSession.builder.master("local-cluster[2,1,1024]").appName("martlet-chaos")
+    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    for name, value in {
+        "spark.executor.memory": "1024m",  # as much as the cluster's workers have
+        "spark.pyspark.python": sys.executable,
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": quick,
+        "spark.executor.extraJavaOptions": quick,
+        "spark.local.dir": f"{folder}/local",
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.python.unix.domain.socket.enabled": "true",
+    }.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def main(folder: str, endpoints: str, topic: str, target: str) -> None:
+    spark = session(folder)
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(Chaos)
+    options = {"endpoints": endpoints, "subscribe": topic, "startingOffsets": "earliest", "columns": "body"}
+    limits = {"maxOffsetsPerTrigger": "150", "minPartitions": "2", "folder": folder}
+    rows = spark.readStream.format("chaos").options(**options, **limits).load()
+    query = (
+        rows.writeStream.format("chaos")
+        .options(endpoints=endpoints, topic=target, guarantee="exactly-once")
+        .options(folder=folder, checkpointLocation=f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,99 @@
+"""A broker, and one Spark session for all tests that need a JVM."""
+
+import os
+from collections.abc import Iterator, Sequence
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.broker_process import broker_process
+
+from martlet_remoting.client.blocking import Admin, Producer
+from martlet_remoting.client.messages import Message
+from martlet_remoting.packets import MessageQueue
+from martlet_spark import configure
+from martlet_spark.connection import CONNECTIONS
+
+from .clusters import Cluster, Messages, cluster
+
+
+class Topic:
+    """A topic of a running broker, and what the test has sent to it."""
+
+    def __init__(self, endpoints: str, queues: int = 4) -> None:
+        self.endpoints = endpoints
+        self.name = f"Spark-{uuid4().hex[:8]}"
+        self.bodies: list[bytes] = []
+        self.create(queues)
+
+    def create(self, queues: int) -> None:
+        with Admin(self.endpoints) as admin:
+            admin.create_topic(self.name, queues=queues)
+
+    def delete(self) -> None:
+        with Admin(self.endpoints) as admin:
+            admin.delete_topic(self.name)
+
+    def send(self, count: int, *, queues: Sequence[int] = (0, 1, 2, 3), tags: str = "", keys: str = "") -> None:
+        """Send *count* messages, to *queues* in turn."""
+        first = len(self.bodies)
+        with Producer(self.endpoints, "spark-tests") as producer:
+            broker = producer.queues(self.name)[0].broker_name
+            for number in range(first, first + count):
+                body = f"{self.name} {number}".encode()
+                message = Message(self.name, body, tags=tags, keys=keys.split(), properties={"number": str(number)})
+                producer.send(message, queue=MessageQueue(self.name, broker, queues[number % len(queues)]))
+                self.bodies.append(body)
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"endpoints": self.endpoints, "subscribe": self.name}
+
+
+@pytest.fixture(scope="session")
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name server of a running broker."""
+    with broker_process(tmp_path_factory.mktemp("broker") / "data") as address:
+        yield address
+        CONNECTIONS.close()
+
+
+@pytest.fixture
+def topic(endpoints: str) -> Topic:
+    return Topic(endpoints)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A Spark session with two threads."""
+    os.environ.pop("PYSPARK_PYTHON", None)
+    # Spark's workers have the environment of now; these are for the S3 server of a test.
+    os.environ.update({"AWS_ACCESS_KEY_ID": "martlet", "AWS_SECRET_ACCESS_KEY": "martlet"})
+    builder = SparkSession.builder.master("local[2]").appName("martlet-tests")
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+    }.items():
+        builder = builder.config(name, value)
+    session = configure(builder).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The brokers a and b; each test leaves them running."""
+    with cluster(tmp_path_factory.mktemp("pair"), "a", "b") as found:
+        yield found
+        CONNECTIONS.close()
+
+
+@pytest.fixture
+def shared(pair: Cluster) -> Messages:
+    """A topic of both brokers."""
+    return Messages(pair.endpoints, ["a", "b"])

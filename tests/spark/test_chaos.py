@@ -1,0 +1,94 @@
+"""Five kills of a query from topic to topic on two executors: each message arrives once."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+from tests.interop.process import Process, until
+
+from martlet_spark.source import MartletDataSource
+
+from . import chaos_query
+from .conftest import Topic
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+MESSAGES = 1000
+RUN_LIMIT_S = 300.0  # on two busy cores one has taken 150 s
+
+
+def spark_home(folder: Path) -> Path:
+    """Return a folder that has everything of the installed Spark: executors work in the folder ``work`` beside it."""
+    home = folder / "spark"
+    home.mkdir()
+    for each in Path(pyspark.__file__).parent.iterdir():
+        if each.name != "work":
+            (home / each.name).symlink_to(each)
+    return home
+
+
+def of_session(session: int) -> list[int]:
+    """The processes that *session* has, which the process with that id began."""
+    found: list[int] = []
+    for each in Path("/proc").iterdir():
+        try:
+            state, _, _, its, *_ = (each / "stat").read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):  # no process, or one that has just ended
+            continue
+        if int(its) == session and state != "Z":
+            found.append(int(each.name))
+    return found
+
+
+@contextmanager
+def running(folder: Path, number: int, environment: Mapping[str, str], *words: str) -> Iterator[Process]:
+    """Run the query; end all of its processes at the end."""
+    program = [sys.executable, chaos_query.__file__, str(folder), *words]
+    process = Process(program, folder / f"query-{number}.log", environment)
+    try:
+        yield process
+    finally:
+        for pid in of_session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.child.wait()
+        until(lambda: None if of_session(process.pid) else True, 60)
+
+
+def run(folder: Path, *words: str) -> int:
+    """Start the query again and again until it ends well; return how often it was started."""
+    environment = {
+        "SPARK_HOME": str(spark_home(folder)),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    for number in range(1, 6):
+        with running(folder, number, environment, *words) as process:
+            code = until(process.child.poll, RUN_LIMIT_S, 0.1)
+            log = process.output()[-3000:]
+        if code == 0:
+            return number
+        assert code is not None, f"the query does not end; its last output:\n{log}"
+        assert any((folder / f"killed-{kill}").exists() for kill in (3, 4)), f"the query failed:\n{log}"
+    raise AssertionError(f"the query never ended well; its last output:\n{log}")
+
+
+def test_a_query_from_topic_to_topic_survives_five_kills(topic: Topic, tmp_path: Path) -> None:
+    topic.send(MESSAGES)
+    target = Topic(topic.endpoints)
+    starts = run(tmp_path, topic.endpoints, topic.name, target.name)
+    happened = [name for kill, name in enumerate(chaos_query.KILLS) if (tmp_path / f"killed-{kill}").exists()]
+    assert happened == list(chaos_query.KILLS)
+    assert starts == 3  # it is killed itself twice
+    assert sorted(bodies_of(target)) == sorted(topic.bodies)
+
+
+def bodies_of(topic: Topic) -> list[bytes]:
+    """What is in *topic* now, read without Spark."""
+    source = MartletDataSource({**topic.options, "columns": "body"})
+    reader = source.reader(source.schema())
+    parts = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    return [body for batch in parts if not isinstance(batch, tuple) for body in batch.column("body").to_pylist()]

@@ -1,0 +1,90 @@
+"""Options: their values, and errors that say what to write instead."""
+
+from pathlib import Path
+
+import pytest
+
+from martlet_spark.errors import OptionError
+from martlet_spark.options import BATCH, STREAM, parse
+
+HERE = {"endpoints": "127.0.0.1:9876"}
+
+
+def test_names_are_found_in_any_case() -> None:
+    found = parse({"ENDPOINTS": "a:1;b:2", "maxoffsetspertrigger": "7", "maxBytesPerTrigger": "2m"}, STREAM)
+    assert found["endpoints"] == ("a:1", "b:2")
+    assert (found["maxOffsetsPerTrigger"], found["maxBytesPerTrigger"], found["pollMs"]) == (7, 2 << 20, 500)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "option endpoints is missing"),
+        ({"endpoints": "localhost"}, "has the address 'localhost'; write HOST:PORT"),
+        ({"endpoints": "a:99999"}, "has the address 'a:99999'"),
+        ({"endpoints": ","}, "is empty"),
+        ({"subscibe": "T"}, "option 'subscibe' does not exist; did you mean 'subscribe'?"),
+        ({"kafka.bootstrap.servers": "x"}, "does not exist; there are "),
+        ({"subscribePattern": "("}, r"is not a regular expression"),
+        ({"assign": "T"}, "is not JSON"),
+        ({"assign": '{"T": ["x"]}'}, "names the queue 'x' of 'T'; write its number"),
+        ({"columns": "topic,bdy"}, "column 'bdy' does not exist; did you mean 'body'?"),
+        ({"columns": "topic,topic"}, "column 'topic' is selected twice"),
+        ({"startingOffsets": "newest"}, "is neither earliest nor latest nor JSON"),
+        ({"startingOffsets": '{"T": {"0": "x"}}'}, "has no number for queue 0 of 'T'"),
+        ({"startingOffsets": '{"T": 5}'}, "is not JSON such as"),
+        ({"startingOffsets": '{"T": {"x": 5}}'}, "names the queue 'x'"),
+        ({"startingTimestamp": "yesterday"}, "is not a time such as"),
+        ({"failOnDataLoss": "yes"}, "is neither true nor false"),
+        ({"maxRecordsPerPartition": "0"}, "is not between 1 and"),
+        ({"minPartitions": "many"}, "is not a whole number"),
+        ({"targetPartitionBytes": "64q"}, "is not a size such as"),
+        ({"accessKey": "a"}, "accessKey and secretKey belong together"),
+        ({"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger is one of streams that are read; leave it out"),
+        ({"tlsKey": "key.pem"}, "option tlsKey is of no use without the certificate; give tlsCert too"),
+        ({"tlsInsecure": "true", "tlsCa": "ca.pem"}, "options tlsInsecure and tlsCa contradict each other"),
+    ],
+)
+def test_a_bad_option_is_named(given: dict[str, str], text: str) -> None:
+    base = {} if not given or "endpoints" in given else HERE
+    with pytest.raises(OptionError) as caught:
+        parse({**base, **given}, BATCH)
+    assert text in str(caught.value)
+
+
+def test_options_of_streams_are_checked() -> None:
+    with pytest.raises(OptionError, match="option endingOffsets is one of batches that are read; leave it out"):
+        parse({**HERE, "endingOffsets": "latest"}, STREAM)
+    with pytest.raises(OptionError, match="option minOffsetsPerTrigger 9 is more than maxOffsetsPerTrigger 8"):
+        parse({**HERE, "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, STREAM)
+
+
+def test_a_secret_is_given_by_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SECRET", "s3cret")
+    (tmp_path / "secret").write_text("from-file\n")
+    for reference, secret in (("env:SECRET", "s3cret"), (f"file:{tmp_path}/secret", "from-file")):
+        found = parse({**HERE, "accessKey": "me", "secretKey": reference}, BATCH).security.signing_key
+        assert found is not None
+        assert found.secret == secret
+        assert secret not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("reference", "text"),
+    [
+        ("s3cret", "is no reference; write env:NAME or file:PATH"),
+        ("env:NOBODY_SET_THIS", "refers to the environment variable NOBODY_SET_THIS, which is not set"),
+        ("file:/nowhere/secret", "refers to the file /nowhere/secret, which cannot be read: No such file"),
+    ],
+)
+def test_a_secret_itself_is_never_shown(reference: str, text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse({**HERE, "accessKey": "me", "secretKey": reference}, BATCH)
+    assert text in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["tls", "tlsCa", "tlsCert", "tlsInsecure"])
+def test_options_of_tls_switch_it_on(option: str) -> None:
+    assert parse({**HERE, option: "true"}, BATCH).security.tls
+    assert not parse(HERE, BATCH).security.tls

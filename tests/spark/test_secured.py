@@ -1,0 +1,108 @@
+"""A broker with TLS and access control: credentials by reference, and refusals that say what to do."""
+
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from tests.interop.test_users import ANN, BOB, closed_martlet
+
+from martlet_remoting.client import Settings
+from martlet_remoting.signatures import SigningKey
+from martlet_spark.connection import CONNECTIONS
+from martlet_spark.errors import OptionError, ReadError
+
+from .clusters import Messages, Stream, batch_of
+
+pytestmark = pytest.mark.spark
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A topic that only ann may read, the certificate authority, and files with the secrets."""
+
+    topic: Messages
+    authority: Path
+    folder: Path
+
+    def options(self, user: dict[str, str]) -> dict[str, str]:
+        """Options for *user*, whose secret is in a file."""
+        path = self.folder / user["access_key"]
+        path.write_text(user["secret_key"] + "\n")
+        return {"tlsCa": str(self.authority), "accessKey": user["access_key"], "secretKey": f"file:{path}"}
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+    said = {"tls": "enforcing", "tls_cert": str(folder / "server.pem")}
+    settings = {f"{part}.{name}": text for part in ("remoting", "nameserver") for name, text in said.items()}
+    broker = closed_martlet(folder, settings)
+    try:
+        tls = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        key = SigningKey(ANN["access_key"], ANN["secret_key"])
+        topic = Messages(broker.name_server, settings=Settings(broker.name_server, tls=tls, signing_key=key))
+        topic.send(40)
+        yield Secured(topic, folder / "ca.pem", folder)
+        CONNECTIONS.close()
+    finally:
+        broker.close()
+
+
+def test_a_query_in_spark_signs_and_encrypts(spark: SparkSession, secured: Secured, tmp_path: Path) -> None:
+    options = {**secured.topic.options, **secured.options(ANN)}
+    rows = spark.read.format("martlet").options(**options).load()
+    assert sorted(bytes(row.body) for row in rows.collect()) == sorted(secured.topic.bodies)
+    stream = spark.readStream.format("martlet").options(**options, startingOffsets="earliest", group="spark").load()
+    counted: list[int] = []
+    query = stream.writeStream.foreachBatch(lambda batch, _: counted.append(batch.count()))
+    query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
+    assert counted == [len(secured.topic.bodies)]
+    wrong = {**options, **secured.options({**ANN, "secret_key": "a guess"})}
+    with pytest.raises(PySparkException, match="check the options accessKey and secretKey") as caught:
+        spark.read.format("martlet").options(**wrong).load().collect()
+    assert "a guess" not in str(caught.value)
+
+
+def test_a_secret_may_be_in_the_environment(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARTLET_TEST_SECRET", ANN["secret_key"])
+    options = {**secured.options(ANN), "secretKey": "env:MARTLET_TEST_SECRET"}
+    assert sorted(batch_of(secured.topic, **options)) == sorted(secured.topic.bodies)
+
+
+def test_a_stream_shows_its_progress_with_signed_requests(secured: Secured) -> None:
+    stream = Stream(secured.topic, **secured.options(ANN), group="spark", pollMs="1")
+    assert stream.batch() == sorted(secured.topic.bodies)
+    assert stream.plan() == stream.offset
+    stream.reader.stop()
+
+
+@pytest.mark.parametrize("user", [BOB, {**ANN, "secret_key": "a guess"}, {"access_key": "nobody", "secret_key": "x"}])
+def test_others_are_refused(secured: Secured, user: dict[str, str]) -> None:
+    with pytest.raises(ReadError, match=r"NO_PERMISSION.*; check the options accessKey and secretKey") as caught:
+        list(batch_of(secured.topic, **secured.options(user)))
+    assert user["secret_key"] not in str(caught.value).replace("accessKey", "")
+    stream = Stream(secured.topic, **secured.options(user))
+    with pytest.raises(ReadError, match="check the options accessKey and secretKey"):
+        stream.plan()
+
+
+def test_a_connection_without_tls_or_trust_fails_with_a_sentence(secured: Secured, tmp_path: Path) -> None:
+    signed = {name: text for name, text in secured.options(ANN).items() if not name.startswith("tls")}
+    with pytest.raises(ReadError, match=r"no name server of .* answered"):
+        list(batch_of(secured.topic, **signed, timeoutMs="0"))
+    with pytest.raises(ReadError, match=r"the certificate of .* is not valid: .*; name the authority"):
+        list(batch_of(secured.topic, **signed, tls="true", timeoutMs="0"))
+    (tmp_path / "text.pem").write_text("no certificate")
+    for option, file in (("tlsCa", "none.pem"), ("tlsCa", "text.pem"), ("tlsCert", "none.pem"), ("tlsKey", "text.pem")):
+        files = {option: str(tmp_path / file)} | ({"tlsCert": str(secured.authority)} if option == "tlsKey" else {})
+        with pytest.raises(OptionError, match=rf"{file}, which cannot be used: .*; every executor needs it"):
+            list(batch_of(secured.topic, **signed, **files, timeoutMs="0"))

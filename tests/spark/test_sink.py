@@ -1,0 +1,284 @@
+"""The sink without a JVM: the writer classes, as Spark calls them, on a running broker."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+from tests.interop.martlet_process import Martlet
+from tests.interop.process import eventually
+
+from martlet_remoting.answers.messages import ReceivedMessage
+from martlet_remoting.client.blocking import PullConsumer
+from martlet_spark.columns import PROPERTIES, TIMESTAMP
+from martlet_spark.connection import CONNECTIONS
+from martlet_spark.errors import OptionError, WriteError
+from martlet_spark.sink import BatchWriter, Written
+from martlet_spark.source import MartletDataSource
+from martlet_spark.staging import Transaction
+
+from .clusters import Messages
+from .conftest import Topic
+
+TYPES: dict[str, tuple[DataType, pa.DataType]] = {
+    "body": (BinaryType(), pa.binary()),
+    "key": (StringType(), pa.string()),
+    "tag": (StringType(), pa.string()),
+    "queue": (IntegerType(), pa.int32()),
+    "topic": (StringType(), pa.string()),
+    "properties": (MapType(StringType(), StringType()), PROPERTIES),
+    "deliver_at": (TimestampType(), TIMESTAMP),
+}
+Columns: TypeAlias = Mapping[str, Sequence[object]]
+
+
+def stored(endpoints: str, topic: str) -> list[ReceivedMessage]:
+    """All messages of *topic*, queue by queue."""
+    with PullConsumer(endpoints, "spark-tests") as consumer:
+        return [message for queue in consumer.queues(topic) for message in consumer.read(queue, 0)]
+
+
+def values(topic: Topic | Messages) -> list[int]:
+    """The bodies of all messages of *topic*, which are numbers."""
+    return sorted(int(message.body) for message in stored(topic.endpoints, topic.name))
+
+
+def writer(to: Topic | Messages, *names: str, **options: str) -> BatchWriter:
+    given = {"endpoints": to.endpoints, "topic": to.name, "guarantee": "at-least-once", **options}
+    schema = StructType([StructField(name, TYPES[name][0]) for name in names])
+    made = MartletDataSource(given).writer(schema, overwrite=False)
+    assert isinstance(made, BatchWriter)
+    return made
+
+
+def frame(columns: Columns) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({name: pa.array(values, TYPES[name][1]) for name, values in columns.items()})
+
+
+def write(to: Topic | Messages, columns: Columns, **options: str) -> None:
+    made = writer(to, *columns, **options)
+    made.commit([made.write(iter([frame(columns)]))])
+
+
+def test_consumers_see_tag_key_and_properties(topic: Topic) -> None:
+    columns: Columns = {"body": [b"paid"], "key": ["k1 k2"], "tag": ["blue"], "properties": [[("amount", "7")]]}
+    write(topic, columns)
+    (message,) = stored(topic.endpoints, topic.name)
+    assert (message.body, message.tags, message.keys) == (b"paid", "blue", ("k1", "k2"))
+    assert message.properties["amount"] == "7"
+    assert message.properties["UNIQ_KEY"] == message.message_id
+
+
+def test_rows_go_to_the_queues_that_they_name(topic: Topic) -> None:
+    write(topic, {"body": [b"%d" % number for number in range(40)], "queue": [number % 3 for number in range(40)]})
+    found = stored(topic.endpoints, topic.name)
+    assert [message.body for message in found if message.queue.queue_id == 1] == [b"%d" % n for n in range(1, 40, 3)]
+    assert {message.queue.queue_id for message in found} == {0, 1, 2}
+
+
+def test_messages_with_a_time_are_delivered_then(topic: Topic) -> None:
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    write(topic, {"body": [b"at once", b"timed"], "deliver_at": [None, past]})
+
+    def delivered() -> list[bytes] | None:
+        found = sorted(message.body for message in stored(topic.endpoints, topic.name))
+        return found if len(found) == 2 else None
+
+    assert eventually(delivered) == [b"at once", b"timed"]
+
+
+def test_a_topic_is_created_by_its_first_row(topic: Topic) -> None:
+    name = f"{topic.name}-made"
+    write(topic, {"body": [b"x", b"y"], "topic": [name, topic.name]}, topic="")
+    assert [message.body for message in stored(topic.endpoints, name)] == [b"x"]
+
+
+def test_many_rows_in_small_batches(topic: Topic) -> None:
+    bodies = [b"body %d" % number for number in range(5_000)]
+    write(topic, {"body": bodies, "key": [f"k{number % 100}" for number in range(5_000)]}, batchBytes="10k")
+    found = stored(topic.endpoints, topic.name)
+    assert sorted(message.body for message in found) == sorted(bodies)
+    by_key: dict[str, list[int]] = {}
+    for message in found:
+        by_key.setdefault(message.keys[0], []).append(int(message.body.split()[1]))
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+def test_a_message_over_the_limit_says_which_limit(topic: Topic) -> None:
+    with pytest.raises(WriteError, match=r"MESSAGE_ILLEGAL: batch is \d+ bytes; broker.message_bytes_max is 4194304"):
+        write(topic, {"body": [bytes(5 << 20)]})
+
+
+def test_what_cannot_be_written_fails_before_anything_is(topic: Topic) -> None:
+    for names, options, text in (
+        (("body",), {"guarante": "x"}, "option 'guarante' does not exist; did you mean 'guarantee'"),
+        (("key",), {}, "column 'body' of type binary or string is missing"),
+        (("body",), {"topic": ""}, "column 'topic' of type string is missing"),
+        (("body",), {"guarantee": "once"}, "option guarantee 'once' is none of"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            writer(topic, *names, **options)
+    with pytest.raises(OptionError, match="a topic cannot be overwritten; use mode append"):
+        MartletDataSource({"endpoints": topic.endpoints, "topic": topic.name, "guarantee": "at-least-once"}).writer(
+            StructType([StructField("body", BinaryType())]), overwrite=True
+        )
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[Martlet]:
+    broker = Martlet(tmp_path, {"store.flush": "sync"})
+    yield broker
+    CONNECTIONS.close()
+    broker.close()
+
+
+def test_a_broker_that_is_killed_and_started_again_loses_nothing(own_broker: Martlet) -> None:
+    topic = Topic(own_broker.name_server)
+    writer(topic, "body").write(restarting(own_broker))
+    assert set(values(topic)) == set(range(6000))
+
+
+def restarting(broker: Martlet) -> Iterator[pa.RecordBatch]:
+    """Yield 6 times 1000 rows, and kill the broker twice between."""
+    for number in range(6):
+        if number in (2, 4):
+            broker.kill()
+            broker.start()
+        yield frame({"body": [b"%d" % (number * 1000 + each) for each in range(1000)]})
+
+
+# exactly once
+
+
+class Query:
+    """A streaming query that writes to *topic*, as Spark runs its writers: each batch has two tasks."""
+
+    def __init__(self, topic: Topic | Messages, name: str, run: str = "run-1", **options: str) -> None:
+        self.topic = topic
+        self.name = name
+        self.run = run
+        self.writer = writer(topic, "body", **{"guarantee": "exactly-once", **options})
+
+    def task(self, batch: int, *numbers: int) -> Written:
+        rows = frame({"body": [b"%d" % number for number in numbers]}) if numbers else None
+        transaction = Transaction(self.name, batch, self.run)
+        return self.writer.write_rows(iter([rows] if rows else []), lambda: transaction, in_task=not self.run)
+
+    def batch(self, batch: int, *numbers: int) -> list[Written | None]:
+        middle = len(numbers) // 2
+        return [self.task(batch, *numbers[:middle]), self.task(batch, *numbers[middle:])]
+
+
+def test_rows_appear_with_the_commit_and_once(topic: Topic) -> None:
+    query = Query(topic, topic.name)
+    messages = query.batch(0, *range(100))
+    assert values(topic) == []
+    for _ in range(3):
+        query.writer.commit_parts(messages)
+        query.writer.abort_parts(messages)  # Spark does this after a commit whose answer was lost
+        assert values(topic) == list(range(100))
+
+
+def test_a_batch_that_is_written_again_after_its_commit_has_no_effect(topic: Topic) -> None:
+    query = Query(topic, topic.name)
+    query.writer.commit_parts(query.batch(4, *range(10)))
+    again = Query(topic, topic.name, "run-2")
+    messages = again.batch(4, *range(10))
+    assert messages == [Written(), Written()]
+    again.writer.commit_parts(messages)
+    again.writer.commit_parts(again.batch(5, *range(10, 20)))
+    assert values(topic) == list(range(20))
+
+
+def test_another_query_writes_the_same_batch_again(topic: Topic) -> None:
+    for name in ("a", "b"):
+        query = Query(topic, f"{topic.name}-{name}")
+        query.writer.commit_parts(query.batch(0, 1, 2))
+    assert values(topic) == [1, 1, 2, 2]
+
+
+def test_an_older_run_can_neither_write_nor_commit(topic: Topic) -> None:
+    old, new = Query(topic, topic.name, "run-1"), Query(topic, topic.name, "run-2")
+    staged = old.batch(0, 1, 2)
+    messages = new.batch(0, 3, 4)
+    with pytest.raises(WriteError, match=r"ILLEGAL_OPERATION: .* only its newest run can write"):
+        old.batch(0, 5, 6)
+    with pytest.raises(WriteError, match=r"ILLEGAL_OPERATION: .* only its newest run can write"):
+        old.writer.commit_parts(staged)
+    old.writer.abort_parts(staged)
+    new.writer.commit_parts(messages)
+    assert values(topic) == [3, 4]
+
+
+def test_failed_attempts_and_aborted_batches_are_never_seen(topic: Topic) -> None:
+    query = Query(topic, topic.name)
+    query.task(0, 1, 2)  # an attempt that Spark gave up
+    query.writer.commit_parts([query.task(0, 1, 2), None, query.task(0)])
+    aborted = query.batch(1, 8, 9)
+    query.writer.abort_parts([*aborted, None])
+    with pytest.raises(WriteError, match=r"QUERY_NOT_FOUND: .*; start the query again"):
+        query.writer.commit_parts(aborted)
+    query.writer.commit_parts([])
+    query.writer.commit_parts(query.batch(1, 3, 4))
+    assert values(topic) == [1, 2, 3, 4]
+
+
+def test_a_batch_has_rows_for_several_topics_or_none(topic: Topic) -> None:
+    other = Topic(topic.endpoints)
+    made = writer(topic, "body", "topic", topic="", guarantee="exactly-once")
+    rows = frame({"body": [b"1", b"2", b"3"], "topic": [topic.name, other.name, topic.name]})
+    message = made.write(iter([rows]))
+    assert values(topic) == values(other) == []
+    made.commit([message, made.write(iter([]))])
+    assert (values(topic), values(other)) == ([1, 3], [2])
+
+
+def test_timed_rows_are_part_of_the_transaction(topic: Topic) -> None:
+    made = writer(topic, "body", "deliver_at", guarantee="exactly-once")
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    made.commit([made.write(iter([frame({"body": [b"1", b"2"], "deliver_at": [None, past]})]))])
+    assert eventually(lambda: values(topic) == [1, 2] or None)
+
+
+def test_what_was_staged_survives_kill_9(own_broker: Martlet) -> None:
+    topic = Topic(own_broker.name_server)
+    query = Query(topic, "query")
+    message = query.writer.write_rows(restarting(own_broker), lambda: Transaction("query", 0, "run-1"), in_task=False)
+    own_broker.kill()
+    own_broker.start()
+    for _ in range(2):
+        query.writer.commit_parts([message])
+        own_broker.kill()
+        own_broker.start()
+    assert query.batch(0, 1, 2) == [Written(), Written()]
+    assert values(topic) == list(range(6000))
+
+
+def test_an_idempotent_task_writes_each_batch_once(topic: Topic) -> None:
+    for batch, numbers in ((0, (1, 2)), (0, (1, 2)), (1, (3, 4))):
+        query = Query(topic, topic.name, "", guarantee="idempotent")
+        assert query.task(batch, *numbers) == Written()
+    assert values(topic) == [1, 2, 3, 4]
+
+
+def test_a_broker_without_transactions_says_what_to_set(tmp_path: Path) -> None:
+    broker = Martlet(tmp_path, {"plugins.enabled": '["remoting", "nameserver"]'})
+    try:
+        query = Query(Topic(broker.name_server), "query")
+        with pytest.raises(WriteError, match="no external transactions; set the option guarantee to at-least-once"):
+            query.batch(0, 1, 2)
+    finally:
+        CONNECTIONS.close()
+        broker.close()

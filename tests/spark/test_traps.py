@@ -1,0 +1,118 @@
+"""Traps of Spark's Python data sources; each was seen in PySpark 4.2.0 or 4.3.0, most of them lose rows silently.
+
+- A reader that defines ``pushFilters`` fails all queries by default, and gets filters of other uses of a frame if they
+  are allowed: below, and ``test_source.py::test_a_frame_can_be_filtered_in_any_order``.
+- ``initialOffset`` is called twice without any crash, and again when batch 0 is replayed, and "latest" moves:
+  ``test_stream_reader.py::test_the_beginning_is_kept_although_spark_asks_for_it_again``,
+  ``test_source.py::test_a_stream_that_begins_at_the_end_loses_nothing_in_a_crash``.
+- A replay may have a start behind its end: below.
+- ``prepareForTriggerAvailableNow`` is called before ``initialOffset``:
+  ``test_stream_reader.py::test_a_query_for_what_is_available_ends_there``.
+- Batches must have exactly the schema that ``to_arrow_schema`` makes: below.
+- An idle query asks 90 times a second for offsets: below.
+- ``commit`` does not come while a query is idle, so a group has the offset that ``latestOffset`` gets:
+  ``test_stream_reader.py::test_the_progress_is_shown_as_that_of_a_group``.
+- ``stop`` is never called when a query stops: below.
+- A batch without partitions gets one of Spark's own: below.
+- Brokers answer pipelined requests in any order:
+  ``test_exchange.py::test_answers_in_any_order_belong_to_their_requests``.
+- RocketMQ sends 32 messages a pull: ``test_exchange.py::test_a_read_that_ends_early_is_continued``,
+  ``tests/interop/test_spark.py``.
+- ``CREATE TABLE`` loses its options: ``test_refusals.py::test_a_table_loses_its_options``.
+- ``abort`` is called after a ``commit`` that raised: the tests of the sink.
+"""
+
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from martlet_remoting.client.blocking import Admin
+from martlet_spark.columns import COLUMNS, DEFAULT, arrow_schema
+from martlet_spark.connection import CONNECTIONS, Connection
+from martlet_spark.offsets import encode
+from martlet_spark.reader import spark_schema
+from martlet_spark.source import BatchReader
+from martlet_spark.stream import StreamReader
+
+from .conftest import Topic
+from .test_stream_reader import ALL, reader, through_json
+
+
+def test_readers_define_no_method_that_is_a_trap() -> None:
+    assert BatchReader.pushFilters is DataSourceReader.pushFilters
+    assert StreamReader.commit is DataSourceStreamReader.commit
+
+
+@pytest.mark.parametrize("names", [DEFAULT, tuple(COLUMNS), *((name,) for name in COLUMNS)])
+def test_the_schema_is_the_one_that_spark_makes(names: tuple[str, ...]) -> None:
+    assert arrow_schema(names).equals(to_arrow_schema(spark_schema(names), timezone="UTC"), check_metadata=True)
+
+
+def test_a_start_behind_its_end_has_no_messages(topic: Topic) -> None:
+    topic.send(8)
+    found = reader(topic)
+    end = found.latestOffset(found.initialOffset(), ALL)
+    topic.send(4)
+    end = found.latestOffset(through_json(end), ALL)
+    queues = {name: offset + 5 for name, offset in end["t"][topic.name].items()}
+    planned = found.partitions({"v": 1, "t": {topic.name: queues}}, through_json(end))
+    assert [each.value for each in planned] == [[]]
+
+
+def requests() -> int:
+    """How many requests the driver has sent on the connections that are idle now."""
+    return sum(connection._opaque for idle in CONNECTIONS._idle.values() for connection in idle)
+
+
+@pytest.mark.parametrize("options", [{}, {"minOffsetsPerTrigger": "100", "maxTriggerDelay": "1h"}])
+def test_an_idle_query_sends_one_request_for_each_poll(topic: Topic, options: dict[str, str]) -> None:
+    topic.send(4)
+    found = reader(topic, pollMs="20ms", **options)
+    limit = found.getDefaultReadLimit()
+    offset = found.initialOffset()
+    offset = found.latestOffset(offset, limit) if not options else offset
+    if options:  # the query has begun, and waits for more
+        offset = encode(dict.fromkeys(found._driver.subscribed.bounds(), 0))
+    found.latestOffset(through_json(offset), limit)
+    before, began = requests(), time.monotonic()
+    for _ in range(10):
+        assert found.latestOffset(through_json(offset), limit) == offset
+    assert requests() - before <= 10 + 1  # the route, once in five seconds
+    assert time.monotonic() - began >= 10 * 0.02
+
+
+def test_a_pattern_without_topics_is_polled_no_faster(topic: Topic) -> None:
+    found = reader(topic, subscribe="", subscribePattern="no-such-topic-.*", pollMs="20ms")
+    began = time.monotonic()
+    for _ in range(5):
+        assert found.latestOffset(found.initialOffset(), ALL) == found.initialOffset()
+    assert time.monotonic() - began >= 5 * 0.02
+
+
+def test_a_reader_that_nobody_stops_needs_no_stop(topic: Topic) -> None:
+    """Spark kills its process: what it has at the broker ends with its connections."""
+    topic.send(4)
+    found = reader(topic, pollMs="1ms", group=f"{topic.name}-g")
+    offset = found.latestOffset(found.initialOffset(), ALL)
+    found.latestOffset(through_json(offset), ALL)
+    for connection in found._driver.watch._connections.values():
+        assert isinstance(connection, Connection)
+        connection.close()
+    with Admin(topic.endpoints) as admin:
+        assert {lag.consumer_offset for lag in admin.group_lag(f"{topic.name}-g") if lag.queue.topic == topic.name} == {
+            1
+        }
+    again = reader(topic, group=f"{topic.name}-g")
+    assert again.latestOffset(through_json(offset), ALL) == offset
+
+
+@pytest.mark.spark
+def test_a_batch_without_messages_is_empty(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+    load = spark.read.format("martlet").options(**topic.options)
+    assert load.load().collect() == []
+    topic.send(4)
+    assert load.option("startingOffsets", "latest").load().collect() == []
