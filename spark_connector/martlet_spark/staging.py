@@ -6,7 +6,6 @@ All requests may be repeated.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final, final
 from uuid import uuid4
@@ -204,8 +203,7 @@ def _ask(cluster: Cluster, queue: MessageQueue, code: int, ext: Mapping[str, obj
     limit_s, lost = max(cluster.timeout_s, COMMIT_S), ""
     for _ in attempts(cluster.timeout_s):
         try:
-            connection = CONNECTIONS.borrow(master(cluster, queue), cluster.security, limit_s)
-            with closing(connection):
+            with CONNECTIONS.lent(master(cluster, queue), cluster.security, limit_s) as connection:
                 answer = connection.request(code, ext, body)
         except ConnectionLost as error:
             lost = str(error)

@@ -43,6 +43,11 @@ class FakeBroker:
         return f"{host}:{port}"
 
     @property
+    def connections(self) -> int:
+        """How many connections were opened."""
+        return len(self._connections)
+
+    @property
     def bodies(self) -> list[bytes]:
         return [body for _, _, bodies in self.stored for body in bodies]
 

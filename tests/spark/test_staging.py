@@ -115,6 +115,16 @@ def test_a_commit_is_repeated_until_each_broker_answers(action: int) -> None:
         staging.commit(cluster, [])
 
 
+def test_commits_share_a_connection() -> None:
+    with fake_cluster("a") as (cluster, (broker,)):
+        for _ in range(3):
+            staging.commit(cluster, [part_of("a")])
+        assert broker.connections == 1
+        broker.next = [CLOSE_BEFORE]
+        staging.commit(cluster, [part_of("a")])
+        assert broker.connections == 2
+
+
 def test_an_abort_names_the_parts() -> None:
     with fake_cluster("a") as (cluster, (broker,)):
         staging.abort(cluster, [part_of("a")])

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 import orjson
+import pytest
 import trio
 from tests.remoting.conftest import pull_ext, send_ext
 from tests.remoting.test_plugin import PULL, SEND, Caller, Running, broker
@@ -16,6 +17,7 @@ from martlet.records.codec import decode_records
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command
+from martlet_tx.external.state import ExternalState
 
 BEGIN, STAGE = RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, RequestCode.STAGE_EXTERNAL_MESSAGES
 COMMIT, ABORT = RequestCode.COMMIT_EXTERNAL_TRANSACTION, RequestCode.ABORT_EXTERNAL_TRANSACTION
@@ -288,3 +290,30 @@ async def test_what_is_staged_is_in_no_answer_to_other_requests(tmp_path: Path) 
         await sink.end(COMMIT, 0, [["a", 1]])
         (record,) = decode_records((await sink.client.ask(RequestCode.QUERY_MESSAGE, ext)).body)
         assert decode_properties(record.properties) == {"TAGS": "spark", "KEYS": "k", "UNIQ_KEY": "U1"}
+
+
+@pytest.mark.plain
+async def test_requests_that_wait_for_a_projection_that_fails_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ValueError("the test says so")
+
+    async with serving(tmp_path) as running:
+        asking = [SparkSink(await running.connect()) for _ in range(3)]
+        await asking[0].stage(0, "task", 0, [b"x"])
+        monkeypatch.setattr(ExternalState, "apply", fail)
+        answers: list[Command] = []
+
+        async def ask(sink: SparkSink, number: int) -> None:
+            answers.append(await (sink.end(COMMIT, 0, [["task", 1]]) if number else sink.begin("run")))
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for number, sink in enumerate(asking):
+                    nursery.start_soon(ask, sink, number)
+        assert len(answers) == 3
+        assert all(answer.code for answer in answers)
+        assert any("external transactions have stopped" in str(answer.remark) for answer in answers)
+        assert (await asking[0].begin("run")).code == ResponseCode.NO_PERMISSION
+        assert (await asking[0].client.ask(SEND, send_ext("T", 1), b"plain")).code == 0

@@ -91,7 +91,7 @@ class EventLog:
         """Wait until all events that were appended are durable and applied.
 
         Raises:
-          Refused: the disk is full.
+          Refused: the disk is full, or events are not applied anymore.
           StoreFailed: the disk failed.
         """
         wanted = self.queue.next_offset
@@ -101,6 +101,9 @@ class EventLog:
         wanted = self.queue.next_offset
         await self._store.wait_flushed(self._store.written)
         while self._state.next < wanted:
+            if self._state.is_stopped:
+                text = "external transactions have stopped, because the broker stops or the plugin tx has failed"
+                raise Refused(Reason.UNAVAILABLE, f"{text}; try again, and see the broker's log")
             await self._state.applied.park()
 
 

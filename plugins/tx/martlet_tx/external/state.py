@@ -75,6 +75,7 @@ class ExternalState:
     Attributes:
       next: the offset after the last event that was applied.
       applied: who waits for an event to be applied.
+      is_stopped: whether no further event is applied, because the broker stops or the plugin has failed.
     """
 
     def __init__(self) -> None:
@@ -83,6 +84,7 @@ class ExternalState:
         # Appends again what is needed of the log before a position; set by who may append.
         self.move: Callable[[int], WaitingSteps[None]] | None = None
         self.applied = trio.lowlevel.ParkingLot()
+        self.is_stopped = False
         self.next = 0
         self._clear()
 
@@ -104,6 +106,11 @@ class ExternalState:
 
     def held(self) -> int:
         return self.messages
+
+    def stop(self) -> None:
+        """Wake everybody who waits for an event: it is not applied anymore."""
+        self.is_stopped = True
+        self.applied.unpark_all()
 
     def parts_of(self, key: Key, sequence: int | None = None) -> Iterator[tuple[PartKey, Part]]:
         """Yield the parts of a producer, or of one of its transactions."""

@@ -402,6 +402,7 @@ class StagedTransactions(ExternalTransactions):
                 await self._expire()
         finally:
             self._nursery = None
+            self.state.stop()
 
     def ready(self) -> None:
         """Prepare what is left of an earlier run; all of its events that are readable are applied."""
