@@ -133,7 +133,7 @@ class Exchange(ABC):
         records = Records(answer.body)
         records.check_bodies()
         records = unrolled(records, first)
-        records.check(progress.queue.queue_id, first)
+        records.check(progress.queue.queue_id, first, answer.integer("nextBeginOffset"))
         return records.before(progress.end)
 
     def _check_moves(self, progress: Progress, first: int) -> None:

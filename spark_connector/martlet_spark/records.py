@@ -72,19 +72,19 @@ class Records:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def check(self, queue: int, first: int) -> None:
-        """Check that these are messages of *queue* with ascending offsets from *first* on.
+    def check(self, queue: int, first: int, end: int) -> None:
+        """Check that these are messages of *queue* with ascending offsets from *first* on, before *end*.
 
         Raises:
           ReadError: one is not.
         """
         offsets = self.heads["offset"]
-        asked = (self.heads["queue"] == queue) & (offsets >= first)
+        asked = (self.heads["queue"] == queue) & (offsets >= first) & (offsets < end)
         asked[1:] &= offsets[1:] > offsets[:-1]
         if not asked.all():
             head = self.heads[int(np.flatnonzero(~asked)[0])]
             text = f"the broker sent message {head['offset']} of queue {head['queue']} in an answer"
-            raise ReadError(f"{text} with messages of queue {queue} from {first} on; see 'martlet store verify'")
+            raise ReadError(f"{text} with messages {first} to {end - 1} of queue {queue}; see 'martlet store verify'")
 
     def before(self, offset: int) -> "Records | None":
         """Return those of these messages of one queue that come before *offset*; None if there are none."""

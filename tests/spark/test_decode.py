@@ -261,13 +261,13 @@ def test_a_wrong_size_is_found(size: int) -> None:
 
 def test_messages_that_were_not_asked_for_are_refused() -> None:
     found = records([usual(number) for number in range(5)], first=10)
-    found.check(3, 10)
-    for queue, first in ((4, 10), (3, 11)):
-        with pytest.raises(ReadError, match="the broker sent message 10 of queue 3"):
-            found.check(queue, first)
+    found.check(3, 10, 15)
+    for queue, first, end, bad in ((4, 10, 15, 10), (3, 11, 15, 10), (3, 10, 14, 14)):
+        with pytest.raises(ReadError, match=f"the broker sent message {bad} of queue 3"):
+            found.check(queue, first, end)
     twice = joined([found, found])
     with pytest.raises(ReadError, match="the broker sent message 10 of queue 3"):
-        twice.check(3, 10)
+        twice.check(3, 10, 15)
 
 
 @pytest.mark.parametrize(("offset", "count"), [(10, 0), (12, 2), (15, 5), (99, 5)])

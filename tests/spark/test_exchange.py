@@ -107,6 +107,17 @@ def test_messages_of_other_offsets_fail_the_read(kind: type[Exchange]) -> None:
 
 
 @pytest.mark.parametrize("kind", [BulkReads, Pulls])
+@pytest.mark.parametrize("end", [9, 100])
+def test_messages_after_those_that_an_answer_speaks_of_fail_the_read(kind: type[Exchange], end: int) -> None:
+    """They would come twice, or be left out as messages after the range."""
+    connection = FakeConnection()
+    connection.answer(1, 0, 0, 9)
+    connection.answers[0].body[:] = messages(0, 8) + messages(70, 1)
+    with pytest.raises(ReadError, match="the broker sent message 70 of queue 3 in an answer with messages 0 to 8"):
+        read(exchange(kind, connection), (0, end))
+
+
+@pytest.mark.parametrize("kind", [BulkReads, Pulls])
 def test_a_read_that_ends_early_is_continued(kind: type[Exchange]) -> None:
     connection = FakeConnection()
     connection.answer(1, 0, 0, 4)

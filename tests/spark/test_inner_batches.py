@@ -44,7 +44,7 @@ def records(*parts: tuple[int, Message], store_host: bytes = HOST) -> Records:
 @pytest.mark.parametrize("host", [HOST, WIDE_HOST])
 def test_a_batch_becomes_its_messages(sys_flag: int, host: bytes) -> None:
     found = unrolled(records((0, usual(0)), (1, outer(inner(1, 3), sys_flag, host)), (4, usual(4)), store_host=host), 0)
-    found.check(3, 0)
+    found.check(3, 0, 5)
     rows = Decoder(tuple(COLUMNS)).decode(found, "b").to_pylist()
     assert [row["offset"] for row in rows] == list(range(5))
     assert [row["body"] for row in rows] == [b"body", b"inner 1", b"inner 2", b"inner 3", b"body"]
@@ -75,7 +75,7 @@ def test_a_range_that_cuts_batches_has_its_messages(counts: list[int], first: in
     if not parts:
         return
     found = unrolled(records(*parts), first)
-    found.check(3, first)
+    found.check(3, first, max(offset, first))
     cut = found.before(end)
     offsets = cut.heads["offset"].tolist() if cut is not None else []
     assert offsets == list(range(first, min(offset, end)))
