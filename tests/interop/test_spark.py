@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import MapType, StringType, StructField, StructType
+from tests.client.listening import PATIENCE_S
 
 from martlet_remoting.client.blocking import Admin, Producer
 from martlet_remoting.client.messages import Message
@@ -17,6 +18,7 @@ from martlet_spark.source import MartletDataSource
 from . import rocketmq
 from .process import eventually
 from .store_exchange import RealBroker
+from .test_python_client import patient
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +35,21 @@ def rows(**options: str) -> list[dict[str, object]]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
+def eventually_rows(count: int, options: dict[str, str]) -> list[dict[str, object]]:
+    """The rows of a batch, once it has *count*: RocketMQ's queues follow its log."""
+
+    def look() -> list[dict[str, object]] | None:
+        found = rows(**options)
+        return found if len(found) >= count else None
+
+    return eventually(look)
+
+
 def test_a_topic_with_inner_batches_is_read(real_broker: RealBroker, names: rocketmq.NameServer) -> None:
-    real_broker()
-    with Admin(names.address) as admin:
+    settings = patient(real_broker())
+    with Admin(settings) as admin:
         admin.create_topic("Batches", queues=1, attributes="+queue.type=BatchCQ")
-    with Producer(names.address, "batches") as producer:
+    with Producer(settings, "batches", send_timeout_s=PATIENCE_S) as producer:
         for first in (0, 10, 20):
             numbers = range(first, first + 10)
             messages = [Message("Batches", b"%d" % n, tags=f"T{n}", keys=[f"K{n}"]) for n in numbers]
@@ -45,17 +57,16 @@ def test_a_topic_with_inner_batches_is_read(real_broker: RealBroker, names: rock
         producer.send(Message("Batches", b"30", tags="T30", keys=["K30"]))
     given = {"endpoints": names.address, "subscribe": "Batches", "columns": "offset,body,tag,key"}
     wanted = [{"offset": n, "body": b"%d" % n, "tag": f"T{n}", "key": f"K{n}"} for n in range(31)]
-    assert rows(**given) == wanted
+    assert eventually_rows(len(wanted), given) == wanted
     bounds = {"startingOffsets": '{"Batches": {"0": 7}}', "endingOffsets": '{"Batches": {"0": 23}}'}
     assert rows(**given, **bounds) == wanted[7:23]
     assert rows(**given, **bounds, maxRecordsPerPartition="3") == wanted[7:23]
 
 
 def test_rows_are_written_at_least_once_and_nothing_else(real_broker: RealBroker, names: rocketmq.NameServer) -> None:
-    real_broker()
-    with Admin(names.address) as admin:
+    with Admin(patient(real_broker())) as admin:
         admin.create_topic("Bills", queues=2)
-    given = {"endpoints": names.address, "topic": "Bills", "timeoutMs": "5s"}
+    given = {"endpoints": names.address, "topic": "Bills", "timeoutMs": "200s"}
     names_of = ("body", "key", "tag", "properties")
     schema = StructType([StructField(name, StringType()) for name in names_of[:3]])
     schema = schema.add("properties", MapType(StringType(), StringType()))
@@ -70,12 +81,8 @@ def test_rows_are_written_at_least_once_and_nothing_else(real_broker: RealBroker
     MartletDataSource({**given, "guarantee": "at-least-once"}).writer(schema, overwrite=False).write(iter([batch]))
     read = {"endpoints": names.address, "subscribe": "Bills", "columns": ",".join(names_of)}
 
-    def found() -> list[dict[str, object]] | None:
-        read_rows = rows(**read)  # RocketMQ's queues follow its log
-        return read_rows if len(read_rows) >= 3000 else None
-
     def values(row: dict[str, Any]) -> tuple[object, ...]:
         return dict(row["properties"])["number"], row["body"], row["key"], row["tag"]
 
-    stored = sorted(values(row) for row in eventually(found))
+    stored = sorted(values(row) for row in eventually_rows(3000, read))
     assert stored == sorted((str(n), b"body%d" % n, f"key{n}", f"tag{n}") for n in numbers)

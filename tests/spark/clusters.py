@@ -13,17 +13,26 @@ from tests.interop.martlet_process import Martlet
 from tests.interop.process import Process, eventually, free_port
 
 from martlet_remoting.client import Settings
-from martlet_remoting.client.blocking import Admin, Producer
+from martlet_remoting.client.blocking import Admin, Producer, PullConsumer
 from martlet_remoting.client.messages import Message
 from martlet_remoting.codes import RequestCode
+from martlet_remoting.packets import MessageQueue
 from martlet_spark.connection import Connection, Security
 from martlet_spark.source import MartletDataSource
 from martlet_spark.stream import StreamReader
 
-__all__ = ["Cluster", "Messages", "Stream", "batch_of", "cluster", "stored_on", "wait_removed"]
+__all__ = ["Cluster", "Messages", "Stream", "batch_of", "cluster", "patient", "stored_on", "wait_removed"]
 
 QUEUES = 2
+# How long clients wait for an answer: a send that is given up is sent again, and then stored twice.
+PATIENCE_S = 200.0
 _numbers = count(1)
+
+
+def patient(endpoints: str, **options: Any) -> Settings:
+    """Return settings of clients that wait for a machine that stands still for seconds."""
+    options |= dict.fromkeys(("request_timeout_s", "connect_timeout_s", "close_timeout_s"), PATIENCE_S)
+    return Settings(endpoints, **options)
 
 
 class NameServer:
@@ -75,7 +84,7 @@ class Cluster:
         """Wait until the name server knows the brokers *names*."""
 
         def known() -> bool | None:
-            with Admin(self.endpoints) as admin:
+            with Admin(patient(self.endpoints)) as admin:
                 return True if {*names} <= {*admin.cluster().brokers} else None
 
         eventually(known)
@@ -103,7 +112,7 @@ class Messages:
 
     def __init__(self, endpoints: str, brokers: Sequence[str] = (), settings: Settings | None = None) -> None:
         self.endpoints = endpoints
-        self.client: str | Settings = settings or endpoints
+        self.client = settings or patient(endpoints)
         self.name = f"Chaos-{next(_numbers)}"
         self.bodies: list[bytes] = []
         self.create(brokers)
@@ -132,9 +141,13 @@ class Messages:
     def send(
         self, count: int, *, to: Sequence[str] = (), body_bytes: int = 0, tags: str = "", keys: str = ""
     ) -> list[bytes]:
-        """Send *count* messages to each queue of the brokers *to*, or of all, in turn; return the bodies."""
+        """Send *count* messages to each queue of the brokers *to*, or of all, in turn; return the bodies.
+
+        They can be read then.
+        """
         sent: list[bytes] = []
-        with Producer(self.client, "chaos-tests", compress_over_bytes=1 << 22) as producer:
+        ends: dict[MessageQueue, int] = {}
+        with Producer(self.client, "chaos-tests", compress_over_bytes=1 << 22, send_timeout_s=PATIENCE_S) as producer:
             queues = [queue for queue in producer.queues(self.name) if not to or queue.broker_name in to]
             for number in range(count):
                 for queue in queues:
@@ -142,10 +155,16 @@ class Messages:
                     body = body.ljust(body_bytes)
                     properties = {"number": str(number)}
                     message = Message(self.name, body, tags=tags, keys=keys.split(), properties=properties)
-                    producer.send(message, queue=queue)
+                    ends[queue] = producer.send(message, queue=queue).queue_offset + 1
                     sent.append(body)
+        self._wait_readable(ends)
         self.bodies += sent
         return sent
+
+    def _wait_readable(self, ends: Mapping[MessageQueue, int]) -> None:
+        """Wait until each queue ends at its offset in *ends* or later: RocketMQ's queues follow its log."""
+        with PullConsumer(self.client, "chaos-tests") as offsets:
+            eventually(lambda: True if all(offsets.max_offset(each) >= end for each, end in ends.items()) else None)
 
 
 def stored_on(broker: str, bodies: Sequence[bytes]) -> list[bytes]:

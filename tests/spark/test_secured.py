@@ -11,12 +11,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.interop.test_users import ANN, BOB, closed_martlet
 
-from martlet_remoting.client import Settings
 from martlet_remoting.signatures import SigningKey
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import OptionError, ReadError
 
-from .clusters import Messages, Stream, batch_of
+from .clusters import Messages, Stream, batch_of, patient
 
 pytestmark = pytest.mark.spark
 
@@ -49,7 +48,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     try:
         tls = ssl.create_default_context(cafile=str(folder / "ca.pem"))
         key = SigningKey(ANN["access_key"], ANN["secret_key"])
-        topic = Messages(broker.name_server, settings=Settings(broker.name_server, tls=tls, signing_key=key))
+        topic = Messages(broker.name_server, settings=patient(broker.name_server, tls=tls, signing_key=key))
         topic.send(40)
         yield Secured(topic, folder / "ca.pem", folder)
         CONNECTIONS.close()
