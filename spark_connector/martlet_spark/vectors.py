@@ -180,7 +180,8 @@ def _fragments(raw: Integers, offsets: Integers) -> tuple[Integers, Integers]:
     unended = text_ends[raw[text_ends - 1] != VALUE_END]  # their last 0x02 is missing
     real = np.ones(len(ends), np.int64)
     if len(unended):
-        # A text without its last 0x02 ends where the next one begins, perhaps with an 0x02: of equal ends it is the first.
+        # A text without its last 0x02 ends where the next one begins, perhaps with an 0x02.
+        # Of equal ends it is the first.
         both = np.concatenate((unended, ends))
         order = np.argsort(both, kind="stable")
         real = np.concatenate((np.zeros(len(unended), np.int64), real))[order]
