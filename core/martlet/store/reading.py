@@ -4,8 +4,13 @@ Stored records are sent unchanged, so the result is views of pages, merged where
 on the entries alone (`tag_match.py`).
 """
 
+import sys
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable
 from enum import IntEnum, unique
+from itertools import accumulate, compress
+from operator import add, le, ne
 from typing import Final, final
 
 from martlet.records.codec import check_record, has_record_crc, write_record_crc
@@ -41,6 +46,10 @@ TESTED_MAX: Final = 800
 # With fewer entries a predicate is called for each: a search would take longer.
 NARROWED_MIN: Final = 16
 NOT_AT_HAND: Final = -2
+# So many entries are looked at together where their records need no check; fewer than the minimum, one by one.
+BLOCK_ENTRIES: Final = 256
+BLOCK_ENTRIES_MIN: Final = 8
+SWAPS: Final = sys.byteorder == "little"  # entries are big-endian
 
 Entries = Callable[[Queue, int, int], bytes | None]
 Load = Callable[[int], Page | None]
@@ -146,6 +155,34 @@ def _narrow(
     if len(likely) < len(found):
         data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in likely])
     return data, [found[i] for i in likely], covered
+
+
+def _columns(data: bytes) -> tuple[int, list[int], list[int], list[int]] | None:
+    """Return the entries of *data* as columns: an origin; positions and ends of the records, counted from it; sizes.
+
+    Return None if an entry is blank, if records are not in log order, as in a damaged file, or too far apart.
+    """
+    words = array("I", data)  # of an entry: position, position, size, code, code
+    if SWAPS:
+        words.byteswap()
+    highs, starts, sizes = words[0::5], words[1::5].tolist(), words[2::5].tolist()
+    if highs.count(highs[0]) < len(highs) or not 0 < min(sizes) <= max(sizes) < BLANK_SIZE:
+        return None
+    ends = list(map(add, starts, sizes))
+    if not all(map(le, ends, starts[1:])):
+        return None
+    return highs[0] << 32, starts, ends, sizes
+
+
+def _runs(view: memoryview, low: int, starts: list[int], ends: list[int]) -> list[memoryview]:
+    """Return the records at *starts* up to *ends* as parts of *view*, which begins at *low*; adjacent ones as one."""
+    later = starts[1:]
+    if ends[:-1] == later:
+        return [view[starts[0] - low : ends[-1] - low]]
+    apart = list(map(ne, ends, later))
+    starts = [starts[0], *compress(later, apart)]
+    ends = [*compress(ends, apart), ends[-1]]
+    return [view[start - low : end - low] for start, end in zip(starts, ends, strict=True)]
 
 
 def _steps(predicate: Predicate | None) -> list[int] | None:
@@ -277,6 +314,10 @@ class Reader:
         low, high, is_checked, view = 0, 0, False, memoryview(b"")
         page: Page | None = None
         run, run_end, full = -1, -1, -1
+        if predicate is None and len(data) >= BLOCK_ENTRIES_MIN * ENTRY_BYTES:
+            taken, left = self._collect_unchecked(pieces, data, max_messages - count, left, load)
+            count += taken
+            data = data[taken * ENTRY_BYTES :]
         steps = _steps(predicate)
         steps_max = steps[0] + STEPS_MAX if steps is not None else 0
         for position, size, _ in ENTRY.iter_unpack(data):
@@ -301,7 +342,7 @@ class Reader:
                     skipped += 1
                     continue
                 low, high, view = page.base, page.end, page.view
-                is_checked = page.trusted and predicate is None
+                is_checked = predicate is None and (page.trusted or not self.verify)
             if not is_checked and page is not None:
                 index = indexes[count - before + skipped]
                 if steps is not None and steps[0] >= steps_max:
@@ -323,6 +364,36 @@ class Reader:
         if count > before:
             result.count, result.size, result.status = count, budget_bytes - left, ReadStatus.FOUND
         return full
+
+    def _collect_unchecked(
+        self, pieces: list[Buffer], data: bytes, count_max: int, left: int, load: Load
+    ) -> tuple[int, int]:
+        """Add the first records of the entries in *data* to *pieces*, many in one step, as long as they need no check.
+
+        Return how many, at most *count_max*, and what is *left* of so many bytes. The caller continues one by one: at
+        the end of the budget, a page that is not at hand or needs checks, or an odd entry.
+        """
+        taken = 0
+        for at in range(0, min(count_max * ENTRY_BYTES, len(data)), BLOCK_ENTRIES * ENTRY_BYTES):
+            columns = _columns(data[at : at + min(BLOCK_ENTRIES, count_max - taken) * ENTRY_BYTES])
+            if columns is None:
+                return taken, left
+            origin, starts, ends, sizes = columns
+            fitting = bisect_right(list(accumulate(sizes)), left)
+            first = 0
+            while first < fitting:
+                page = self._page(origin + starts[first], sizes[first], load)
+                if page is None or not (page.trusted or not self.verify):
+                    return taken, left
+                low = page.base - origin
+                last = bisect_right(ends, page.end - origin, first, fitting)
+                pieces += _runs(page.view, low, starts[first:last], ends[first:last])
+                taken += last - first
+                left -= sum(sizes[first:last])
+                first = last
+            if fitting < len(sizes):
+                break
+        return taken, left
 
     def _is_wanted(
         self, page: Page, position: int, end: int, queue: Queue, offset: int, predicate: Predicate | None
