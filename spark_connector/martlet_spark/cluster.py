@@ -96,15 +96,9 @@ class Cluster:
         """
         found: dict[MessageQueue, Bounds] = dict.fromkeys(route.read_queues(topic), (0, 0))
         for broker in sorted({queue.broker_name for queue in found}):
-            answer = self.ask_broker(
-                topic,
-                route,
-                broker,
-                lambda connection: connection.request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}),
-            )
+            answer, table = self.ask_broker(topic, route, broker, partial(_statistics, topic, broker))
             check(answer, f"offsets of topic {topic!r}", f"broker {broker!r}")
-            table = load_object(bytes(answer.body)).get("offsetTable")
-            for queue, item in queue_map(table).items():
+            for queue, item in table.items():
                 if queue in found and isinstance(item, Mapping):
                     found[queue] = (max(integer(item, "minOffset"), 0), max(integer(item, "maxOffset"), 0))
         return found
@@ -185,6 +179,22 @@ class Cluster:
     def _once(self, address: str, ask: Callable[[Connection], T]) -> T:
         with CONNECTIONS.lent(address, self.security, self.timeout_s) as connection:
             return ask(connection)
+
+
+def _statistics(topic: str, broker: str, connection: Connection) -> tuple[Answer, dict[MessageQueue, object]]:
+    """Return what *broker* says about its queues of *topic*.
+
+    Raises:
+      UnknownBroker: its address is another broker's now, whose queues have the same numbers and other messages.
+    """
+    answer = connection.request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
+    if answer.code != ResponseCode.SUCCESS:
+        return answer, {}
+    table = queue_map(load_object(bytes(answer.body)).get("offsetTable"))
+    names = {queue.broker_name for queue in table}
+    if names and broker not in names:
+        raise UnknownBroker(f"at {connection.address}, which the name servers say, is broker {min(names)!r}")
+    return answer, table
 
 
 def _search(times_ms: Mapping[MessageQueue, int], connection: Connection) -> list[Answer]:

@@ -218,12 +218,15 @@ class Connection:
         try:
             header = orjson.loads(self._take(header_bytes))
             opaque, code, flag = header["opaque"], header["code"], header["flag"]
+            ext = header.get("extFields") or {}
+            if not (type(opaque) is type(code) is type(flag) is int and type(ext) is dict):
+                raise TypeError("type of a field")
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise RemoteProtocolError(f"{self.address} sent a header that is not one of RocketMQ's") from error
         body = self._take(body_bytes)
         if not flag & 1:
             return None
-        return Answer(opaque, code, header.get("extFields") or {}, header.get("remark") or "", body)
+        return Answer(opaque, code, ext, header.get("remark") or "", body)
 
     def _take(self, size: int) -> bytearray:
         """Return the next *size* bytes from the peer, in a buffer of their own."""

@@ -245,6 +245,7 @@ def _bulk(
     ext = {
         "topic": queue.topic,
         "queueId": queue.queue_id,
+        "brokerName": queue.broker_name,
         "offset": offset,
         "creditBytes": credit_bytes,
         "waitMs": wait_ms,

@@ -174,6 +174,7 @@ async def test_it_creates_no_group_and_leaves_resets_pending(harness: Harness) -
     ("fields", "code", "text"),
     [
         ({"topic": "nobody"}, ResponseCode.TOPIC_NOT_EXIST, "not exist"),
+        ({"brokerName": "other"}, ResponseCode.TOPIC_NOT_EXIST, r"this is broker\[.+\], not broker\[other\]"),
         ({"queueId": "4"}, ResponseCode.INVALID_PARAMETER, r"queueId\[4\] is illegal"),
         ({"queueId": "-1"}, ResponseCode.INVALID_PARAMETER, r"queueId\[-1\] is illegal"),
         ({"topic": "W"}, ResponseCode.NO_PERMISSION, "its perm lacks 4"),

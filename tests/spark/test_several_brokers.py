@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import DataLost, ReadError
 
-from .clusters import Cluster, Messages, Stream, batch_of, stored_on
+from .clusters import QUEUES, Cluster, Messages, Stream, batch_of, stored_on
+from .fake_brokers import FakeBroker
 
 pytestmark = pytest.mark.spark
 
@@ -177,6 +179,29 @@ def test_a_task_waits_for_the_routes_of_a_name_server_that_restarts(
     pair.names.start()
     assert stream.batch(end) == sorted(sent)
     pair.wait_registered("a", "b")
+
+
+def test_a_broker_at_the_address_of_another_is_not_read(
+    pair: Cluster, shared: Messages, query: Callable[..., Stream]
+) -> None:
+    """Name servers may say for two minutes that a broker is where another one is now; that one has a queue 0 too."""
+    shared.send(3)
+    planned = query(shared).plan()
+    names = FakeBroker("names")
+    address, queues = pair.brokers["b"].address, {"readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6}
+    names.topics[shared.name] = {
+        "brokerDatas": [{"cluster": "a", "brokerName": "a", "brokerAddrs": {"0": address}}],
+        "queueDatas": [{"brokerName": "a", **queues}],
+    }
+    try:
+        with pytest.raises(ReadError, match=f"cannot be reached: at {address}, .* is broker 'b'"):
+            list(batch_of(shared, endpoints=names.address, timeoutMs="0"))
+        wrong = query(shared, endpoints=names.address, timeoutMs="0")
+        with pytest.raises(ReadError, match=r"this is broker\[b\], not broker\[a\]"):
+            wrong.batch(planned)
+    finally:
+        CONNECTIONS.close()
+        names.close()
 
 
 def test_a_broker_that_stays_away_fails_the_query_in_time(pair: Cluster, query: Callable[..., Stream]) -> None:

@@ -6,7 +6,8 @@ the socket has room. It belongs to no group: it creates none, commits nothing an
 does not check the CRCs of records that it sends without having looked into them: the reader must.
 
 Fields of the request: ``topic``, ``queueId``, ``offset``, ``endOffset`` (default: none), ``creditBytes``, ``waitMs``
-(how long to wait at the end of the queue for the first record), ``expressionType``, ``subscription``.
+(how long to wait at the end of the queue for the first record), ``expressionType``, ``subscription``, ``brokerName``:
+another broker, which now has the address of that one, must not answer with messages of its own queue.
 
 All frames have the ``opaque`` of the request. Their fields: ``nextBeginOffset`` after the last message looked at,
 ``minOffset`` and ``maxOffset`` of the queue, ``more``: whether frames follow. A body has whole records in the order of
@@ -44,6 +45,7 @@ def bulk_read(context: Context, command: Command) -> None:
         return
     state, config = context.state, context.state.config
     gate = context.gate(command)
+    _check_name(command.text("brokerName", ""), state.broker.config.name)
     topic, queue_id = command.text("topic"), command.integer("queueId")
     queue = _readable(gate.read(topic).get(), topic, queue_id)
     offset, end = command.integer("offset"), command.integer("endOffset", UNLIMITED)
@@ -52,6 +54,11 @@ def bulk_read(context: Context, command: Command) -> None:
     wanted = _selection(context, command)
     read = BulkRead(context.bulk, command.opaque, gate, queue, offset, end, credit, wait_ms / 1000, wanted)
     state.bulk_reads.begin(read)
+
+
+def _check_name(asked: str, name: str) -> None:
+    if asked not in ("", name):
+        raise Refused(Reason.NO_TOPIC, f"this is broker[{name}], not broker[{asked}]; ask a name server where that is")
 
 
 def _readable(topic: Topic | None, name: str, queue_id: int) -> Queue:
