@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, final
@@ -27,7 +27,7 @@ from martlet_spark.errors import OptionError, ReadError, SparkConnectorError
 __all__ = ["CONNECTIONS", "Answer", "Connection", "ConnectionLost", "Connections", "Security", "attempts"]
 
 PREFIX: Final = Struct(">iI")  # length of the rest, length of the header; its first byte, 0, says JSON
-READ_BYTES: Final = 65_536
+READ_BYTES: Final = 16_384  # what is read ahead is copied
 CONNECT_S: Final = 5.0
 COPIED_BYTES_MAX: Final = 65_536  # a larger body is sent by itself, not copied behind its header
 ANSWER_S: Final = 1.0  # least time for an answer, also if nothing is tried again
@@ -92,7 +92,9 @@ class Answer:
 
     __slots__ = ("body", "code", "ext", "opaque", "remark")
 
-    def __init__(self, opaque: int, code: int, ext: Mapping[str, str], remark: str, body: bytearray) -> None:
+    def __init__(
+        self, opaque: int, code: int, ext: Mapping[str, str], remark: str, body: bytearray | memoryview
+    ) -> None:
         self.opaque = opaque
         self.code = code
         self.ext = ext
@@ -198,19 +200,21 @@ class Connection:
         self.outstanding -= len(asked)
         return [answers[opaque] for opaque in asked]
 
-    def receive(self) -> Answer:
+    def receive(self, room: Callable[[int], memoryview] | None = None) -> Answer:
         """Return the next frame from the peer, which may be one of several of an answer; skip requests of the peer.
+
+        *room* returns a buffer of the size that it is given, to receive the body into; None stands for a new one.
 
         Raises:
           ConnectionLost: the connection broke, or nothing arrived in time.
           RemoteProtocolError: the peer sent something else than frames.
         """
         while True:
-            answer = self._receive()
+            answer = self._receive(room)
             if answer is not None:
                 return answer
 
-    def _receive(self) -> Answer | None:
+    def _receive(self, room: Callable[[int], memoryview] | None) -> Answer | None:
         length, header_bytes = PREFIX.unpack(self._take(PREFIX.size))
         body_bytes = length - 4 - header_bytes
         if not 4 <= length <= FRAME_BYTES_MAX or body_bytes < 0 or header_bytes > length:
@@ -223,7 +227,11 @@ class Connection:
                 raise TypeError("type of a field")
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise RemoteProtocolError(f"{self.address} sent a header that is not one of RocketMQ's") from error
-        body = self._take(body_bytes)
+        if room is None or not flag & 1:
+            body: bytearray | memoryview = self._take(body_bytes)
+        else:
+            body = room(body_bytes)
+            self._take_into(body)
         if not flag & 1:
             return None
         return Answer(opaque, code, ext, header.get("remark") or "", body)
@@ -239,12 +247,17 @@ class Connection:
             self._start += size
             return found
         found = bytearray(size)
-        found[:here] = self._view[self._start : self._end]
-        self._start = self._end = 0
-        view = memoryview(found)[here:]
+        self._take_into(memoryview(found))
+        return found
+
+    def _take_into(self, view: memoryview) -> None:
+        """Fill *view* with the next bytes from the peer."""
+        here = min(self._end - self._start, len(view))
+        view[:here] = self._view[self._start : self._start + here]
+        self._start += here
+        view = view[here:]
         while view:
             view = view[self._read_into(view) :]
-        return found
 
     def _fill(self, size: int) -> None:
         """Read until the buffer has *size* bytes that were not taken."""

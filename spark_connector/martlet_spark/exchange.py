@@ -19,9 +19,9 @@ from martlet_remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import check
 from martlet_spark.connection import Answer, Connection
-from martlet_spark.errors import DataLost, ReadError
+from martlet_spark.errors import DataLost, ReadError, SparkConnectorError
 from martlet_spark.filters import LANGUAGE, Filter
-from martlet_spark.inner_batches import unrolled
+from martlet_spark.frames import Frames, Part
 from martlet_spark.offsets import queue_name
 from martlet_spark.planner import Range
 from martlet_spark.records import Records
@@ -95,46 +95,52 @@ class Exchange(ABC):
         """Advance *progress* by *answer*, whose records were not checked; return whether more frames follow."""
 
     def read(self, left: list[Progress]) -> Iterator[Records]:
-        """Yield the records of all ranges in *left*, and remove each from the list that was read to its end.
+        """Yield the records of all ranges in *left*, many at once, and remove ranges that were read to their end.
+
+        Records are overwritten when the next ones are asked for. Before an error, those that were received are yielded.
 
         Raises:
           ConnectionLost: the connection broke; what is in *left* can be read on another one.
           ReadError: the broker refuses, or sends damaged records.
           DataLost: messages are gone.
         """
-        waiting = deque(left)
+        frames, waiting = Frames(), deque(left)
         asked: dict[int, Progress] = {}
         while asked or waiting:
-            while waiting and len(asked) < OUTSTANDING_MAX:
-                progress = waiting.popleft()
-                asked[self.ask(progress)] = progress
-            answer = self.connection.receive()
-            found = asked.get(answer.opaque)
-            if found is None:
-                raise RemoteProtocolError(f"answer {answer.opaque} belongs to no request")
-            first = found.next
-            more = self.take(found, answer)
-            records = self._checked(found, first, answer)
-            if not more:
-                del asked[answer.opaque]
-                self.connection.outstanding -= 1
-                if found.next < found.end:
-                    self._check_moves(found, first)
-                    waiting.append(found)
-                else:
-                    left.remove(found)
-            if records is not None:
-                yield records
+            try:
+                while waiting and len(asked) < OUTSTANDING_MAX:
+                    progress = waiting.popleft()
+                    asked[self.ask(progress)] = progress
+                self._receive(frames, asked, waiting, left)
+            except SparkConnectorError:
+                yield from _taken(frames)
+                raise
+            if frames.enough:
+                yield from _taken(frames)
+        yield from _taken(frames)
 
-    def _checked(self, progress: Progress, first: int, answer: Answer) -> Records | None:
-        """Return the records in *answer*, which has messages from *first* on; None if it has none."""
-        if not answer.body:
-            return None
-        records = Records(answer.body)
-        records.check_bodies()
-        records = unrolled(records, first)
-        records.check(progress.queue.queue_id, first, answer.integer("nextBeginOffset"))
-        return records.before(progress.end)
+    def _receive(
+        self, frames: Frames, asked: dict[int, Progress], waiting: deque[Progress], left: list[Progress]
+    ) -> None:
+        """Receive one frame into *frames*, and note what it ends."""
+        answer = self.connection.receive(frames.room)
+        found = asked.get(answer.opaque)
+        if found is None:
+            raise RemoteProtocolError(f"answer {answer.opaque} belongs to no request")
+        first = found.next
+        more = self.take(found, answer)
+        if answer.body:
+            bounds = first, answer.integer("nextBeginOffset"), found.end
+            frames.add(Part(frames.end, len(answer.body), found.queue.queue_id, *bounds))
+        if more:
+            return
+        del asked[answer.opaque]
+        self.connection.outstanding -= 1
+        if found.next < found.end:
+            self._check_moves(found, first)
+            waiting.append(found)
+        else:
+            left.remove(found)
 
     def _check_moves(self, progress: Progress, first: int) -> None:
         """Fail if one answer after the other has left *progress* at *first* for too long."""
@@ -226,6 +232,12 @@ class Pulls(Exchange):
             check(answer, f"pull of {progress}", f"broker {progress.queue.broker_name!r}")
             progress.move(answer.integer("nextBeginOffset"))
         return False
+
+
+def _taken(frames: Frames) -> Iterator[Records]:
+    records = frames.take()
+    if records is not None:
+        yield records
 
 
 def request_one(connection: Connection, queue: MessageQueue, offset: int, wait_ms: int, credit_bytes: int) -> int:

@@ -1,7 +1,6 @@
 """Reads ranges of queues and yields Arrow batches; runs in the tasks of executors.
 
-Small answers are collected until there are enough records to decode at once. After a lost connection, for example when
-a broker restarts, the read continues after the last message that was received.
+After a lost connection, for example when a broker restarts, a read continues after the last message that it received.
 """
 
 import logging
@@ -17,15 +16,12 @@ from martlet_spark.errors import ReadError, SparkConnectorError
 from martlet_spark.exchange import BulkReads, Exchange, NotSupported, Progress, Pulls, pull_only
 from martlet_spark.filters import Filter
 from martlet_spark.planner import Range
-from martlet_spark.records import Records, joined
+from martlet_spark.records import Records
 
 __all__ = ["Reader"]
 
 log = logging.getLogger("martlet.spark")
 
-# Decode when so many records have been received, or so many bytes; a frame of a bulk read usually suffices.
-RECORDS_ENOUGH: Final = 1000
-BYTES_ENOUGH: Final = 1 << 20
 # Spark is slower with larger batches, and with much smaller ones.
 BATCH_RECORDS_MAX: Final = 4096
 
@@ -61,7 +57,7 @@ class Reader:
         for each in ranges:
             by_broker.setdefault(each.queue.broker_name, []).append(Progress(each))
         for broker, left in by_broker.items():
-            for records in _collected(self._read_broker(broker, left)):
+            for records in self._read_broker(broker, left):
                 yield from self._batches(self._decoder.decode(records, broker))
 
     def _batches(self, batch: Any) -> Iterator[Any]:
@@ -114,18 +110,3 @@ class Reader:
         if route is None:
             route = self._routes[topic] = self._cluster.route(topic)
         return self._cluster.address(route, broker)
-
-
-def _collected(parts: Iterator[Records]) -> Iterator[Records]:
-    """Yield the records of *parts*, at least as many at once as are worth decoding, the last ones excepted."""
-    waiting: list[Records] = []
-    count = size = 0
-    for part in parts:
-        waiting.append(part)
-        count += len(part)
-        size += len(part.data)
-        if count >= RECORDS_ENOUGH or size >= BYTES_ENOUGH:
-            yield joined(waiting)
-            waiting, count, size = [], 0, 0
-    if waiting:
-        yield joined(waiting)

@@ -17,7 +17,7 @@ from martlet.message import KEYS, TAGS, UNIQ_KEY
 from martlet.records.layout import HEAD_BYTES, MAGIC_V1, WIDE_HOSTS
 from martlet_remoting.compression import COMPRESSED
 from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, PROPERTIES, TIMESTAMP
-from martlet_spark.records import Integers, Records
+from martlet_spark.records import Data, Integers, Records
 
 __all__ = ["COLUMN", "Places", "bounds_of"]
 
@@ -66,7 +66,7 @@ def elements(data: Any, bounds: Integers, first: int, step: int) -> Any:
 class Places:
     """Records without odd ones: their fixed fields, their bytes, their bounds in these, and their broker's name."""
 
-    def __init__(self, heads: Any, data: bytearray, bounds: Integers, broker: str) -> None:
+    def __init__(self, heads: Any, data: Data, bounds: Integers, broker: str) -> None:
         self.heads = heads
         self.data = data
         self.bounds = np.ascontiguousarray(bounds).reshape(-1)

@@ -1,7 +1,7 @@
 """What a task does with the answers of brokers, in any order and with any content."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -10,7 +10,7 @@ from martlet.message import Message
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
-from martlet_spark.connection import Answer
+from martlet_spark.connection import Answer, ConnectionLost
 from martlet_spark.errors import DataLost, ReadError
 from martlet_spark.exchange import BulkReads, Exchange, NotSupported, Progress, Pulls
 from martlet_spark.filters import Filter
@@ -42,8 +42,14 @@ class FakeConnection:
         self.outstanding += 1
         return len(self.requests)
 
-    def receive(self) -> Answer:
-        return self.answers.pop(0)
+    def receive(self, room: Callable[[int], memoryview]) -> Answer:
+        """Return the next prepared answer with its body in *room*; without one, the connection is lost."""
+        if not self.answers:
+            raise ConnectionLost("the test has no more answers")
+        answer = self.answers.pop(0)
+        body = room(len(answer.body))
+        body[:] = answer.body
+        return Answer(answer.opaque, answer.code, answer.ext, answer.remark, body)
 
     def answer(
         self, opaque: int, code: int, first: int, after: int, bounds: tuple[int, int] = (0, 100), *, more: bool = False
@@ -222,5 +228,19 @@ def test_only_some_requests_are_outstanding() -> None:
     rows = talk.read(left)
     connection.answer(1, 0, 0, 10)
     next(rows)
-    assert len(connection.requests) == 8
+    assert len(connection.requests) == 9
+    assert connection.outstanding == 8
     assert len(left) == 19
+
+
+@pytest.mark.parametrize("kind", [BulkReads, Pulls])
+def test_what_was_received_before_the_connection_broke_is_kept(kind: type[Exchange]) -> None:
+    connection = FakeConnection()
+    left = [Progress(Range(QUEUE, start, start + 10)) for start in (0, 50)]
+    connection.answer(2, 0, 50, 60)
+    connection.answer(1, 0, 0, 4)
+    rows = exchange(kind, connection).read(left)
+    assert next(rows).heads["offset"].tolist() == [*range(50, 60), *range(4)]
+    with pytest.raises(ConnectionLost):
+        next(rows)
+    assert [(progress.next, progress.end) for progress in left] == [(4, 10)]
